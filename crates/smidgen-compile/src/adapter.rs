@@ -1,0 +1,125 @@
+//! Which linears carry an adapter, and of which rank and scale.
+//!
+//! Targets are matched as PEFT matches a list: a name equals the module's path or ends it behind a dot.
+//! `all-linear` is every linear but the head.
+
+use crate::error::ModelError;
+use crate::model::spec::DecoderSpec;
+
+/// Low-rank matrices beside one linear: y += scale · (x·Aᵀ)·Bᵀ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraModule {
+    /// Path of the linear, as Hugging Face names it: `model.layers.0.self_attn.q_proj`.
+    pub path: String,
+    pub rank: usize,
+    pub scale: f32,
+}
+
+impl LoraModule {
+    pub fn a_name(&self) -> String {
+        format!("{}.lora_A.weight", self.path)
+    }
+
+    pub fn b_name(&self) -> String {
+        format!("{}.lora_B.weight", self.path)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    AllLinear,
+    Names(Vec<String>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layers {
+    All,
+    Last(usize),
+    List(Vec<usize>),
+}
+
+/// Paths of the linears that the choice names, in the order of the forward pass.
+pub fn target_paths(
+    spec: &DecoderSpec,
+    targets: &Targets,
+    layers: &Layers,
+) -> Result<Vec<String>, ModelError> {
+    if let Layers::List(list) = layers
+        && let Some(&layer) = list.iter().find(|layer| **layer >= spec.layers)
+    {
+        return Err(ModelError::UnknownLayer { layer, last: spec.layers - 1 });
+    }
+    let chosen_layer = |layer: Option<usize>| match (layers, layer) {
+        (Layers::All, _) => true,
+        (Layers::Last(count), Some(layer)) => layer + count >= spec.layers,
+        (Layers::List(list), Some(layer)) => list.contains(&layer),
+        (Layers::Last(_) | Layers::List(_), None) => false,
+    };
+    let linears = spec.linears();
+    if let Targets::Names(names) = targets {
+        for name in names {
+            if !linears.iter().any(|linear| path_matches(&linear.path, name)) {
+                return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
+            }
+        }
+    }
+    let chosen = linears.into_iter().filter(|linear| {
+        let named = match targets {
+            Targets::AllLinear => linear.layer.is_some(),
+            Targets::Names(names) => names.iter().any(|name| path_matches(&linear.path, name)),
+        };
+        named && chosen_layer(linear.layer)
+    });
+    Ok(chosen.map(|linear| linear.path).collect())
+}
+
+fn path_matches(path: &str, name: &str) -> bool {
+    path == name || path.strip_suffix(name).is_some_and(|front| front.ends_with('.'))
+}
+
+fn known_names(linears: &[crate::model::spec::Linear]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for linear in linears {
+        let name = linear.path.rsplit('.').next().unwrap_or(&linear.path);
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::spec::tests::tiny;
+
+    fn paths(targets: Targets, layers: Layers) -> Vec<String> {
+        target_paths(&tiny(), &targets, &layers).unwrap()
+    }
+
+    #[test]
+    fn all_linear_leaves_out_the_head() {
+        let all = paths(Targets::AllLinear, Layers::All);
+        assert_eq!(all.len(), 2 * 7);
+        assert!(!all.contains(&"lm_head".to_string()));
+    }
+
+    #[test]
+    fn names_match_whole_segments() {
+        let q = paths(Targets::Names(vec!["q_proj".into()]), Layers::List(vec![1]));
+        assert_eq!(q, ["model.layers.1.self_attn.q_proj"]);
+        let last = paths(Targets::Names(vec!["mlp.down_proj".into()]), Layers::Last(1));
+        assert_eq!(last, ["model.layers.1.mlp.down_proj"]);
+        let head = paths(Targets::Names(vec!["lm_head".into()]), Layers::All);
+        assert_eq!(head, ["lm_head"]);
+    }
+
+    #[test]
+    fn unknown_targets_are_named() {
+        let error = target_paths(&tiny(), &Targets::Names(vec!["proj".into()]), &Layers::All).unwrap_err();
+        let known = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head";
+        assert_eq!(error, ModelError::UnknownTarget { target: "proj".into(), known: known.into() });
+        let error = target_paths(&tiny(), &Targets::AllLinear, &Layers::List(vec![2])).unwrap_err();
+        assert_eq!(error, ModelError::UnknownLayer { layer: 2, last: 1 });
+    }
+}

@@ -1,0 +1,117 @@
+//! The arena: lifetimes become offsets.
+//!
+//! Persistent buffers lie side by side. Each entry point packs its transient buffers by itself, into the
+//! same bytes: buffers are taken in an order and laid at the lowest place that is free for their whole
+//! life. Saved activations nest like parentheses, so taking the longest lives first stacks them without
+//! a gap; other orders win on other programs, so the best of a few is kept.
+
+use crate::schedule::Schedule;
+use smidgen_ir::plan::align_up;
+use smidgen_ir::{Buffer, Entry, Lifetime, Plan, Region, verify};
+use std::cmp::Reverse;
+
+pub fn plan_memory(schedule: Schedule) -> Plan {
+    let mut plan = schedule.plan;
+    let mut end = 0;
+    for buffer in plan.buffers.iter_mut().filter(|buffer| buffer.lifetime == Lifetime::Run) {
+        buffer.offset = end;
+        end += align_up(buffer.bytes);
+    }
+    plan.persistent_bytes = end;
+    let entries: Vec<Entry> = plan.entries.iter().map(|entry| entry.entry).collect();
+    for entry in entries {
+        let lives = transient_lives(&plan.buffers, entry);
+        let (offsets, bytes) = pack(&lives);
+        for (life, offset) in lives.iter().zip(offsets) {
+            plan.buffers[life.buffer].offset = plan.persistent_bytes + offset;
+        }
+        plan.transient_bytes = plan.transient_bytes.max(bytes);
+    }
+    verify::expect_sound("arena", &verify::plan(&plan));
+    plan
+}
+
+/// A buffer to be placed: its aligned size and the steps during which it lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Life {
+    pub buffer: usize,
+    pub bytes: usize,
+    pub first: usize,
+    pub last: usize,
+}
+
+fn transient_lives(buffers: &[Buffer], entry: Entry) -> Vec<Life> {
+    let own = buffers.iter().enumerate().filter_map(|(index, buffer)| match buffer.lifetime {
+        Lifetime::Steps { entry: of, first, last } if of == entry => {
+            debug_assert_eq!(buffer.lifetime.region(), Region::Transient);
+            Some(Life { buffer: index, bytes: align_up(buffer.bytes), first, last })
+        }
+        _ => None,
+    });
+    own.collect()
+}
+
+/// Offsets in the order of `lives`, and the bytes that they span: the best of several orders.
+pub fn pack(lives: &[Life]) -> (Vec<usize>, usize) {
+    let least = most_alive(lives);
+    let orders: [fn(&Life) -> (Reverse<usize>, Reverse<usize>, usize); 3] = [
+        |life| (Reverse(life.last - life.first), Reverse(life.bytes), life.first),
+        |life| (Reverse(life.bytes), Reverse(life.last - life.first), life.first),
+        |life| (Reverse((life.last - life.first + 1) * life.bytes), Reverse(life.bytes), life.first),
+    ];
+    let mut best: Option<(Vec<usize>, usize)> = None;
+    for order in orders {
+        let candidate = pack_in_order(lives, order);
+        if best.as_ref().is_none_or(|(_, bytes)| candidate.1 < *bytes) {
+            best = Some(candidate);
+        }
+        if best.as_ref().is_some_and(|(_, bytes)| *bytes == least) {
+            break;
+        }
+    }
+    best.unwrap_or_default()
+}
+
+/// Bytes alive at the fullest step: no packing can need less.
+pub fn most_alive(lives: &[Life]) -> usize {
+    let steps = lives.iter().map(|life| life.last + 2).max().unwrap_or(0);
+    let mut change = vec![0isize; steps];
+    for life in lives {
+        change[life.first] += life.bytes as isize;
+        change[life.last + 1] -= life.bytes as isize;
+    }
+    let mut live = 0;
+    let totals = change.into_iter().map(|delta| {
+        live += delta;
+        live as usize
+    });
+    totals.max().unwrap_or(0)
+}
+
+fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize>, usize) {
+    let mut order: Vec<usize> = (0..lives.len()).collect();
+    order.sort_by_key(|&index| (key(&lives[index]), index));
+    let mut offsets = vec![0; lives.len()];
+    let mut span = 0;
+    // Placed so far, by offset.
+    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    for index in order {
+        let life = &lives[index];
+        let mut offset = 0;
+        for &other in &placed {
+            let neighbour = &lives[other];
+            if neighbour.first > life.last || neighbour.last < life.first {
+                continue;
+            }
+            if offsets[other] >= offset + life.bytes {
+                break;
+            }
+            offset = offset.max(offsets[other] + neighbour.bytes);
+        }
+        offsets[index] = offset;
+        span = span.max(offset + life.bytes);
+        let position = placed.partition_point(|&other| offsets[other] <= offset);
+        placed.insert(position, index);
+    }
+    (offsets, span)
+}

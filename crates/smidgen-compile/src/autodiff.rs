@@ -1,0 +1,237 @@
+//! Reverse mode over the coarse operations: appends to `micro_step` what a trainable leaf needs, and no more.
+//!
+//! The forward nodes are walked backwards. Each value collects contributions to its gradient; when its
+//! producer is reached they are complete and become one value. A contribution is either a value or a
+//! *term* `scale · d·matrix`: all terms of one value (q, k, v and their adapters on one norm output) are
+//! summed inside one product, so no sum of activations ever passes through memory.
+//! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
+//! lowest adapted layer, and no weight gradient for frozen weights.
+
+use smidgen_ir::{Entry, Graph, Node, Op, Phase, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// Part of the gradient of a value.
+enum Contribution {
+    Value(ValueId),
+    Term { d: ValueId, matrix: ValueId, scale: f32 },
+}
+
+pub fn append_backward(graph: &mut Graph) {
+    let index = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep);
+    let index = index.expect("the forward stage builds micro_step");
+    let forward = graph.entries[index].1.clone();
+    let mut backward = Backward {
+        needs_gradient: values_that_need_gradients(graph, &forward),
+        graph,
+        nodes: Vec::new(),
+        pending: HashMap::new(),
+        layer: None,
+    };
+    for node in forward.iter().rev() {
+        backward.layer = node.layer;
+        backward.node(node);
+    }
+    let nodes = backward.nodes;
+    graph.entries[index].1.extend(nodes);
+}
+
+/// Values that depend on a trainable leaf, the leaves included.
+fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> HashSet<ValueId> {
+    let mut needs: HashSet<ValueId> = graph.trainable().map(|(leaf, _)| leaf).collect();
+    for node in nodes {
+        if node.inputs.iter().any(|input| needs.contains(input)) {
+            needs.extend(&node.outputs);
+        }
+    }
+    needs
+}
+
+struct Backward<'a> {
+    graph: &'a mut Graph,
+    needs_gradient: HashSet<ValueId>,
+    nodes: Vec<Node>,
+    pending: HashMap<ValueId, Vec<Contribution>>,
+    layer: Option<usize>,
+}
+
+impl Backward<'_> {
+    fn emit(
+        &mut self,
+        op: Op,
+        inputs: Vec<ValueId>,
+        updates: Vec<ValueId>,
+        outputs: &[String],
+    ) -> Vec<ValueId> {
+        self.graph.emit(&mut self.nodes, op, inputs, updates, outputs, (Phase::Backward, self.layer))
+    }
+
+    fn needs(&self, value: ValueId) -> bool {
+        self.needs_gradient.contains(&value)
+    }
+
+    fn name_of_gradient(&self, value: ValueId) -> String {
+        format!("d {}", self.graph.value(value).name)
+    }
+
+    fn contribute(&mut self, value: ValueId, contribution: Contribution) {
+        if self.needs(value) {
+            self.pending.entry(value).or_default().push(contribution);
+        }
+    }
+
+    /// The complete gradient of a value, if any reached it.
+    fn gradient(&mut self, value: ValueId) -> Option<ValueId> {
+        let contributions = self.pending.remove(&value)?;
+        let (mut inputs, mut scales, mut sum) = (Vec::new(), Vec::new(), None);
+        let mut values = Vec::new();
+        for contribution in contributions {
+            match contribution {
+                Contribution::Value(d) => values.push(d),
+                Contribution::Term { d, matrix, scale } => {
+                    inputs.extend([d, matrix]);
+                    scales.push(scale);
+                }
+            }
+        }
+        let name = self.name_of_gradient(value);
+        if !scales.is_empty() {
+            sum = Some(self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0]);
+        }
+        for d in values {
+            sum = Some(match sum {
+                None => d,
+                Some(so_far) => self.emit(Op::Add, vec![so_far, d], vec![], std::slice::from_ref(&name))[0],
+            });
+        }
+        sum
+    }
+
+    /// Adds scale · dyᵀ·x to the gradient of a trainable matrix.
+    fn weight_gradient(&mut self, weight: ValueId, dy: ValueId, x: ValueId, scale: f32) {
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            self.emit(Op::WeightGrad { scale }, vec![dy, x], vec![gradient], &[]);
+        }
+    }
+
+    fn node(&mut self, node: &Node) {
+        match &node.op {
+            Op::LmHeadLoss(_) => self.loss(node),
+            Op::GatherRows => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let name = self.name_of_gradient(node.inputs[0]);
+                    let dx = self.emit(Op::ScatterRows, vec![d, node.inputs[1]], vec![], &[name])[0];
+                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                }
+            }
+            Op::Add => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    self.contribute(node.inputs[0], Contribution::Value(d));
+                    self.contribute(node.inputs[1], Contribution::Value(d));
+                }
+            }
+            Op::RmsNorm { eps } => self.rms_norm(node, *eps),
+            Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
+            Op::Dropout { p, stream } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let name = self.name_of_gradient(node.inputs[0]);
+                    let op = Op::Dropout { p: *p, stream: *stream };
+                    let dx = self.emit(op, vec![d, node.inputs[1]], vec![], &[name])[0];
+                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                }
+            }
+            Op::GatedAct(activation) => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let (gate, up) = (node.inputs[0], node.inputs[1]);
+                    let names = [self.name_of_gradient(gate), self.name_of_gradient(up)];
+                    let both = self.emit(Op::GatedActGrad(*activation), vec![gate, up, d], vec![], &names);
+                    self.contribute(gate, Contribution::Value(both[0]));
+                    self.contribute(up, Contribution::Value(both[1]));
+                }
+            }
+            Op::Rope { heads, inverse } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let name = self.name_of_gradient(node.inputs[0]);
+                    let op = Op::Rope { heads: *heads, inverse: !inverse };
+                    let dx = self.emit(op, vec![d, node.inputs[1]], vec![], &[name])[0];
+                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                }
+            }
+            Op::Attention(shape) => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let [q, k, v, boundaries] = node.inputs[..] else {
+                        unreachable!("attention has four inputs")
+                    };
+                    let names = [q, k, v].map(|value| self.name_of_gradient(value));
+                    let inputs = vec![q, k, v, node.outputs[0], node.outputs[1], d, boundaries];
+                    let gradients = self.emit(Op::AttentionGrad(*shape), inputs, vec![], &names);
+                    for (value, gradient) in [q, k, v].into_iter().zip(gradients) {
+                        self.contribute(value, Contribution::Value(gradient));
+                    }
+                }
+            }
+            Op::Embed => {
+                if let Some(table) = self.graph.gradient_of(node.inputs[1])
+                    && let Some(d) = self.gradient(node.outputs[0])
+                {
+                    self.emit(Op::EmbedGrad, vec![node.inputs[0], d], vec![table], &[]);
+                }
+            }
+            Op::RopeTable(_) => {}
+            Op::ScatterRows
+            | Op::RmsNormGrad { .. }
+            | Op::RmsNormWeightGrad { .. }
+            | Op::LinearGrad { .. }
+            | Op::WeightGrad { .. }
+            | Op::BiasGrad
+            | Op::AttentionGrad(_)
+            | Op::GatedActGrad(_)
+            | Op::EmbedGrad
+            | Op::GradNorm { .. }
+            | Op::AdamW(_)
+            | Op::Zero => unreachable!("`{}` is not a forward operation", node.op.name()),
+        }
+    }
+
+    /// The fused loss has formed its gradients already.
+    fn loss(&mut self, node: &Node) {
+        if let Some(&dx) = node.outputs.first() {
+            self.contribute(node.inputs[0], Contribution::Value(dx));
+        }
+        if let (Some(&dh), Some(&h)) = (node.outputs.get(1), node.inputs.get(4)) {
+            self.contribute(h, Contribution::Value(dh));
+        }
+    }
+
+    fn rms_norm(&mut self, node: &Node, eps: f32) {
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            self.emit(Op::RmsNormWeightGrad { eps }, vec![x, d], vec![gradient], &[]);
+        }
+        if !self.needs(x) {
+            return;
+        }
+        let addend = self.gradient(x);
+        let mut inputs = vec![x, weight, d];
+        inputs.extend(addend);
+        let name = self.name_of_gradient(x);
+        let dx = self.emit(Op::RmsNormGrad { eps, addend: addend.is_some() }, inputs, vec![], &[name])[0];
+        self.contribute(x, Contribution::Value(dx));
+    }
+
+    /// y = x·Wᵀ + bias + scale·h·Bᵀ. The adapter's part comes first: it reads little and frees `h` early.
+    fn linear(&mut self, node: &Node, bias: bool, lora: Option<f32>) {
+        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        if let Some(scale) = lora {
+            let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
+            self.weight_gradient(b, dy, h, scale);
+            self.contribute(h, Contribution::Term { d: dy, matrix: b, scale });
+        }
+        if bias && let Some(gradient) = self.graph.gradient_of(node.inputs[2]) {
+            self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
+        }
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        self.weight_gradient(weight, dy, x, 1.0);
+        self.contribute(x, Contribution::Term { d: dy, matrix: weight, scale: 1.0 });
+    }
+}

@@ -1,0 +1,34 @@
+//! What can be wrong with the input of the compiler: a model it cannot build, a budget it cannot meet.
+
+use crate::solve::Solution;
+use thiserror::Error;
+
+/// A `config.json` that cannot be compiled, or an adapter that does not fit it.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ModelError {
+    #[error("`{key}` is missing in config.json")]
+    Missing { key: &'static str },
+    #[error("`{key}` in config.json must be {expected}, got {got}")]
+    WrongType { key: String, expected: &'static str, got: String },
+    #[error("the architecture `{model_type}` is not supported (supported: {supported})")]
+    UnknownArchitecture { model_type: String, supported: String },
+    #[error("`{key} = {got}` in config.json is not supported (supported: {supported})")]
+    Unsupported { key: String, got: String, supported: &'static str },
+    #[error("config.json contradicts itself: {what}")]
+    Contradiction { what: String },
+    #[error("adapter target `{target}` matches no linear of the model (there are: {known})")]
+    UnknownTarget { target: String, known: String },
+    #[error("adapter layer {layer} does not exist, the model has layers 0 to {last}")]
+    UnknownLayer { layer: usize, last: usize },
+    #[error("recompute layer {layer} does not exist, the model has layers 0 to {last}")]
+    UnknownRecomputeLayer { layer: usize, last: usize },
+}
+
+/// A run that no policy fits into the budget.
+#[derive(Clone, Debug, Error)]
+#[error("the leanest plan needs {} bytes, the budget is {budget_bytes}", leanest.peak_bytes)]
+pub struct SolveError {
+    pub budget_bytes: u64,
+    /// The plan that needs least.
+    pub leanest: Box<Solution>,
+}

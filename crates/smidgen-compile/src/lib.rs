@@ -1,0 +1,55 @@
+//! From nouns to nouns: a decoder, its adapters and a policy become a plan.
+//!
+//! [`compile`] is the page to read: one line a stage, a check behind each. Every stage is pure: no
+//! file, no device, no clock, no random source, so the same request gives the same plan, byte for
+//! byte. [`solve`] searches the policies that memory allows and never touches what changes results.
+
+#![forbid(unsafe_code)]
+
+pub mod adapter;
+pub mod arena;
+pub mod autodiff;
+pub mod error;
+pub mod forward;
+pub mod model;
+pub mod options;
+pub mod passes;
+pub mod profile;
+pub mod schedule;
+pub mod solve;
+pub mod update;
+
+pub use error::{ModelError, SolveError};
+pub use model::spec::DecoderSpec;
+pub use options::{Policy, Recompute, Request};
+pub use profile::Profile;
+pub use solve::{Demand, Pins, Solution, solve};
+
+use smidgen_ir::{Plan, verify};
+
+/// Compiles a request under a policy.
+pub fn compile(request: &Request, policy: &Policy) -> Plan {
+    arena::plan_memory(scheduled(request, policy))
+}
+
+/// All stages before offsets are given: enough to know the live bytes of every step.
+fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
+    let mut graph = forward::build_graph(request, policy);
+    verify::expect_sound("forward", &verify::graph(&graph));
+
+    autodiff::append_backward(&mut graph);
+    verify::expect_sound("autodiff", &verify::graph(&graph));
+
+    let keep = passes::recompute::keep_set(&graph, policy);
+    passes::recompute::apply(&mut graph, &keep);
+    verify::expect_sound("recompute", &verify::graph(&graph));
+
+    passes::remove_dead::apply(&mut graph);
+    verify::expect_sound("remove_dead", &verify::graph(&graph));
+
+    update::append_update(&mut graph, &request.optimizer);
+    verify::expect_sound("update", &verify::graph(&graph));
+
+    let shared = passes::reuse_in_place::find(&graph);
+    schedule::plan_lifetimes(graph, &shared, request)
+}

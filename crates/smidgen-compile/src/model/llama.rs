@@ -1,0 +1,145 @@
+//! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and everything else that calls itself so.
+//!
+//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary
+//! embeddings `default`, `linear` and `llama3`.
+
+use super::config::Config;
+use super::spec::DecoderSpec;
+use crate::error::ModelError;
+use serde_json::json;
+use smidgen_ir::Activation;
+
+pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    config.refuse("quantization_config", &[], "checkpoints in float32, bfloat16 or float16")?;
+    config.refuse("pretraining_tp", &[json!(1)], "1")?;
+    let hidden = config.required_size("hidden_size")?;
+    let heads = config.required_size("num_attention_heads")?;
+    let kv_heads = config.size("num_key_value_heads")?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");
+        return Err(ModelError::Contradiction { what });
+    }
+    let head_dim = match config.size("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let what =
+                format!("hidden size {hidden} is no multiple of {heads} heads and there is no `head_dim`");
+            return Err(ModelError::Contradiction { what });
+        }
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(ModelError::Contradiction {
+            what: format!("head size {head_dim} is odd, rotary needs pairs"),
+        });
+    }
+    Ok(DecoderSpec {
+        model_type: "llama".into(),
+        vocabulary: config.required_size("vocab_size")?,
+        hidden,
+        intermediate: config.required_size("intermediate_size")?,
+        layers: config.required_size("num_hidden_layers")?,
+        heads,
+        kv_heads,
+        head_dim,
+        norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        rope: config.rope(head_dim)?,
+        activation: activation(config.text("hidden_act")?.unwrap_or("silu"))?,
+        attention_bias: config.flag("attention_bias", false)?,
+        mlp_bias: config.flag("mlp_bias", false)?,
+        tied_head: config.flag("tie_word_embeddings", false)?,
+        max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
+        stored: config.stored_dtype()?,
+    })
+}
+
+fn activation(name: &str) -> Result<Activation, ModelError> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        other => Err(ModelError::Unsupported {
+            key: "hidden_act".into(),
+            got: other.into(),
+            supported: "silu, gelu_pytorch_tanh",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::error::ModelError;
+    use crate::model::read_spec;
+    use serde_json::{Value, json};
+    use smidgen_ir::{DType, RopeScaling};
+
+    fn config(change: impl Fn(&mut Value)) -> Value {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 257, "max_position_embeddings": 256,
+        });
+        change(&mut config);
+        config
+    }
+
+    #[test]
+    fn defaults() {
+        let spec = read_spec(&config(|_| ())).unwrap();
+        assert_eq!((spec.kv_heads, spec.head_dim, spec.stored), (4, 16, DType::F32));
+        assert_eq!((spec.norm_eps, spec.rope.theta, spec.rope.scaling), (1e-6, 1e4, RopeScaling::Default));
+        assert!(!spec.tied_head && !spec.attention_bias && !spec.mlp_bias);
+    }
+
+    #[test]
+    fn both_spellings_of_rope_and_dtype() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_positions: 8192,
+        };
+        let scaling = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
+        let older = read_spec(&config(|c| {
+            c["rope_theta"] = json!(5e5);
+            c["rope_scaling"] = scaling.clone();
+            c["torch_dtype"] = json!("bfloat16");
+        }));
+        let newer = read_spec(&config(|c| {
+            c["rope_parameters"] = scaling.clone();
+            c["rope_parameters"]["rope_theta"] = json!(5e5);
+            c["dtype"] = json!("bfloat16");
+        }));
+        assert_eq!(older, newer);
+        let spec = older.unwrap();
+        assert_eq!((spec.rope.theta, spec.rope.scaling, spec.stored), (5e5, llama3, DType::Bf16));
+        let linear = read_spec(&config(|c| c["rope_scaling"] = json!({"type": "linear", "factor": 2})));
+        assert_eq!(linear.unwrap().rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    }
+
+    #[test]
+    fn what_cannot_be_compiled_is_named() {
+        let message = |change: &dyn Fn(&mut Value)| read_spec(&config(change)).unwrap_err().to_string();
+        assert_eq!(message(&|c| c["hidden_size"] = Value::Null), "`hidden_size` is missing in config.json");
+        assert_eq!(
+            message(&|c| c["hidden_size"] = json!("64")),
+            "`hidden_size` in config.json must be a whole number above 0, got \"64\""
+        );
+        assert_eq!(
+            message(&|c| c["model_type"] = json!("mamba")),
+            "the architecture `mamba` is not supported (supported: llama)"
+        );
+        assert_eq!(
+            message(&|c| c["rope_scaling"] = json!({"type": "yarn", "factor": 2.0})),
+            "`rope_scaling.type = yarn` in config.json is not supported (supported: default, linear, llama3)"
+        );
+        assert!(
+            message(&|c| c["num_key_value_heads"] = json!(3)).contains("4 attention heads cannot share 3")
+        );
+        assert!(matches!(
+            read_spec(&config(|c| c["quantization_config"] = json!({"quant_method": "gptq"}))),
+            Err(ModelError::Unsupported { .. })
+        ));
+    }
+}

@@ -1,0 +1,175 @@
+//! One description that covers every supported decoder.
+//!
+//! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages
+//! all speak them.
+
+use smidgen_ir::{Activation, DType, RopeSpec, Shape};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderSpec {
+    pub model_type: String,
+    pub vocabulary: usize,
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub norm_eps: f32,
+    pub rope: RopeSpec,
+    pub activation: Activation,
+    /// Biases on q, k, v and o.
+    pub attention_bias: bool,
+    /// Biases on gate, up and down.
+    pub mlp_bias: bool,
+    /// The head is the embedding table.
+    pub tied_head: bool,
+    /// Longest sequence that the model was made for.
+    pub max_positions: usize,
+    /// How the checkpoint stores its weights, as far as the config says.
+    pub stored: DType,
+}
+
+/// A linear of the model: a weight (n, k), perhaps a bias, and the path that adapters go by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    pub path: String,
+    pub n: usize,
+    pub k: usize,
+    pub bias: bool,
+    pub layer: Option<usize>,
+}
+
+/// A tensor that the checkpoint must hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub name: String,
+    pub shape: Shape,
+    pub layer: Option<usize>,
+}
+
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+pub const FINAL_NORM: &str = "model.norm.weight";
+pub const HEAD: &str = "lm_head";
+
+impl DecoderSpec {
+    /// Name of the tensor that the head multiplies with.
+    pub fn head_tensor(&self) -> &'static str {
+        if self.tied_head { EMBEDDING } else { "lm_head.weight" }
+    }
+
+    pub fn layer_path(layer: usize, module: &str) -> String {
+        format!("model.layers.{layer}.{module}")
+    }
+
+    /// All linears, the head included, in the order of the forward pass.
+    pub fn linears(&self) -> Vec<Linear> {
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (c, i) = (self.hidden, self.intermediate);
+        let in_layer = [
+            ("self_attn.q_proj", q, c, self.attention_bias),
+            ("self_attn.k_proj", kv, c, self.attention_bias),
+            ("self_attn.v_proj", kv, c, self.attention_bias),
+            ("self_attn.o_proj", c, q, self.attention_bias),
+            ("mlp.gate_proj", i, c, self.mlp_bias),
+            ("mlp.up_proj", i, c, self.mlp_bias),
+            ("mlp.down_proj", c, i, self.mlp_bias),
+        ];
+        let mut linears = Vec::with_capacity(self.layers * in_layer.len() + 1);
+        for layer in 0..self.layers {
+            for (module, n, k, bias) in in_layer {
+                linears.push(Linear {
+                    path: Self::layer_path(layer, module),
+                    n,
+                    k,
+                    bias,
+                    layer: Some(layer),
+                });
+            }
+        }
+        linears.push(Linear { path: HEAD.into(), n: self.vocabulary, k: c, bias: false, layer: None });
+        linears
+    }
+
+    /// Every tensor of the checkpoint. A tied head is the embedding and is not listed again.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        let mut tensors = vec![tensor(EMBEDDING.into(), Shape::matrix(self.vocabulary, self.hidden), None)];
+        let norm = |name: String, layer| tensor(name, Shape::vector(self.hidden), layer);
+        for linear in self.linears() {
+            if linear.path == HEAD && self.tied_head {
+                continue;
+            }
+            tensors.push(tensor(
+                format!("{}.weight", linear.path),
+                Shape::matrix(linear.n, linear.k),
+                linear.layer,
+            ));
+            if linear.bias {
+                tensors.push(tensor(format!("{}.bias", linear.path), Shape::vector(linear.n), linear.layer));
+            }
+        }
+        for layer in 0..self.layers {
+            tensors.push(norm(Self::layer_path(layer, "input_layernorm.weight"), Some(layer)));
+            tensors.push(norm(Self::layer_path(layer, "post_attention_layernorm.weight"), Some(layer)));
+        }
+        tensors.push(norm(FINAL_NORM.into(), None));
+        tensors
+    }
+
+    pub fn parameters(&self) -> usize {
+        let extent = smidgen_ir::Extent { tokens: 0, rows: 0, segments: 0 };
+        self.tensors()
+            .iter()
+            .map(|tensor| tensor.shape.at(&extent))
+            .map(|(rows, columns)| rows * columns)
+            .sum()
+    }
+}
+
+fn tensor(name: String, shape: Shape, layer: Option<usize>) -> Tensor {
+    Tensor { name, shape, layer }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use smidgen_ir::RopeScaling;
+
+    pub(crate) fn tiny() -> DecoderSpec {
+        DecoderSpec {
+            model_type: "llama".into(),
+            vocabulary: 32,
+            hidden: 16,
+            intermediate: 24,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            norm_eps: 1e-5,
+            rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
+            activation: Activation::Silu,
+            attention_bias: false,
+            mlp_bias: false,
+            tied_head: false,
+            max_positions: 64,
+            stored: DType::F32,
+        }
+    }
+
+    /// 134,515,008 parameters, as the published checkpoint of SmolLM2-135M counts.
+    #[test]
+    fn parameters_of_smollm2() {
+        let spec = DecoderSpec {
+            vocabulary: 49152,
+            hidden: 576,
+            intermediate: 1536,
+            layers: 30,
+            heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            tied_head: true,
+            ..tiny()
+        };
+        assert_eq!(spec.parameters(), 134_515_008);
+    }
+}

@@ -1,0 +1,77 @@
+//! What the compiler is asked for: the math ([`Request`]) and the choices that leave it alone ([`Policy`]).
+//!
+//! The split is the promise: two policies for one request give the same losses and gradients.
+
+use crate::adapter::LoraModule;
+use crate::model::spec::DecoderSpec;
+use smidgen_ir::{AdamW, Extent, Storage};
+use std::collections::HashMap;
+
+/// The math of a run, and the sizes that it is compiled for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub title: String,
+    pub spec: DecoderSpec,
+    /// Storage by tensor name; tensors that are not named here have `spec.stored`.
+    pub storage: HashMap<String, Storage>,
+    pub adapters: Vec<LoraModule>,
+    pub dropout: f32,
+    pub optimizer: Optimizer,
+    /// Largest micro-batch.
+    pub extent: Extent,
+    /// Threads for which workspaces are sized.
+    pub threads: usize,
+}
+
+impl Request {
+    pub fn storage_of(&self, tensor: &str) -> Storage {
+        self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    pub adamw: AdamW,
+    /// Largest norm of all gradients together; 0 = no limit.
+    pub clip: f32,
+}
+
+/// What memory may choose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Layers whose activations are computed again in the backward pass.
+    pub recompute: Recompute,
+    /// Rows whose logits exist at the same time.
+    pub loss_chunk: usize,
+}
+
+/// A set of layers, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recompute {
+    pub layers: Vec<usize>,
+}
+
+impl Recompute {
+    pub fn none() -> Recompute {
+        Recompute::default()
+    }
+
+    pub fn first(count: usize) -> Recompute {
+        Recompute { layers: (0..count).collect() }
+    }
+
+    /// Layers 0, n, 2n ...
+    pub fn every(n: usize, layers: usize) -> Recompute {
+        Recompute { layers: (0..layers).step_by(n).collect() }
+    }
+
+    pub fn contains(&self, layer: usize) -> bool {
+        self.layers.binary_search(&layer).is_ok()
+    }
+}
+
+/// A chunk of logits of about 64 MiB, at least 32 rows so that the product stays a product.
+pub fn default_loss_chunk(vocabulary: usize, rows: usize) -> usize {
+    const CHUNK_BYTES: usize = 64 << 20;
+    (CHUNK_BYTES / (4 * vocabulary) / 8 * 8).clamp(32, 512).min(rows.max(1))
+}

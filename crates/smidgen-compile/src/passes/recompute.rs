@@ -1,0 +1,115 @@
+//! Recompute: a backward node that needs a dropped activation gets its producer again.
+//!
+//! The mechanism works per tensor: `apply` takes any keep set. `keep_set` is the choice per layer:
+//! of a recomputed layer only its input is kept; of the others everything that backward reads, except
+//! norm outputs, gated activations and dropped-out inputs where rederiving them costs no further byte.
+//! So no matrix product and no attention runs twice outside the recomputed layers, and inside them only
+//! what backward reads runs again (never the last product of a layer).
+
+use crate::options::Policy;
+use smidgen_ir::{Entry, Graph, Node, Phase, ValueId, ValueRole};
+use std::collections::{HashMap, HashSet};
+
+pub type KeepSet = HashSet<ValueId>;
+
+/// Forward activations of `micro_step` that stay until backward reads them.
+pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
+    let nodes = graph.nodes(Entry::MicroStep);
+    let split = first_backward(nodes);
+    let (forward, backward) = nodes.split_at(split);
+    let read_by_backward: HashSet<ValueId> = backward.iter().flat_map(|node| &node.inputs).copied().collect();
+    let layer_of: HashMap<ValueId, Option<usize>> =
+        forward.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, node.layer))).collect();
+    let mut keep = KeepSet::new();
+    for node in forward {
+        // What lies outside the layers, and what one layer hands to the next, is always kept: a layer
+        // can then be computed again from its own input.
+        keep.extend(
+            node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(|layer| *layer != node.layer)),
+        );
+        let recomputed = node.layer.is_some_and(|layer| policy.recompute.contains(layer));
+        keep.extend(
+            node.outputs
+                .iter()
+                .filter(|output| node.layer.is_none() || (!recomputed && read_by_backward.contains(output))),
+        );
+    }
+    // A cheap output is dropped where everything it is made from is kept and read by backward anyway.
+    for node in forward.iter().filter(|node| node.op.is_cheap()) {
+        let temps = || node.inputs.iter().filter(|input| graph.value(**input).is_temp());
+        if temps().all(|input| keep.contains(input) && read_by_backward.contains(input)) {
+            for output in &node.outputs {
+                keep.remove(output);
+            }
+        }
+    }
+    keep
+}
+
+/// Re-emits, in front of each backward node, the producers of what it reads and the keep set dropped.
+pub fn apply(graph: &mut Graph, keep: &KeepSet) {
+    let index =
+        graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep).expect("micro_step is built");
+    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let split = first_backward(&nodes);
+    let mut producer: HashMap<ValueId, usize> = HashMap::new();
+    for (position, node) in nodes[..split].iter().enumerate() {
+        producer.extend(node.outputs.iter().map(|output| (*output, position)));
+    }
+    let mut rewrite =
+        Rewrite { graph, forward: &nodes[..split], producer, keep, again: HashMap::new(), nodes: Vec::new() };
+    for node in &nodes[split..] {
+        let mut node = node.clone();
+        for input in &mut node.inputs {
+            *input = rewrite.available(*input);
+        }
+        rewrite.nodes.push(node);
+    }
+    let backward = rewrite.nodes;
+    let mut nodes = nodes;
+    nodes.truncate(split);
+    nodes.extend(backward);
+    graph.entries[index].1 = nodes;
+}
+
+fn first_backward(nodes: &[Node]) -> usize {
+    nodes.iter().position(|node| node.phase != Phase::Forward).unwrap_or(nodes.len())
+}
+
+struct Rewrite<'a> {
+    graph: &'a mut Graph,
+    forward: &'a [Node],
+    producer: HashMap<ValueId, usize>,
+    keep: &'a KeepSet,
+    /// Values computed again so far, by their originals.
+    again: HashMap<ValueId, ValueId>,
+    nodes: Vec<Node>,
+}
+
+impl Rewrite<'_> {
+    /// The value to read instead of `value` in the backward half.
+    fn available(&mut self, value: ValueId) -> ValueId {
+        let Some(&position) = self.producer.get(&value) else { return value };
+        if self.keep.contains(&value) {
+            return value;
+        }
+        if let Some(&again) = self.again.get(&value) {
+            return again;
+        }
+        let original = &self.forward[position];
+        assert!(original.updates.is_empty(), "`{}` changes a leaf and cannot run again", original.op.name());
+        let inputs = original.inputs.iter().map(|input| self.available(*input)).collect();
+        let outputs: Vec<ValueId> = original
+            .outputs
+            .iter()
+            .map(|output| {
+                let source = self.graph.value(*output);
+                let (name, ty) = (format!("{} again", source.name), source.ty.clone());
+                self.graph.add_value(name, ty, ValueRole::Temp)
+            })
+            .collect();
+        self.again.extend(original.outputs.iter().copied().zip(outputs.iter().copied()));
+        self.nodes.push(Node { inputs, outputs, phase: Phase::Recompute, ..original.clone() });
+        self.again[&value]
+    }
+}

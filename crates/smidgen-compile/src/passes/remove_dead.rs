@@ -1,0 +1,25 @@
+//! Dead code: nodes whose results nobody reads and that change no leaf.
+
+use smidgen_ir::{Graph, ValueId};
+use std::collections::HashSet;
+
+pub fn apply(graph: &mut Graph) {
+    for (_, nodes) in &mut graph.entries {
+        let mut read: HashSet<ValueId> = HashSet::new();
+        let mut alive: Vec<bool> = nodes
+            .iter()
+            .rev()
+            .map(|node| {
+                let alive =
+                    !node.updates.is_empty() || node.outputs.iter().any(|output| read.contains(output));
+                if alive {
+                    read.extend(node.reads());
+                }
+                alive
+            })
+            .collect();
+        alive.reverse();
+        let mut alive = alive.into_iter();
+        nodes.retain(|_| alive.next().unwrap_or(true));
+    }
+}

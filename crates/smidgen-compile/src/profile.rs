@@ -1,0 +1,36 @@
+//! Device profiles: what a device does in a second, so that costs become milliseconds.
+//!
+//! A profile is an input of the compiler; nothing here measures anything.
+
+use smidgen_ir::{Cost, Entry, Plan};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    pub name: String,
+    pub flops_per_s: f64,
+    pub bytes_per_s: f64,
+    /// Time that every step costs at least: dispatch to threads, or a launch.
+    pub step_s: f64,
+}
+
+impl Profile {
+    /// A server core with AVX-512 sustains about 90 GFLOP/s in our f32 products; two share memory.
+    pub fn cpu(threads: usize) -> Profile {
+        let threads = threads.max(1) as f64;
+        Profile {
+            name: "cpu".into(),
+            flops_per_s: 90e9 * threads,
+            bytes_per_s: 8e9 * threads.min(4.0),
+            step_s: 5e-6,
+        }
+    }
+
+    pub fn seconds(&self, cost: Cost) -> f64 {
+        self.step_s + (cost.flops / self.flops_per_s).max(cost.bytes / self.bytes_per_s)
+    }
+
+    /// One run of an entry point at the planned extent.
+    pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
+        plan.entry(entry).steps.iter().map(|step| self.seconds(step.cost)).sum()
+    }
+}

@@ -1,0 +1,122 @@
+//! The schedule: nodes become steps, values become buffers with a lifetime, before any has a place.
+//!
+//! The order is the order of the graph: autodiff and recompute emit each node where its results are
+//! needed soonest after its operands exist, so lifetimes are short without a search.
+
+use crate::options::Request;
+use crate::passes::reuse_in_place::SharedBuffers;
+use smidgen_ir::plan::align_up;
+use smidgen_ir::{
+    Buffer, BufferId, Category, EntryPlan, Graph, Lifetime, Node, Plan, PlannedValue, Step, ValueId,
+    ValueRole, cost, workspace,
+};
+use std::collections::HashMap;
+
+/// A plan whose buffers all lie at offset 0.
+#[derive(Debug)]
+pub struct Schedule {
+    pub plan: Plan,
+}
+
+impl Schedule {
+    /// Bytes that any packing needs: the persistent region and the most that is alive at one step.
+    pub fn least_bytes(&self) -> usize {
+        let live = |entry: &EntryPlan| self.plan.live_bytes(entry.entry).into_iter().max().unwrap_or(0);
+        let transient = self.plan.entries.iter().map(live).max().unwrap_or(0);
+        let leaves = self.plan.buffers.iter().filter(|buffer| buffer.lifetime == Lifetime::Run);
+        leaves.map(|buffer| align_up(buffer.bytes)).sum::<usize>() + transient
+    }
+}
+
+pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -> Schedule {
+    let mut plan = Plan {
+        title: request.title.clone(),
+        extent: request.extent,
+        threads: request.threads,
+        persistent_bytes: 0,
+        transient_bytes: 0,
+        values: graph
+            .values
+            .iter()
+            .map(|value| PlannedValue {
+                name: value.name.clone(),
+                ty: value.ty.clone(),
+                role: value.role.clone(),
+                buffer: None,
+            })
+            .collect(),
+        buffers: Vec::new(),
+        entries: Vec::new(),
+    };
+    for (index, value) in graph.values.iter().enumerate() {
+        if let ValueRole::Leaf(leaf) = &value.role {
+            let category = Category::of_leaf(leaf.kind);
+            let bytes = value.ty.bytes(&request.extent);
+            plan.values[index].buffer = Some(add_buffer(&mut plan, bytes, category, Lifetime::Run));
+        }
+    }
+    for (entry, nodes) in &graph.entries {
+        let lives = lifetimes(nodes, shared);
+        let mut owners: Vec<ValueId> = lives.keys().copied().collect();
+        owners.sort();
+        let mut buffer_of: HashMap<ValueId, BufferId> = HashMap::new();
+        for owner in owners {
+            let (first, last) = lives[&owner];
+            let bytes = graph.value(owner).ty.bytes(&request.extent);
+            let lifetime = Lifetime::Steps { entry: *entry, first, last };
+            buffer_of.insert(owner, add_buffer(&mut plan, bytes, Category::Activations, lifetime));
+        }
+        let mut steps = Vec::with_capacity(nodes.len());
+        for (index, node) in nodes.iter().enumerate() {
+            for output in &node.outputs {
+                plan.values[output.index()].buffer = Some(buffer_of[&owner_of(shared, *output)]);
+            }
+            let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
+            let (inputs, outputs, updates) =
+                (types(&node.inputs), types(&node.outputs), types(&node.updates));
+            let extent = &request.extent;
+            let scratch = workspace::workspace_bytes(&node.op, &inputs, extent, request.threads);
+            let life = Lifetime::Steps { entry: *entry, first: index, last: index };
+            let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
+            steps.push(Step {
+                op: node.op.clone(),
+                inputs: node.inputs.clone(),
+                outputs: node.outputs.clone(),
+                updates: node.updates.clone(),
+                workspace,
+                phase: node.phase,
+                layer: node.layer,
+                cost: cost::node_cost(&node.op, &inputs, &outputs, &updates, extent),
+            });
+        }
+        plan.entries.push(EntryPlan { entry: *entry, steps });
+    }
+    Schedule { plan }
+}
+
+fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {
+    shared.get(&value).copied().unwrap_or(value)
+}
+
+/// First and last step of every buffer owner among the temporaries of one entry point.
+fn lifetimes(nodes: &[Node], shared: &SharedBuffers) -> HashMap<ValueId, (usize, usize)> {
+    let mut lives: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for output in &node.outputs {
+            let life = lives.entry(owner_of(shared, *output)).or_insert((index, index));
+            life.1 = index;
+        }
+        for value in node.reads() {
+            if let Some(life) = lives.get_mut(&owner_of(shared, value)) {
+                life.1 = index;
+            }
+        }
+    }
+    lives
+}
+
+fn add_buffer(plan: &mut Plan, bytes: usize, category: Category, lifetime: Lifetime) -> BufferId {
+    let id = BufferId(plan.buffers.len() as u32);
+    plan.buffers.push(Buffer { offset: 0, bytes, category, lifetime });
+    id
+}

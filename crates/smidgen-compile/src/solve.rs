@@ -1,0 +1,176 @@
+//! The budget: the fastest policy whose plan fits.
+//!
+//! Candidates are micro-batch sizes from the whole batch down to the longest sample; for each the fewest
+//! recomputed layers (from the first) that fit are found by bisection, and the predicted step time
+//! decides. Every candidate is compiled and measured by its own buffer table, never estimated.
+//! Only memory choices are searched: nothing here changes a result.
+
+use crate::error::SolveError;
+use crate::options::{Policy, Recompute, Request, default_loss_chunk};
+use crate::profile::Profile;
+use crate::{compile, scheduled};
+use smidgen_ir::{Entry, Extent, Plan};
+
+/// What the data asks for at one size of micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Demand {
+    pub micro_tokens: usize,
+    /// Largest micro-batch at that size.
+    pub extent: Extent,
+    /// Micro-batches of an average optimizer step.
+    pub micro_steps: f64,
+}
+
+/// Choices that the user has made.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pins {
+    pub recompute: Option<Recompute>,
+    pub loss_chunk: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Solution {
+    pub plan: Plan,
+    pub policy: Policy,
+    pub demand: Demand,
+    pub peak_bytes: u64,
+    pub step_ms: f64,
+    /// Why this plan: one sentence a choice.
+    pub reasons: Vec<String>,
+}
+
+/// Plans the request for the fastest of `demands` (largest micro-batch first) under `budget_bytes`.
+/// `context_bytes` is what the process or driver takes beside the arena.
+pub fn solve(
+    request: &Request,
+    demands: &[Demand],
+    pins: &Pins,
+    context_bytes: u64,
+    budget_bytes: u64,
+    profile: &Profile,
+) -> Result<Solution, SolveError> {
+    let mut best: Option<Solution> = None;
+    let mut leanest: Option<SolveError> = None;
+    for demand in demands {
+        let mut request = request.clone();
+        request.extent = demand.extent;
+        let attempt = Attempt { request: &request, demand, pins, context_bytes, budget_bytes, profile };
+        match attempt.fewest_recomputed() {
+            Ok(solution) => {
+                let faster = best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms);
+                let kept_everything = solution.policy.recompute.layers.is_empty();
+                if faster {
+                    best = Some(solution);
+                }
+                // A smaller micro-batch that also keeps everything is never faster.
+                if kept_everything {
+                    break;
+                }
+            }
+            Err(error) => {
+                if leanest.as_ref().is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes) {
+                    leanest = Some(error);
+                }
+            }
+        }
+    }
+    match (best, leanest) {
+        (Some(solution), _) => Ok(solution),
+        (None, Some(error)) => Err(error),
+        (None, None) => panic!("solve needs at least one demand"),
+    }
+}
+
+struct Attempt<'a> {
+    request: &'a Request,
+    demand: &'a Demand,
+    pins: &'a Pins,
+    context_bytes: u64,
+    budget_bytes: u64,
+    profile: &'a Profile,
+}
+
+impl Attempt<'_> {
+    fn policy(&self, recompute: Recompute) -> Policy {
+        let chunk = default_loss_chunk(self.request.spec.vocabulary, self.demand.extent.rows);
+        Policy { recompute, loss_chunk: self.pins.loss_chunk.unwrap_or(chunk) }
+    }
+
+    /// Peak before packing: a lower bound that is cheap to have.
+    fn least_bytes(&self, policy: &Policy) -> u64 {
+        self.context_bytes + scheduled(self.request, policy).least_bytes() as u64
+    }
+
+    /// The plan of a policy if it fits. Packing never needs less than what is alive, so a policy that
+    /// is too large by that is not packed at all.
+    fn fits(&self, policy: &Policy) -> Option<Plan> {
+        if self.least_bytes(policy) > self.budget_bytes {
+            return None;
+        }
+        let plan = compile(self.request, policy);
+        (self.peak_bytes(&plan) <= self.budget_bytes).then_some(plan)
+    }
+
+    fn peak_bytes(&self, plan: &Plan) -> u64 {
+        self.context_bytes + plan.reserved_bytes() as u64
+    }
+
+    fn fewest_recomputed(&self) -> Result<Solution, SolveError> {
+        if let Some(recompute) = &self.pins.recompute {
+            let policy = self.policy(recompute.clone());
+            return match self.fits(&policy) {
+                Some(plan) => Ok(self.solution(plan, policy)),
+                None => Err(self.error(policy)),
+            };
+        }
+        let layers = self.request.spec.layers;
+        let none = self.policy(Recompute::none());
+        if let Some(plan) = self.fits(&none) {
+            return Ok(self.solution(plan, none));
+        }
+        let all = self.policy(Recompute::first(layers));
+        let mut found = match self.fits(&all) {
+            Some(plan) => (plan, all),
+            None => return Err(self.error(all)),
+        };
+        // `low` layers are too few, `high` are enough.
+        let (mut low, mut high) = (0, layers);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let policy = self.policy(Recompute::first(middle));
+            match self.fits(&policy) {
+                Some(plan) => (found, high) = ((plan, policy), middle),
+                None => low = middle,
+            }
+        }
+        Ok(self.solution(found.0, found.1))
+    }
+
+    fn solution(&self, plan: Plan, policy: Policy) -> Solution {
+        let micro_step = self.profile.entry_seconds(&plan, Entry::MicroStep);
+        let update = self.profile.entry_seconds(&plan, Entry::Update);
+        let seconds = micro_step * self.demand.micro_steps + update;
+        let peak_bytes = self.peak_bytes(&plan);
+        let reasons = self.reasons(&policy);
+        Solution { plan, policy, demand: *self.demand, peak_bytes, step_ms: seconds * 1e3, reasons }
+    }
+
+    fn reasons(&self, policy: &Policy) -> Vec<String> {
+        let (recomputed, layers) = (policy.recompute.layers.len(), self.request.spec.layers);
+        let recompute = match (&self.pins.recompute, recomputed) {
+            (Some(_), _) => format!("recompute: {recomputed} of {layers} layers, as pinned"),
+            (None, 0) => "recompute: none, all activations fit".into(),
+            (None, _) => format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit"),
+        };
+        let micro = format!(
+            "micro-batch: at most {} tokens, {:.1} a step",
+            self.demand.extent.tokens, self.demand.micro_steps
+        );
+        vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)]
+    }
+
+    fn error(&self, policy: Policy) -> SolveError {
+        let leanest = Box::new(self.solution(compile(self.request, &policy), policy));
+        SolveError { budget_bytes: self.budget_bytes, leanest }
+    }
+}

@@ -1,0 +1,42 @@
+//! The optimizer step: norm over all gradients, AdamW for every trained leaf, gradients back to zero.
+//!
+//! The moments are leaves like any other. The update is predicated on the report being finite, so
+//! nothing that is not a number ever reaches a weight.
+
+use crate::forward::{input, state};
+use crate::options::Optimizer;
+use smidgen_ir::{Entry, Graph, LeafKind, Node, Op, Phase, Type, ValueId};
+
+pub fn append_update(graph: &mut Graph, optimizer: &Optimizer) {
+    let find = |graph: &Graph, name: &str| {
+        let found = graph.values.iter().position(|value| value.name == name && !value.is_temp());
+        ValueId(found.expect("the forward stage adds every input and state") as u32)
+    };
+    let (loss, report, hyper) =
+        (find(graph, state::LOSS), find(graph, state::REPORT), find(graph, input::HYPER));
+    let trained: Vec<(ValueId, ValueId)> = graph.trainable().collect();
+    let mut nodes: Vec<Node> = Vec::new();
+    let place = (Phase::Update, None);
+    let mut inputs = vec![loss];
+    inputs.extend(trained.iter().map(|(_, gradient)| *gradient));
+    graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
+    for &(parameter, gradient) in &trained {
+        let (name, shape) = (graph.value(parameter).name.clone(), graph.value(parameter).ty.shape.clone());
+        let first = graph.add_leaf(format!("m {name}"), Type::f32(shape.clone()), LeafKind::Moment);
+        let second = graph.add_leaf(format!("v {name}"), Type::f32(shape), LeafKind::Moment);
+        let inputs = vec![gradient, report, hyper];
+        graph.emit(
+            &mut nodes,
+            Op::AdamW(optimizer.adamw),
+            inputs,
+            vec![parameter, first, second],
+            &[],
+            place,
+        );
+    }
+    for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
+        graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);
+    }
+    let update = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Update);
+    update.expect("the forward stage adds every entry point").1 = nodes;
+}

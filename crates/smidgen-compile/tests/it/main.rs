@@ -1,0 +1,5 @@
+//! Integration tests of the compiler: plans of real shapes, properties of the planner, snapshots.
+
+mod shapes;
+
+mod utilization;

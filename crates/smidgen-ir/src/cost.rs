@@ -1,0 +1,81 @@
+//! What an operation costs: arithmetic operations and bytes moved, from shapes alone.
+//!
+//! Bytes count each operand once, as an ideal kernel would touch it. A device profile turns both into
+//! seconds; here there are no seconds.
+
+use crate::op::Op;
+use crate::shape::{Extent, Type};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+impl std::ops::Add for Cost {
+    type Output = Cost;
+
+    fn add(self, other: Cost) -> Cost {
+        Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl std::iter::Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(costs: I) -> Cost {
+        costs.fold(Cost::default(), |sum, cost| sum + cost)
+    }
+}
+
+/// Cost of one node at an extent. Attention counts the causal half of sequences that share the tokens
+/// evenly.
+pub fn node_cost(op: &Op, inputs: &[&Type], outputs: &[&Type], updates: &[&Type], extent: &Extent) -> Cost {
+    let moved: usize = inputs.iter().chain(outputs).map(|ty| ty.bytes(extent)).sum::<usize>()
+        + updates.iter().map(|ty| 2 * ty.bytes(extent)).sum::<usize>();
+    let size = |ty: &Type| ty.elements(extent) as f64;
+    let columns = |ty: &Type| ty.shape.at(extent).1 as f64;
+    let flops = match op {
+        Op::Linear { lora, .. } => {
+            let adapter = if lora.is_some() { columns(inputs[inputs.len() - 1]) } else { 0.0 };
+            2.0 * size(outputs[0]) * (columns(inputs[0]) + adapter)
+        }
+        Op::LinearGrad { .. } => inputs.chunks(2).map(|term| 2.0 * size(term[0]) * columns(outputs[0])).sum(),
+        Op::WeightGrad { .. } => 2.0 * size(inputs[0]) * columns(inputs[1]),
+        Op::LmHeadLoss(head) => {
+            let vocabulary = inputs[1].shape.at(extent).0 as f64;
+            let adapter = if head.lora.is_some() { columns(inputs[4]) } else { 0.0 };
+            let passes = 1.0 + f64::from(u8::from(head.gradient)) + f64::from(u8::from(head.train_head));
+            2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
+        }
+        // Two products forward; backward forms the scores again and four gradients.
+        Op::Attention(_) => 4.0 * size(inputs[0]) * keys_per_query(extent),
+        Op::AttentionGrad(_) => 10.0 * size(inputs[0]) * keys_per_query(extent),
+        Op::Embed
+        | Op::RmsNorm { .. }
+        | Op::Dropout { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::BiasGrad
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::Zero => 0.0,
+    };
+    let bytes = match op {
+        // Only the rows that are looked up are read, not the whole table.
+        Op::Embed => 2 * outputs[0].bytes(extent),
+        Op::EmbedGrad => 3 * inputs[1].bytes(extent),
+        _ => moved,
+    };
+    Cost { flops, bytes: bytes as f64 }
+}
+
+fn keys_per_query(extent: &Extent) -> f64 {
+    extent.tokens as f64 / extent.segments.max(1) as f64 / 2.0
+}

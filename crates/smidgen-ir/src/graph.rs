@@ -1,0 +1,212 @@
+//! A graph: values, and for each entry point the nodes that compute with them, in order.
+//!
+//! Leaves (weights, adapters, gradients, moments, inputs) are shared by all entry points and live as
+//! long as the run; temporaries belong to one entry point and are written exactly once.
+//! Whether a leaf is trainable is a property of the leaf, not of its kind.
+
+use crate::op::Op;
+use crate::shape::Type;
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The programs of a run. All share the leaves; their temporaries overlay each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Entry {
+    /// Forward and backward of one micro-batch, gradients added up.
+    MicroStep,
+    /// One optimizer step from the gradients, which are zero afterwards.
+    Update,
+    /// What is derived from trainable leaves; after load, resume and each update.
+    Refresh,
+    /// The loss of one micro-batch without gradients or dropout.
+    Eval,
+}
+
+impl Entry {
+    pub const ALL: [Entry; 4] = [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Entry::MicroStep => "micro_step",
+            Entry::Update => "update",
+            Entry::Refresh => "refresh",
+            Entry::Eval => "eval",
+        }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which part of a tensor this rank holds: part `index` of `of` equal parts of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    pub index: usize,
+    pub of: usize,
+}
+
+impl Shard {
+    pub const WHOLE: Shard = Shard { index: 0, of: 1 };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LeafKind {
+    Weight,
+    Adapter,
+    Gradient,
+    Moment,
+    /// Written by the host before an entry point runs.
+    Input,
+    /// Small state that entry points hand on: the loss so far, the report.
+    State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    pub kind: LeafKind,
+    /// The leaf that holds the gradient, if this one is trained.
+    pub gradient: Option<ValueId>,
+    pub shard: Shard,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ValueRole {
+    Leaf(Leaf),
+    Temp,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    pub name: String,
+    pub ty: Type,
+    pub role: ValueRole,
+}
+
+impl Value {
+    pub fn leaf(&self) -> Option<&Leaf> {
+        match &self.role {
+            ValueRole::Leaf(leaf) => Some(leaf),
+            ValueRole::Temp => None,
+        }
+    }
+
+    pub fn is_temp(&self) -> bool {
+        self.leaf().is_none()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    Forward,
+    /// A forward node run again for the backward pass.
+    Recompute,
+    Backward,
+    Update,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub inputs: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
+    pub updates: Vec<ValueId>,
+    pub phase: Phase,
+    /// The decoder layer that the node belongs to.
+    pub layer: Option<usize>,
+}
+
+impl Node {
+    /// Everything that the node reads, updates included.
+    pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.inputs.iter().chain(&self.updates).copied()
+    }
+
+    /// Every operand, as often as it occurs.
+    pub fn operands(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.inputs.iter().chain(&self.outputs).chain(&self.updates).copied()
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub values: Vec<Value>,
+    pub entries: Vec<(Entry, Vec<Node>)>,
+}
+
+impl Graph {
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    pub fn nodes(&self, entry: Entry) -> &[Node] {
+        self.entries.iter().find(|(e, _)| *e == entry).map_or(&[], |(_, nodes)| nodes)
+    }
+
+    pub fn add_value(&mut self, name: impl Into<String>, ty: Type, role: ValueRole) -> ValueId {
+        let id = ValueId(self.values.len() as u32);
+        self.values.push(Value { name: name.into(), ty, role });
+        id
+    }
+
+    pub fn add_leaf(&mut self, name: impl Into<String>, ty: Type, kind: LeafKind) -> ValueId {
+        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, shard: Shard::WHOLE }))
+    }
+
+    /// Appends a node to `nodes`, with outputs whose types follow from the operands.
+    ///
+    /// # Panics
+    /// When the operands do not fit the operation: a bug of the caller.
+    pub fn emit(
+        &mut self,
+        nodes: &mut Vec<Node>,
+        op: Op,
+        inputs: Vec<ValueId>,
+        updates: Vec<ValueId>,
+        output_names: &[String],
+        place: (Phase, Option<usize>),
+    ) -> Vec<ValueId> {
+        let types = |ids: &[ValueId]| ids.iter().map(|id| &self.values[id.index()].ty).collect::<Vec<_>>();
+        let outputs = match op.infer(&types(&inputs), &types(&updates)) {
+            Ok(outputs) => outputs,
+            Err(error) => panic!("{error} (while emitting {output_names:?})"),
+        };
+        assert_eq!(
+            outputs.len(),
+            output_names.len(),
+            "`{}` has other outputs than {output_names:?}",
+            op.name()
+        );
+        let ids: Vec<ValueId> = outputs
+            .into_iter()
+            .zip(output_names)
+            .map(|(ty, name)| self.add_value(name.clone(), ty, ValueRole::Temp))
+            .collect();
+        let (phase, layer) = place;
+        nodes.push(Node { op, inputs, outputs: ids.clone(), updates, phase, layer });
+        ids
+    }
+
+    /// The leaf's gradient, if it is trained.
+    pub fn gradient_of(&self, id: ValueId) -> Option<ValueId> {
+        self.value(id).leaf().and_then(|leaf| leaf.gradient)
+    }
+
+    /// Leaves that are trained, in order.
+    pub fn trainable(&self) -> impl Iterator<Item = (ValueId, ValueId)> + '_ {
+        self.values.iter().enumerate().filter_map(|(i, value)| {
+            let gradient = value.leaf()?.gradient?;
+            Some((ValueId(i as u32), gradient))
+        })
+    }
+}

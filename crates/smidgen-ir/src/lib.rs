@@ -1,0 +1,27 @@
+//! The nouns of smidgen: what a fine-tuning run is made of, as plain data.
+//!
+//! A [`Graph`] says what is computed, a [`Plan`] says in which order and where in memory.
+//! One crate makes plans and touches nothing, another obeys them and decides nothing; this one
+//! holds what both must agree on, and the checks (`verify`) that keep them honest.
+//! It reads no file, knows no device and computes no number of a model.
+
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod graph;
+pub mod op;
+pub mod plan;
+pub mod rope;
+pub mod shape;
+pub mod storage;
+pub mod text;
+pub mod verify;
+pub mod workspace;
+
+pub use cost::Cost;
+pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Shard, Value, ValueId, ValueRole};
+pub use op::{Activation, AdamW, AttentionShape, LossHead, Op, ShapeError};
+pub use plan::{Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Region, Step};
+pub use rope::{RopeScaling, RopeSpec};
+pub use shape::{Dim, Extent, Shape, Type};
+pub use storage::{Block, DType, Storage};

@@ -1,0 +1,310 @@
+//! A plan: steps in order over buffers whose places in memory are fixed.
+//!
+//! The plan *is* the allocation. One reservation of `reserved_bytes` holds a persistent region (leaves,
+//! for the whole run) and behind it a transient region that the entry points overlay.
+//! What a plan says about its peak is read off the buffer table, not estimated beside it.
+
+use crate::cost::Cost;
+use crate::graph::{Entry, LeafKind, Phase, ValueId, ValueRole};
+use crate::op::Op;
+use crate::shape::{Extent, Type};
+
+/// Buffers start at multiples of this: a cache line, and what vector loads and CUDA copies like.
+pub const ALIGNMENT: usize = 256;
+
+pub fn align_up(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The rows of the budget table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    BaseWeights,
+    Adapters,
+    Gradients,
+    Optimizer,
+    Activations,
+    Workspace,
+}
+
+impl Category {
+    pub const ALL: [Category; 6] = [
+        Category::BaseWeights,
+        Category::Adapters,
+        Category::Gradients,
+        Category::Optimizer,
+        Category::Activations,
+        Category::Workspace,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::BaseWeights => "base_weights",
+            Category::Adapters => "adapters",
+            Category::Gradients => "gradients",
+            Category::Optimizer => "optimizer",
+            Category::Activations => "activations",
+            Category::Workspace => "workspace",
+        }
+    }
+
+    pub fn of_leaf(kind: LeafKind) -> Category {
+        match kind {
+            LeafKind::Weight => Category::BaseWeights,
+            LeafKind::Adapter => Category::Adapters,
+            LeafKind::Gradient => Category::Gradients,
+            LeafKind::Moment => Category::Optimizer,
+            LeafKind::Input | LeafKind::State => Category::Workspace,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    Persistent,
+    Transient,
+}
+
+/// When the bytes of a buffer are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    Run,
+    /// From the beginning of step `first` to the end of step `last` of one entry point.
+    Steps {
+        entry: Entry,
+        first: usize,
+        last: usize,
+    },
+}
+
+impl Lifetime {
+    pub fn region(self) -> Region {
+        match self {
+            Lifetime::Run => Region::Persistent,
+            Lifetime::Steps { .. } => Region::Transient,
+        }
+    }
+
+    pub fn covers(self, entry: Entry, step: usize) -> bool {
+        match self {
+            Lifetime::Run => true,
+            Lifetime::Steps { entry: own, first, last } => own == entry && (first..=last).contains(&step),
+        }
+    }
+
+    /// Whether some instant lies in both.
+    pub fn meets(self, other: Lifetime) -> bool {
+        match (self, other) {
+            (Lifetime::Run, _) | (_, Lifetime::Run) => true,
+            (
+                Lifetime::Steps { entry: a, first: a_first, last: a_last },
+                Lifetime::Steps { entry: b, first: b_first, last: b_last },
+            ) => a == b && a_first <= b_last && b_first <= a_last,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// From the start of the reservation.
+    pub offset: usize,
+    pub bytes: usize,
+    pub category: Category,
+    pub lifetime: Lifetime,
+}
+
+impl Buffer {
+    pub fn end(&self) -> usize {
+        self.offset + self.bytes
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedValue {
+    pub name: String,
+    pub ty: Type,
+    pub role: ValueRole,
+    /// `None` for a value that no step of the plan touches.
+    pub buffer: Option<BufferId>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub op: Op,
+    pub inputs: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
+    pub updates: Vec<ValueId>,
+    pub workspace: Option<BufferId>,
+    pub phase: Phase,
+    pub layer: Option<usize>,
+    /// Work of the step at the planned extent.
+    pub cost: Cost,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EntryPlan {
+    pub entry: Entry,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub title: String,
+    pub extent: Extent,
+    /// Threads for which workspaces are sized.
+    pub threads: usize,
+    pub persistent_bytes: usize,
+    pub transient_bytes: usize,
+    pub values: Vec<PlannedValue>,
+    pub buffers: Vec<Buffer>,
+    pub entries: Vec<EntryPlan>,
+}
+
+/// The instant at which most is alive.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Peak {
+    pub entry: Entry,
+    pub step: usize,
+    /// Bytes alive in the transient region, each buffer at its aligned size.
+    pub transient_live_bytes: usize,
+    /// What lives then, category by category; workspace includes alignment and unused space, so
+    /// that the sum is the whole reservation.
+    pub rows: Vec<(Category, usize)>,
+    /// Largest values at the peak, largest first.
+    pub largest: Vec<(String, usize)>,
+}
+
+impl Plan {
+    pub fn reserved_bytes(&self) -> usize {
+        self.persistent_bytes + self.transient_bytes
+    }
+
+    pub fn value(&self, id: ValueId) -> &PlannedValue {
+        &self.values[id.index()]
+    }
+
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+
+    pub fn entry(&self, entry: Entry) -> &EntryPlan {
+        self.entries.iter().find(|plan| plan.entry == entry).expect("every entry point is planned")
+    }
+
+    /// Leaves in order, with their ids.
+    pub fn leaves(&self, kind: LeafKind) -> impl Iterator<Item = (ValueId, &PlannedValue)> {
+        self.values.iter().enumerate().filter_map(move |(i, value)| match &value.role {
+            ValueRole::Leaf(leaf) if leaf.kind == kind => Some((ValueId(i as u32), value)),
+            _ => None,
+        })
+    }
+
+    pub fn leaf_named(&self, name: &str) -> Option<ValueId> {
+        let found = self.values.iter().position(|value| value.name == name && value.role != ValueRole::Temp);
+        found.map(|i| ValueId(i as u32))
+    }
+
+    /// Transient bytes alive at each step of an entry point.
+    pub fn live_bytes(&self, entry: Entry) -> Vec<usize> {
+        let steps = self.entry(entry).steps.len();
+        let mut change = vec![0isize; steps + 1];
+        for buffer in &self.buffers {
+            if let Lifetime::Steps { entry: own, first, last } = buffer.lifetime
+                && own == entry
+            {
+                let bytes = align_up(buffer.bytes) as isize;
+                change[first] += bytes;
+                change[last + 1] -= bytes;
+            }
+        }
+        let mut live = 0isize;
+        change[..steps]
+            .iter()
+            .map(|delta| {
+                live += delta;
+                live as usize
+            })
+            .collect()
+    }
+
+    pub fn peak(&self) -> Peak {
+        let (entry, step, transient_live_bytes) = self
+            .entries
+            .iter()
+            .flat_map(|plan| {
+                self.live_bytes(plan.entry)
+                    .into_iter()
+                    .enumerate()
+                    .map(|(step, live)| (plan.entry, step, live))
+            })
+            .fold((Entry::MicroStep, 0, 0), |best, next| if next.2 > best.2 { next } else { best });
+        self.peak_at(entry, step, transient_live_bytes)
+    }
+
+    fn peak_at(&self, entry: Entry, step: usize, transient_live_bytes: usize) -> Peak {
+        let mut sums = [0usize; Category::ALL.len()];
+        for buffer in self.buffers.iter().filter(|buffer| buffer.lifetime.covers(entry, step)) {
+            sums[buffer.category as usize] += buffer.bytes;
+        }
+        let used: usize = sums.iter().sum();
+        sums[Category::Workspace as usize] += self.reserved_bytes() - used;
+        let rows = Category::ALL.into_iter().map(|category| (category, sums[category as usize])).collect();
+        Peak { entry, step, transient_live_bytes, rows, largest: self.largest_at(entry, step) }
+    }
+
+    fn largest_at(&self, entry: Entry, step: usize) -> Vec<(String, usize)> {
+        let mut seen = vec![false; self.buffers.len()];
+        let mut weights = 0;
+        let mut largest: Vec<(String, usize)> = Vec::new();
+        for value in &self.values {
+            let Some(id) = value.buffer else { continue };
+            let buffer = self.buffer(id);
+            if !buffer.lifetime.covers(entry, step) || std::mem::replace(&mut seen[id.index()], true) {
+                continue;
+            }
+            match buffer.category {
+                Category::BaseWeights => weights += buffer.bytes,
+                _ => largest.push((value.name.clone(), buffer.bytes)),
+            }
+        }
+        if let Some(id) = self.entry(entry).steps.get(step).and_then(|step| step.workspace) {
+            largest.push((format!("workspace of {}", self.place(entry, step)), self.buffer(id).bytes));
+        }
+        largest.push(("base weights".into(), weights));
+        largest.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        largest.truncate(5);
+        largest
+    }
+
+    /// Where in the model a step is, in words: `backward of layers.27 attention_grad`.
+    pub fn place(&self, entry: Entry, step: usize) -> String {
+        let Some(step) = self.entry(entry).steps.get(step) else { return entry.to_string() };
+        let phase = match step.phase {
+            Phase::Forward => "forward",
+            Phase::Recompute => "recompute",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        };
+        match step.layer {
+            Some(layer) => format!("{phase} of layers.{layer}, {}", step.op.name()),
+            None => format!("{phase}, {}", step.op.name()),
+        }
+    }
+
+    /// Peak of the live bytes ÷ reserved bytes of the transient region.
+    pub fn utilization(&self) -> f64 {
+        if self.transient_bytes == 0 {
+            return 1.0;
+        }
+        self.peak().transient_live_bytes as f64 / self.transient_bytes as f64
+    }
+}

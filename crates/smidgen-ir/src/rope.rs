@@ -1,0 +1,113 @@
+//! Rotary embeddings as data: which frequencies a model turns its queries and keys by.
+//!
+//! The frequencies are computed here, in f32 and in the order in which PyTorch forms them, because
+//! the devices and the tests must agree on them to the last bit.
+
+use std::fmt;
+
+/// What changes the plain frequencies `theta^(-2i/dim)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    Default,
+    /// Positions divided by `factor`.
+    Linear {
+        factor: f32,
+    },
+    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, blended between.
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_max_positions: usize,
+    },
+}
+
+/// The rotary embedding of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeSpec {
+    pub theta: f32,
+    /// Channels of a head that are turned: the first `dim` of them, in two halves.
+    pub dim: usize,
+    pub scaling: RopeScaling,
+}
+
+impl RopeSpec {
+    /// `dim / 2` frequencies.
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        (0..self.dim / 2)
+            .map(|i| self.scale(1.0 / self.theta.powf((2 * i) as f32 / self.dim as f32)))
+            .collect()
+    }
+
+    fn scale(&self, frequency: f32) -> f32 {
+        match self.scaling {
+            RopeScaling::Default => frequency,
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                let context = original_max_positions as f32;
+                let wavelength = std::f32::consts::TAU / frequency;
+                if wavelength < context / high_freq_factor {
+                    frequency
+                } else if wavelength > context / low_freq_factor {
+                    frequency / factor
+                } else {
+                    let smooth =
+                        (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    (1.0 - smooth) * frequency / factor + smooth * frequency
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for RopeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "theta={} dim={}", self.theta, self.dim)?;
+        match self.scaling {
+            RopeScaling::Default => Ok(()),
+            RopeScaling::Linear { factor } => write!(f, " linear/{factor}"),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                write!(
+                    f,
+                    " llama3/{factor} {low_freq_factor}..{high_freq_factor} of {original_max_positions}"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Llama 3.1 (theta 5e5, 128 channels, factor 8, original 8192), computed with transformers:
+    /// 28 is the last unchanged, 29 to 34 are blended, 35 is the first fully divided.
+    #[test]
+    fn llama3_frequencies() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_positions: 8192,
+        };
+        let got = RopeSpec { theta: 5e5, dim: 128, scaling }.inverse_frequencies();
+        let golden = [
+            (28, 0.003_211_446),
+            (29, 0.002_166_570_8),
+            (34, 0.000_178_507_81),
+            (35, 9.556_212e-5),
+            (63, 3.068_926e-7),
+        ];
+        for (index, expected) in golden {
+            let relative = (got[index] - expected).abs() / expected;
+            assert!(relative < 1e-5, "frequency {index}: got {}, expected {expected}", got[index]);
+        }
+    }
+
+    #[test]
+    fn linear_frequencies() {
+        let spec = |scaling| RopeSpec { theta: 1e4, dim: 8, scaling }.inverse_frequencies();
+        assert_eq!(spec(RopeScaling::Default), [1.0, 0.1, 0.01, 0.001]);
+        assert_eq!(spec(RopeScaling::Linear { factor: 2.0 }), [0.5, 0.05, 0.005, 0.0005]);
+    }
+}

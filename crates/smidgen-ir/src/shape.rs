@@ -1,0 +1,133 @@
+//! Shapes: dimensions are constants or one of three numbers that vary from micro-batch to micro-batch.
+//!
+//! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss
+//! ("supervised"), G segments (samples) packed into it. Every one has a planned maximum ([`Extent`]);
+//! at run time the same type holds the actual numbers.
+
+use crate::storage::Storage;
+use std::fmt;
+
+/// One dimension of a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    Const(usize),
+    /// T: packed tokens.
+    Tokens,
+    /// S: rows that carry a loss.
+    Rows,
+    /// G + 1: boundaries of the segments.
+    Boundaries,
+}
+
+/// The numbers behind the letters: planned maxima, or the actual ones of a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Extent {
+    pub tokens: usize,
+    pub rows: usize,
+    pub segments: usize,
+}
+
+impl Extent {
+    pub fn contains(&self, other: &Extent) -> bool {
+        other.tokens <= self.tokens && other.rows <= self.rows && other.segments <= self.segments
+    }
+}
+
+impl Dim {
+    pub fn at(self, extent: &Extent) -> usize {
+        match self {
+            Dim::Const(n) => n,
+            Dim::Tokens => extent.tokens,
+            Dim::Rows => extent.rows,
+            Dim::Boundaries => extent.segments + 1,
+        }
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Dim::Const(n) => write!(f, "{n}"),
+            Dim::Tokens => f.write_str("T"),
+            Dim::Rows => f.write_str("S"),
+            Dim::Boundaries => f.write_str("G+1"),
+        }
+    }
+}
+
+/// Dimensions, outermost first. At most two in practice: rows and channels.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shape(pub Vec<Dim>);
+
+impl Shape {
+    pub fn vector(n: usize) -> Shape {
+        Shape(vec![Dim::Const(n)])
+    }
+
+    pub fn matrix(rows: usize, columns: usize) -> Shape {
+        Shape(vec![Dim::Const(rows), Dim::Const(columns)])
+    }
+
+    pub fn of(rows: Dim, columns: usize) -> Shape {
+        Shape(vec![rows, Dim::Const(columns)])
+    }
+
+    pub fn rows_of(dim: Dim) -> Shape {
+        Shape(vec![dim])
+    }
+
+    /// Rows and columns, where a vector is one column.
+    pub fn at(&self, extent: &Extent) -> (usize, usize) {
+        match self.0.as_slice() {
+            [] => (1, 1),
+            [n] => (n.at(extent), 1),
+            [rows, rest @ ..] => (rows.at(extent), rest.iter().map(|d| d.at(extent)).product()),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(")?;
+        for (i, dim) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            dim.fmt(f)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// A shape and how its elements lie.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Type {
+    pub shape: Shape,
+    pub storage: Storage,
+}
+
+impl Type {
+    pub fn new(shape: Shape, storage: Storage) -> Type {
+        Type { shape, storage }
+    }
+
+    pub fn f32(shape: Shape) -> Type {
+        Type { shape, storage: Storage::F32 }
+    }
+
+    pub fn bytes(&self, extent: &Extent) -> usize {
+        let (rows, columns) = self.shape.at(extent);
+        self.storage.bytes(rows, columns)
+    }
+
+    pub fn elements(&self, extent: &Extent) -> usize {
+        let (rows, columns) = self.shape.at(extent);
+        rows * columns
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.storage, self.shape)
+    }
+}

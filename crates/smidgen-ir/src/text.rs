@@ -1,0 +1,152 @@
+//! The text form of graphs and plans: one line a node, made to be read, diffed and kept in snapshots.
+//!
+//! ```text
+//! entry micro_step
+//!   3 F layers.0   linear(n, model.layers.0.self_attn.q_proj.weight; h, b x2) -> q f32 (T, 64)
+//! ```
+
+use crate::graph::{Graph, Node, Phase, ValueId, ValueRole};
+use crate::op::{AdamW, AttentionShape, LossHead, Op};
+use crate::plan::{Lifetime, Plan, Step};
+use std::fmt::Write;
+
+/// Every leaf, then every entry point with its nodes.
+pub fn render_graph(graph: &Graph) -> String {
+    let mut text = String::new();
+    for value in graph.values.iter().filter(|value| !value.is_temp()) {
+        let trained = if value.leaf().is_some_and(|leaf| leaf.gradient.is_some()) { " trained" } else { "" };
+        line(&mut text, format_args!("leaf {} {}{trained}", value.name, value.ty));
+    }
+    for (entry, nodes) in &graph.entries {
+        line(&mut text, format_args!("entry {entry}"));
+        for (index, node) in nodes.iter().enumerate() {
+            let name = |id: ValueId| graph.value(id).name.as_str();
+            let results = node.outputs.iter().map(|id| format!("{} {}", name(*id), graph.value(*id).ty));
+            line(&mut text, format_args!("  {index:>4} {}", render_node(node, &name, results)));
+        }
+    }
+    text
+}
+
+/// The reservation, every buffer that lives for the whole run, and every step with the places of what
+/// it writes.
+pub fn render_plan(plan: &Plan) -> String {
+    let mut text = String::new();
+    let extent = plan.extent;
+    line(&mut text, format_args!("plan {}", plan.title));
+    line(&mut text, format_args!("extent T<={} S<={} G<={}", extent.tokens, extent.rows, extent.segments));
+    line(
+        &mut text,
+        format_args!(
+            "reserve {} = persistent {} + transient {}",
+            plan.reserved_bytes(),
+            plan.persistent_bytes,
+            plan.transient_bytes
+        ),
+    );
+    for value in plan.values.iter().filter(|value| value.role != ValueRole::Temp) {
+        if let Some(buffer) = value.buffer.map(|id| plan.buffer(id)) {
+            let category = buffer.category.name();
+            line(&mut text, format_args!("leaf @{} {category} {} {}", buffer.offset, value.name, value.ty));
+        }
+    }
+    for entry in &plan.entries {
+        let live = plan.live_bytes(entry.entry);
+        line(&mut text, format_args!("entry {} peak {}", entry.entry, live.iter().max().unwrap_or(&0)));
+        for (index, step) in entry.steps.iter().enumerate() {
+            line(&mut text, format_args!("  {index:>4} {}", render_step(plan, step)));
+        }
+    }
+    text
+}
+
+fn render_step(plan: &Plan, step: &Step) -> String {
+    let name = |id: ValueId| plan.value(id).name.as_str();
+    let place = |id: ValueId| match plan.value(id).buffer.map(|id| plan.buffer(id)) {
+        Some(buffer) => format!("{} @{}+{}", name(id), buffer.offset, plan.value(id).ty.bytes(&plan.extent)),
+        None => format!("{} nowhere", name(id)),
+    };
+    let node = Node {
+        op: step.op.clone(),
+        inputs: step.inputs.clone(),
+        outputs: step.outputs.clone(),
+        updates: step.updates.clone(),
+        phase: step.phase,
+        layer: step.layer,
+    };
+    let mut text = render_node(&node, &name, step.outputs.iter().map(|id| place(*id)));
+    if let Some(buffer) = step.workspace.map(|id| plan.buffer(id)) {
+        debug_assert!(matches!(buffer.lifetime, Lifetime::Steps { .. }));
+        text += &format!(" work @{}+{}", buffer.offset, buffer.bytes);
+    }
+    text
+}
+
+fn render_node<'a>(
+    node: &Node,
+    name: &dyn Fn(ValueId) -> &'a str,
+    results: impl Iterator<Item = String>,
+) -> String {
+    let phase = match node.phase {
+        Phase::Forward => 'F',
+        Phase::Recompute => 'R',
+        Phase::Backward => 'B',
+        Phase::Update => 'U',
+    };
+    let layer = node.layer.map_or_else(|| "-".into(), |layer| layer.to_string());
+    let inputs: Vec<&str> = node.inputs.iter().map(|id| name(*id)).collect();
+    let attributes = render_attributes(&node.op);
+    let mut text = format!("{phase} {layer:>3} {}{attributes}({})", node.op.name(), inputs.join(", "));
+    let results: Vec<String> = results.collect();
+    if !results.is_empty() {
+        text += &format!(" -> {}", results.join(", "));
+    }
+    if !node.updates.is_empty() {
+        let updates: Vec<&str> = node.updates.iter().map(|id| name(*id)).collect();
+        text += &format!(" += {}", updates.join(", "));
+    }
+    text
+}
+
+/// Attributes in brackets, nothing where there are none.
+fn render_attributes(op: &Op) -> String {
+    let attention = |shape: &AttentionShape| {
+        format!("[heads={}/{} dim={} scale={}]", shape.heads, shape.kv_heads, shape.head_dim, shape.scale)
+    };
+    match op {
+        Op::RmsNorm { eps } | Op::RmsNormGrad { eps, .. } | Op::RmsNormWeightGrad { eps } => {
+            format!("[eps={eps}]")
+        }
+        Op::Dropout { p, stream } => format!("[p={p} stream={stream}]"),
+        Op::Linear { lora: Some(scale), .. } => format!("[lora={scale}]"),
+        Op::RopeTable(rope) => format!("[{rope}]"),
+        Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
+        Op::Attention(shape) | Op::AttentionGrad(shape) => attention(shape),
+        Op::GatedAct(act) | Op::GatedActGrad(act) => format!("[{act:?}]"),
+        Op::LmHeadLoss(LossHead { chunk, gradient, .. }) => {
+            format!("[chunk={chunk}{}]", if *gradient { " gradient" } else { "" })
+        }
+        Op::LinearGrad { scales } if scales.iter().any(|scale| *scale != 1.0) => {
+            format!("[scales={scales:?}]")
+        }
+        Op::WeightGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
+        Op::GradNorm { clip } => format!("[clip={clip}]"),
+        Op::AdamW(AdamW { beta1, beta2, eps, weight_decay }) => {
+            format!("[betas={beta1},{beta2} eps={eps} decay={weight_decay}]")
+        }
+        Op::Linear { .. }
+        | Op::LinearGrad { .. }
+        | Op::WeightGrad { .. }
+        | Op::Embed
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::BiasGrad
+        | Op::EmbedGrad
+        | Op::Zero => String::new(),
+    }
+}
+
+fn line(text: &mut String, content: std::fmt::Arguments<'_>) {
+    writeln!(text, "{content}").expect("writing to a string cannot fail");
+}

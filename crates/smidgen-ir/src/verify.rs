@@ -1,0 +1,188 @@
+//! The checks between the stages: a graph is well formed, a plan's memory is sound.
+//!
+//! A violation is a bug of the stage that ran last, never the user's mistake, so [`graph`] and [`plan`]
+//! return all findings as text and callers panic with the name of the stage.
+
+use crate::graph::{Entry, Graph, Node, ValueId, ValueRole};
+use crate::plan::{ALIGNMENT, BufferId, Plan, Region, Step};
+use std::collections::HashSet;
+
+/// Panics with every finding, naming the stage that produced them.
+pub fn expect_sound(stage: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{stage} broke an invariant:\n  {}", findings.join("\n  "));
+}
+
+/// Definition before use, one definition, operands that fit their operation, entry points that touch
+/// no temporary of another.
+pub fn graph(graph: &Graph) -> Vec<String> {
+    let mut findings = Vec::new();
+    let mut written: HashSet<ValueId> = HashSet::new();
+    for (entry, nodes) in &graph.entries {
+        let mut defined: HashSet<ValueId> = HashSet::new();
+        for (index, node) in nodes.iter().enumerate() {
+            let place = format!("{entry} node {index} ({})", node.op.name());
+            check_node(graph, node, &place, &mut defined, &mut findings);
+            for output in &node.outputs {
+                if !written.insert(*output) {
+                    findings.push(format!("{place}: `{}` is written twice", graph.value(*output).name));
+                }
+            }
+        }
+    }
+    for (leaf, gradient) in graph.trainable() {
+        let (value, gradient) = (graph.value(leaf), graph.value(gradient));
+        if value.ty.shape != gradient.ty.shape {
+            findings.push(format!("gradient of `{}` has shape {}", value.name, gradient.ty.shape));
+        }
+    }
+    findings
+}
+
+fn check_node(
+    graph: &Graph,
+    node: &Node,
+    place: &str,
+    defined: &mut HashSet<ValueId>,
+    findings: &mut Vec<String>,
+) {
+    if let Some(bad) = node.operands().find(|id| id.index() >= graph.values.len()) {
+        findings.push(format!("{place}: value {} does not exist", bad.0));
+        return;
+    }
+    for id in node.reads() {
+        let value = graph.value(id);
+        if value.is_temp() && !defined.contains(&id) {
+            findings.push(format!("{place}: `{}` is read before it is written", value.name));
+        }
+    }
+    for id in &node.updates {
+        if graph.value(*id).is_temp() {
+            findings.push(format!("{place}: updates the temporary `{}`", graph.value(*id).name));
+        }
+    }
+    let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
+    match node.op.infer(&types(&node.inputs), &types(&node.updates)) {
+        Err(error) => findings.push(format!("{place}: {error}")),
+        Ok(outputs) => {
+            if outputs.iter().collect::<Vec<_>>() != types(&node.outputs) {
+                findings.push(format!("{place}: outputs do not have the types of the rule"));
+            }
+        }
+    }
+    for output in &node.outputs {
+        if !graph.value(*output).is_temp() {
+            findings.push(format!("{place}: writes the leaf `{}` as an output", graph.value(*output).name));
+        }
+        defined.insert(*output);
+    }
+}
+
+/// Every access inside its buffer and its lifetime, regions in bounds, no two live buffers overlap.
+pub fn plan(plan: &Plan) -> Vec<String> {
+    let mut findings = Vec::new();
+    check_places(plan, &mut findings);
+    check_overlaps(plan, &mut findings);
+    for entry in &plan.entries {
+        let mut defined: HashSet<ValueId> = HashSet::new();
+        for (index, step) in entry.steps.iter().enumerate() {
+            check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
+        }
+    }
+    findings
+}
+
+fn check_places(plan: &Plan, findings: &mut Vec<String>) {
+    for (index, buffer) in plan.buffers.iter().enumerate() {
+        let (first, end) = match buffer.lifetime.region() {
+            Region::Persistent => (0, plan.persistent_bytes),
+            Region::Transient => (plan.persistent_bytes, plan.reserved_bytes()),
+        };
+        if buffer.offset < first || buffer.end() > end {
+            let (offset, bytes) = (buffer.offset, buffer.bytes);
+            findings.push(format!("buffer {index} at {offset}+{bytes} leaves its region {first}..{end}"));
+        }
+        if !buffer.offset.is_multiple_of(ALIGNMENT) {
+            findings.push(format!("buffer {index} at {} is not aligned", buffer.offset));
+        }
+    }
+}
+
+/// Sweeps the buffers by offset; only those whose bytes meet are compared in time.
+fn check_overlaps(plan: &Plan, findings: &mut Vec<String>) {
+    let mut order: Vec<usize> = (0..plan.buffers.len()).filter(|&i| plan.buffers[i].bytes > 0).collect();
+    order.sort_by_key(|&i| plan.buffers[i].offset);
+    let mut open: Vec<usize> = Vec::new();
+    for index in order {
+        let buffer = &plan.buffers[index];
+        open.retain(|&other| plan.buffers[other].end() > buffer.offset);
+        for &other in &open {
+            if plan.buffers[other].lifetime.meets(buffer.lifetime) {
+                findings.push(format!("buffers {other} and {index} overlap while both live"));
+            }
+        }
+        open.push(index);
+    }
+}
+
+fn check_step(
+    plan: &Plan,
+    entry: Entry,
+    index: usize,
+    step: &Step,
+    defined: &mut HashSet<ValueId>,
+    findings: &mut Vec<String>,
+) {
+    let place = format!("{entry} step {index} ({})", step.op.name());
+    for id in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
+        let value = plan.value(*id);
+        let Some(buffer) = value.buffer else {
+            findings.push(format!("{place}: `{}` has no buffer", value.name));
+            continue;
+        };
+        let bytes = value.ty.bytes(&plan.extent);
+        if bytes > plan.buffer(buffer).bytes {
+            findings.push(format!("{place}: `{}` needs {bytes} bytes, its buffer has fewer", value.name));
+        }
+        check_alive(plan, entry, index, buffer, &place, findings);
+    }
+    for id in step.inputs.iter().chain(&step.updates) {
+        let value = plan.value(*id);
+        if value.role == ValueRole::Temp && !defined.contains(id) {
+            findings.push(format!("{place}: `{}` is read before it is written", value.name));
+        }
+    }
+    defined.extend(&step.outputs);
+    if let Some(workspace) = step.workspace {
+        check_alive(plan, entry, index, workspace, &place, findings);
+    }
+    check_aliases(plan, step, &place, findings);
+}
+
+fn check_alive(
+    plan: &Plan,
+    entry: Entry,
+    step: usize,
+    id: BufferId,
+    place: &str,
+    findings: &mut Vec<String>,
+) {
+    if !plan.buffer(id).lifetime.covers(entry, step) {
+        findings.push(format!("{place}: buffer {} is used outside its life", id.0));
+    }
+}
+
+/// An output shares a buffer with an input only where the operation allows it, and with no other output.
+fn check_aliases(plan: &Plan, step: &Step, place: &str, findings: &mut Vec<String>) {
+    let buffer = |id: &ValueId| plan.value(*id).buffer;
+    for (o, output) in step.outputs.iter().enumerate() {
+        for (i, input) in step.inputs.iter().enumerate() {
+            if buffer(output) == buffer(input) && !step.op.in_place().contains(&(o, i)) {
+                findings.push(format!("{place}: output {o} may not replace input {i}"));
+            }
+        }
+        let others = step.outputs.iter().skip(o + 1).chain(&step.updates);
+        if others.into_iter().any(|other| buffer(other) == buffer(output)) {
+            findings.push(format!("{place}: output {o} shares its buffer with another result"));
+        }
+    }
+}

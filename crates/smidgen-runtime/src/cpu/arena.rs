@@ -1,0 +1,97 @@
+//! The reservation of the CPU device: one block of RAM, page-aligned, touched before use.
+//!
+//! Large pages are asked for where the system has them: products walk over more memory than small pages'
+//! translations can be remembered for.
+
+use rayon::prelude::*;
+use std::alloc::{Layout, alloc, dealloc};
+use std::ptr::NonNull;
+
+/// Size and alignment of a large page.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+/// Bytes that one task touches.
+const TOUCH_BYTES: usize = 8 << 20;
+
+#[derive(Debug)]
+pub struct Arena {
+    memory: Option<(NonNull<u8>, Layout)>,
+}
+
+// SAFETY: the block is plain memory that belongs to the arena; steps write disjoint or planned parts.
+unsafe impl Send for Arena {}
+// SAFETY: as above; shared access is through raw pointers whose users promise not to race.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    pub fn empty() -> Arena {
+        Arena { memory: None }
+    }
+
+    /// `None` when the system does not give so much.
+    pub fn reserve(bytes: usize) -> Option<Arena> {
+        if bytes == 0 {
+            return Some(Arena::empty());
+        }
+        let alignment = if bytes >= LARGE_PAGE_BYTES { LARGE_PAGE_BYTES } else { 4096 };
+        let layout = Layout::from_size_align(bytes, alignment).ok()?;
+        // SAFETY: the layout has a size above zero.
+        let pointer = NonNull::new(unsafe { alloc(layout) })?;
+        #[cfg(target_os = "linux")]
+        if bytes >= LARGE_PAGE_BYTES {
+            // SAFETY: the range is the block just allocated; the advice changes no content, and its
+            // refusal only costs speed.
+            unsafe { libc::madvise(pointer.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Some(Arena { memory: Some((pointer, layout)) })
+    }
+
+    /// Writes zeros everywhere, on all threads: every page is then ours.
+    pub fn touch(&self) {
+        let bytes = self.len();
+        (0..bytes.div_ceil(TOUCH_BYTES)).into_par_iter().for_each(|piece| {
+            let start = piece * TOUCH_BYTES;
+            let length = TOUCH_BYTES.min(bytes - start);
+            // SAFETY: pieces are disjoint and inside the block.
+            unsafe { self.pointer(start, length).write_bytes(0, length) };
+        });
+    }
+
+    pub fn len(&self) -> usize {
+        self.memory.map_or(0, |(_, layout)| layout.size())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of a range, which must lie inside.
+    pub fn pointer(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.len()),
+            "{offset}+{bytes} leaves the reservation of {} bytes",
+            self.len()
+        );
+        match self.memory {
+            // SAFETY: the offset is at most the size of the block.
+            Some((pointer, _)) => unsafe { pointer.as_ptr().add(offset) },
+            None => NonNull::<u64>::dangling().as_ptr().cast(),
+        }
+    }
+
+    pub fn bytes_mut(&mut self, offset: usize, bytes: usize) -> &mut [u8] {
+        let pointer = self.pointer(offset, bytes);
+        // SAFETY: the range lies inside the block, is initialised since `touch`, and `&mut self` excludes
+        // every other user.
+        unsafe { std::slice::from_raw_parts_mut(pointer, bytes) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if let Some((pointer, layout)) = self.memory.take() {
+            // SAFETY: the block came from `alloc` with this layout and is given back once.
+            unsafe { dealloc(pointer.as_ptr(), layout) };
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How the row operations are cut into pieces for the current thread pool.
+//!
+//! The cut follows the shape alone and each piece is computed the same way whoever runs it, so the
+//! number of threads never shows in a result. Nothing here allocates.
+//! Leaves out matrix products, which have their own tiling.
+
+use rayon::prelude::*;
+
+/// Elements a piece has: 64 KiB of f32, far above the cost of handing a piece to a thread.
+pub const CHUNK_ELEMENTS: usize = 16_384;
+
+/// Columns a piece has where rows must be added up in order: four cache lines of f32.
+pub const CHUNK_COLUMNS: usize = 64;
+
+/// A part of an index range, `start..start + len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub index: usize,
+    pub start: usize,
+    pub len: usize,
+}
+
+/// Whole rows of about `CHUNK_ELEMENTS` elements.
+pub fn rows_per_chunk(columns: usize) -> usize {
+    (CHUNK_ELEMENTS / columns.max(1)).max(1)
+}
+
+/// Runs `work` on every chunk of `0..total`, each `chunk_len` long but the last.
+pub fn for_each_chunk(total: usize, chunk_len: usize, work: impl Fn(Chunk) + Sync) {
+    let chunk = |index: usize| {
+        let start = index * chunk_len;
+        let len = (total - start).min(chunk_len);
+        Chunk { index, start, len }
+    };
+    match total.div_ceil(chunk_len) {
+        0 => {}
+        1 => work(chunk(0)),
+        count => (0..count).into_par_iter().for_each(|index| work(chunk(index))),
+    }
+}
+
+/// Runs `work` on every chunk of `rows` rows.
+pub fn for_each_row_chunk(rows: usize, columns: usize, work: impl Fn(Chunk) + Sync) {
+    for_each_chunk(rows, rows_per_chunk(columns), work);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn chunks_cover_the_range_once() {
+        for (total, chunk_len) in [(0, 4), (1, 4), (4, 4), (5, 4), (1001, 10)] {
+            let seen = Mutex::new(vec![0; total]);
+            for_each_chunk(total, chunk_len, |chunk| {
+                assert_eq!(chunk.start, chunk.index * chunk_len);
+                let mut seen = seen.lock().expect("no panic while held");
+                for index in chunk.start..chunk.start + chunk.len {
+                    seen[index] += 1;
+                }
+            });
+            let seen = seen.into_inner().expect("no panic while held");
+            assert!(seen.iter().all(|count| *count == 1));
+        }
+    }
+
+    #[test]
+    fn a_row_longer_than_a_chunk_is_a_chunk() {
+        assert_eq!(rows_per_chunk(262_144), 1);
+        assert_eq!(rows_per_chunk(576), 28);
+        assert_eq!(rows_per_chunk(0), CHUNK_ELEMENTS);
+    }
+}

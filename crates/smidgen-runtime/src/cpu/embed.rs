@@ -1,0 +1,183 @@
+//! Token embedding: rows of a stored table, scaled, and the gradient of that table.
+//!
+//! Several tokens may name one row, so the gradient is cut over channels and each piece takes the tokens
+//! in order: no two threads meet, and the order of additions never changes.
+//! Leaves out vocabulary checks for users: an id outside the table is our own mistake here.
+
+use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
+use super::footprint::assert_apart;
+use super::simd::{Isa, LANES, for_each_block, kernel};
+use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+
+/// y[t] = table[ids[t]] * scale.
+pub fn embed(
+    ids: Src<i32>, // (T)
+    table: Stored, // (V, C)
+    scale: f32,
+    y: DstRows, // (T, C)
+) {
+    check_shapes("embed", ids, table.len(), y.rows(), y.columns());
+    assert_apart("embed", y, [ids.into(), table.into()]);
+    let isa = Isa::current();
+    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
+        embed_rows(isa, ids, table, scale, y, chunk);
+    });
+}
+
+/// dtable[ids[t]] += dy[t] * scale, t ascending.
+pub fn embed_grad(
+    ids: Src<i32>, // (T)
+    dy: SrcRows,   // (T, C)
+    scale: f32,
+    dtable: Dst<f32>, // (V, C)
+) {
+    check_shapes("embed_grad", ids, dtable.len(), dy.rows(), dy.columns());
+    assert_apart("embed_grad", dtable, [ids.into(), dy.into()]);
+    let isa = Isa::current();
+    for_each_chunk(dy.columns(), CHUNK_COLUMNS, |chunk| {
+        add_columns(isa, ids, dy, scale, dtable, chunk);
+    });
+}
+
+fn check_shapes(operation: &str, ids: Src<i32>, table_len: usize, rows: usize, columns: usize) {
+    assert_eq!(ids.len(), rows, "`{operation}`: ids against rows");
+    assert!(
+        columns > 0 && table_len.is_multiple_of(columns),
+        "`{operation}`: a table of {table_len} has no rows of {columns}"
+    );
+    let vocabulary = table_len / columns;
+    for token in 0..ids.len() {
+        let id = ids.get(token);
+        assert!(
+            usize::try_from(id).is_ok_and(|id| id < vocabulary),
+            "`{operation}`: id {id} of token {token} is outside a vocabulary of {vocabulary}"
+        );
+    }
+}
+
+kernel! {
+    fn embed_rows(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
+        match table.element() {
+            Element::F32 => read_rows::<StoredF32>(ids, table, scale, y, chunk),
+            Element::Bf16 => read_rows::<StoredBf16>(ids, table, scale, y, chunk),
+            Element::F16 => read_rows::<StoredF16>(ids, table, scale, y, chunk),
+        }
+    }
+}
+
+#[inline(always)]
+fn read_rows<E: StoredElement>(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
+    let columns = y.columns();
+    for token in chunk.start..chunk.start + chunk.len {
+        let stored = table.part(ids.get(token) as usize * columns, columns);
+        let y = y.row(token);
+        for_each_block!(block in columns => {
+            let mut lanes = stored.lanes::<E>(block);
+            for value in &mut lanes {
+                *value *= scale;
+            }
+            y.set_lanes(block, lanes);
+        });
+    }
+}
+
+kernel! {
+    fn add_columns(ids: Src<i32>, dy: SrcRows, scale: f32, dtable: Dst<f32>, chunk: Chunk) {
+        let columns = dy.columns();
+        for token in 0..ids.len() {
+            let dy = dy.row(token).part(chunk.start, chunk.len);
+            let start = ids.get(token) as usize * columns + chunk.start;
+            let out = dtable.part(start, chunk.len);
+            for_each_block!(block in chunk.len => {
+                let dy = dy.lanes(block);
+                let mut sum = out.lanes(block);
+                for lane in 0..LANES {
+                    sum[lane] += dy[lane] * scale;
+                }
+                out.set_lanes(block, sum);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    const VOCABULARY: usize = 11;
+    const SCALE: f32 = 1.75;
+
+    fn ids(tokens: usize) -> Vec<i32> {
+        (0..tokens).map(|token| (token * token % VOCABULARY) as i32).collect()
+    }
+
+    #[test]
+    fn rows_are_read_from_every_element_type() {
+        for columns in COLUMNS {
+            for element in [Element::F32, Element::Bf16, Element::F16] {
+                let (bytes, table) = stored_bytes(element, &numbers(1, VOCABULARY * columns));
+                let ids = ids(61);
+                let y = on_every_machine(|| {
+                    let mut y = vec![f32::NAN; 61 * columns];
+                    embed(src(&ids), stored(element, &bytes), SCALE, dst(&mut y).rows(columns));
+                    y
+                });
+                let want: Vec<f32> = ids
+                    .iter()
+                    .flat_map(|id| &table[*id as usize * columns..][..columns])
+                    .map(|value| value * SCALE)
+                    .collect();
+                assert_same_bits("y", &y, &want);
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_adds_repeated_tokens_to_what_is_there() {
+        for columns in COLUMNS {
+            let ids = ids(61);
+            let dy = numbers(2, 61 * columns);
+            let got = on_every_machine(|| {
+                let mut dtable = vec![0.5; VOCABULARY * columns];
+                embed_grad(src(&ids), src(&dy).rows(columns), SCALE, dst(&mut dtable));
+                dtable
+            });
+            let mut want = vec![0.5_f64; VOCABULARY * columns];
+            for (id, dy) in ids.iter().zip(dy.chunks(columns)) {
+                for (channel, dy) in dy.iter().enumerate() {
+                    want[*id as usize * columns + channel] += f64::from(dy * SCALE);
+                }
+            }
+            assert_close("dtable", &got, &want, 10.0, 1e-6);
+        }
+    }
+
+    #[test]
+    fn gradient_matches_finite_differences() {
+        let (tokens, columns) = (9, 7);
+        let ids = ids(tokens);
+        let (table, dy) = (numbers(1, VOCABULARY * columns), numbers(2, tokens * columns));
+        let mut dtable = vec![0.0; table.len()];
+        embed_grad(src(&ids), src(&dy).rows(columns), SCALE, dst(&mut dtable));
+        let want = finite_difference(&widened(&table), |table| {
+            (0..tokens * columns)
+                .map(|i| {
+                    let row = ids[i / columns] as usize;
+                    f64::from(dy[i]) * table[row * columns + i % columns] * f64::from(SCALE)
+                })
+                .sum()
+        });
+        assert_close("dtable", &dtable, &want, 1.0, 1e-6);
+    }
+
+    #[test]
+    #[should_panic(expected = "id 11 of token 1 is outside a vocabulary of 11")]
+    fn an_id_outside_the_table_is_refused() {
+        let (bytes, _) = stored_bytes(Element::F32, &numbers(1, VOCABULARY));
+        let mut y = [0.0; 2];
+        let table = stored(Element::F32, &bytes);
+        embed(src(&[0, 11]), table, 1.0, dst(&mut y).rows(1));
+    }
+}

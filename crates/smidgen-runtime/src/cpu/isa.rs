@@ -1,0 +1,189 @@
+//! The instruction sets of the CPU backend: which one runs, and one vector type for each.
+//!
+//! A loop is written once over [`Lanes`] and compiled three times, for AVX-512, for AVX2 with FMA,
+//! and for whatever the target has by default; `on_each_isa!` makes the three and chooses at run time.
+//! Here too are the vector `exp` and `tanh` that attention needs.
+//! Different instruction sets may differ in the last bits; one set always gives the same bytes.
+//! Left out: AMX, and vector types for NEON (the portable one compiles well there).
+
+pub use super::isa_portable::PortableLanes;
+#[cfg(target_arch = "x86_64")]
+pub use super::isa_x86::{Avx2Lanes, Avx512Lanes};
+
+/// The instruction set that a call runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX-512 F, BW, DQ and VL: 16 lanes, 32 registers.
+    Avx512,
+    /// AVX2, FMA and F16C: 8 lanes, 16 registers.
+    Avx2,
+    /// Plain Rust, vectorised by the compiler for the target's baseline.
+    Portable,
+}
+
+impl Isa {
+    /// Every instruction set, best first.
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+    /// The best instruction set of this machine.
+    pub fn detect() -> Isa {
+        match (Isa::Avx512.is_supported(), Isa::Avx2.is_supported()) {
+            (true, _) => Isa::Avx512,
+            (false, true) => Isa::Avx2,
+            (false, false) => Isa::Portable,
+        }
+    }
+
+    /// Whether this machine can run it. The answer is cached by the standard library.
+    pub fn is_supported(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && Isa::Avx2.is_supported()
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx512 | Isa::Avx2 => false,
+            Isa::Portable => true,
+        }
+    }
+}
+
+/// Compiles a loop that is generic over [`Lanes`] once for each instruction set, behind a function
+/// whose first parameter is the [`Isa`]. The function is unsafe: the machine must support that set,
+/// and the loop's own conditions hold.
+macro_rules! on_each_isa {
+    ($(#[$attribute:meta])* $visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $body:ident;) => {
+        $(#[$attribute])*
+        $visibility unsafe fn $name(isa: super::isa::Isa, $($argument: $kind),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            unsafe fn avx512($($argument: $kind),*) {
+                // SAFETY: the caller's conditions are those of the body, and the features are on.
+                unsafe { $body::<super::isa::Avx512Lanes>($($argument),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2($($argument: $kind),*) {
+                // SAFETY: the caller's conditions are those of the body, and the features are on.
+                unsafe { $body::<super::isa::Avx2Lanes>($($argument),*) }
+            }
+            // SAFETY: the caller promises that the machine supports `isa`, and the body's conditions.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    super::isa::Isa::Avx512 => avx512($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    super::isa::Isa::Avx2 => avx2($($argument),*),
+                    _ => $body::<super::isa::PortableLanes>($($argument),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use on_each_isa;
+
+/// A vector of `WIDTH` floats. Every method is unsafe for one reason more than its pointer: the
+/// machine must support the instruction set of the type. All are inlined into the caller, which
+/// carries the target features (see `on_each_isa!`).
+#[allow(clippy::missing_safety_doc)]
+pub trait Lanes: Copy {
+    const WIDTH: usize;
+
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(source: *const f32) -> Self;
+    /// Loads the first `count < WIDTH` lanes and touches no memory behind them; the others are zero.
+    unsafe fn load_first(source: *const f32, count: usize) -> Self;
+    unsafe fn load_bf16(source: *const u16) -> Self;
+    unsafe fn load_f16(source: *const u16) -> Self;
+    unsafe fn store(self, target: *mut f32);
+    unsafe fn store_first(self, target: *mut f32, count: usize);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
+    /// The larger lane; where either is NaN, `other`.
+    unsafe fn max(self, other: Self) -> Self;
+    /// The smaller lane; where either is NaN, `other`.
+    unsafe fn min(self, other: Self) -> Self;
+    /// `self * factor + addend`, in one rounding where the instruction set has it.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    unsafe fn abs(self) -> Self;
+    /// The magnitude of `self` with the sign of `sign`.
+    unsafe fn copysign(self, sign: Self) -> Self;
+    /// `yes` in the lanes where `self < limit`, else `no`.
+    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// `self * 2^exponent` for whole exponents in -252..=252, gradual underflow and overflow included.
+    unsafe fn scale_by_power(self, exponent: Self) -> Self;
+    unsafe fn sum(self) -> f32;
+    unsafe fn largest(self) -> f32;
+    /// Writes `scale` times the transpose of the `WIDTH`×`WIDTH` square at `source` to `target`.
+    unsafe fn transpose_square(
+        source: *const f32,
+        source_stride: usize,
+        target: *mut f32,
+        target_stride: usize,
+        scale: Self,
+    );
+}
+
+/// e to the power of each lane, within 1.5 units in the last place; 0 below -104, infinite above 88.73.
+///
+/// # Safety
+/// The machine supports the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn exp<V: Lanes>(x: V) -> V {
+    // exp(x) = 2^n · exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split in two parts,
+    // the first with enough trailing zeros that n · first is exact. Taylor to r^7 leaves 5e-9 relative.
+    const LN2_FIRST: f32 = 0.693_359_4;
+    const LN2_SECOND: f32 = -2.121_944_4e-4;
+    // Adding 1.5 · 2^23 leaves no bits below one: the sum is rounded to a whole number.
+    const ROUNDER: f32 = 12_582_912.0;
+    // SAFETY: arithmetic on lanes only; the caller promises the instruction set.
+    unsafe {
+        // The operand order lets NaN through.
+        let x = V::splat(-105.0).max(V::splat(90.0).min(x));
+        let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(ROUNDER)).sub(V::splat(ROUNDER));
+        let r = n.mul_add(V::splat(-LN2_FIRST), x);
+        let r = n.mul_add(V::splat(-LN2_SECOND), r);
+        let mut power = V::splat(1.0 / 5040.0);
+        power = power.mul_add(r, V::splat(1.0 / 720.0));
+        power = power.mul_add(r, V::splat(1.0 / 120.0));
+        power = power.mul_add(r, V::splat(1.0 / 24.0));
+        power = power.mul_add(r, V::splat(1.0 / 6.0));
+        power = power.mul_add(r, V::splat(0.5));
+        power = power.mul_add(r, V::splat(1.0));
+        power = power.mul_add(r, V::splat(1.0));
+        power.scale_by_power(n)
+    }
+}
+
+/// The hyperbolic tangent of each lane, within a few units in the last place.
+///
+/// # Safety
+/// The machine supports the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn tanh<V: Lanes>(x: V) -> V {
+    // Near zero 1 - 2 / (e^2x + 1) cancels, so there the continued fraction of Lambert is cut after
+    // its fifth level: x (945 + 105 x² + x⁴) / (945 + 420 x² + 15 x⁴), 1e-9 relative up to 0.6.
+    // SAFETY: arithmetic on lanes only; the caller promises the instruction set.
+    unsafe {
+        let magnitude = x.abs();
+        let square = x.mul(x);
+        let above = square.add(V::splat(105.0)).mul_add(square, V::splat(945.0)).mul(x);
+        let below = square.mul_add(V::splat(15.0), V::splat(420.0)).mul_add(square, V::splat(945.0));
+        let near = above.div(below);
+        let grown = exp(magnitude.add(magnitude)).add(V::splat(1.0));
+        let far = V::splat(1.0).sub(V::splat(2.0).div(grown)).copysign(x);
+        magnitude.select_less(V::splat(0.6), near, far)
+    }
+}

@@ -1,0 +1,144 @@
+//! [`Lanes`] in plain Rust: four floats, which every 64-bit target keeps in one register.
+//!
+//! It is the only path off x86-64 and the reference for the other two in tests.
+//! Left out: explicit NEON; the compiler vectorises these loops.
+
+use super::isa::Lanes;
+
+#[derive(Clone, Copy)]
+#[repr(align(16))]
+pub struct PortableLanes([f32; 4]);
+
+#[inline(always)]
+fn each(make: impl Fn(usize) -> f32) -> PortableLanes {
+    PortableLanes([make(0), make(1), make(2), make(3)])
+}
+
+/// Without a fused instruction the library call would be a hundred times slower than two roundings.
+#[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) << 23) as u32)
+}
+
+impl Lanes for PortableLanes {
+    const WIDTH: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        PortableLanes([value; 4])
+    }
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self {
+        // SAFETY: the caller promises four readable floats; no alignment is assumed.
+        PortableLanes(unsafe { source.cast::<[f32; 4]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self {
+        let mut lanes = [0.0; 4];
+        for (index, lane) in lanes.iter_mut().enumerate().take(count) {
+            // SAFETY: the caller promises `count` readable floats.
+            *lane = unsafe { source.add(index).read() };
+        }
+        PortableLanes(lanes)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(source: *const u16) -> Self {
+        // SAFETY: the caller promises four readable halves.
+        each(|i| f32::from_bits(u32::from(unsafe { source.add(i).read_unaligned() }) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(source: *const u16) -> Self {
+        // SAFETY: the caller promises four readable halves.
+        each(|i| half::f16::from_bits(unsafe { source.add(i).read_unaligned() }).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32) {
+        // SAFETY: the caller promises four writable floats; no alignment is assumed.
+        unsafe { target.cast::<[f32; 4]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, target: *mut f32, count: usize) {
+        for (index, lane) in self.0.iter().enumerate().take(count) {
+            // SAFETY: the caller promises `count` writable floats.
+            unsafe { target.add(index).write(*lane) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        each(|i| self.0[i] + other.0[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        each(|i| self.0[i] - other.0[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        each(|i| self.0[i] * other.0[i])
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        each(|i| self.0[i] / other.0[i])
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        each(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        each(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        each(|i| multiply_add(self.0[i], factor.0[i], addend.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        each(|i| self.0[i].abs())
+    }
+    #[inline(always)]
+    unsafe fn copysign(self, sign: Self) -> Self {
+        each(|i| self.0[i].copysign(sign.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        each(|i| if self.0[i] < limit.0[i] { yes.0[i] } else { no.0[i] })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, exponent: Self) -> Self {
+        // Two factors, because a single one cannot express 2^-150 or 2^128.
+        each(|i| {
+            let whole = exponent.0[i] as i32;
+            let first = whole >> 1;
+            self.0[i] * power_of_two(first) * power_of_two(whole - first)
+        })
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        (self.0[0] + self.0[2]) + (self.0[1] + self.0[3])
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0[0].max(self.0[2]).max(self.0[1].max(self.0[3]))
+    }
+    #[inline(always)]
+    unsafe fn transpose_square(
+        source: *const f32,
+        source_stride: usize,
+        target: *mut f32,
+        target_stride: usize,
+        scale: Self,
+    ) {
+        // SAFETY: the caller promises a 4×4 square at either pointer with these strides.
+        unsafe {
+            let rows = [0, 1, 2, 3].map(|i| Self::load(source.add(i * source_stride)).0);
+            for column in 0..4 {
+                each(|i| rows[i][column] * scale.0[i]).store(target.add(column * target_stride));
+            }
+        }
+    }
+}

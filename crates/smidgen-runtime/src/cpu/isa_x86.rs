@@ -1,0 +1,329 @@
+//! [`Lanes`] over the intrinsics of AVX-512 and of AVX2 with FMA and F16C.
+//!
+//! Each method is one or two instructions; the trait says what it means and what it asks of the caller.
+//! Every `unsafe` block here rests on the same two promises of [`Lanes`]: the machine has the
+//! instruction set, and a pointer is good for the lanes that are read or written (never aligned).
+//! Left out: anything that only one of the two sets could do.
+
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::isa::Lanes;
+use std::arch::x86_64::*;
+
+#[derive(Clone, Copy)]
+pub struct Avx512Lanes(__m512);
+
+#[derive(Clone, Copy)]
+pub struct Avx2Lanes(__m256);
+
+#[inline(always)]
+fn first_lanes_mask(count: usize) -> __mmask16 {
+    ((1u32 << count) - 1) as __mmask16
+}
+
+impl Lanes for Avx512Lanes {
+    const WIDTH: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self(unsafe { _mm512_set1_ps(value) })
+    }
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self {
+        Self(unsafe { _mm512_loadu_ps(source) })
+    }
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self {
+        Self(unsafe { _mm512_maskz_loadu_ps(first_lanes_mask(count), source) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(source: *const u16) -> Self {
+        unsafe {
+            let halves = _mm256_loadu_si256(source.cast());
+            let words = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves));
+            Self(_mm512_castsi512_ps(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(source: *const u16) -> Self {
+        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(source.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32) {
+        unsafe { _mm512_storeu_ps(target, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, target: *mut f32, count: usize) {
+        unsafe { _mm512_mask_storeu_ps(target, first_lanes_mask(count), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Self(unsafe { _mm512_min_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        Self(unsafe { _mm512_abs_ps(self.0) })
+    }
+    #[inline(always)]
+    unsafe fn copysign(self, sign: Self) -> Self {
+        unsafe {
+            let sign_bit = _mm512_set1_ps(-0.0);
+            let signs = _mm512_and_ps(sign_bit, sign.0);
+            Self(_mm512_or_ps(_mm512_andnot_ps(sign_bit, self.0), signs))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        unsafe {
+            let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0);
+            Self(_mm512_mask_blend_ps(less, no.0, yes.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, exponent: Self) -> Self {
+        Self(unsafe { _mm512_scalef_ps(self.0, exponent.0) })
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn transpose_square(
+        source: *const f32,
+        source_stride: usize,
+        target: *mut f32,
+        target_stride: usize,
+        scale: Self,
+    ) {
+        unsafe {
+            // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
+            let mut a = [_mm512_setzero_ps(); 16];
+            let mut b = a;
+            for (row, lanes) in a.iter_mut().enumerate() {
+                *lanes = _mm512_loadu_ps(source.add(row * source_stride));
+            }
+            for pair in 0..8 {
+                b[2 * pair] = _mm512_unpacklo_ps(a[2 * pair], a[2 * pair + 1]);
+                b[2 * pair + 1] = _mm512_unpackhi_ps(a[2 * pair], a[2 * pair + 1]);
+            }
+            for quad in 0..4 {
+                let base = 4 * quad;
+                let (low, high) = (_mm512_castps_pd(b[base]), _mm512_castps_pd(b[base + 2]));
+                a[base] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+                a[base + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+                let (low, high) = (_mm512_castps_pd(b[base + 1]), _mm512_castps_pd(b[base + 3]));
+                a[base + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+                a[base + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+            }
+            // a[4 q + c] holds, in its 128-bit lane l, rows 4q..4q+4 of column 4l + c.
+            for column in 0..4 {
+                let (first, second) = (a[column], a[4 + column]);
+                b[column] = _mm512_shuffle_f32x4::<0x88>(first, second);
+                b[4 + column] = _mm512_shuffle_f32x4::<0xdd>(first, second);
+                let (third, fourth) = (a[8 + column], a[12 + column]);
+                b[8 + column] = _mm512_shuffle_f32x4::<0x88>(third, fourth);
+                b[12 + column] = _mm512_shuffle_f32x4::<0xdd>(third, fourth);
+            }
+            for column in 0..4 {
+                a[column] = _mm512_shuffle_f32x4::<0x88>(b[column], b[8 + column]);
+                a[8 + column] = _mm512_shuffle_f32x4::<0xdd>(b[column], b[8 + column]);
+                a[4 + column] = _mm512_shuffle_f32x4::<0x88>(b[4 + column], b[12 + column]);
+                a[12 + column] = _mm512_shuffle_f32x4::<0xdd>(b[4 + column], b[12 + column]);
+            }
+            for (column, lanes) in a.iter().enumerate() {
+                let scaled = _mm512_mul_ps(*lanes, scale.0);
+                _mm512_storeu_ps(target.add(column * target_stride), scaled);
+            }
+        }
+    }
+}
+
+/// Eight set words, then eight clear ones: a window into it masks the first lanes.
+static WINDOW: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+impl Avx2Lanes {
+    #[inline(always)]
+    unsafe fn first_lanes(count: usize) -> __m256i {
+        unsafe { _mm256_loadu_si256(WINDOW.as_ptr().add(8 - count).cast()) }
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(exponent: __m256i) -> __m256 {
+        unsafe {
+            let biased = _mm256_add_epi32(exponent, _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        }
+    }
+}
+
+impl Lanes for Avx2Lanes {
+    const WIDTH: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self(unsafe { _mm256_set1_ps(value) })
+    }
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self {
+        Self(unsafe { _mm256_loadu_ps(source) })
+    }
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self {
+        Self(unsafe { _mm256_maskload_ps(source, Self::first_lanes(count)) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(source: *const u16) -> Self {
+        unsafe {
+            let halves = _mm_loadu_si128(source.cast());
+            let words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves));
+            Self(_mm256_castsi256_ps(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(source: *const u16) -> Self {
+        unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(source.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32) {
+        unsafe { _mm256_storeu_ps(target, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, target: *mut f32, count: usize) {
+        unsafe { _mm256_maskstore_ps(target, Self::first_lanes(count), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm256_div_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm256_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Self(unsafe { _mm256_min_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        Self(unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0) })
+    }
+    #[inline(always)]
+    unsafe fn copysign(self, sign: Self) -> Self {
+        unsafe {
+            let signs = _mm256_and_ps(_mm256_set1_ps(-0.0), sign.0);
+            Self(_mm256_or_ps(self.abs().0, signs))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        unsafe {
+            let less = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, limit.0);
+            Self(_mm256_blendv_ps(no.0, yes.0, less))
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, exponent: Self) -> Self {
+        unsafe {
+            // Two factors, because a single one cannot express 2^-150 or 2^128.
+            let whole = _mm256_cvtps_epi32(exponent.0);
+            let first = _mm256_srai_epi32::<1>(whole);
+            let second = _mm256_sub_epi32(whole, first);
+            let scaled = _mm256_mul_ps(self.0, Self::power_of_two(first));
+            Self(_mm256_mul_ps(scaled, Self::power_of_two(second)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            let half = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_square(
+        source: *const f32,
+        source_stride: usize,
+        target: *mut f32,
+        target_stride: usize,
+        scale: Self,
+    ) {
+        unsafe {
+            let mut a = [_mm256_setzero_ps(); 8];
+            let mut b = a;
+            for (row, lanes) in a.iter_mut().enumerate() {
+                *lanes = _mm256_loadu_ps(source.add(row * source_stride));
+            }
+            for pair in 0..4 {
+                b[2 * pair] = _mm256_unpacklo_ps(a[2 * pair], a[2 * pair + 1]);
+                b[2 * pair + 1] = _mm256_unpackhi_ps(a[2 * pair], a[2 * pair + 1]);
+            }
+            for quad in 0..2 {
+                let base = 4 * quad;
+                a[base] = _mm256_shuffle_ps::<0x44>(b[base], b[base + 2]);
+                a[base + 1] = _mm256_shuffle_ps::<0xee>(b[base], b[base + 2]);
+                a[base + 2] = _mm256_shuffle_ps::<0x44>(b[base + 1], b[base + 3]);
+                a[base + 3] = _mm256_shuffle_ps::<0xee>(b[base + 1], b[base + 3]);
+            }
+            for column in 0..4 {
+                b[column] = _mm256_permute2f128_ps::<0x20>(a[column], a[4 + column]);
+                b[4 + column] = _mm256_permute2f128_ps::<0x31>(a[column], a[4 + column]);
+            }
+            for (column, lanes) in b.iter().enumerate() {
+                let scaled = _mm256_mul_ps(*lanes, scale.0);
+                _mm256_storeu_ps(target.add(column * target_stride), scaled);
+            }
+        }
+    }
+}

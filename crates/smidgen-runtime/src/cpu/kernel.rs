@@ -1,0 +1,321 @@
+//! The innermost loops of every matrix product: a small tile of C is held in registers while K passes.
+//!
+//! The left operand is not packed: its elements are broadcast from where they lie, with any two strides.
+//! The right operand is read as rows of whole vectors, from a packed panel or a plain row-major matrix.
+//! A product may have several left operands one after the other along K ([`LeftRun`]), so a sum of
+//! products passes over C once. Each element of C is summed in the order of K, whatever the tiling.
+//! Left out: threads, packing and cache blocking (`product.rs`, `packing.rs`).
+
+use super::isa::{Lanes, on_each_isa};
+
+/// Most columns that one tile covers; panels of packed right operands have this width.
+pub const PANEL_COLUMNS: usize = 48;
+
+/// Rows of one tile; [`LeftRun::octet_stride`] counts in these.
+pub const TILE_ROWS: usize = 8;
+
+/// A left operand (rows, depth) of f32. Element (i, k) lies at
+/// `(i / 8) * octet_stride + (i % 8) * row_stride + k * depth_stride` from `pointer`.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftRun {
+    pub pointer: *const f32,
+    pub row_stride: usize,
+    pub octet_stride: usize,
+    pub depth_stride: usize,
+    pub depth: usize,
+}
+
+impl LeftRun {
+    /// A plain strided view.
+    pub fn strided(pointer: *const f32, row_stride: usize, depth_stride: usize, depth: usize) -> LeftRun {
+        LeftRun { pointer, row_stride, octet_stride: TILE_ROWS * row_stride, depth_stride, depth }
+    }
+}
+
+/// A right operand: one row per step of depth, columns contiguous. Where `padded`, each row is
+/// readable up to the next multiple of 16 columns.
+#[derive(Clone, Copy, Debug)]
+pub struct RightRows {
+    pub pointer: *const f32,
+    pub row_stride: usize,
+    pub padded: bool,
+}
+
+/// Where C lies: element (i, j) at `i * row_stride + j * column_stride` from `pointer`.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputView {
+    pub pointer: *mut f32,
+    pub row_stride: usize,
+    pub column_stride: usize,
+}
+
+// SAFETY: a view is only an address; tasks that share it write disjoint elements.
+unsafe impl Send for OutputView {}
+// SAFETY: as above.
+unsafe impl Sync for OutputView {}
+
+impl OutputView {
+    /// The view that begins at element (`row`, `column`) of this one.
+    ///
+    /// # Safety
+    /// That element is inside the allocation of the view.
+    #[inline(always)]
+    pub unsafe fn at(self, row: usize, column: usize) -> OutputView {
+        OutputView {
+            // SAFETY: the caller's promise.
+            pointer: unsafe { self.pointer.add(row * self.row_stride + column * self.column_stride) },
+            ..self
+        }
+    }
+}
+
+/// What happens to the old value of C.
+#[derive(Clone, Copy, Debug)]
+pub enum TileWrite {
+    /// C = product.
+    Overwrite,
+    /// C = C + product.
+    Add,
+    /// C = bias + product, with one bias per column.
+    Bias(*const f32),
+}
+
+/// A serial product C (rows, columns) of the `runs`, laid one after the other along depth, with the
+/// rows of `right`.
+#[derive(Clone, Copy)]
+pub struct TileProduct<'a> {
+    pub rows: usize,
+    pub columns: usize,
+    pub runs: &'a [LeftRun],
+    pub right: RightRows,
+    pub output: OutputView,
+    pub write: TileWrite,
+}
+
+on_each_isa! {
+    /// Computes the product on the calling thread.
+    ///
+    /// # Safety
+    /// The machine supports `isa`; the operands are readable and C is writable for the given shape and
+    /// strides; C overlaps no operand.
+    pub unsafe fn tile_product(product: &TileProduct<'_>) = tile_product_with;
+}
+
+#[inline(always)]
+unsafe fn tile_product_with<V: Lanes>(product: &TileProduct<'_>) {
+    // As many accumulators as the registers hold beside the vectors of a right row and one broadcast:
+    // 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32 with NEON.
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match V::WIDTH {
+            16 => columns_by_vectors::<V, 8, 3>(product),
+            8 => columns_by_vectors::<V, 4, 3>(product),
+            _ => columns_by_vectors::<V, 4, 2>(product),
+        }
+    }
+}
+
+/// Walks over groups of at most `MOST` vectors of columns, of even width, and for each over all rows:
+/// the part of the right operand under one group stays in the first-level cache.
+#[inline(always)]
+unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(product: &TileProduct<'_>) {
+    let mut vectors_left = product.columns.div_ceil(V::WIDTH);
+    let mut column = 0;
+    while vectors_left > 0 {
+        let vectors = vectors_left.div_ceil(vectors_left.div_ceil(MOST));
+        let last_lanes = V::WIDTH.min(product.columns - column - (vectors - 1) * V::WIDTH);
+        let partial = last_lanes < V::WIDTH && !product.right.padded;
+        let strip = Strip { column, last_lanes };
+        // SAFETY: the strip lies inside the columns of the product.
+        unsafe {
+            match (vectors, partial) {
+                (1, false) => strip_of_rows::<V, ROWS, 1, false>(product, strip),
+                (1, true) => strip_of_rows::<V, ROWS, 1, true>(product, strip),
+                (2, false) => strip_of_rows::<V, ROWS, 2, false>(product, strip),
+                (2, true) => strip_of_rows::<V, ROWS, 2, true>(product, strip),
+                (_, false) => strip_of_rows::<V, ROWS, MOST, false>(product, strip),
+                (_, true) => strip_of_rows::<V, ROWS, MOST, true>(product, strip),
+            }
+        }
+        column += vectors * V::WIDTH;
+        vectors_left -= vectors;
+    }
+}
+
+/// Some columns of C: the first one, and how many lanes of the last vector are in use.
+#[derive(Clone, Copy)]
+struct Strip {
+    column: usize,
+    last_lanes: usize,
+}
+
+#[inline(always)]
+unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
+    product: &TileProduct<'_>,
+    strip: Strip,
+) {
+    // SAFETY: every tile lies inside the rows of the product.
+    unsafe {
+        let mut row = 0;
+        while product.rows - row >= ROWS {
+            tile_anywhere::<V, ROWS, NV, PARTIAL>(product, strip, row);
+            row += ROWS;
+        }
+        if ROWS > 4 && product.rows - row >= 4 {
+            tile_anywhere::<V, 4, NV, PARTIAL>(product, strip, row);
+            row += 4;
+        }
+        if product.rows - row >= 2 {
+            tile_anywhere::<V, 2, NV, PARTIAL>(product, strip, row);
+            row += 2;
+        }
+        if product.rows > row {
+            tile_anywhere::<V, 1, NV, PARTIAL>(product, strip, row);
+        }
+    }
+}
+
+/// A tile whose C may have any column stride: where it is not 1, the tile is made on the stack.
+#[inline(always)]
+unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
+    product: &TileProduct<'_>,
+    strip: Strip,
+    row: usize,
+) {
+    // SAFETY: the tile at (row, strip.column) lies inside C, and the stack tile holds 8 × 48 floats.
+    unsafe {
+        let output = product.output.at(row, strip.column);
+        let write = match product.write {
+            TileWrite::Bias(bias) => TileWrite::Bias(bias.add(strip.column)),
+            other => other,
+        };
+        if output.column_stride == 1 {
+            let target = (output.pointer, output.row_stride);
+            tile::<V, ROWS, NV, PARTIAL>(product, strip, row, target, write);
+            return;
+        }
+        let mut local = [0.0f32; TILE_ROWS * PANEL_COLUMNS];
+        let target = (local.as_mut_ptr(), PANEL_COLUMNS);
+        let first = match write {
+            TileWrite::Add => TileWrite::Overwrite,
+            other => other,
+        };
+        tile::<V, ROWS, NV, PARTIAL>(product, strip, row, target, first);
+        for j in 0..(NV - 1) * V::WIDTH + strip.last_lanes {
+            for i in 0..ROWS {
+                let element = output.at(i, j).pointer;
+                let value = local[i * PANEL_COLUMNS + j];
+                *element = match write {
+                    TileWrite::Add => *element + value,
+                    _ => value,
+                };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
+    product: &TileProduct<'_>,
+    strip: Strip,
+    row: usize,
+    (target, target_stride): (*mut f32, usize),
+    write: TileWrite,
+) {
+    let last_lanes = strip.last_lanes;
+    // SAFETY: the operands are readable for the rows and columns of the tile and the depth of the
+    // runs; the last vector of a right row is read in full only where it is full or padded.
+    unsafe {
+        let mut right = product.right.pointer.add(strip.column);
+        let right_stride = product.right.row_stride;
+        // C is needed after thousands of cycles: ask for it now. Rows may begin inside a cache line, so
+        // the last float of the tile is asked for as well.
+        for i in 0..ROWS {
+            for v in 0..NV {
+                prefetch(target.wrapping_add(i * target_stride + v * V::WIDTH));
+            }
+            prefetch(target.wrapping_add(i * target_stride + NV * V::WIDTH - 1));
+        }
+        let mut sums = [[V::splat(0.0); NV]; ROWS];
+        for run in product.runs {
+            let (octet, inside) = (row / TILE_ROWS, row % TILE_ROWS);
+            let mut left = run.pointer.add(octet * run.octet_stride + inside * run.row_stride);
+            let (row_stride, depth_stride) = (run.row_stride, run.depth_stride);
+            for _ in 0..run.depth {
+                let mut vectors = [V::splat(0.0); NV];
+                for v in 0..NV {
+                    let source = right.add(v * V::WIDTH);
+                    vectors[v] = if PARTIAL && v == NV - 1 {
+                        V::load_first(source, last_lanes)
+                    } else {
+                        V::load(source)
+                    };
+                }
+                for i in 0..ROWS {
+                    let factor = V::splat(*left.add(i * row_stride));
+                    for v in 0..NV {
+                        sums[i][v] = factor.mul_add(vectors[v], sums[i][v]);
+                    }
+                }
+                left = left.wrapping_add(depth_stride);
+                right = right.wrapping_add(right_stride);
+            }
+        }
+        // Written out row by row: a loop that the compiler does not unroll would index `sums` at run
+        // time, which forces the accumulators into memory in the loop above.
+        macro_rules! write_rows {
+            ($($i:literal)*) => {$(
+                if $i < ROWS {
+                    let at = target.add($i * target_stride);
+                    write_row::<V, NV>(&sums[$i % ROWS], at, last_lanes, write);
+                }
+            )*};
+        }
+        write_rows!(0 1 2 3 4 5 6 7);
+    }
+}
+
+#[inline(always)]
+unsafe fn write_row<V: Lanes, const NV: usize>(
+    sums: &[V; NV],
+    target: *mut f32,
+    last_lanes: usize,
+    write: TileWrite,
+) {
+    // SAFETY: the row of C, and the bias, have `last_lanes` floats in the last vector and whole vectors
+    // before it.
+    unsafe {
+        let old = match write {
+            TileWrite::Overwrite => None,
+            TileWrite::Add => Some(target.cast_const()),
+            TileWrite::Bias(bias) => Some(bias),
+        };
+        let last = (NV - 1) * V::WIDTH;
+        for v in 0..NV - 1 {
+            let value = match old {
+                None => sums[v],
+                Some(old) => V::load(old.add(v * V::WIDTH)).add(sums[v]),
+            };
+            value.store(target.add(v * V::WIDTH));
+        }
+        match (old, last_lanes == V::WIDTH) {
+            (None, true) => sums[NV - 1].store(target.add(last)),
+            (None, false) => sums[NV - 1].store_first(target.add(last), last_lanes),
+            (Some(old), true) => V::load(old.add(last)).add(sums[NV - 1]).store(target.add(last)),
+            (Some(old), false) => V::load_first(old.add(last), last_lanes)
+                .add(sums[NV - 1])
+                .store_first(target.add(last), last_lanes),
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

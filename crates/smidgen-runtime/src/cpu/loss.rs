@@ -1,0 +1,280 @@
+//! Cross entropy over the vocabulary, with the logits' gradient written over the logits.
+//!
+//! Per row, with z the logits (after the soft cap z = c tanh(l / c), where there is one):
+//!
+//! ```text
+//! nll = ln(sum exp z) - z[label]        dl = (softmax(z) - onehot(label)) * scale * (1 - (z / c)²)
+//! ```
+//!
+//! The largest logit is taken out before `exp`; long sums are f32 within a segment, f64 across.
+//! Leaves out means over tokens: the caller chooses the scale.
+
+use super::chunk::for_each_row_chunk;
+use super::footprint::assert_apart;
+use super::simd::{
+    Isa, LANES, Lanes, exp, exp_lanes, for_each_block, kernel, max_lanes, sum_lanes, tanh, tanh_lanes,
+};
+use super::view::{Dst, DstRows, Src};
+
+/// A row with this label counts for nothing: its loss and its gradient are zero. PyTorch's value.
+pub const IGNORED_LABEL: i32 = -100;
+
+/// Writes each row's negative log likelihood to `nll`. With `grad_scale` the logits become their own
+/// gradient times it; without, they stay as they are.
+pub fn softmax_loss(
+    logits: DstRows,  // (rows, V)
+    labels: Src<i32>, // (rows)
+    softcap: Option<f32>,
+    grad_scale: Option<f32>,
+    nll: Dst<f32>, // (rows)
+) {
+    let (rows, vocabulary) = (logits.rows(), logits.columns());
+    assert_eq!((labels.len(), nll.len()), (rows, rows));
+    assert_apart("softmax_loss", logits, [labels.into(), nll.into()]);
+    assert_apart("softmax_loss", nll, [labels.into()]);
+    let isa = Isa::current();
+    for_each_row_chunk(rows, vocabulary, |chunk| {
+        for row in chunk.start..chunk.start + chunk.len {
+            let label = labels.get(row);
+            let loss = match usize::try_from(label) {
+                Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
+                _ => {
+                    assert_eq!(
+                        label, IGNORED_LABEL,
+                        "`softmax_loss`: label of row {row} is outside a vocabulary of {vocabulary}"
+                    );
+                    if grad_scale.is_some() {
+                        logits.row(row).fill_zero();
+                    }
+                    0.0
+                }
+            };
+            nll.set(row, loss);
+        }
+    });
+}
+
+/// Columns whose exponentials are added in f32 before the sum is carried on in f64.
+const SEGMENT_COLUMNS: usize = 4096;
+
+kernel! {
+    fn loss_row(
+        logits: Dst<f32>,
+        label: usize,
+        softcap: Option<f32>,
+        grad_scale: Option<f32>,
+    ) -> f32 {
+        let mut largest = [f32::NEG_INFINITY; LANES];
+        for_each_block!(block in logits.len() => {
+            let lanes = logits.src().lanes_or(block, f32::NEG_INFINITY);
+            for lane in 0..LANES {
+                let candidate = lanes[lane];
+                largest[lane] = if candidate > largest[lane] { candidate } else { largest[lane] };
+            }
+        });
+        // The cap is monotonic, so the largest logit stays the largest.
+        let largest = capped(max_lanes(largest), softcap);
+        let labelled = capped(logits.src().get(label), softcap);
+
+        let keep_capped = softcap.is_some() && grad_scale.is_some();
+        let mut sum = 0.0_f64;
+        for start in (0..logits.len()).step_by(SEGMENT_COLUMNS) {
+            let len = SEGMENT_COLUMNS.min(logits.len() - start);
+            sum += f64::from(segment_sum(logits.part(start, len), largest, softcap, keep_capped));
+        }
+
+        if let Some(scale) = grad_scale {
+            let inverse_sum = (1.0 / sum) as f32;
+            for_each_block!(block in logits.len() => {
+                let z = logits.lanes(block);
+                let mut out = exp_below(z, largest);
+                for value in &mut out {
+                    *value = *value * inverse_sum * scale;
+                }
+                if let Some(cap) = softcap {
+                    for lane in 0..LANES {
+                        out[lane] *= cap_slope(z[lane], cap);
+                    }
+                }
+                logits.set_lanes(block, out);
+            });
+            let probability = exp(labelled - largest) * inverse_sum;
+            let slope = softcap.map_or(1.0, |cap| cap_slope(labelled, cap));
+            logits.set(label, (probability - 1.0) * scale * slope);
+        }
+        (f64::from(largest) + sum.ln() - f64::from(labelled)) as f32
+    }
+}
+
+/// The sum of exp(z - largest); leaves z in place of the logits when `keep_capped`.
+#[inline(always)]
+fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped: bool) -> f32 {
+    let mut sums = [0.0; LANES];
+    for_each_block!(block in logits.len() => {
+        let mut z = logits.src().lanes_or(block, f32::NEG_INFINITY);
+        if let Some(cap) = softcap {
+            z = cap_lanes(z, cap);
+            if keep_capped {
+                logits.set_lanes(block, z);
+            }
+        }
+        let powers = exp_below(z, largest);
+        for lane in 0..LANES {
+            let counts = lane < block.count;
+            sums[lane] += if counts { powers[lane] } else { 0.0 };
+        }
+    });
+    sum_lanes(sums)
+}
+
+#[inline(always)]
+fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
+    for value in &mut z {
+        *value -= largest;
+    }
+    exp_lanes(z)
+}
+
+#[inline(always)]
+fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
+    let inverse = 1.0 / cap;
+    for value in &mut lanes {
+        *value *= inverse;
+    }
+    lanes = tanh_lanes(lanes);
+    for value in &mut lanes {
+        *value *= cap;
+    }
+    lanes
+}
+
+#[inline(always)]
+fn capped(logit: f32, softcap: Option<f32>) -> f32 {
+    softcap.map_or(logit, |cap| tanh(logit * (1.0 / cap)) * cap)
+}
+
+#[inline(always)]
+fn cap_slope(z: f32, cap: f32) -> f32 {
+    let t = z * (1.0 / cap);
+    (1.0 - t) * (1.0 + t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    fn reference(logits: &[f64], label: usize, softcap: Option<f64>) -> f64 {
+        let z: Vec<f64> = logits.iter().map(|l| softcap.map_or(*l, |cap| cap * (l / cap).tanh())).collect();
+        let largest = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = z.iter().map(|z| (z - largest).exp()).sum();
+        largest + sum.ln() - z[label]
+    }
+
+    fn labels(rows: usize, vocabulary: usize) -> Vec<i32> {
+        (0..rows).map(|row| (row * 7 % vocabulary) as i32).collect()
+    }
+
+    fn run(
+        logits: &[f32],
+        labels: &[i32],
+        softcap: Option<f32>,
+        grad_scale: Option<f32>,
+    ) -> (Vec<f32>, Vec<f32>) {
+        on_every_machine(|| {
+            let mut logits = logits.to_vec();
+            let mut nll = vec![f32::NAN; labels.len()];
+            let columns = logits.len() / labels.len();
+            let view = dst(&mut logits).rows(columns);
+            softmax_loss(view, src(labels), softcap, grad_scale, dst(&mut nll));
+            (logits, nll)
+        })
+    }
+
+    fn wide(seed: u64, len: usize) -> Vec<f32> {
+        numbers(seed, len).iter().map(|value| value * 6.0).collect()
+    }
+
+    #[test]
+    fn loss_matches_the_reference_and_leaves_the_logits() {
+        for vocabulary in [1, 7, 16, 33, 576, 3 * SEGMENT_COLUMNS + 5] {
+            for softcap in [None, Some(4.0_f32)] {
+                let rows = if vocabulary > 1000 { 3 } else { 61 };
+                let logits = wide(1, rows * vocabulary);
+                let labels = labels(rows, vocabulary);
+                let (after, nll) = run(&logits, &labels, softcap, None);
+                assert_same_bits("logits", &after, &logits);
+                let want: Vec<f64> = logits
+                    .chunks(vocabulary)
+                    .zip(&labels)
+                    .map(|(row, label)| reference(&widened(row), *label as usize, softcap.map(f64::from)))
+                    .collect();
+                assert_close("nll", &nll, &want, 1.0, 1e-6);
+                let (_, with_gradient) = run(&logits, &labels, softcap, Some(0.5));
+                assert_same_bits("nll", &with_gradient, &nll);
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_matches_finite_differences() {
+        for vocabulary in [1, 7, 16, 33] {
+            for softcap in [None, Some(4.0_f32)] {
+                let (rows, scale) = (3, 0.7_f32);
+                let logits = wide(2, rows * vocabulary);
+                let labels = labels(rows, vocabulary);
+                let (got, _) = run(&logits, &labels, softcap, Some(scale));
+                let want = finite_difference(&widened(&logits), |logits| {
+                    logits
+                        .chunks(vocabulary)
+                        .zip(&labels)
+                        .map(|(row, label)| {
+                            let cap = softcap.map(f64::from);
+                            f64::from(scale) * reference(row, *label as usize, cap)
+                        })
+                        .sum()
+                });
+                assert_close("dl", &got, &want, 1.0, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_row_sums_to_zero_over_a_large_vocabulary() {
+        let vocabulary = 100_003;
+        let (gradient, _) = run(&wide(3, vocabulary), &[77], None, Some(1.0));
+        let sum: f64 = gradient.iter().map(|value| f64::from(*value)).sum();
+        assert!(sum.abs() < 1e-6, "{sum:e}");
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow_and_nan_shows() {
+        let (gradient, nll) = run(&[1e30, -1e30, 0.0], &[0], None, Some(1.0));
+        assert_eq!((nll[0], gradient), (0.0, vec![0.0, 0.0, 0.0]));
+        let (_, nll) = run(&[500.0, 400.0], &[1], None, None);
+        assert_eq!(nll[0], 100.0);
+        let (_, nll) = run(&[1.0, f32::NAN, 0.0], &[0], None, None);
+        assert!(nll[0].is_nan());
+        let masked = [0.0, f32::NEG_INFINITY, 0.0];
+        let (gradient, nll) = run(&masked, &[0], None, Some(1.0));
+        assert!((nll[0] - 2.0_f32.ln()).abs() < 1e-6);
+        assert_eq!(gradient, [-0.5, 0.0, 0.5]);
+    }
+
+    #[test]
+    fn ignored_rows_are_zero() {
+        let logits = wide(4, 2 * 33);
+        let (gradient, nll) = run(&logits, &[IGNORED_LABEL, 5], None, Some(1.0));
+        assert_eq!(nll[0], 0.0);
+        assert!(gradient[..33].iter().all(|value| *value == 0.0));
+        assert!(nll[1] > 0.0 && gradient[33 + 5] < 0.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "label of row 0 is outside a vocabulary of 4")]
+    fn a_label_outside_the_vocabulary_is_refused() {
+        let (mut logits, mut nll) = (numbers(1, 4), vec![0.0]);
+        let view = dst(&mut logits).rows(4);
+        softmax_loss(view, src(&[4]), None, None, dst(&mut nll));
+    }
+}

@@ -1,0 +1,113 @@
+//! The CPU device: one reservation of RAM, one thread pool, f32 compute.
+//!
+//! It is the everyday device of people without a GPU and the reference for every other. Work is cut by
+//! shape alone, so 1, 2 and 16 threads give the same bytes. The arena is touched once, when it is
+//! reserved: from then on the kernel cannot refuse a page that the plan counted on.
+//! `run.rs` maps operations to the kernels in the files named after them.
+
+pub mod act;
+pub mod arena;
+pub mod attention;
+pub mod attention_gradient;
+pub mod chunk;
+pub mod convert;
+pub mod counter;
+pub mod elementwise;
+pub mod embed;
+pub mod footprint;
+pub mod isa;
+mod isa_portable;
+#[cfg(target_arch = "x86_64")]
+mod isa_x86;
+pub mod kernel;
+pub mod loss;
+pub mod norm;
+pub mod optimizer;
+pub mod packing;
+pub mod product;
+pub mod rope;
+mod run;
+pub mod simd;
+pub mod stored;
+pub mod tasks;
+#[cfg(test)]
+mod testing;
+pub mod view;
+
+use crate::device::{BoundStep, Device, DeviceError, Fill};
+use arena::Arena;
+use smidgen_ir::{DType, Extent, Storage};
+
+const NAME: &str = "cpu";
+
+#[derive(Debug)]
+pub struct Cpu {
+    pool: rayon::ThreadPool,
+    arena: Arena,
+}
+
+impl Cpu {
+    /// A device with so many threads; the plan's workspaces must be sized for as many.
+    pub fn new(threads: usize) -> Result<Cpu, rayon::ThreadPoolBuildError> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .thread_name(|index| format!("smidgen-{index}"))
+            .stack_size(1 << 20)
+            .build()?;
+        Ok(Cpu { pool, arena: Arena::empty() })
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+}
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        let arena = Arena::reserve(bytes).ok_or(DeviceError::Reserve { device: NAME, bytes })?;
+        self.pool.install(|| arena.touch());
+        self.arena = arena;
+        Ok(())
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        for operand in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
+            match operand.storage {
+                Storage::Plain(
+                    DType::F32 | DType::Bf16 | DType::F16 | DType::F64 | DType::I32 | DType::U64,
+                ) => {}
+                storage @ (Storage::Int8Rows | Storage::Nf4 { .. } | Storage::Gguf(_)) => {
+                    return Err(DeviceError::Storage { device: NAME, op: step.op.name(), storage });
+                }
+            }
+        }
+        let needed = run::workspace_bytes(step, extent, self.threads());
+        let given = step.workspace.map_or(0, |(_, bytes)| bytes);
+        if given < needed {
+            return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        self.arena.bytes_mut(offset, from.len()).copy_from_slice(from);
+    }
+
+    fn read(&mut self, offset: usize, into: &mut [u8]) {
+        into.copy_from_slice(self.arena.bytes_mut(offset, into.len()));
+    }
+
+    fn fill<E>(&mut self, offset: usize, bytes: usize, fill: Fill<'_, E>) -> Result<(), E> {
+        fill(0, self.arena.bytes_mut(offset, bytes))
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        let arena = &self.arena;
+        self.pool.install(|| run::run_step(arena, step, extent));
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
+//!
+//! The convention is "rotate half": of a head's first `rotary_dim` channels, channel i of the first
+//! half pairs with channel i of the second; the channels after them pass unchanged.
+//! The gradient of a rotation is the rotation by the opposite angle, so there is no second function.
+//! Leaves out how `inv_freq` and the scale follow from a model's settings.
+
+use super::chunk::{Chunk, for_each_row_chunk};
+use super::footprint::{assert_apart, assert_apart_or_same};
+use super::simd::{Block, Isa, LANES, for_each_block, kernel};
+use super::view::{DstRows, Src, SrcRows};
+
+/// How one token's channels divide into heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeShape {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub rotary_dim: usize,
+}
+
+/// Row t of `table` becomes scale * cos(a), then scale * sin(a), with a = positions[t] * inv_freq rounded
+/// to f32 as PyTorch does; the cosine and sine of that angle are taken in f64.
+pub fn rope_table(
+    positions: Src<i32>, // (T)
+    inv_freq: &[f32],    // (half)
+    scale: f32,
+    table: DstRows, // (T, 2 * half)
+) {
+    let half = inv_freq.len();
+    assert_eq!((table.rows(), table.columns()), (positions.len(), 2 * half));
+    assert_apart("rope_table", table, [positions.into()]);
+    // Sixteen times smaller pieces: an element here costs as much as sixteen elsewhere.
+    for_each_row_chunk(table.rows(), table.columns() * 16, |chunk| {
+        for token in chunk.start..chunk.start + chunk.len {
+            let row = table.row(token);
+            let position = positions.get(token) as f32;
+            for (index, frequency) in inv_freq.iter().enumerate() {
+                let (sine, cosine) = f64::from(position * frequency).sin_cos();
+                row.set(index, cosine as f32 * scale);
+                row.set(half + index, sine as f32 * scale);
+            }
+        }
+    });
+}
+
+/// Turns every head by its token's angles, backwards when `inverse`. `y` may be `x`.
+pub fn rope(
+    x: SrcRows,     // (T, heads * head_dim)
+    table: SrcRows, // (T, rotary_dim)
+    shape: RopeShape,
+    inverse: bool,
+    y: DstRows, // (T, heads * head_dim)
+) {
+    let columns = shape.heads * shape.head_dim;
+    assert!(shape.rotary_dim.is_multiple_of(2) && shape.rotary_dim <= shape.head_dim);
+    assert_eq!(x.columns(), columns);
+    assert_eq!((y.rows(), y.columns()), (x.rows(), columns));
+    assert_eq!((table.rows(), table.columns()), (x.rows(), shape.rotary_dim));
+    assert_apart_or_same("rope", y, [x.into()]);
+    assert_apart("rope", y, [table.into()]);
+    let isa = Isa::current();
+    for_each_row_chunk(x.rows(), columns, |chunk| {
+        rotate_rows(isa, x, table, shape, inverse, y, chunk);
+    });
+}
+
+kernel! {
+    fn rotate_rows(
+        x: SrcRows,
+        table: SrcRows,
+        shape: RopeShape,
+        inverse: bool,
+        y: DstRows,
+        chunk: Chunk,
+    ) {
+        let RopeShape { heads, head_dim, rotary_dim } = shape;
+        let half = rotary_dim / 2;
+        let direction = if inverse { -1.0 } else { 1.0 };
+        for token in chunk.start..chunk.start + chunk.len {
+            let (x, table, y) = (x.row(token), table.row(token), y.row(token));
+            for head in 0..heads {
+                let x = x.part(head * head_dim, head_dim);
+                let y = y.part(head * head_dim, head_dim);
+                for_each_block!(first in half => {
+                    let second = Block { start: half + first.start, count: first.count };
+                    let (cosine, sine) = (table.lanes(first), table.lanes(second));
+                    let (a, b) = (x.lanes(first), x.lanes(second));
+                    let mut out_a = [0.0; LANES];
+                    let mut out_b = [0.0; LANES];
+                    for lane in 0..LANES {
+                        let sine = sine[lane] * direction;
+                        out_a[lane] = a[lane] * cosine[lane] - b[lane] * sine;
+                        out_b[lane] = b[lane] * cosine[lane] + a[lane] * sine;
+                    }
+                    y.set_lanes(first, out_a);
+                    y.set_lanes(second, out_b);
+                });
+                if rotary_dim < head_dim {
+                    let rest = head_dim - rotary_dim;
+                    y.part(rotary_dim, rest).copy_from(x.part(rotary_dim, rest));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::super::view::Dst;
+    use super::*;
+
+    const SHAPES: [RopeShape; 5] =
+        [shape(1, 2, 2), shape(3, 14, 14), shape(2, 33, 20), shape(9, 64, 64), shape(1, 7, 0)];
+
+    const fn shape(heads: usize, head_dim: usize, rotary_dim: usize) -> RopeShape {
+        RopeShape { heads, head_dim, rotary_dim }
+    }
+
+    fn frequencies(half: usize) -> Vec<f32> {
+        (0..half).map(|index| 10_000_f32.powf(-(index as f32) / half as f32)).collect()
+    }
+
+    fn positions(tokens: usize) -> Vec<i32> {
+        (0..tokens as i32).map(|token| token * 37 % 4096).collect()
+    }
+
+    fn table(tokens: usize, half: usize, scale: f32) -> Vec<f32> {
+        on_every_machine(|| {
+            let mut table = vec![f32::NAN; tokens * 2 * half];
+            // SAFETY: the vector has this shape and is used through the view alone.
+            let view = unsafe { DstRows::new(table.as_mut_ptr(), tokens, 2 * half, 2 * half) };
+            rope_table(src(&positions(tokens)), &frequencies(half), scale, view);
+            table
+        })
+    }
+
+    /// Rotates pairs as complex numbers.
+    fn reference(x: &[f64], angles: &[Vec<f64>], shape: RopeShape, scale: f64) -> Vec<f64> {
+        let mut y = x.to_vec();
+        let half = shape.rotary_dim / 2;
+        for (head, start) in (0..x.len()).step_by(shape.head_dim).enumerate() {
+            for (index, angle) in angles[head / shape.heads].iter().enumerate() {
+                let (first, second) = (start + index, start + half + index);
+                y[first] = scale * (x[first] * angle.cos() - x[second] * angle.sin());
+                y[second] = scale * (x[first] * angle.sin() + x[second] * angle.cos());
+            }
+        }
+        y
+    }
+
+    fn angles(tokens: usize, half: usize, sign: f64) -> Vec<Vec<f64>> {
+        positions(tokens)
+            .iter()
+            .map(|position| {
+                frequencies(half)
+                    .iter()
+                    .map(|frequency| sign * f64::from(*position as f32 * frequency))
+                    .collect()
+            })
+            .collect()
+    }
+
+    fn rotate(x: &[f32], table: &[f32], shape: RopeShape, inverse: bool, in_place: bool) -> Vec<f32> {
+        let columns = shape.heads * shape.head_dim;
+        let tokens = x.len() / columns;
+        on_every_machine(|| {
+            // SAFETY: the vector has this shape and is not written.
+            let table = unsafe { SrcRows::new(table.as_ptr(), tokens, shape.rotary_dim, shape.rotary_dim) };
+            let mut y = if in_place { x.to_vec() } else { vec![f32::NAN; x.len()] };
+            let view: Dst<f32> = dst(&mut y);
+            let input = if in_place { view.src() } else { src(x) };
+            rope(input.rows(columns), table, shape, inverse, view.rows(columns));
+            y
+        })
+    }
+
+    #[test]
+    fn table_holds_cosines_then_sines() {
+        let (tokens, half) = (600, 5);
+        let table = table(tokens, half, 1.25);
+        for (row, angles) in table.chunks(2 * half).zip(angles(tokens, half, 1.0)) {
+            let cosines: Vec<f64> = angles.iter().map(|angle| 1.25 * angle.cos()).collect();
+            let sines: Vec<f64> = angles.iter().map(|angle| 1.25 * angle.sin()).collect();
+            assert_close("cos", &row[..half], &cosines, 1e-3, 2e-7);
+            assert_close("sin", &row[half..], &sines, 1e-3, 2e-7);
+        }
+    }
+
+    #[test]
+    fn rotation_matches_the_reference_both_ways_and_in_place() {
+        for shape in SHAPES {
+            let tokens = 61;
+            let half = shape.rotary_dim / 2;
+            let table = table(tokens, half, 1.5);
+            let x = numbers(1, tokens * shape.heads * shape.head_dim);
+            for (inverse, sign) in [(false, 1.0), (true, -1.0)] {
+                let y = rotate(&x, &table, shape, inverse, false);
+                let want = reference(&widened(&x), &angles(tokens, half, sign), shape, 1.5);
+                assert_close("y", &y, &want, 1.0, 5e-7);
+                assert_same_bits("in place", &rotate(&x, &table, shape, inverse, true), &y);
+            }
+        }
+    }
+
+    #[test]
+    fn the_inverse_is_the_gradient() {
+        for shape in [SHAPES[0], SHAPES[1], SHAPES[2]] {
+            let tokens = 3;
+            let half = shape.rotary_dim / 2;
+            let len = tokens * shape.heads * shape.head_dim;
+            let (x, dy) = (numbers(1, len), numbers(2, len));
+            let got = rotate(&dy, &table(tokens, half, 1.5), shape, true, false);
+            let (dy, angles) = (widened(&dy), angles(tokens, half, 1.0));
+            let want = finite_difference(&widened(&x), |x| {
+                let y = reference(x, &angles, shape, 1.5);
+                y.iter().zip(&dy).map(|(y, dy)| y * dy).sum()
+            });
+            assert_close("dx", &got, &want, 1.0, 1e-6);
+        }
+    }
+}

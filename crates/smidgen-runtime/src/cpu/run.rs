@@ -1,0 +1,564 @@
+//! One step on the CPU: operands become views, the operation becomes a call.
+//!
+//! Every match over operations is complete. Views are built from planned offsets, which `verify` has
+//! shown not to overlap while both are in use, except where an operation works in place.
+
+use super::arena::Arena;
+use super::attention::{
+    AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention, attention_workspace_floats,
+};
+use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
+use super::convert::Element;
+use super::isa::Isa;
+use super::kernel::OutputView;
+use super::product::{Init, Left, Output, Term, product, product_workspace_floats};
+use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
+use crate::device::{BoundStep, Operand};
+use smidgen_ir::{AttentionShape, DType, Extent, LossHead, Op, Storage, workspace};
+
+/// Scratch bytes that [`run_step`] will use, by the kernels' own account.
+pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
+    let product = product_workspace_floats(threads);
+    let floats = match &step.op {
+        Op::Linear { bias, .. } => {
+            let bias = if *bias { step.inputs[2].elements_at(extent) } else { 0 };
+            workspace::aligned_floats(bias) + product
+        }
+        Op::LinearGrad { .. } | Op::WeightGrad { .. } => product,
+        Op::LmHeadLoss(head) => {
+            let logits = head.chunk * step.inputs[1].rows_at(extent);
+            workspace::aligned_floats(logits) + workspace::aligned_floats(head.chunk) + product
+        }
+        Op::RmsNormWeightGrad { .. } => {
+            norm::rms_norm_weight_grad_scratch_len(step.inputs[0].rows_at(extent), step.inputs[0].columns)
+        }
+        Op::GradNorm { .. } => {
+            let partials =
+                |gradient: &Operand| optimizer::sum_of_squares_scratch_len(gradient.elements_at(extent));
+            2 * step.inputs[1..].iter().map(partials).max().unwrap_or(0)
+        }
+        Op::Attention(shape) | Op::AttentionGrad(shape) => {
+            attention_workspace_floats(threads, shape.heads, shape.kv_heads, shape.head_dim)
+        }
+        Op::Embed
+        | Op::RmsNorm { .. }
+        | Op::Dropout { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::RmsNormGrad { .. }
+        | Op::BiasGrad
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad
+        | Op::AdamW(_)
+        | Op::Zero => 0,
+    };
+    4 * floats
+}
+
+pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
+    let run = Run { arena, step, extent };
+    match &step.op {
+        Op::Embed => embed::embed(run.i32s(0), run.stored(run.input(1)), 1.0, run.output_rows(0)),
+        Op::RmsNorm { eps } => {
+            norm::rms_norm(run.input_rows(0), run.norm_weight(1), *eps, run.output_rows(0));
+        }
+        Op::Dropout { p, stream } => {
+            elementwise::dropout(run.input_rows(0), run.u64s(1), *stream, *p, run.output_rows(0));
+        }
+        Op::Linear { bias, lora } => run.linear(*bias, *lora),
+        Op::RopeTable(spec) => {
+            rope::rope_table(run.i32s(0), &spec.inverse_frequencies(), 1.0, run.output_rows(0));
+        }
+        Op::Rope { heads, inverse } => run.rope(*heads, *inverse),
+        Op::Attention(shape) => run.attention(shape),
+        Op::GatedAct(kind) => act::gated_act(*kind, run.input_rows(0), run.input_rows(1), run.output_rows(0)),
+        Op::Add => elementwise::add(
+            run.floats(run.input(0)),
+            run.floats(run.input(1)),
+            run.floats_mut(run.output(0)),
+        ),
+        Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
+        Op::LmHeadLoss(head) => run.lm_head_loss(head),
+        Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
+        Op::RmsNormGrad { eps, addend } => {
+            let addend = addend.then(|| run.input_rows(3));
+            let (x, weight, dy) = (run.input_rows(0), run.norm_weight(1), run.input_rows(2));
+            norm::rms_norm_grad(x, weight, *eps, dy, addend, run.output_rows(0));
+        }
+        Op::RmsNormWeightGrad { eps } => {
+            let dw = run.floats_mut(run.update(0));
+            let scratch = run.workspace_floats();
+            norm::rms_norm_weight_grad(run.input_rows(0), *eps, run.input_rows(1), dw, scratch);
+        }
+        Op::LinearGrad { scales } => run.linear_grad(scales),
+        Op::WeightGrad { scale } => run.weight_grad(*scale),
+        Op::BiasGrad => elementwise::bias_grad(run.input_rows(0), run.floats_mut(run.update(0))),
+        Op::AttentionGrad(shape) => run.attention_grad(shape),
+        Op::GatedActGrad(kind) => {
+            let (gate, up, dy) = (run.input_rows(0), run.input_rows(1), run.input_rows(2));
+            act::gated_act_grad(*kind, gate, up, dy, run.output_rows(0), run.output_rows(1));
+        }
+        Op::EmbedGrad => {
+            embed::embed_grad(run.i32s(0), run.input_rows(1), 1.0, run.floats_mut(run.update(0)))
+        }
+        Op::GradNorm { clip } => run.grad_norm(*clip),
+        Op::AdamW(settings) => run.adamw(settings),
+        Op::Zero => run.zero(),
+    }
+}
+
+/// A step with the memory it works on.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    arena: &'a Arena,
+    step: &'a BoundStep,
+    extent: &'a Extent,
+}
+
+impl Run<'_> {
+    fn input(&self, index: usize) -> &Operand {
+        &self.step.inputs[index]
+    }
+
+    fn output(&self, index: usize) -> &Operand {
+        &self.step.outputs[index]
+    }
+
+    fn update(&self, index: usize) -> &Operand {
+        &self.step.updates[index]
+    }
+
+    fn rows_of(&self, operand: &Operand) -> usize {
+        operand.rows_at(self.extent)
+    }
+
+    fn address<T>(&self, operand: &Operand) -> *mut T {
+        self.arena.pointer(operand.offset, operand.bytes_at(self.extent)).cast()
+    }
+
+    /// All elements of an operand of plain `T`.
+    fn elements<T: Copy>(&self, operand: &Operand) -> Dst<T> {
+        debug_assert_eq!(operand.storage.plain().map(DType::bytes), Some(size_of::<T>()));
+        // SAFETY: the range lies in the arena, aligned, for as long as the step runs; the plan gives no
+        // two operands overlapping memory but those that the operation may take in place.
+        unsafe { Dst::new(self.address(operand), operand.elements_at(self.extent)) }
+    }
+
+    fn floats(&self, operand: &Operand) -> Src<f32> {
+        self.elements(operand).src()
+    }
+
+    fn floats_mut(&self, operand: &Operand) -> Dst<f32> {
+        self.elements(operand)
+    }
+
+    fn i32s(&self, input: usize) -> Src<i32> {
+        self.elements(self.input(input)).src()
+    }
+
+    fn u64s(&self, input: usize) -> Src<u64> {
+        self.elements(self.input(input)).src()
+    }
+
+    fn input_rows(&self, index: usize) -> SrcRows {
+        self.floats(self.input(index)).rows(self.input(index).columns)
+    }
+
+    fn output_rows(&self, index: usize) -> DstRows {
+        self.floats_mut(self.output(index)).rows(self.output(index).columns)
+    }
+
+    fn norm_weight(&self, index: usize) -> norm::NormWeight {
+        norm::NormWeight { weight: self.stored(self.input(index)), plus_one: false }
+    }
+
+    fn element(operand: &Operand) -> Element {
+        match operand.storage {
+            Storage::Plain(DType::F32) => Element::F32,
+            Storage::Plain(DType::Bf16) => Element::Bf16,
+            Storage::Plain(DType::F16) => Element::F16,
+            storage => unreachable!("`check` refuses real numbers stored as {storage}"),
+        }
+    }
+
+    /// Weights in the element type they are stored in.
+    fn stored(&self, operand: &Operand) -> Stored {
+        // SAFETY: as for `elements`.
+        unsafe {
+            let pointer: *const u8 = self.address(operand);
+            Stored::new(pointer, Self::element(operand), operand.elements_at(self.extent))
+        }
+    }
+
+    /// A matrix operand as the right side of a product.
+    fn matrix(&self, operand: &Operand) -> stored::Stored {
+        stored::Stored {
+            pointer: self.address(operand),
+            element: Self::element(operand),
+            rows: self.rows_of(operand),
+            columns: operand.columns,
+            row_stride: operand.columns,
+        }
+    }
+
+    /// An activation as the left side of a product.
+    fn left(&self, operand: &Operand) -> Left {
+        Left { pointer: self.address(operand), row_stride: operand.columns, depth_stride: 1 }
+    }
+
+    fn product_output(&self, operand: &Operand) -> Output {
+        Output {
+            view: OutputView {
+                pointer: self.address(operand),
+                row_stride: operand.columns,
+                column_stride: 1,
+            },
+            rows: self.rows_of(operand),
+            columns: operand.columns,
+        }
+    }
+
+    /// The whole workspace.
+    fn workspace_floats(&self) -> Dst<f32> {
+        let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
+        // SAFETY: the plan gives this range to this step alone.
+        unsafe { Dst::new(self.arena.pointer(offset, bytes).cast(), bytes / 4) }
+    }
+
+    /// The workspace behind its first `floats` floats, as a slice for a product.
+    #[expect(clippy::mut_from_ref, reason = "the plan gives the workspace to this step alone")]
+    fn workspace_from(&self, floats: usize) -> &mut [f32] {
+        let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
+        let first = 4 * floats;
+        assert!(first <= bytes, "workspace of {bytes} bytes, {first} are taken");
+        // SAFETY: the plan gives this range to this step alone, and each step makes one such slice at a
+        // time, behind what it has taken for itself.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.arena.pointer(offset + first, bytes - first).cast(),
+                (bytes - first) / 4,
+            )
+        }
+    }
+
+    fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+        // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
+        // instruction set is the one detected.
+        unsafe { product(Isa::detect(), terms, init, output, self.workspace_from(floats_taken)) }
+    }
+
+    /// y = x·Wᵀ + bias + scale·h·Bᵀ as one product over both terms.
+    fn linear(&self, bias: bool, lora: Option<f32>) {
+        let mut terms = [Term::NOTHING; 2];
+        let mut count = 1;
+        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
+        if let Some(scale) = lora {
+            let first = 2 + usize::from(bias);
+            terms[1] = self.transposed_term(self.input(first), self.input(first + 1), scale);
+            count = 2;
+        }
+        let (init, taken) = if bias { self.bias_row(self.input(2)) } else { (Init::Overwrite, 0) };
+        self.product(&terms[..count], init, self.product_output(self.output(0)), taken);
+    }
+
+    fn transposed_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
+        Term { left: self.left(left), right: self.matrix(right), right_transposed: true, scale }
+    }
+
+    fn plain_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
+        Term { left: self.left(left), right: self.matrix(right), right_transposed: false, scale }
+    }
+
+    /// The bias as f32, decoded into the front of the workspace, and how many floats that took.
+    fn bias_row(&self, operand: &Operand) -> (Init, usize) {
+        let (row, stored) = (self.workspace_floats(), self.stored(operand));
+        for index in 0..stored.len() {
+            row.set(index, stored.get(index));
+        }
+        (Init::Bias(self.workspace_floats().address()), workspace::aligned_floats(stored.len()))
+    }
+
+    /// dx = Σ scale·d·matrix.
+    fn linear_grad(&self, scales: &[f32]) {
+        let mut terms = [Term::NOTHING; MOST_TERMS];
+        assert!(scales.len() <= MOST_TERMS, "{} terms in one product", scales.len());
+        for (index, scale) in scales.iter().enumerate() {
+            terms[index] = self.plain_term(self.input(2 * index), self.input(2 * index + 1), *scale);
+        }
+        self.product(&terms[..scales.len()], Init::Overwrite, self.product_output(self.output(0)), 0);
+    }
+
+    /// dW (N, K) += scale·dyᵀ·x.
+    fn weight_grad(&self, scale: f32) {
+        self.add_weight_grad(self.input(0), self.input(1), self.rows_of(self.input(0)), scale, 0);
+    }
+
+    fn add_weight_grad(&self, dy: &Operand, x: &Operand, rows: usize, scale: f32, floats_taken: usize) {
+        self.accumulate_outer(
+            self.address(dy),
+            dy.columns,
+            self.address(x),
+            x.columns,
+            rows,
+            scale,
+            self.update(0),
+            floats_taken,
+        );
+    }
+
+    /// Adds scale·leftᵀ·right to `gradient`, where both have `rows` rows. The narrower side is the one
+    /// that is packed: LoRA's factors have one side of the rank's width.
+    fn accumulate_outer(
+        &self,
+        left: *const f32,
+        n: usize,
+        right: *const f32,
+        k: usize,
+        rows: usize,
+        scale: f32,
+        gradient: &Operand,
+        floats_taken: usize,
+    ) {
+        let pointer: *mut f32 = self.address(gradient);
+        let term = |tall: *const f32, tall_columns: usize, packed: *const f32, packed_columns: usize| Term {
+            left: Left { pointer: tall, row_stride: 1, depth_stride: tall_columns },
+            right: stored::Stored::dense_f32(packed, rows, packed_columns),
+            right_transposed: false,
+            scale,
+        };
+        let (term, output) = if k <= n {
+            let view = OutputView { pointer, row_stride: k, column_stride: 1 };
+            (term(left, n, right, k), Output { view, rows: n, columns: k })
+        } else {
+            let view = OutputView { pointer, row_stride: 1, column_stride: k };
+            (term(right, k, left, n), Output { view, rows: k, columns: n })
+        };
+        self.product(&[term], Init::Accumulate, output, floats_taken);
+    }
+
+    fn rope(&self, heads: usize, inverse: bool) {
+        let (x, table) = (self.input_rows(0), self.input_rows(1));
+        let shape = rope::RopeShape {
+            heads,
+            head_dim: self.input(0).columns / heads,
+            rotary_dim: self.input(1).columns,
+        };
+        rope::rope(x, table, shape, inverse, self.output_rows(0));
+    }
+
+    fn tokens(&self, operand: &Operand) -> Tokens {
+        Tokens { pointer: self.address(operand), row_stride: operand.columns }
+    }
+
+    fn tokens_mut(&self, operand: &Operand) -> TokensMut {
+        TokensMut { pointer: self.address(operand), row_stride: operand.columns }
+    }
+
+    fn attention_options<'b>(shape: &AttentionShape, segments: &'b [i32]) -> AttentionOptions<'b> {
+        AttentionOptions {
+            segments,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            scale: shape.scale,
+            window: None,
+            softcap: None,
+        }
+    }
+
+    /// The boundaries of the segments; nothing writes them while a step runs.
+    fn segments(&self, input: usize) -> &[i32] {
+        let operand = self.input(input);
+        // SAFETY: the range lies in the arena, is written before the step and by nobody during it.
+        unsafe { std::slice::from_raw_parts(self.address(operand), operand.elements_at(self.extent)) }
+    }
+
+    fn attention(&self, shape: &AttentionShape) {
+        let buffers = AttentionBuffers {
+            q: self.tokens(self.input(0)),
+            k: self.tokens(self.input(1)),
+            v: self.tokens(self.input(2)),
+            o: self.tokens_mut(self.output(0)),
+            lse: self.address(self.output(1)),
+        };
+        let options = Self::attention_options(shape, self.segments(3));
+        // SAFETY: operands are views of planned memory, the outputs overlap nothing.
+        unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
+    }
+
+    fn attention_grad(&self, shape: &AttentionShape) {
+        let buffers = AttentionGradientBuffers {
+            q: self.tokens(self.input(0)),
+            k: self.tokens(self.input(1)),
+            v: self.tokens(self.input(2)),
+            o: self.tokens(self.input(3)),
+            lse: self.address(self.input(4)),
+            o_gradient: self.tokens(self.input(5)),
+            q_gradient: self.tokens_mut(self.output(0)),
+            k_gradient: self.tokens_mut(self.output(1)),
+            v_gradient: self.tokens_mut(self.output(2)),
+        };
+        let options = Self::attention_options(shape, self.segments(6));
+        // SAFETY: operands are views of planned memory, the outputs overlap nothing.
+        unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
+    }
+
+    fn grad_norm(&self, clip: f32) {
+        let loss = self.elements::<f64>(self.input(0)).src().get(0);
+        let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
+        // SAFETY: the plan gives this range to this step alone.
+        let scratch: Dst<f64> = unsafe { Dst::new(self.arena.pointer(offset, bytes).cast(), bytes / 8) };
+        let squares: f64 = self.step.inputs[1..]
+            .iter()
+            .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
+            .sum();
+        let norm = squares.sqrt();
+        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 };
+        let finite = norm.is_finite() && loss.is_finite();
+        let report = self.elements::<f64>(self.update(0));
+        for (index, number) in [loss, norm, factor, f64::from(u8::from(finite))].into_iter().enumerate() {
+            report.set(index, number);
+        }
+    }
+
+    fn adamw(&self, settings: &smidgen_ir::AdamW) {
+        let report = self.elements::<f64>(self.input(1)).src();
+        let (factor, finite) = (report.get(2), report.get(3) == 1.0);
+        if !finite {
+            return;
+        }
+        let hyper = self.elements::<f64>(self.input(2)).src();
+        let hyper = optimizer::AdamwHyper {
+            lr: hyper.get(0),
+            beta1: f64::from(settings.beta1),
+            beta2: f64::from(settings.beta2),
+            eps: f64::from(settings.eps),
+            weight_decay: f64::from(settings.weight_decay),
+            step: hyper.get(1) as u64,
+        };
+        let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
+        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor as f32);
+    }
+
+    fn zero(&self) {
+        let operand = self.update(0);
+        let bytes = operand.bytes_at(self.extent);
+        // SAFETY: as for `elements`; f64 state is a whole number of floats.
+        elementwise::zero(unsafe { Dst::new(self.address(operand), bytes / 4) });
+    }
+
+    /// Chunks of rows: logits, softmax and its gradient in place, gradients at once.
+    fn lm_head_loss(&self, head: &LossHead) {
+        let (x, table) = (self.input(0), self.input(1));
+        let (rows, vocabulary) = (self.rows_of(x), self.rows_of(table));
+        let labels = self.i32s(2);
+        let weight = self.elements::<f64>(self.input(3)).src().get(0);
+        let total = self.elements::<f64>(self.update(0));
+        let logit_floats = workspace::aligned_floats(head.chunk * vocabulary);
+        let taken = logit_floats + workspace::aligned_floats(head.chunk);
+        let scratch = self.workspace_floats();
+        let mut sum = 0.0;
+        for first in (0..rows).step_by(head.chunk) {
+            let count = head.chunk.min(rows - first);
+            let logits = scratch.part(0, count * vocabulary);
+            let nll = scratch.part(logit_floats, count);
+            let chunk = LossChunk { first, count, logits: logits.address() };
+            self.logits(head, &chunk, taken);
+            let grad_scale = head.gradient.then_some(weight as f32);
+            loss::softmax_loss(logits.rows(vocabulary), labels.part(first, count), None, grad_scale, nll);
+            sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
+            if head.gradient {
+                self.loss_gradients(head, &chunk, taken);
+            }
+        }
+        total.set(0, total.src().get(0) + sum * weight);
+    }
+
+    fn logits(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+        let vocabulary = self.rows_of(self.input(1));
+        let mut terms = [Term::NOTHING; 2];
+        let mut count = 1;
+        terms[0] = self.chunk_term(0, 1, chunk, 1.0);
+        if let Some(scale) = head.lora {
+            terms[1] = self.chunk_term(4, 5, chunk, scale);
+            count = 2;
+        }
+        let view = OutputView { pointer: chunk.logits, row_stride: vocabulary, column_stride: 1 };
+        let output = Output { view, rows: chunk.count, columns: vocabulary };
+        self.product(&terms[..count], Init::Overwrite, output, taken);
+    }
+
+    /// Rows of an input from `chunk.first` on, times a transposed matrix.
+    fn chunk_term(&self, input: usize, matrix: usize, chunk: &LossChunk, scale: f32) -> Term {
+        let operand = self.input(input);
+        let left = Left {
+            pointer: self.row_address(operand, chunk.first),
+            row_stride: operand.columns,
+            depth_stride: 1,
+        };
+        Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
+    }
+
+    fn row_address(&self, operand: &Operand, row: usize) -> *mut f32 {
+        self.floats_mut(operand).part(row * operand.columns, 0).address()
+    }
+
+    /// The logits are their gradients now: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
+    fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+        let vocabulary = self.rows_of(self.input(1));
+        let gradient = Left { pointer: chunk.logits, row_stride: vocabulary, depth_stride: 1 };
+        let into = |index: usize, matrix: usize, scale: f32| {
+            let operand = self.output(index);
+            let pointer = self.row_address(operand, chunk.first);
+            let view = OutputView { pointer, row_stride: operand.columns, column_stride: 1 };
+            let output = Output { view, rows: chunk.count, columns: operand.columns };
+            let term = Term {
+                left: gradient,
+                right: self.matrix(self.input(matrix)),
+                right_transposed: false,
+                scale,
+            };
+            self.product(&[term], Init::Overwrite, output, taken);
+        };
+        into(0, 1, 1.0);
+        let mut update = 1;
+        let mut outer = |input: usize, scale: f32| {
+            let operand = self.input(input);
+            let right = self.row_address(operand, chunk.first);
+            let gradient = self.update(update);
+            self.accumulate_outer(
+                chunk.logits,
+                vocabulary,
+                right,
+                operand.columns,
+                chunk.count,
+                scale,
+                gradient,
+                taken,
+            );
+            update += 1;
+        };
+        if let Some(scale) = head.lora {
+            into(1, 5, scale);
+            outer(4, scale);
+        }
+        if head.train_head {
+            outer(0, 1.0);
+        }
+    }
+}
+
+/// Rows of the loss whose logits exist now.
+struct LossChunk {
+    first: usize,
+    count: usize,
+    logits: *mut f32,
+}
+
+/// Most terms of one product: q, k, v, gate and up never meet in one, so this leaves room.
+const MOST_TERMS: usize = 16;

@@ -1,0 +1,150 @@
+//! What the tests of the row operations share: numbers to work on, views over vectors, and one body
+//! run on every instruction set and several thread counts.
+//! Compiled for tests only. Leaves out references: each operation keeps its own.
+
+use super::convert::{Element, f32_to_bf16, f32_to_f16};
+use super::counter::uniform;
+use super::simd::{Isa, with_isa};
+use super::view::{Dst, Src, Stored};
+use std::sync::OnceLock;
+
+/// Channel counts below, at and above a block, and a real model's.
+pub const COLUMNS: [usize; 5] = [1, 7, 16, 33, 576];
+
+/// `len` numbers in (-2, 2), the same for the same `seed`.
+pub fn numbers(seed: u64, len: usize) -> Vec<f32> {
+    (0..len as u64).map(|index| uniform(seed, index) * 4.0 - 2.0).collect()
+}
+
+pub fn widened(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(*value)).collect()
+}
+
+/// Tests keep the vector alive and untouched while the view is in use.
+pub fn src<T: Copy>(values: &[T]) -> Src<T> {
+    // SAFETY: see above.
+    unsafe { Src::new(values.as_ptr(), values.len()) }
+}
+
+/// Tests use the vector only through this view while the view is in use.
+pub fn dst<T: Copy>(values: &mut [T]) -> Dst<T> {
+    // SAFETY: see above.
+    unsafe { Dst::new(values.as_mut_ptr(), values.len()) }
+}
+
+/// Encodes `values`, and gives back what they became as well.
+pub fn stored_bytes(element: Element, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    let mut read_back = Vec::new();
+    for value in values {
+        match element {
+            Element::F32 => {
+                bytes.extend(value.to_le_bytes());
+                read_back.push(*value);
+            }
+            Element::Bf16 => {
+                let bits = f32_to_bf16(*value);
+                bytes.extend(bits.to_le_bytes());
+                read_back.push(half::bf16::from_bits(bits).to_f32());
+            }
+            Element::F16 => {
+                let bits = f32_to_f16(*value);
+                bytes.extend(bits.to_le_bytes());
+                read_back.push(half::f16::from_bits(bits).to_f32());
+            }
+        }
+    }
+    (bytes, read_back)
+}
+
+/// Tests keep `bytes` alive while the view is in use.
+pub fn stored(element: Element, bytes: &[u8]) -> Stored {
+    // SAFETY: see above; the length is in whole elements.
+    unsafe { Stored::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
+}
+
+/// A result down to its last bit, so that -0 differs from 0 and a NaN equals itself.
+pub trait Bits {
+    fn bits(&self) -> Vec<u64>;
+}
+
+impl Bits for Vec<f32> {
+    fn bits(&self) -> Vec<u64> {
+        self.iter().map(|value| value.to_bits().into()).collect()
+    }
+}
+
+impl Bits for Vec<u8> {
+    fn bits(&self) -> Vec<u64> {
+        self.iter().map(|value| u64::from(*value)).collect()
+    }
+}
+
+impl Bits for f64 {
+    fn bits(&self) -> Vec<u64> {
+        vec![self.to_bits()]
+    }
+}
+
+impl<A: Bits, B: Bits> Bits for (A, B) {
+    fn bits(&self) -> Vec<u64> {
+        [self.0.bits(), self.1.bits()].concat()
+    }
+}
+
+/// Runs `work` on every instruction set with 1, 2 and 4 threads, asserts that all agree and returns
+/// what they agree on, bit by bit.
+pub fn on_every_machine<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
+    static POOLS: OnceLock<Vec<rayon::ThreadPool>> = OnceLock::new();
+    let pools = POOLS.get_or_init(|| {
+        [1, 2, 4]
+            .map(|threads| {
+                rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started")
+            })
+            .into()
+    });
+    let mut agreed: Option<R> = None;
+    for pool in pools {
+        for isa in Isa::available() {
+            let result = pool.install(|| with_isa(isa, &work));
+            match &agreed {
+                None => agreed = Some(result),
+                Some(first) => assert!(
+                    first.bits() == result.bits(),
+                    "{isa:?} with {} threads disagrees",
+                    pool.current_num_threads()
+                ),
+            }
+        }
+    }
+    agreed.expect("there is a pool and a level")
+}
+
+/// Each value within `tolerance` of the expected one, relative to the larger of it and `scale`.
+pub fn assert_close(name: &str, got: &[f32], want: &[f64], scale: f64, tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs() / want.abs().max(scale);
+        assert!(error <= tolerance, "{name}[{index}]: got {got:e}, want {want:e}, relative error {error:e}");
+    }
+}
+
+/// The gradient of `function` at `point` by central differences.
+pub fn finite_difference(point: &[f64], function: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    const STEP: f64 = 1e-5;
+    let mut moved = point.to_vec();
+    (0..point.len())
+        .map(|index| {
+            moved[index] = point[index] + STEP;
+            let above = function(&moved);
+            moved[index] = point[index] - STEP;
+            let below = function(&moved);
+            moved[index] = point[index];
+            (above - below) / (2.0 * STEP)
+        })
+        .collect()
+}
+
+pub fn assert_same_bits(name: &str, left: &impl Bits, right: &impl Bits) {
+    assert!(left.bits() == right.bits(), "{name}: bytes differ");
+}

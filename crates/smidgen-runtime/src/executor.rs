@@ -1,0 +1,85 @@
+//! The executor: walks the steps of an entry point on a device.
+//!
+//! Steps are bound once, when the plan is loaded; running one allocates nothing.
+
+use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
+use smidgen_ir::{Entry, Extent, Plan, ValueId};
+
+#[derive(Debug)]
+pub struct Executor<D> {
+    plan: Plan,
+    device: D,
+    entries: Vec<(Entry, Vec<BoundStep>)>,
+}
+
+impl<D: Device> Executor<D> {
+    /// Reserves the plan's memory on the device and checks that every step can run there.
+    pub fn load(plan: Plan, mut device: D) -> Result<Executor<D>, DeviceError> {
+        let entries: Vec<(Entry, Vec<BoundStep>)> = plan
+            .entries
+            .iter()
+            .map(|entry| (entry.entry, entry.steps.iter().map(|step| BoundStep::of(&plan, step)).collect()))
+            .collect();
+        for step in entries.iter().flat_map(|(_, steps)| steps) {
+            device.check(step, &plan.extent)?;
+        }
+        device.reserve(plan.reserved_bytes())?;
+        Ok(Executor { plan, device, entries })
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Runs one entry point for a micro-batch of the given extent.
+    pub fn run(&mut self, entry: Entry, extent: &Extent) -> Result<(), DeviceError> {
+        if !self.plan.extent.contains(extent) {
+            return Err(DeviceError::Extent { actual: *extent, planned: self.plan.extent });
+        }
+        let found = self.entries.iter().find(|(own, _)| *own == entry);
+        for step in found.map(|(_, steps)| steps.as_slice()).unwrap_or_default() {
+            self.device.run(step, extent)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the first bytes of a value; shorter than the value when a micro-batch is.
+    pub fn write(&mut self, value: ValueId, from: &[u8]) {
+        self.write_at(value, 0, from);
+    }
+
+    pub fn write_at(&mut self, value: ValueId, offset: usize, from: &[u8]) {
+        let place = self.place(value, offset + from.len());
+        self.device.write(place.offset + offset, from);
+    }
+
+    pub fn read(&mut self, value: ValueId, into: &mut [u8]) {
+        self.read_at(value, 0, into);
+    }
+
+    pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) {
+        let place = self.place(value, offset + into.len());
+        self.device.read(place.offset + offset, into);
+    }
+
+    /// Fills a whole value from a source that delivers it in pieces.
+    pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), E> {
+        let place = Operand::of(&self.plan, value);
+        self.device.fill(place.offset, place.bytes, fill)
+    }
+
+    fn place(&self, value: ValueId, bytes: usize) -> Operand {
+        let place = Operand::of(&self.plan, value);
+        assert!(
+            bytes <= place.bytes,
+            "`{}` has {} bytes, not {bytes}",
+            self.plan.value(value).name,
+            place.bytes
+        );
+        place
+    }
+}

@@ -1,0 +1,15 @@
+//! A plan to numbers: the device trait, the executor that walks a plan, and the devices.
+//!
+//! The runtime obeys. Once a plan is loaded it does not plan, reorder, allocate or fall back; what an
+//! operation needs beside its operands is in the plan too.
+
+pub mod cpu;
+pub mod device;
+pub mod executor;
+pub mod null;
+
+pub use cpu::Cpu;
+pub use cpu::counter;
+pub use device::{BoundStep, Device, DeviceError, Operand};
+pub use executor::Executor;
+pub use null::Null;

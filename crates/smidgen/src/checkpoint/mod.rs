@@ -1,0 +1,18 @@
+//! Checkpoints on disk: Hugging Face model folders in, PEFT adapters in and out.
+//! Weights are read by file offset and never mapped or held whole, so a caller decides how much memory a load takes.
+//! Everything a file claims is checked before it is believed, and errors carry the file, the tensor and the numbers.
+//! Left out: GGUF, pickled `.bin` files, and any knowledge of architectures.
+
+pub mod element;
+pub mod folder;
+mod grouped_digits;
+pub mod json_file;
+pub mod load;
+pub mod peft;
+pub mod safetensors;
+pub mod safetensors_header;
+pub mod safetensors_problem;
+pub mod safetensors_write;
+mod shard_index;
+pub mod tensor_ref;
+pub mod whole_file;

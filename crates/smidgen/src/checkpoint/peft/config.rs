@@ -1,0 +1,316 @@
+//! `adapter_config.json` of a LoRA adapter, read tolerantly and written minimally.
+//! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown keys are kept aside.
+//! Writing gives only keys that old and new readers know, laid out as PEFT does (two spaces, sorted, no final newline).
+//! Ranks and alphas of single modules go by the first pattern that matches, in the order of the file.
+//! Left out: deciding which modules `target_modules` means; it is kept as the JSON value it is.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use super::super::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
+use super::pattern::{ModulePattern, PatternError};
+
+/// The names are those of the JSON keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    pub task_type: Option<String>,
+    pub base_model_name_or_path: Option<String>,
+    pub revision: Option<String>,
+    pub inference_mode: bool,
+    pub r: usize,
+    pub lora_alpha: f64,
+    pub lora_dropout: f64,
+    /// A list of suffixes or full paths, a string that is a Python regex or `all-linear`, or null.
+    pub target_modules: Value,
+    pub bias: Bias,
+    pub fan_in_fan_out: bool,
+    pub modules_to_save: Option<Vec<String>>,
+    pub init_lora_weights: Value,
+    pub use_rslora: bool,
+    pub use_dora: bool,
+    /// In the order of the file; the first match wins.
+    pub rank_pattern: Vec<(String, usize)>,
+    pub alpha_pattern: Vec<(String, f64)>,
+    pub layers_to_transform: Value,
+    pub layers_pattern: Value,
+    /// Keys that are none of the above, as read; never written.
+    pub other: Map<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bias {
+    #[default]
+    None,
+    All,
+    LoraOnly,
+}
+
+#[derive(Debug, Error)]
+pub enum AdapterConfigError {
+    #[error(transparent)]
+    Json(#[from] JsonFileError),
+    #[error("`{}` is of type `{peft_type}`; only `LORA` adapters are read", path.display())]
+    NotLora { path: PathBuf, peft_type: String },
+    #[error("`{}` gives the rank 0 in `{key}`; a rank is at least 1", path.display())]
+    RankZero { path: PathBuf, key: String },
+}
+
+impl AdapterConfig {
+    /// A causal language model's adapter with PEFT's defaults elsewhere, as PEFT would save it.
+    pub fn new(r: usize, lora_alpha: f64, target_modules: &[String]) -> AdapterConfig {
+        AdapterConfig {
+            task_type: Some("CAUSAL_LM".to_string()),
+            inference_mode: true,
+            r,
+            lora_alpha,
+            target_modules: target_modules.into(),
+            ..AdapterConfig::default()
+        }
+    }
+
+    /// Reads one file, `adapter_config.json` or another name.
+    pub fn read(path: &Path) -> Result<AdapterConfig, AdapterConfigError> {
+        let bytes = read_bytes(path, MAX_CONFIG_BYTES)?;
+        let json: ConfigJson = parse_json(path, &bytes)?;
+        if json.peft_type != "LORA" {
+            return Err(AdapterConfigError::NotLora { path: path.to_path_buf(), peft_type: json.peft_type });
+        }
+        let mut config = with_defaults(json);
+        config.other = parse_json(path, &bytes)?;
+        config.other.retain(|key, _| !KNOWN_KEYS.contains(&key.as_str()));
+        let zero = (config.r == 0).then_some("r").or_else(|| {
+            let pattern = config.rank_pattern.iter().find(|(_, rank)| *rank == 0);
+            pattern.map(|(key, _)| key.as_str())
+        });
+        match zero {
+            Some(key) => Err(AdapterConfigError::RankZero { path: path.to_path_buf(), key: key.to_string() }),
+            None => Ok(config),
+        }
+    }
+
+    /// The text of `adapter_config.json`. Patterns come out sorted by key, as PEFT writes them.
+    pub fn to_json(&self) -> String {
+        let pattern = |entries: &mut dyn Iterator<Item = (&String, Value)>| {
+            let sorted: BTreeMap<&String, Value> = entries.collect();
+            let entries = sorted.into_iter().map(|(key, value)| (key.clone(), value));
+            Value::Object(entries.collect())
+        };
+        let ranks = pattern(&mut self.rank_pattern.iter().map(|(key, r)| (key, (*r).into())));
+        let alphas = pattern(&mut self.alpha_pattern.iter().map(|(key, a)| (key, number(*a))));
+        let keys: BTreeMap<&str, Value> = BTreeMap::from([
+            ("alpha_pattern", alphas),
+            ("base_model_name_or_path", self.base_model_name_or_path.clone().into()),
+            ("bias", serde_json::to_value(self.bias).expect("a word is JSON")),
+            ("fan_in_fan_out", self.fan_in_fan_out.into()),
+            ("inference_mode", self.inference_mode.into()),
+            ("init_lora_weights", self.init_lora_weights.clone()),
+            ("layers_pattern", self.layers_pattern.clone()),
+            ("layers_to_transform", self.layers_to_transform.clone()),
+            ("lora_alpha", number(self.lora_alpha)),
+            ("lora_dropout", self.lora_dropout.into()),
+            ("modules_to_save", self.modules_to_save.clone().into()),
+            ("peft_type", "LORA".into()),
+            ("r", self.r.into()),
+            ("rank_pattern", ranks),
+            ("revision", self.revision.clone().into()),
+            ("target_modules", self.target_modules.clone()),
+            ("task_type", self.task_type.clone().into()),
+            ("use_dora", self.use_dora.into()),
+            ("use_rslora", self.use_rslora.into()),
+        ]);
+        serde_json::to_string_pretty(&keys).expect("a map of JSON values is JSON")
+    }
+
+    /// Keys that are set and make the adapter mean something else than `base + scaling * B A` on the unchanged base.
+    pub fn active_variants(&self) -> Vec<&str> {
+        let is_off = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(items) => items.is_empty(),
+            Value::Object(entries) => entries.is_empty(),
+            _ => false,
+        };
+        let mut active: Vec<&str> = (VARIANT_KEYS.iter().copied())
+            .filter(|key| self.other.get(*key).is_some_and(|value| !is_off(value)))
+            .collect();
+        // PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take the first adapter out of the base weights.
+        match self.init_lora_weights.as_str() {
+            None | Some("gaussian" | "orthogonal" | "eva" | "true" | "false") => {}
+            Some(_) => active.push("init_lora_weights"),
+        }
+        active
+    }
+
+    pub fn module_scales(&self) -> Result<ModuleScales, PatternError> {
+        fn compile<T: Copy>(entries: &[(String, T)]) -> Result<Vec<(ModulePattern, T)>, PatternError> {
+            let compiled = entries.iter().map(|(key, value)| Ok((ModulePattern::new(key)?, *value)));
+            compiled.collect()
+        }
+        Ok(ModuleScales {
+            ranks: compile(&self.rank_pattern)?,
+            rank: self.r,
+            alphas: compile(&self.alpha_pattern)?,
+            alpha: self.lora_alpha,
+            use_rslora: self.use_rslora,
+        })
+    }
+}
+
+/// PEFT's defaults.
+impl Default for AdapterConfig {
+    fn default() -> AdapterConfig {
+        AdapterConfig {
+            task_type: None,
+            base_model_name_or_path: None,
+            revision: None,
+            inference_mode: false,
+            r: 8,
+            lora_alpha: 8.0,
+            lora_dropout: 0.0,
+            target_modules: Value::Null,
+            bias: Bias::None,
+            fan_in_fan_out: false,
+            modules_to_save: None,
+            init_lora_weights: Value::Bool(true),
+            use_rslora: false,
+            use_dora: false,
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
+            layers_to_transform: Value::Null,
+            layers_pattern: Value::Null,
+            other: Map::new(),
+        }
+    }
+}
+
+/// Ranks and alphas by module path, with the patterns compiled once.
+#[derive(Clone, Debug)]
+pub struct ModuleScales {
+    ranks: Vec<(ModulePattern, usize)>,
+    rank: usize,
+    alphas: Vec<(ModulePattern, f64)>,
+    alpha: f64,
+    use_rslora: bool,
+}
+
+impl ModuleScales {
+    pub fn rank_for(&self, module_path: &str) -> usize {
+        first_match(&self.ranks, module_path).unwrap_or(self.rank)
+    }
+
+    pub fn alpha_for(&self, module_path: &str) -> f64 {
+        first_match(&self.alphas, module_path).unwrap_or(self.alpha)
+    }
+
+    /// What B A is multiplied by.
+    pub fn scaling_for(&self, module_path: &str) -> f64 {
+        let rank = self.rank_for(module_path) as f64;
+        self.alpha_for(module_path) / if self.use_rslora { rank.sqrt() } else { rank }
+    }
+}
+
+fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], module_path: &str) -> Option<T> {
+    let found = patterns.iter().find(|(pattern, _)| pattern.matches(module_path));
+    found.map(|(_, value)| *value)
+}
+
+/// Variants of LoRA that change the forward pass or the base, of which nothing is known here but the key.
+const VARIANT_KEYS: [&str; 11] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+];
+
+macro_rules! config_json {
+    ($($key:ident: $type:ty,)*) => {
+        #[derive(Deserialize)]
+        #[serde(expecting = "an object of settings")]
+        struct ConfigJson {
+            peft_type: String,
+            $($key: Option<$type>,)*
+        }
+
+        const KNOWN_KEYS: &[&str] = &["peft_type", $(stringify!($key),)*];
+
+        /// Absent and null keys take the default.
+        fn with_defaults(json: ConfigJson) -> AdapterConfig {
+            let mut config = AdapterConfig::default();
+            $(if let Some(value) = json.$key {
+                config.$key = value.into();
+            })*
+            config
+        }
+    };
+}
+
+config_json! {
+    task_type: String,
+    base_model_name_or_path: String,
+    revision: String,
+    inference_mode: bool,
+    r: usize,
+    lora_alpha: f64,
+    lora_dropout: f64,
+    target_modules: Value,
+    bias: Bias,
+    fan_in_fan_out: bool,
+    modules_to_save: Vec<String>,
+    init_lora_weights: Value,
+    use_rslora: bool,
+    use_dora: bool,
+    rank_pattern: InOrder<usize>,
+    alpha_pattern: InOrder<f64>,
+    layers_to_transform: Value,
+    layers_pattern: Value,
+}
+
+/// A JSON object in the order of the file, which serde's maps lose.
+struct InOrder<T>(Vec<(String, T)>);
+
+impl<T> From<InOrder<T>> for Vec<(String, T)> {
+    fn from(in_order: InOrder<T>) -> Vec<(String, T)> {
+        in_order.0
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for InOrder<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<InOrder<T>, D::Error> {
+        struct Collect<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Collect<T> {
+            type Value = InOrder<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of patterns")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<InOrder<T>, A::Error> {
+                let mut entries: Vec<(String, T)> = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(InOrder(entries))
+            }
+        }
+        deserializer.deserialize_map(Collect(PhantomData))
+    }
+}
+
+/// Whole numbers as integers: old readers expect an integer alpha.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < 1e15 { Value::from(value as i64) } else { Value::from(value) }
+}

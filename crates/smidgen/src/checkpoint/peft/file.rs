@@ -1,0 +1,110 @@
+//! An adapter folder opened for reading: its config, and its tensors under typed keys.
+//! Tensors may be F32, F16 and BF16 side by side, as PEFT and TRL write them; data stays on disk until read.
+//! Left out: pickled `adapter_model.bin`, and named adapters in subfolders (open the subfolder).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::super::element::Element;
+use super::super::safetensors::{SafetensorsError, SafetensorsFile};
+use super::super::tensor_ref::TensorRef;
+use super::config::{AdapterConfig, AdapterConfigError};
+use super::key::AdapterKey;
+
+pub(super) const CONFIG_FILE: &str = "adapter_config.json";
+pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+const PICKLE_FILE: &str = "adapter_model.bin";
+
+#[derive(Debug)]
+pub struct AdapterFile {
+    path: PathBuf,
+    config: AdapterConfig,
+    file: Arc<SafetensorsFile>,
+}
+
+#[derive(Debug, Error)]
+pub enum AdapterError {
+    #[error("the adapter folder `{}` does not exist", path.display())]
+    Missing { path: PathBuf },
+    #[error("`{}` is not a folder; give the folder that holds `{CONFIG_FILE}`", path.display())]
+    NotAFolder { path: PathBuf },
+    #[error("the adapter folder `{}` could not be looked into: {source}", path.display())]
+    Look { path: PathBuf, source: io::Error },
+    #[error("`{}` has no `{CONFIG_FILE}`; give the folder of a PEFT adapter", path.display())]
+    NoConfig { path: PathBuf },
+    #[error("`{}` holds a model and not an adapter: it has `config.json` but no `{CONFIG_FILE}`", path.display())]
+    ModelFolder { path: PathBuf },
+    #[error("`{}` has no `{WEIGHTS_FILE}`", path.display())]
+    NoWeights { path: PathBuf },
+    #[error(
+        "`{}` has only `{PICKLE_FILE}`, which is pickled; convert it with `python -c \
+         \"import torch, safetensors.torch as s; s.save_file(torch.load('{}/{PICKLE_FILE}', map_location='cpu', \
+         weights_only=True), '{}/{WEIGHTS_FILE}', {{'format': 'pt'}})\"`",
+        path.display(), path.display(), path.display()
+    )]
+    OnlyPickle { path: PathBuf },
+    #[error("tensor `{key}` in `{}` is of type {element}; an adapter has F32, F16 or BF16", path.display())]
+    ElementNotFloat { path: PathBuf, key: String, element: Element },
+    #[error(transparent)]
+    Config(#[from] AdapterConfigError),
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+}
+
+impl AdapterFile {
+    pub fn open(path: &Path) -> Result<AdapterFile, AdapterError> {
+        let path = path.to_path_buf();
+        match std::fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(AdapterError::NotAFolder { path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(AdapterError::Missing { path });
+            }
+            Err(source) => return Err(AdapterError::Look { path, source }),
+        }
+        let has = |name: &str| path.join(name).exists();
+        match (has(CONFIG_FILE), has(WEIGHTS_FILE)) {
+            (true, true) => {}
+            (false, _) if has("config.json") => return Err(AdapterError::ModelFolder { path }),
+            (false, _) => return Err(AdapterError::NoConfig { path }),
+            (true, false) if has(PICKLE_FILE) => return Err(AdapterError::OnlyPickle { path }),
+            (true, false) => return Err(AdapterError::NoWeights { path }),
+        }
+        let config = AdapterConfig::read(&path.join(CONFIG_FILE))?;
+        let file = SafetensorsFile::open(&path.join(WEIGHTS_FILE))?;
+        if let Some(tensor) = (file.tensors().iter()).find(|tensor| !is_adapter_element(tensor.element)) {
+            return Err(AdapterError::ElementNotFloat {
+                path: file.path().to_path_buf(),
+                key: tensor.name.clone(),
+                element: tensor.element,
+            });
+        }
+        Ok(AdapterFile { path, config, file: Arc::new(file) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn config(&self) -> &AdapterConfig {
+        &self.config
+    }
+
+    /// Every tensor, in the order of the file.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (AdapterKey, TensorRef)> {
+        (self.file.tensors().iter().enumerate())
+            .map(|(position, entry)| (AdapterKey::parse(&entry.name), TensorRef::new(&self.file, position)))
+    }
+
+    pub fn tensor(&self, key: &AdapterKey) -> Option<TensorRef> {
+        let position = self.file.position(&key.to_string())?;
+        Some(TensorRef::new(&self.file, position))
+    }
+}
+
+pub(super) fn is_adapter_element(element: Element) -> bool {
+    matches!(element, Element::F32 | Element::F16 | Element::Bf16)
+}

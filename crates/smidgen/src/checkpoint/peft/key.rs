@@ -1,0 +1,159 @@
+//! The keys of an adapter file: `base_model.model.` + module path + what the tensor is.
+//! Every string parses, and formats back to itself, so that an unknown key can be shown as it stands in the file.
+//! Left out: the adapter's name, which PEFT removes from keys on disk.
+
+use std::fmt;
+
+const PREFIX: &str = "base_model.model.";
+
+/// What a tensor of an adapter file is. The string is a module path such as `model.layers.0.self_attn.q_proj`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AdapterKey {
+    /// `{path}.lora_A.weight`, shape (R, in).
+    LoraA(String),
+    /// `{path}.lora_B.weight`, shape (out, R).
+    LoraB(String),
+    /// `{path}.lora_B.bias`, shape (out): only with `lora_bias`.
+    LoraBBias(String),
+    /// `{path}.lora_embedding_A`, shape (R, V).
+    LoraEmbeddingA(String),
+    /// `{path}.lora_embedding_B`, shape (C, R).
+    LoraEmbeddingB(String),
+    /// `{path}.lora_magnitude_vector`, shape (out): DoRA.
+    LoraMagnitude(String),
+    /// `{path}.base_layer.bias`, the bias of an adapted module: `bias = "lora_only"` or `"all"`.
+    BaseLayerBias(String),
+    /// `{path}.token_adapter.trainable_tokens_delta`: `trainable_token_indices`.
+    TrainableTokens(String),
+    /// A tensor of the base model under its own name: `modules_to_save`, or a bias under `bias = "all"`.
+    BaseTensor(String),
+    /// A key without the prefix, whole.
+    Foreign(String),
+}
+
+type Suffix = (&'static str, fn(String) -> AdapterKey);
+
+const SUFFIXES: [Suffix; 8] = [
+    (".lora_A.weight", AdapterKey::LoraA),
+    (".lora_B.weight", AdapterKey::LoraB),
+    (".lora_B.bias", AdapterKey::LoraBBias),
+    (".lora_embedding_A", AdapterKey::LoraEmbeddingA),
+    (".lora_embedding_B", AdapterKey::LoraEmbeddingB),
+    (".lora_magnitude_vector", AdapterKey::LoraMagnitude),
+    (".base_layer.bias", AdapterKey::BaseLayerBias),
+    (".token_adapter.trainable_tokens_delta", AdapterKey::TrainableTokens),
+];
+
+impl AdapterKey {
+    pub fn parse(key: &str) -> AdapterKey {
+        let Some(name) = key.strip_prefix(PREFIX) else {
+            return AdapterKey::Foreign(key.to_string());
+        };
+        SUFFIXES
+            .iter()
+            .find_map(|(suffix, make)| {
+                let path = name.strip_suffix(suffix)?;
+                (!path.is_empty()).then(|| make(path.to_string()))
+            })
+            .unwrap_or_else(|| AdapterKey::BaseTensor(name.to_string()))
+    }
+
+    /// The path of the adapted module; `None` for tensors that are not an adapter's own.
+    pub fn module(&self) -> Option<&str> {
+        match self {
+            AdapterKey::BaseTensor(_) | AdapterKey::Foreign(_) => None,
+            AdapterKey::LoraA(path)
+            | AdapterKey::LoraB(path)
+            | AdapterKey::LoraBBias(path)
+            | AdapterKey::LoraEmbeddingA(path)
+            | AdapterKey::LoraEmbeddingB(path)
+            | AdapterKey::LoraMagnitude(path)
+            | AdapterKey::BaseLayerBias(path)
+            | AdapterKey::TrainableTokens(path) => Some(path),
+        }
+    }
+
+    /// The rank that a tensor of this kind and shape has.
+    pub fn rank_of(&self, shape: &[usize]) -> Option<usize> {
+        match (self, shape) {
+            (AdapterKey::LoraA(_) | AdapterKey::LoraEmbeddingA(_), &[rank, _]) => Some(rank),
+            (AdapterKey::LoraB(_) | AdapterKey::LoraEmbeddingB(_), &[_, rank]) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
+/// The key as it stands in the file.
+impl fmt::Display for AdapterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AdapterKey::LoraA(path) => write!(f, "{PREFIX}{path}.lora_A.weight"),
+            AdapterKey::LoraB(path) => write!(f, "{PREFIX}{path}.lora_B.weight"),
+            AdapterKey::LoraBBias(path) => write!(f, "{PREFIX}{path}.lora_B.bias"),
+            AdapterKey::LoraEmbeddingA(path) => write!(f, "{PREFIX}{path}.lora_embedding_A"),
+            AdapterKey::LoraEmbeddingB(path) => write!(f, "{PREFIX}{path}.lora_embedding_B"),
+            AdapterKey::LoraMagnitude(path) => write!(f, "{PREFIX}{path}.lora_magnitude_vector"),
+            AdapterKey::BaseLayerBias(path) => write!(f, "{PREFIX}{path}.base_layer.bias"),
+            AdapterKey::TrainableTokens(path) => {
+                write!(f, "{PREFIX}{path}.token_adapter.trainable_tokens_delta")
+            }
+            AdapterKey::BaseTensor(name) => write!(f, "{PREFIX}{name}"),
+            AdapterKey::Foreign(key) => f.write_str(key),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_parse_to_their_kind_and_format_back() {
+        let check = |key: &str, expected: AdapterKey| {
+            let parsed = AdapterKey::parse(key);
+            assert_eq!(parsed, expected);
+            assert_eq!(parsed.to_string(), key);
+        };
+        let q = || "model.layers.0.self_attn.q_proj".to_string();
+        let at = "base_model.model.model.layers.0.self_attn.q_proj";
+        check(&format!("{at}.lora_A.weight"), AdapterKey::LoraA(q()));
+        check(&format!("{at}.lora_B.weight"), AdapterKey::LoraB(q()));
+        check(&format!("{at}.lora_B.bias"), AdapterKey::LoraBBias(q()));
+        check(&format!("{at}.lora_magnitude_vector"), AdapterKey::LoraMagnitude(q()));
+        check(&format!("{at}.base_layer.bias"), AdapterKey::BaseLayerBias(q()));
+        check(
+            "base_model.model.model.embed_tokens.lora_embedding_A",
+            AdapterKey::LoraEmbeddingA("model.embed_tokens".to_string()),
+        );
+        check(
+            "base_model.model.model.embed_tokens.lora_embedding_B",
+            AdapterKey::LoraEmbeddingB("model.embed_tokens".to_string()),
+        );
+        check(
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+            AdapterKey::TrainableTokens("model.embed_tokens".to_string()),
+        );
+        check("base_model.model.lm_head.weight", AdapterKey::BaseTensor("lm_head.weight".to_string()));
+        check(
+            "base_model.model.model.layers.0.self_attn.q_proj.bias",
+            AdapterKey::BaseTensor("model.layers.0.self_attn.q_proj.bias".to_string()),
+        );
+        check(
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            AdapterKey::Foreign("model.layers.0.self_attn.q_proj.lora_A.weight".to_string()),
+        );
+        check("base_model.model..lora_A.weight", AdapterKey::BaseTensor(".lora_A.weight".to_string()));
+        check("base_model.model.lora_A.weight", AdapterKey::BaseTensor("lora_A.weight".to_string()));
+    }
+
+    #[test]
+    fn the_rank_is_the_first_extent_of_a_and_the_second_of_b() {
+        let path = || "x".to_string();
+        assert_eq!(AdapterKey::LoraA(path()).rank_of(&[8, 64]), Some(8));
+        assert_eq!(AdapterKey::LoraB(path()).rank_of(&[64, 8]), Some(8));
+        assert_eq!(AdapterKey::LoraA(path()).rank_of(&[8]), None);
+        assert_eq!(AdapterKey::LoraMagnitude(path()).rank_of(&[64]), None);
+        assert_eq!(AdapterKey::LoraMagnitude(path()).module(), Some("x"));
+        assert_eq!(AdapterKey::BaseTensor(path()).module(), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! A safetensors file opened for reading by offset: the header is read and checked, the data stays on disk.
+//! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
+//! Left out: memory mapping, writing (`safetensors_write`), and converting elements (`load`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+pub use super::safetensors_header::TensorEntry;
+use super::safetensors_header::{Header, parse_header};
+pub use super::safetensors_problem::SafetensorsProblem;
+use super::safetensors_problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
+
+#[derive(Debug, Error)]
+#[error("`{}`: {problem}", path.display())]
+pub struct SafetensorsError {
+    pub path: PathBuf,
+    #[source]
+    pub problem: SafetensorsProblem,
+}
+
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    file: File,
+    file_bytes: u64,
+    tensors: Vec<TensorEntry>,
+    /// Positions in `tensors`, sorted by name.
+    by_name: Vec<usize>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl SafetensorsFile {
+    /// Reads and checks the header; no tensor data is read.
+    pub fn open(path: &Path) -> Result<SafetensorsFile, SafetensorsError> {
+        open_checked(path).map_err(|problem| SafetensorsError { path: path.to_path_buf(), problem })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// The header's `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// All tensors, in the order of their bytes in the file.
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.tensors
+    }
+
+    /// The position in `tensors()` of the tensor with this name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.by_name
+            .binary_search_by(|&position| self.tensors[position].name.as_str().cmp(name))
+            .ok()
+            .map(|found| self.by_name[found])
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.position(name).map(|position| &self.tensors[position])
+    }
+
+    /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the tensor: a caller's mistake.
+    pub fn read_at(
+        &self,
+        tensor: &TensorEntry,
+        byte_offset: u64,
+        destination: &mut [u8],
+    ) -> Result<(), SafetensorsError> {
+        let bytes = destination.len() as u64;
+        assert!(
+            byte_offset.checked_add(bytes).is_some_and(|end| end <= tensor.bytes),
+            "the range of {bytes} bytes at {byte_offset} reaches beyond the {} bytes of tensor `{}`",
+            tensor.bytes,
+            tensor.name,
+        );
+        self.file.read_exact_at(destination, tensor.file_offset + byte_offset).map_err(|source| {
+            SafetensorsError {
+                path: self.path.clone(),
+                problem: SafetensorsProblem::ReadTensor {
+                    tensor: tensor.name.clone(),
+                    byte_offset,
+                    bytes,
+                    source,
+                },
+            }
+        })
+    }
+}
+
+fn open_checked(path: &Path) -> Result<SafetensorsFile, SafetensorsProblem> {
+    // Asked before opening: opening a pipe would wait for a writer.
+    let metadata = fs::metadata(path).map_err(SafetensorsProblem::Open)?;
+    if !metadata.is_file() {
+        return Err(SafetensorsProblem::NotAFile);
+    }
+    let file = File::open(path).map_err(SafetensorsProblem::Open)?;
+    let file_bytes = file.metadata().map_err(SafetensorsProblem::Open)?.len();
+    if file_bytes < PREFIX_BYTES {
+        return Err(SafetensorsProblem::NoPrefix { file_bytes });
+    }
+    let mut prefix = [0; PREFIX_BYTES as usize];
+    file.read_exact_at(&mut prefix, 0).map_err(SafetensorsProblem::ReadHeader)?;
+    // The first words of a Git LFS pointer are `version https://git-lfs.github.com/spec/v1`.
+    if &prefix == b"version " {
+        return Err(SafetensorsProblem::LfsPointer);
+    }
+    let header_bytes = u64::from_le_bytes(prefix);
+    if header_bytes > MAX_HEADER_BYTES {
+        return Err(SafetensorsProblem::HeaderTooLong { header_bytes });
+    }
+    if header_bytes > file_bytes - PREFIX_BYTES {
+        return Err(SafetensorsProblem::HeaderBeyondFile { header_bytes, file_bytes });
+    }
+    let mut json = vec![0; header_bytes as usize];
+    file.read_exact_at(&mut json, PREFIX_BYTES).map_err(SafetensorsProblem::ReadHeader)?;
+    let Header { tensors, metadata } = parse_header(&json, file_bytes)?;
+    let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+    by_name.sort_unstable_by(|&left, &right| tensors[left].name.cmp(&tensors[right].name));
+    Ok(SafetensorsFile { path: path.to_path_buf(), file, file_bytes, tensors, by_name, metadata })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file_bytes_of(json: &str, data: &[u8]) -> Vec<u8> {
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(json.as_bytes());
+        bytes.extend_from_slice(data);
+        bytes
+    }
+
+    const TWO: &str = r#"{"y":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"x":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}}"#;
+
+    fn open_bytes(bytes: &[u8]) -> Result<SafetensorsFile, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        fs::write(&path, bytes).unwrap();
+        SafetensorsFile::open(&path).map_err(|error| {
+            let text = error.to_string();
+            let start = format!("`{}`: ", path.display());
+            text.strip_prefix(&start).expect("the error names the file").to_string()
+        })
+    }
+
+    #[test]
+    fn tensors_are_found_by_name_and_read_by_range() {
+        let file = open_bytes(&file_bytes_of(TWO, b"yyabc")).unwrap();
+        let names: Vec<&str> = file.tensors().iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names, ["y", "x"]);
+        let x = file.tensor("x").unwrap();
+        assert_eq!(file.position("x"), Some(1));
+        assert_eq!(file.tensor("z"), None);
+        let mut two = [0; 2];
+        file.read_at(x, 1, &mut two).unwrap();
+        assert_eq!(&two, b"bc");
+        file.read_at(x, 3, &mut []).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "the range of 2 bytes at 2 reaches beyond the 3 bytes of tensor `x`")]
+    fn a_range_beyond_the_tensor_is_the_callers_mistake() {
+        let file = open_bytes(&file_bytes_of(TWO, b"yyabc")).unwrap();
+        let _ = file.read_at(file.tensor("x").unwrap(), 2, &mut [0; 2]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_after_opening_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let bytes = file_bytes_of(TWO, b"yyabc");
+        fs::write(&path, &bytes).unwrap();
+        let file = SafetensorsFile::open(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(bytes.len() as u64 - 1).unwrap();
+        let error = file.read_at(file.tensor("x").unwrap(), 0, &mut [0; 3]).unwrap_err();
+        assert_eq!(
+            error.problem.to_string(),
+            "reading 3 bytes at offset 0 of tensor `x` failed: failed to fill whole buffer"
+        );
+    }
+
+    #[test]
+    fn prefixes_that_lie_are_refused_before_anything_is_allocated() {
+        let refused = |bytes: &[u8]| open_bytes(bytes).expect_err("refused");
+        assert_eq!(refused(b"1234567"), "the file is truncated: 7 of at least 8 bytes; download it again");
+        let mut bytes = file_bytes_of(TWO, b"yyabc");
+        bytes.truncate(50);
+        assert_eq!(
+            refused(&bytes),
+            format!(
+                "the file is truncated: 50 of at least {} bytes, the header alone has {}; download it again",
+                8 + TWO.len(),
+                TWO.len()
+            )
+        );
+        bytes[..8].copy_from_slice(&100_000_001_u64.to_le_bytes());
+        assert_eq!(
+            refused(&bytes),
+            "the header claims 100,000,001 bytes, the limit is 100,000,000; \
+             this is not a safetensors file, or it is damaged"
+        );
+        bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(refused(&bytes).starts_with("the header claims 18,446,744,073,709,551,615 bytes"));
+        assert!(
+            refused(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+                .starts_with("this is a Git LFS pointer and not the weights; run `git lfs pull`")
+        );
+    }
+
+    #[test]
+    fn header_problems_come_through_with_the_path() {
+        assert_eq!(
+            open_bytes(&file_bytes_of("{}", b"tail")).err().unwrap(),
+            "the file has 14 bytes but its tensors end at 10; it is damaged, download it again"
+        );
+    }
+
+    #[test]
+    fn a_missing_file_and_a_folder_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = SafetensorsFile::open(&folder.path().join("no")).unwrap_err();
+        assert!(matches!(error.problem, SafetensorsProblem::Open(_)));
+        let error = SafetensorsFile::open(folder.path()).unwrap_err();
+        assert!(matches!(error.problem, SafetensorsProblem::NotAFile));
+    }
+}

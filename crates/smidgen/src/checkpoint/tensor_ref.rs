@@ -1,0 +1,56 @@
+//! A tensor in an open file: cheap to clone, free of lifetimes, readable from any thread.
+//! It is what a folder or an adapter hands out, so that a plan's reader can keep one per weight.
+//! Left out: the data itself.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::element::Element;
+use super::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
+
+#[derive(Clone, Debug)]
+pub struct TensorRef {
+    file: Arc<SafetensorsFile>,
+    position: usize,
+}
+
+impl TensorRef {
+    /// The tensor at this position of `file.tensors()`.
+    pub fn new(file: &Arc<SafetensorsFile>, position: usize) -> TensorRef {
+        assert!(position < file.tensors().len(), "no tensor {position}");
+        TensorRef { file: Arc::clone(file), position }
+    }
+
+    pub fn entry(&self) -> &TensorEntry {
+        &self.file.tensors()[self.position]
+    }
+
+    pub fn name(&self) -> &str {
+        &self.entry().name
+    }
+
+    pub fn element(&self) -> Element {
+        self.entry().element
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        &self.entry().shape
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.entry().bytes
+    }
+
+    pub fn elements(&self) -> u64 {
+        self.bytes() / self.element().size_bytes() as u64
+    }
+
+    pub fn file_path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// See [`SafetensorsFile::read_at`].
+    pub fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), SafetensorsError> {
+        self.file.read_at(self.entry(), byte_offset, destination)
+    }
+}

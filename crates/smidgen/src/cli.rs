@@ -1,0 +1,231 @@
+//! The command line: words in, exit codes out.
+//!
+//! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
+
+use crate::failure::Failure;
+use crate::job::{Data, Job, Purpose};
+use crate::planning::{Planned, plan_job, plan_job_as_before};
+use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
+use crate::report::{plan_json, plan_table};
+use crate::train::metrics::MetricsWriter;
+use crate::train::progress::Progress;
+use crate::train::resume::{self, Start};
+use crate::train::run_dir::RunDir;
+use crate::train::trainer::{RunPolicy, Trainer};
+use clap::{Args, Parser, Subcommand};
+use smidgen_ir::text::render_plan;
+use smidgen_runtime::Cpu;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Parser)]
+#[command(name = "smidgen", version, about = "Fine-tuning of large language models in a smidgen of memory")]
+struct Cli {
+    /// Say nothing but errors
+    #[arg(long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what a run will take, before it takes anything
+    Plan(PlanArgs),
+    /// Plan, check, train and save
+    Train(TrainArgs),
+}
+
+#[derive(Debug, Args)]
+struct RecipeArgs {
+    /// The recipe, a TOML file
+    recipe: PathBuf,
+    /// Keys that replace those of the recipe, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct PlanArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// The plan as JSON
+    #[arg(long, conflicts_with = "text")]
+    json: bool,
+    /// Every buffer and every step
+    #[arg(long)]
+    text: bool,
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Continue the run in the output folder
+    #[arg(long)]
+    resume: bool,
+}
+
+/// Parses the command line, runs the command and prints what went wrong.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Plan(args) => plan(args, cli.quiet),
+        Command::Train(args) => train(args, cli.quiet),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn read_arguments(args: &RecipeArgs) -> Result<(RecipeSource, Recipe), Failure> {
+    let source = read_recipe_source(&args.recipe).map_err(recipe_failure)?;
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let recipe = parse_recipe(&source, &args.overrides, &here).map_err(Failure::recipe)?;
+    Ok((source, recipe))
+}
+
+fn recipe_failure(error: ReadRecipeError) -> Failure {
+    Failure::recipe(error)
+}
+
+fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
+    let (_, recipe) = read_arguments(&args.recipe)?;
+    let job = Job::prepare(recipe, Purpose::Plan)?;
+    if !quiet {
+        print_warnings(&job);
+    }
+    let planned = plan_job(&job)?;
+    let text = if args.json {
+        format!("{:#}\n", plan_json::render_json(&planned))
+    } else if args.text {
+        render_plan(&planned.solution.plan)
+    } else {
+        plan_table::render_table(&job, &planned)
+    };
+    print(&text)?;
+    if planned.fits { Ok(()) } else { Err(planned.refusal()) }
+}
+
+/// Writes to stdout; a reader that went away (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::world(format!("stdout cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print_warnings(job: &Job) {
+    if let Data::Rows(rows) = &job.data {
+        for warning in &rows.warnings {
+            eprintln!("warning: {warning}");
+        }
+    }
+}
+
+fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
+    let (source, recipe) = read_arguments(&args.recipe)?;
+    let say = |line: &str| {
+        if !quiet {
+            eprintln!("{line}");
+        }
+    };
+    let output = recipe.output.dir.resolved.clone();
+    if !args.resume {
+        RunDir::refuse_run(&output)?;
+    }
+    let mut job = Job::prepare(recipe, Purpose::Train)?;
+    if !quiet {
+        print_warnings(&job);
+    }
+    let dir = RunDir::open(&output)?;
+    let start = if args.resume { find_start(&job, &dir, &say)? } else { Start::Beginning };
+    if args.resume && is_finished(&job, &dir) {
+        say(&format!("the run in `{}` is finished", output.display()));
+        return Ok(());
+    }
+    let planned = plan_run(&job, &dir, &start, &say)?;
+    if !planned.fits {
+        return Err(planned.refusal());
+    }
+    let table = plan_table::render_table(&job, &planned);
+    say(table.trim_end());
+    write_run_files(&dir, &source, &job, &planned, &table)?;
+
+    let first = start.updates_done();
+    let Data::Rows(rows) = &mut job.data else { unreachable!("training without data is refused before") };
+    let mut batches = rows.batches.clone();
+    let total = batches.total_steps();
+    let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
+    let solution = planned.solution;
+    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
+    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
+    let progress = Progress::new(total, first, job.recipe.train.log_every, quiet);
+    let outcome = trainer.run(&mut batches, first, &mut metrics, &progress);
+    progress.finish();
+    let outcome = outcome?;
+    say(&format!(
+        "done: {} steps, loss {:.4} to {:.4}, adapter in `{}`",
+        outcome.steps,
+        outcome.first_loss,
+        outcome.last_loss,
+        output.join("adapter").display()
+    ));
+    Ok(())
+}
+
+fn find_start(job: &Job, dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
+    for note in resume::check_job(dir, &job.recipe)? {
+        say(&format!("warning: {note}"));
+    }
+    let start = resume::find_start(dir)?;
+    match &start {
+        Start::Beginning => say("there is no checkpoint: starting at step 0"),
+        Start::Checkpoint { step, .. } => say(&format!("continuing after step {step}")),
+    }
+    Ok(start)
+}
+
+/// The final adapter is there and the run of before was as long as this one is to be.
+fn is_finished(job: &Job, dir: &RunDir) -> bool {
+    let Data::Rows(rows) = &job.data else { return false };
+    resume::finished_steps(dir) == Some(rows.batches.total_steps())
+}
+
+/// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
+fn plan_run(job: &Job, dir: &RunDir, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
+    let Start::Checkpoint { run_policy, .. } = start else { return plan_job(job) };
+    if resume::memory_changed(dir, &job.recipe) {
+        say("the memory section changed: planning anew, results equal within rounding");
+        return plan_job(job);
+    }
+    match plan_job_as_before(job, run_policy.micro_tokens, &run_policy.policy)? {
+        Some(planned) => Ok(planned),
+        None => {
+            say("the checkpoint's plan no longer fits: planning anew, results equal within rounding");
+            plan_job(job)
+        }
+    }
+}
+
+fn write_run_files(
+    dir: &RunDir,
+    source: &RecipeSource,
+    job: &Job,
+    planned: &Planned,
+    table: &str,
+) -> Result<(), Failure> {
+    dir.write_text("recipe.toml", &source.text)?;
+    dir.write_text("plan.json", &format!("{:#}\n", plan_json::render_json(planned)))?;
+    dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
+    dir.write_text("job.toml", &render_job(&job.recipe))
+}

@@ -1,0 +1,50 @@
+//! The machine that the program runs on: free memory and processors.
+//!
+//! A container's limit counts as well as what the kernel says is free. Where neither can be read there is
+//! no automatic budget, and the recipe has to name one.
+
+use std::fs::read_to_string;
+
+/// Bytes that can be taken without swapping; the lesser of the kernel's and the container's answer.
+pub fn free_memory_bytes() -> Option<u64> {
+    let available =
+        read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_bytes(&text, "MemAvailable:"));
+    let container = container_free_bytes(
+        read_to_string("/sys/fs/cgroup/memory.max").ok().as_deref(),
+        read_to_string("/sys/fs/cgroup/memory.current").ok().as_deref(),
+    );
+    match (available, container) {
+        (Some(available), Some(container)) => Some(available.min(container)),
+        (available, container) => available.or(container),
+    }
+}
+
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get())
+}
+
+fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+fn container_free_bytes(max: Option<&str>, current: Option<&str>) -> Option<u64> {
+    let limit: u64 = max?.trim().parse().ok()?;
+    Some(limit.saturating_sub(current?.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        let text = "MemTotal:       24580124 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
+        assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(2 << 20));
+        assert_eq!(meminfo_bytes(text, "SwapFree:"), None);
+        assert_eq!(container_free_bytes(Some("max\n"), Some("5\n")), None);
+        assert_eq!(container_free_bytes(Some("1000\n"), Some("400\n")), Some(600));
+        assert_eq!(container_free_bytes(Some("100\n"), Some("400\n")), Some(0));
+    }
+}

@@ -1,0 +1,417 @@
+//! Recipe to job: everything that a run needs, read and checked before any memory is taken.
+//!
+//! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
+//! config, the adapter, the data. Weights are opened but not read.
+
+use crate::checkpoint::element::Element;
+use crate::checkpoint::folder::{FolderError, ModelFolder};
+use crate::checkpoint::peft::ModulePattern;
+use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use crate::data::source::find_files;
+use crate::data::token_row::{TokensError, read_token_set};
+use crate::data::tokens::{self, TokenLimits, TokenSet};
+use crate::failure::Failure;
+use crate::host;
+use crate::recipe::{
+    AdapterKind, BaseFormat, Batch, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers, Length,
+    ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+};
+use smidgen_compile::adapter::{self, LoraModule};
+use smidgen_compile::options;
+use smidgen_compile::{DecoderSpec, Request, model};
+use smidgen_ir::{AdamW, DType, Extent, Shape, Storage};
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+/// What will run.
+#[derive(Debug)]
+pub struct Job {
+    pub recipe: Recipe,
+    pub model: ModelFolder,
+    /// The math; its extent is set when the job is planned.
+    pub request: Request,
+    pub data: Data,
+    pub budget: JobBudget,
+}
+
+/// Rows to train on, or what a plan assumes where there are none.
+#[derive(Debug)]
+pub enum Data {
+    Rows(Box<Rows>),
+    /// Every sample has `max_tokens` tokens, all supervised.
+    Assumed {
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+pub struct Rows {
+    pub train: TokenSet,
+    pub eval: Option<TokenSet>,
+    pub batches: BatchPlan,
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct JobBudget {
+    pub bytes: u64,
+    /// From `memory.budget`, rather than from what is free.
+    pub stated: bool,
+}
+
+/// Whether a job may go on without its data or its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Plan,
+    Train,
+}
+
+impl Job {
+    pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
+        refuse_unsupported(&recipe)?;
+        let model = open_model(&recipe.model.path)?;
+        let spec = model::read_spec(model.config())
+            .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))?;
+        if purpose == Purpose::Train && !model.has_weights() {
+            let place = model.path().display();
+            return Err(Failure::world(format!("`{place}` holds no weights, only a config"))
+                .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
+        }
+        check_weights(&spec, &model)?;
+        let request = build_request(&recipe, &spec, &model)?;
+        let budget = job_budget(&recipe)?;
+        let data = read_data(&recipe, &spec, purpose)?;
+        Ok(Job { recipe, model, request, data, budget })
+    }
+}
+
+/// Everything in the recipe that this version cannot do, named at once.
+fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
+    let mut refused: Vec<(&str, String, &str)> = Vec::new();
+    let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
+        refused.push((key, got.to_string(), supported));
+    };
+    let (model, adapter, data, train, memory) =
+        (&recipe.model, &recipe.adapter, &recipe.data, &recipe.train, &recipe.memory);
+    match &model.path {
+        ModelPath::Folder(_) => {}
+        path => refuse("model.path", path, "a folder with a Hugging Face checkpoint"),
+    }
+    match model.base {
+        BaseFormat::AsStored | BaseFormat::F32 | BaseFormat::Bf16 | BaseFormat::F16 => {}
+        base => refuse("model.base", &base, "as-stored, f32, bf16, f16"),
+    }
+    match model.compute {
+        Compute::Auto | Compute::F32 => {}
+        compute => refuse("model.compute", &compute, "auto, f32"),
+    }
+    match adapter.kind {
+        AdapterKind::Lora | AdapterKind::RsLora => {}
+        kind => refuse("adapter.kind", &kind, "lora, rslora"),
+    }
+    match data.format {
+        DataFormat::Auto | DataFormat::Tokens => {}
+        format => refuse("data.format", &format, "auto, tokens"),
+    }
+    match train.optimizer {
+        Optimizer::AdamW => {}
+        optimizer => refuse("train.optimizer", &optimizer, "adamw"),
+    }
+    if train.early_stop > 0 {
+        refuse("train.early_stop", &train.early_stop, "0");
+    }
+    match recipe.eval.task {
+        EvalTask::Loss => {}
+        task => refuse("eval.task", &task, "loss"),
+    }
+    match memory.device {
+        DeviceChoice::Auto | DeviceChoice::Cpu => {}
+        DeviceChoice::Cuda(index) => refuse("memory.device", &format!("cuda:{index}"), "auto, cpu"),
+    }
+    if !["auto", "cpu"].contains(&memory.profile.as_str()) {
+        refuse("memory.profile", &memory.profile, "auto, cpu");
+    }
+    for (key, placement) in
+        [("memory.activations", memory.activations), ("memory.optimizer_state", memory.optimizer_state)]
+    {
+        if placement == Placement::Host {
+            refuse(key, &placement, "auto, device");
+        }
+    }
+    match memory.weights {
+        WeightPlacement::Auto | WeightPlacement::Device => {}
+        WeightPlacement::Host(_) => refuse("memory.weights", &"host", "auto, device"),
+        WeightPlacement::Disk => refuse("memory.weights", &"disk", "auto, device"),
+    }
+    if memory.adapt {
+        refuse("memory.adapt", &true, "false");
+    }
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let lines = refused
+        .iter()
+        .map(|(key, got, supported)| format!("  `{key} = {got}` is not supported (supported: {supported})"));
+    let lines: Vec<String> = lines.collect();
+    Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
+}
+
+fn open_model(path: &ModelPath) -> Result<ModelFolder, Failure> {
+    let ModelPath::Folder(path) = path else { unreachable!("other paths are refused before") };
+    ModelFolder::open(&path.resolved).map_err(|error| match &error {
+        FolderError::Missing { .. } => Failure::world(&error)
+            .hint("paths in a recipe are relative to the recipe, those on the command line to the working directory"),
+        _ => Failure::world(&error),
+    })
+}
+
+fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// The checkpoint holds exactly the tensors that the config describes, in their shapes.
+fn check_weights(spec: &DecoderSpec, model: &ModelFolder) -> Result<(), Failure> {
+    if !model.has_weights() {
+        return Ok(());
+    }
+    let mut problems: Vec<String> = Vec::new();
+    let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
+    for tensor in spec.tensors() {
+        let expected = constant_dims(&tensor.shape);
+        match model.tensor(&tensor.name) {
+            None => problems.push(format!("`{}` is missing", tensor.name)),
+            Some(found) if found.shape() != expected => {
+                problems.push(format!(
+                    "`{}` is {:?}, the config says {expected:?}",
+                    tensor.name,
+                    found.shape()
+                ));
+            }
+            Some(found) if storage_of(found.element()).is_none() => {
+                problems.push(format!("`{}` is stored as {}", tensor.name, found.element()));
+            }
+            Some(_) => {}
+        }
+        known.insert(tensor.name);
+    }
+    let unknown = model.tensor_names().filter(|name| !known.contains(*name));
+    problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let place = model.path().display();
+    let more = problems.len().saturating_sub(8);
+    problems.truncate(8);
+    if more > 0 {
+        problems.push(format!("and {more} more"));
+    }
+    Err(Failure::world(format!(
+        "config.json contradicts the weights in `{place}`\n  {}",
+        problems.join("\n  ")
+    ))
+    .hint("config.json and the safetensors files have to come from the same model"))
+}
+
+fn constant_dims(shape: &Shape) -> Vec<usize> {
+    shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
+}
+
+/// How an element type of a file lies in memory, where training can read it.
+pub fn storage_of(element: Element) -> Option<DType> {
+    match element {
+        Element::F32 => Some(DType::F32),
+        Element::Bf16 => Some(DType::Bf16),
+        Element::F16 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &ModelFolder) -> Result<Request, Failure> {
+    let mut spec = spec.clone();
+    let mut storage = HashMap::new();
+    let forced = match recipe.model.base {
+        BaseFormat::F32 => Some(DType::F32),
+        BaseFormat::Bf16 => Some(DType::Bf16),
+        BaseFormat::F16 => Some(DType::F16),
+        BaseFormat::AsStored | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => None,
+    };
+    if let Some(dtype) = forced {
+        spec.stored = dtype;
+    } else {
+        for tensor in spec.tensors() {
+            let stored = model.tensor(&tensor.name).and_then(|found| storage_of(found.element()));
+            storage.extend(stored.map(|dtype| (tensor.name, Storage::Plain(dtype))));
+        }
+    }
+    let train = &recipe.train;
+    Ok(Request {
+        title: title(recipe),
+        adapters: build_adapters(recipe, &spec)?,
+        storage,
+        dropout: recipe.adapter.dropout as f32,
+        optimizer: options::Optimizer {
+            adamw: AdamW {
+                beta1: train.betas[0] as f32,
+                beta2: train.betas[1] as f32,
+                eps: train.eps as f32,
+                weight_decay: train.weight_decay as f32,
+            },
+            clip: train.clip as f32,
+        },
+        extent: Extent::default(),
+        threads: match recipe.memory.threads {
+            0 => host::processors(),
+            threads => threads,
+        },
+        spec,
+    })
+}
+
+fn title(recipe: &Recipe) -> String {
+    let written = recipe.model.path.to_string();
+    let name = written.trim_end_matches('/').rsplit('/').next().unwrap_or(&written);
+    let batch = match recipe.train.batch {
+        Batch::Samples(samples) => format!("batch {samples}"),
+        Batch::Tokens(tokens) => format!("batch of {tokens} tokens"),
+    };
+    let kind = match recipe.adapter.kind {
+        AdapterKind::RsLora => "rsLoRA",
+        _ => "LoRA",
+    };
+    format!("{name} · {kind} r={} · f32 · {batch}", recipe.adapter.rank)
+}
+
+/// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.
+fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>, Failure> {
+    let adapter = &recipe.adapter;
+    let targets = match &adapter.targets {
+        Targets::AllLinear => adapter::Targets::AllLinear,
+        Targets::Names(names) => adapter::Targets::Names(names.clone()),
+    };
+    let layers = match &adapter.layers {
+        Layers::All => adapter::Layers::All,
+        Layers::Last(count) => adapter::Layers::Last(*count),
+        Layers::List(list) => adapter::Layers::List(list.clone()),
+    };
+    let paths = adapter::target_paths(spec, &targets, &layers).map_err(Failure::recipe)?;
+    if paths.is_empty() {
+        return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no linear"));
+    }
+    let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern)?;
+    let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern)?;
+    let modules = paths.into_iter().map(|path| {
+        let rank = first_match(&ranks, &path).unwrap_or(adapter.rank);
+        let alpha = first_match(&alphas, &path).unwrap_or(adapter.alpha);
+        let scale = match adapter.kind {
+            AdapterKind::RsLora => alpha / (rank as f64).sqrt(),
+            _ => alpha / rank as f64,
+        };
+        LoraModule { path, rank, scale: scale as f32 }
+    });
+    Ok(modules.collect())
+}
+
+fn compile_patterns<T: Copy>(
+    key: &str,
+    patterns: &[(String, T)],
+) -> Result<Vec<(ModulePattern, T)>, Failure> {
+    let compiled = patterns.iter().map(|(pattern, value)| {
+        let pattern =
+            ModulePattern::new(pattern).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
+        Ok((pattern, *value))
+    });
+    compiled.collect()
+}
+
+fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
+}
+
+fn job_budget(recipe: &Recipe) -> Result<JobBudget, Failure> {
+    match recipe.memory.budget {
+        Budget::Bytes(bytes) => Ok(JobBudget { bytes, stated: true }),
+        Budget::Auto => match host::free_memory_bytes() {
+            Some(bytes) => Ok(JobBudget { bytes, stated: false }),
+            None => Err(Failure::world("how much memory is free cannot be read on this machine")
+                .hint("name a budget: `memory.budget = \"8GiB\"`")),
+        },
+    }
+}
+
+fn read_data(recipe: &Recipe, spec: &DecoderSpec, purpose: Purpose) -> Result<Data, Failure> {
+    let vocabulary = spec.vocabulary as u32;
+    let train = match read_tokens(recipe, &recipe.data.train, "data.train", vocabulary) {
+        Ok(set) => set,
+        Err(ReadData::Absent(reason)) if purpose == Purpose::Plan => {
+            return Ok(Data::Assumed { reason: reason.message });
+        }
+        Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
+    };
+    let eval = if recipe.data.eval.is_empty() {
+        None
+    } else {
+        match read_tokens(recipe, &recipe.data.eval, "data.eval", vocabulary) {
+            Ok(set) => Some(set),
+            Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
+        }
+    };
+    let mut warnings = Vec::new();
+    for (key, set) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
+        let warning = set.and_then(|set| set.stats().rows.warning());
+        warnings.extend(warning.map(|warning| format!("`{key}`: {warning}")));
+    }
+    let options = BatchOptions {
+        batch: match recipe.train.batch {
+            Batch::Samples(samples) => BatchSize::Samples(samples as u64),
+            Batch::Tokens(tokens) => BatchSize::Tokens(tokens as u64),
+        },
+        run_length: match recipe.train.length {
+            Length::Steps(steps) => RunLength::Steps(steps),
+            Length::Epochs(epochs) => RunLength::Epochs(epochs),
+        },
+        seed: recipe.train.seed,
+        shuffle: recipe.data.shuffle,
+    };
+    let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
+    Ok(Data::Rows(Box::new(Rows { train, eval, batches, warnings })))
+}
+
+enum ReadData {
+    /// No file of that name.
+    Absent(Failure),
+    Wrong(Failure),
+}
+
+fn read_tokens(
+    recipe: &Recipe,
+    paths: &[RecipePath],
+    key: &str,
+    vocab_size: u32,
+) -> Result<TokenSet, ReadData> {
+    let patterns: Vec<String> =
+        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
+    let files: Vec<PathBuf> = find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
+        ReadData::Absent(with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
+    })?;
+    let limits = TokenLimits {
+        vocab_size,
+        max_tokens: recipe.data.max_tokens as u32,
+        overflow: match recipe.data.overflow {
+            Overflow::Truncate => tokens::Overflow::Truncate,
+            Overflow::Drop => tokens::Overflow::Drop,
+            Overflow::Error => tokens::Overflow::Error,
+        },
+    };
+    read_token_set(&files, limits).map_err(|error| {
+        let failure = match &error {
+            TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. } => {
+                Failure::world(format!("`{key}`: {error}"))
+            }
+            _ => Failure::world(&error),
+        };
+        ReadData::Wrong(with_hint(failure, error.hint()))
+    })
+}

@@ -1,0 +1,18 @@
+//! smidgen: fine-tuning of large language models in a smidgen of memory.
+//!
+//! This crate is the outside world: recipes, models and data on disk, the training loop, reports and the
+//! command line. What a run computes is compiled by `smidgen-compile` and run by `smidgen-runtime`.
+
+#![forbid(unsafe_code)]
+
+pub mod bytes;
+pub mod checkpoint;
+pub mod cli;
+pub mod data;
+pub mod failure;
+pub mod host;
+pub mod job;
+pub mod planning;
+pub mod recipe;
+pub mod report;
+pub mod train;

@@ -1,0 +1,299 @@
+//! Job to plan: which sizes of micro-batch the data allows, and what the solver makes of them.
+//!
+//! The plan is made for the largest micro-batch that the run will ever meet, found by packing every step
+//! beforehand. Where there is no data, every sample is taken to be `max_tokens` long.
+
+use crate::bytes::format_bytes;
+use crate::data::micro_batch::largest_micro_batch;
+use crate::data::tokens::TokenSet;
+use crate::failure::Failure;
+use crate::job::{Data, Job, Rows};
+use crate::recipe::{Batch, MicroTokens, Recompute};
+use smidgen_compile::error::ModelError;
+use smidgen_compile::{Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve};
+use smidgen_ir::Extent;
+
+/// A job and the plan it will run by.
+#[derive(Debug)]
+pub struct Planned {
+    pub solution: Solution,
+    pub budget_bytes: u64,
+    pub context_bytes: u64,
+    /// Tokens of an average optimizer step.
+    pub step_tokens: f64,
+    pub fits: bool,
+    /// What would make it fit, or what to know about the plan.
+    pub advice: Vec<String>,
+}
+
+/// What the program itself takes beside the arena: code, stacks and small buffers.
+const PROCESS_BYTES: u64 = 10 << 20;
+
+/// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
+pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
+    let pins = Pins { recompute: pinned_recompute(job)?, loss_chunk: None };
+    plan_with(job, &DemandShape::of(job, None)?, pins)
+}
+
+/// Plans the job by the choices of an earlier plan, if they still fit.
+pub fn plan_job_as_before(
+    job: &Job,
+    micro_tokens: usize,
+    policy: &Policy,
+) -> Result<Option<Planned>, Failure> {
+    let pins = Pins { recompute: Some(policy.recompute.clone()), loss_chunk: Some(policy.loss_chunk) };
+    let planned = plan_with(job, &DemandShape::of(job, Some(micro_tokens))?, pins)?;
+    Ok(planned.fits.then_some(planned))
+}
+
+fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
+    let context_bytes = context_bytes(job);
+    let profile = Profile::cpu(job.request.threads);
+    let budget_bytes = job.budget.bytes;
+    let result = solve(&job.request, &shape.demands, &pins, context_bytes, budget_bytes, &profile);
+    let (fits, solution, mut advice) = match result {
+        Ok(solution) => (true, solution, vec![]),
+        Err(SolveError { leanest, .. }) => {
+            let advice = advise(job, &pins, context_bytes, &profile, &leanest);
+            (false, *leanest, advice)
+        }
+    };
+    if let Data::Assumed { reason } = &job.data {
+        let max_tokens = job.recipe.data.max_tokens;
+        advice.push(format!(
+            "planned without data ({reason}): every sample is taken to have {max_tokens} tokens"
+        ));
+    }
+    Ok(Planned { solution, budget_bytes, context_bytes, step_tokens: shape.step_tokens, fits, advice })
+}
+
+impl Planned {
+    /// The error of a run that does not fit.
+    pub fn refusal(&self) -> Failure {
+        let peak = self.solution.plan.peak();
+        let largest: Vec<String> = peak
+            .largest
+            .iter()
+            .take(3)
+            .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
+            .collect();
+        let mut failure = Failure::world(format!(
+            "the leanest plan needs {}, the budget is {}\n  largest at the peak: {}",
+            format_bytes(self.solution.peak_bytes),
+            format_bytes(self.budget_bytes),
+            largest.join(", ")
+        ));
+        failure.hints = self.advice.clone();
+        failure
+    }
+}
+
+/// What is resident beside the arena while training.
+fn context_bytes(job: &Job) -> u64 {
+    let data = match &job.data {
+        Data::Rows(rows) => {
+            let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
+            rows.train.heap_bytes() + eval + rows.batches.heap_bytes()
+        }
+        Data::Assumed { .. } => 0,
+    };
+    PROCESS_BYTES + data as u64
+}
+
+fn pinned_recompute(job: &Job) -> Result<Option<options::Recompute>, Failure> {
+    let layers = job.request.spec.layers;
+    Ok(match &job.recipe.memory.recompute {
+        Recompute::Auto => None,
+        Recompute::None => Some(options::Recompute::none()),
+        Recompute::All => Some(options::Recompute::first(layers)),
+        Recompute::Every(n) => Some(options::Recompute::every(*n, layers)),
+        Recompute::List(list) => {
+            let mut list = list.clone();
+            list.sort_unstable();
+            list.dedup();
+            if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
+                return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
+            }
+            Some(options::Recompute { layers: list })
+        }
+    })
+}
+
+/// The sizes of micro-batch to choose from, largest first.
+struct DemandShape {
+    demands: Vec<Demand>,
+    step_tokens: f64,
+}
+
+impl DemandShape {
+    /// `pinned` overrides the recipe's own choice of `micro_tokens`.
+    fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let pinned = pinned.or(match job.recipe.memory.micro_tokens {
+            MicroTokens::Tokens(tokens) => Some(tokens),
+            MicroTokens::Auto => None,
+        });
+        match &job.data {
+            Data::Rows(rows) => DemandShape::of_rows(job, rows, pinned),
+            Data::Assumed { .. } => DemandShape::assumed(job, pinned),
+        }
+    }
+
+    fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let longest = rows.train.longest();
+        let whole = largest_micro_batch(&rows.batches, &rows.train, usize::MAX).map_err(Failure::world)?;
+        let stats = rows.train.stats();
+        let mean = stats.tokens as f64 / rows.train.len() as f64;
+        let step_tokens = match job.recipe.train.batch {
+            Batch::Samples(samples) => (mean * samples as f64).min(whole.step_tokens as f64),
+            Batch::Tokens(_) => whole.step_tokens as f64,
+        };
+        let mut demands = Vec::new();
+        for micro_tokens in micro_token_choices(pinned, whole.step_tokens, longest)? {
+            let largest =
+                largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::world)?;
+            let mut extent = largest.micro_batch;
+            if let Some(eval) = &rows.eval {
+                extent = largest_extent(extent, eval_extent(eval, extent.tokens.max(eval.longest())));
+            }
+            let micro_steps = step_tokens / largest.micro_batch.tokens as f64;
+            demands.push(Demand { micro_tokens, extent, micro_steps });
+        }
+        Ok(DemandShape { demands, step_tokens })
+    }
+
+    fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let max_tokens = job.recipe.data.max_tokens;
+        let (step_tokens, samples) = match job.recipe.train.batch {
+            Batch::Samples(samples) => (samples * max_tokens, samples),
+            Batch::Tokens(tokens) => (tokens.max(max_tokens), tokens.div_ceil(max_tokens)),
+        };
+        let demands = micro_token_choices(pinned, step_tokens, max_tokens)?
+            .into_iter()
+            .map(|micro_tokens| Demand {
+                micro_tokens,
+                extent: Extent { tokens: micro_tokens, rows: micro_tokens, segments: samples },
+                micro_steps: step_tokens as f64 / micro_tokens as f64,
+            })
+            .collect();
+        Ok(DemandShape { demands, step_tokens: step_tokens as f64 })
+    }
+}
+
+fn micro_token_choices(
+    pinned: Option<usize>,
+    step_tokens: usize,
+    longest: usize,
+) -> Result<Vec<usize>, Failure> {
+    if let Some(pinned) = pinned {
+        if pinned < longest {
+            return Err(Failure::recipe(format!(
+                "`memory.micro_tokens = {pinned}` is below the longest sample, which has {longest} tokens"
+            ))
+            .hint(format!(
+                "`memory.micro_tokens = {longest}`, or `data.max_tokens = {pinned}` to shorten the samples"
+            )));
+        }
+        return Ok(vec![pinned.min(step_tokens)]);
+    }
+    let mut choices: Vec<usize> = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+        .into_iter()
+        .map(|parts| step_tokens.div_ceil(parts))
+        .filter(|tokens| *tokens > longest)
+        .collect();
+    choices.push(longest);
+    Ok(choices)
+}
+
+fn largest_extent(one: Extent, other: Extent) -> Extent {
+    Extent {
+        tokens: one.tokens.max(other.tokens),
+        rows: one.rows.max(other.rows),
+        segments: one.segments.max(other.segments),
+    }
+}
+
+/// Calls `visit` with the samples of each evaluation micro-batch: in order, until the next would exceed
+/// `micro_tokens`.
+pub fn for_each_eval_batch<E>(
+    set: &TokenSet,
+    limit: usize,
+    micro_tokens: usize,
+    mut visit: impl FnMut(std::ops::Range<u32>) -> Result<(), E>,
+) -> Result<(), E> {
+    let samples = if limit == 0 { set.len() } else { limit.min(set.len()) } as u32;
+    let mut first = 0;
+    while first < samples {
+        let (mut end, mut tokens) = (first, 0);
+        while end < samples && (end == first || tokens + set.length(end as usize) as usize <= micro_tokens) {
+            tokens += set.length(end as usize) as usize;
+            end += 1;
+        }
+        visit(first..end)?;
+        first = end;
+    }
+    Ok(())
+}
+
+fn eval_extent(set: &TokenSet, micro_tokens: usize) -> Extent {
+    let mut largest = Extent::default();
+    let result: Result<(), std::convert::Infallible> = for_each_eval_batch(set, 0, micro_tokens, |samples| {
+        let mut extent = Extent::default();
+        for sample in samples {
+            extent.tokens += set.length(sample as usize) as usize;
+            extent.rows += set.supervised(sample as usize) as usize;
+            extent.segments += 1;
+        }
+        largest = largest_extent(largest, extent);
+        Ok(())
+    });
+    match result {
+        Ok(()) => largest,
+    }
+}
+
+/// The smallest changes that would fit, each planned, not guessed.
+fn advise(job: &Job, pins: &Pins, context_bytes: u64, profile: &Profile, leanest: &Solution) -> Vec<String> {
+    let budget = job.budget.bytes;
+    let mut advice = Vec::new();
+    let attempt = |request: &Request, tokens: usize, pins: &Pins| {
+        let extent = Extent { tokens, rows: tokens, segments: leanest.demand.extent.segments };
+        let demand = Demand { micro_tokens: tokens, extent, micro_steps: 1.0 };
+        solve(request, &[demand], pins, context_bytes, budget, profile).ok()
+    };
+    let free = Pins::default();
+    let (longest, mut low, mut high) = (leanest.demand.extent.tokens, 0, leanest.demand.extent.tokens);
+    if pins != &free
+        && let Some(solution) = attempt(&job.request, longest, &free)
+    {
+        let bytes = format_bytes(solution.peak_bytes);
+        advice.push(format!("`memory.recompute = \"auto\"` would need {bytes}"));
+    }
+    while high - low > 8 {
+        let middle = low + (high - low) / 2;
+        if attempt(&job.request, middle.max(2), &free).is_some() { low = middle } else { high = middle }
+    }
+    let fitting = low / 8 * 8;
+    if fitting >= 16
+        && let Some(solution) = attempt(&job.request, fitting, &free)
+    {
+        let bytes = format_bytes(solution.peak_bytes);
+        advice.push(format!(
+            "`data.max_tokens = {fitting}` with `memory.micro_tokens = {fitting}` would need {bytes}; shorter samples change results"
+        ));
+    }
+    let mut narrow = job.request.clone();
+    narrow.spec.stored = smidgen_ir::DType::Bf16;
+    narrow.storage.clear();
+    let stored_wider = job.request.storage_of(job.request.spec.head_tensor()).bytes(1, 1) > 2;
+    if stored_wider && let Some(solution) = attempt(&narrow, longest, &free) {
+        let bytes = format_bytes(solution.peak_bytes);
+        advice.push(format!("`model.base = \"bf16\"` would need {bytes} and changes results"));
+    }
+    advice.push(format!("`memory.budget = \"{}\"` is the least that fits", budget_words(leanest.peak_bytes)));
+    advice
+}
+
+/// A size that a recipe can hold, rounded up.
+fn budget_words(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(1 << 20))
+}

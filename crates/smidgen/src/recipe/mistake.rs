@@ -1,0 +1,98 @@
+//! What is wrong with a recipe, all of it at once, each mistake with its place.
+//!
+//! The text form is part of the command line's contract: a header line, then one line per mistake in the
+//! order of the file, then overrides, then keys that are missing; a hint stands below its mistake.
+//! The leading `error: ` belongs to whoever prints it.
+
+use std::fmt;
+
+/// Why a recipe could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadRecipeError {
+    /// The file could not be read.
+    #[error("cannot read the recipe `{file}`: {source}")]
+    Unreadable {
+        /// As the caller named it.
+        file: String,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The file was read and is wrong.
+    #[error(transparent)]
+    Wrong(#[from] RecipeErrors),
+}
+
+/// Every mistake of one recipe and its overrides; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecipeErrors {
+    /// The recipe as the caller named it.
+    pub file: String,
+    /// Sorted: lines, overrides in their order, missing keys in the order of the reference.
+    pub mistakes: Vec<Mistake>,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// Where it stands.
+    pub place: Place,
+    /// The key as written, `section.key`; empty for a syntax error.
+    pub key: String,
+    /// What is wrong, in one line.
+    pub message: String,
+    /// What may have been meant.
+    pub hint: Option<String>,
+}
+
+/// Where a mistake stands. The order of the variants is the order of the report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A line of the file, counted from 1.
+    Line(usize),
+    /// Line and column, both from 1, where the file is not TOML.
+    LineColumn(usize, usize),
+    /// An override, as written.
+    Override(String),
+    /// A required key that stands nowhere.
+    Missing,
+}
+
+impl Place {
+    /// Lines by number, then everything else in the order in which it was found (the sort is stable).
+    pub(super) fn rank(&self) -> (u8, usize) {
+        match self {
+            Place::Line(line) | Place::LineColumn(line, _) => (0, *line),
+            Place::Override(_) => (1, 0),
+            Place::Missing => (2, 0),
+        }
+    }
+}
+
+impl fmt::Display for RecipeErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.mistakes.len();
+        let noun = if count == 1 { "mistake" } else { "mistakes" };
+        write!(f, "{} has {count} {noun}", self.file)?;
+        for mistake in &self.mistakes {
+            write!(f, "\n  {mistake}")?;
+            if let Some(hint) = &mistake.hint {
+                write!(f, "\n    hint: {hint}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Line(line) => write!(f, "line {line}: ")?,
+            Place::LineColumn(line, column) => write!(f, "line {line}, column {column}: ")?,
+            Place::Override(text) => write!(f, "`{text}`: ")?,
+            Place::Missing => {}
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for RecipeErrors {}

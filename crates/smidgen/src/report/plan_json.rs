@@ -1,0 +1,55 @@
+//! A plan as JSON: the fields of the contract, for `plan --json` and the run folder's `plan.json`.
+
+use crate::planning::Planned;
+use serde_json::{Map, Value, json};
+use smidgen_ir::Entry;
+
+/// One object; every size in bytes. Rows add up to `peak_bytes`.
+pub fn render_json(planned: &Planned) -> Value {
+    let (solution, plan) = (&planned.solution, &planned.solution.plan);
+    let peak = plan.peak();
+    let mut rows: Map<String, Value> =
+        peak.rows.iter().map(|(category, bytes)| (category.name().to_string(), json!(bytes))).collect();
+    rows.insert("context".into(), json!(planned.context_bytes));
+    let live = |entry: Entry| plan.live_bytes(entry).into_iter().max().unwrap_or(0);
+    let at_rest = planned.context_bytes + plan.persistent_bytes as u64;
+    let phase = |entry: Entry| at_rest + live(entry) as u64;
+    json!({
+        "fits": planned.fits,
+        "budget_bytes": planned.budget_bytes,
+        "peak_bytes": solution.peak_bytes,
+        "peak_at": plan.place(peak.entry, peak.step),
+        "largest_at_peak": peak.largest.iter().map(|(name, bytes)| json!({"name": name, "bytes": bytes})).collect::<Vec<_>>(),
+        "spaces": { "device": solution.peak_bytes, "pinned": 0, "host": 0, "disk": 0 },
+        "rows": rows,
+        "policy": {
+            "device": "cpu",
+            "threads": plan.threads,
+            "micro_tokens": solution.demand.micro_tokens,
+            "recompute": solution.policy.recompute.layers,
+            "loss_chunk": solution.policy.loss_chunk,
+            "activations": "device",
+            "weights": "device",
+            "optimizer_state": "device",
+            "reasons": solution.reasons,
+        },
+        "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
+        "step_ms": solution.step_ms,
+        "tokens_per_s": planned.step_tokens / (solution.step_ms / 1e3),
+        "arena": {
+            "reserved_bytes": plan.reserved_bytes(),
+            "peak_live_bytes": plan.persistent_bytes + peak.transient_live_bytes,
+            "transient_reserved_bytes": plan.transient_bytes,
+            "transient_peak_live_bytes": peak.transient_live_bytes,
+        },
+        "phases": {
+            "load": at_rest,
+            "micro_step": phase(Entry::MicroStep),
+            "update": phase(Entry::Update),
+            "refresh": phase(Entry::Refresh),
+            "eval": phase(Entry::Eval),
+            "save": at_rest,
+        },
+        "advice": planned.advice,
+    })
+}

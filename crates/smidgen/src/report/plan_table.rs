@@ -1,0 +1,70 @@
+//! The budget table: what people draw by hand, read off the plan.
+
+use crate::bytes::format_bytes;
+use crate::job::Job;
+use crate::planning::Planned;
+use smidgen_ir::Category;
+use std::fmt::Write;
+
+/// The table, the peak and what lives at it, the choices and why.
+pub fn render_table(job: &Job, planned: &Planned) -> String {
+    let (solution, plan) = (&planned.solution, &planned.solution.plan);
+    let peak = plan.peak();
+    let mut text = String::new();
+    let budget = if job.budget.stated { "budget" } else { "free" };
+    let title = format!("{} · {budget} {} · cpu", plan.title, format_bytes(planned.budget_bytes));
+    let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+    line(title);
+    for (category, bytes) in &peak.rows {
+        let name = category.name().replace('_', " ");
+        line(format!("  {name:<16}{:>12}   {}", format_bytes(*bytes as u64), note(*category, planned, job)));
+    }
+    line(format!(
+        "  {:<16}{:>12}   the program, its stacks and the data",
+        "context",
+        format_bytes(planned.context_bytes)
+    ));
+    let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
+    let verdict = if planned.fits {
+        format!("fits, {} to spare", format_bytes(spare as u64))
+    } else {
+        format!("does not fit, {} too much", format_bytes((-spare) as u64))
+    };
+    let place = plan.place(peak.entry, peak.step);
+    line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
+    line(String::new());
+    let largest: Vec<String> = peak
+        .largest
+        .iter()
+        .take(4)
+        .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
+        .collect();
+    line(format!("  largest at the peak: {}", largest.join(", ")));
+    for reason in &solution.reasons {
+        line(format!("  {reason}"));
+    }
+    let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
+    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s", solution.step_ms));
+    for advice in &planned.advice {
+        line(format!("  note: {advice}"));
+    }
+    text
+}
+
+fn note(category: Category, planned: &Planned, job: &Job) -> String {
+    let policy = &planned.solution.policy;
+    let layers = job.request.spec.layers;
+    match category {
+        Category::BaseWeights => match job.request.storage.values().next() {
+            Some(storage) => format!("{storage}, as stored"),
+            None => job.request.spec.stored.to_string(),
+        },
+        Category::Adapters => "f32 masters".into(),
+        Category::Activations => {
+            let recomputed = policy.recompute.layers.len();
+            let tokens = planned.solution.demand.extent.tokens;
+            format!("{tokens} tokens, recompute {recomputed} of {layers} layers")
+        }
+        Category::Gradients | Category::Optimizer | Category::Workspace => String::new(),
+    }
+}

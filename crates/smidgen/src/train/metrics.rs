@@ -1,0 +1,414 @@
+//! `metrics.jsonl`: one JSON object a line for each optimizer step and each evaluation.
+//!
+//! A row is appended by one write of a whole line, so a killed run leaves at most a torn last line.
+//! Resume cuts what lies after its checkpoint, whole or not at all (new file, then rename).
+//! Floats are written shortest-round-trip, so equal text is equal bits; non-finite ones are `null`.
+//! Also reads the process's own memory, which every row carries.
+//! Leaves out measuring the device, and what is done about a NaN.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// One optimizer step. The order of the fields is the order in the file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MetricsRow {
+    /// Updates done, this one included: the first row has 1.
+    pub step: u64,
+    pub epoch: f64,
+    /// The task's: summed over the step, divided by its supervised tokens.
+    pub loss: f64,
+    /// The regularizer of `ls-lora`, not part of `loss`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reg_loss: Option<f64>,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Used by this update.
+    pub lr: f64,
+    pub tokens: u64,
+    pub supervised_tokens: u64,
+    pub step_ms: f64,
+    pub tokens_per_s: f64,
+    pub device_bytes: Option<u64>,
+    pub device_free_bytes: Option<u64>,
+    pub device_peak_bytes: Option<u64>,
+    pub pinned_bytes: u64,
+    pub host_rss_bytes: Option<u64>,
+    pub host_peak_bytes: Option<u64>,
+}
+
+/// One evaluation. Names in `scores` are written after the other fields, sorted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvalRow {
+    /// Updates done before it.
+    pub step: u64,
+    pub epoch: f64,
+    /// Summed negative log-likelihood divided by `eval_supervised_tokens`.
+    pub eval_loss: f64,
+    pub eval_samples: u64,
+    pub eval_tokens: u64,
+    pub eval_supervised_tokens: u64,
+    pub eval_ms: f64,
+    #[serde(flatten)]
+    pub scores: BTreeMap<String, f64>,
+}
+
+/// Appends rows to a file.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    file: File,
+    line: Vec<u8>,
+}
+
+impl MetricsWriter {
+    /// Starts a file; one that exists is refused.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .open(path)
+            .with_context(|| format!("cannot create `{}`", path.display()))?;
+        Ok(Self::over(path, file))
+    }
+
+    /// Continues a file after `step`: later rows and a torn last line are cut first. A missing file is started.
+    pub fn resume(path: &Path, step: u64) -> Result<(Self, Cut)> {
+        let cut = cut_after(path, step)?;
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .with_context(|| format!("cannot open `{}`", path.display()))?;
+        Ok((Self::over(path, file), cut))
+    }
+
+    pub fn write_step(&mut self, row: &MetricsRow) -> Result<()> {
+        self.write_line(row)
+    }
+
+    pub fn write_eval(&mut self, row: &EvalRow) -> Result<()> {
+        self.write_line(row)
+    }
+
+    /// Makes rows outlive a power failure; to be called before a checkpoint counts as written.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().with_context(|| format!("cannot write `{}` to disk", self.path.display()))
+    }
+
+    fn over(path: &Path, file: File) -> Self {
+        MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
+    }
+
+    fn write_line(&mut self, row: &impl Serialize) -> Result<()> {
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, row)
+            .with_context(|| format!("cannot write a row of `{}`", self.path.display()))?;
+        self.line.push(b'\n');
+        self.file.write_all(&self.line).with_context(|| format!("cannot write to `{}`", self.path.display()))
+    }
+}
+
+/// What `cut_after` did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    pub kept_rows: u64,
+    /// Rows after the step.
+    pub cut_rows: u64,
+    pub torn_line: bool,
+    /// Step of the last row that was kept.
+    pub last_step: Option<u64>,
+}
+
+/// Drops rows after `step` (0 drops all) and a torn last line. A file that needs no cut is not touched.
+///
+/// Every line but the last was written whole, so one that is no row is an error: the file is not ours to guess at.
+pub fn cut_after(path: &Path, step: u64) -> Result<Cut> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Cut::default()),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
+        }
+    };
+    let cut = copy_rows(path, file, step, &mut std::io::sink())?;
+    if cut.cut_rows == 0 && !cut.torn_line {
+        return Ok(cut);
+    }
+    let temporary = temporary_beside(path);
+    let write = || -> Result<()> {
+        let mut out = BufWriter::with_capacity(16 * 1024, File::create(&temporary)?);
+        copy_rows(path, File::open(path)?, step, &mut out)?;
+        out.flush()?;
+        out.get_ref().sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        // The rename itself is durable once its folder is.
+        match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            Some(folder) => File::open(folder)?.sync_all()?,
+            None => File::open(".")?.sync_all()?,
+        }
+        Ok(())
+    };
+    write().with_context(|| format!("cannot cut `{}` after step {step}", path.display()))?;
+    Ok(cut)
+}
+
+fn temporary_beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    PathBuf::from(name)
+}
+
+#[derive(Deserialize)]
+struct StepOfRow {
+    step: u64,
+}
+
+/// Copies the rows up to `step` as they are written.
+fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<Cut> {
+    let mut reader = BufReader::with_capacity(16 * 1024, file);
+    let mut cut = Cut::default();
+    let mut line = Vec::new();
+    let mut number = 0u64;
+    loop {
+        line.clear();
+        let read = reader
+            .read_until(b'\n', &mut line)
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        if read == 0 {
+            return Ok(cut);
+        }
+        number += 1;
+        if line.last() != Some(&b'\n') {
+            cut.torn_line = true;
+            return Ok(cut);
+        }
+        match serde_json::from_slice::<StepOfRow>(&line) {
+            Ok(row) if row.step <= step => {
+                out.write_all(&line)?;
+                cut.kept_rows += 1;
+                cut.last_step = Some(row.step);
+            }
+            Ok(_) => cut.cut_rows += 1,
+            Err(error) => bail!("`{}` line {number} is not a metrics row: {error}", path.display()),
+        }
+    }
+}
+
+/// The step of the last whole row of a file, if there is one.
+pub fn last_step(path: &Path) -> Option<u64> {
+    let reader = BufReader::new(File::open(path).ok()?);
+    let rows = reader.split(b'\n').map_while(Result::ok);
+    rows.filter_map(|line| serde_json::from_slice::<StepOfRow>(&line).ok()).last().map(|row| row.step)
+}
+
+/// Memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    pub rss_bytes: u64,
+    pub peak_bytes: u64,
+}
+
+/// Resident memory and its peak as the kernel counts them; `None` where there is no `/proc`.
+pub fn read_rss() -> Option<HostMemory> {
+    // Both lines stand in the first kilobyte; what follows may be long on machines with many processors.
+    let mut buffer = [0u8; 4096];
+    let mut file = File::open("/proc/self/status").ok()?;
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read(&mut buffer[filled..]).ok()? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    parse_status(&buffer[..filled])
+}
+
+fn parse_status(status: &[u8]) -> Option<HostMemory> {
+    let bytes_of = |name: &str| -> Option<u64> {
+        status.split(|&byte| byte == b'\n').find_map(|line| {
+            let value = line.strip_prefix(name.as_bytes())?;
+            let value = std::str::from_utf8(value).ok()?.trim();
+            let kibibytes: u64 = value.strip_suffix("kB")?.trim_end().parse().ok()?;
+            Some(kibibytes * 1024)
+        })
+    };
+    Some(HostMemory { rss_bytes: bytes_of("VmRSS:")?, peak_bytes: bytes_of("VmHWM:")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn row(step: u64) -> MetricsRow {
+        MetricsRow {
+            step,
+            epoch: 0.1,
+            loss: 1.0 / 3.0,
+            reg_loss: None,
+            grad_norm: 2.0,
+            lr: 2e-4,
+            tokens: 1000,
+            supervised_tokens: 10,
+            step_ms: 12.5,
+            tokens_per_s: 80000.0,
+            device_bytes: Some(5),
+            device_free_bytes: None,
+            device_peak_bytes: Some(6),
+            pinned_bytes: 0,
+            host_rss_bytes: Some(7),
+            host_peak_bytes: Some(8),
+        }
+    }
+
+    fn eval_row(step: u64) -> EvalRow {
+        EvalRow {
+            step,
+            epoch: 1.0,
+            eval_loss: 0.5,
+            eval_samples: 3,
+            eval_tokens: 30,
+            eval_supervised_tokens: 20,
+            eval_ms: 1.5,
+            scores: BTreeMap::from([("eval_accuracy".to_owned(), 0.75)]),
+        }
+    }
+
+    fn steps_in(path: &Path) -> Vec<u64> {
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.is_empty() || text.ends_with('\n'));
+        text.lines()
+            .map(|line| {
+                let row: serde_json::Value = serde_json::from_str(line).unwrap();
+                row["step"].as_u64().unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn rows_have_these_names_in_this_order() {
+        assert_eq!(
+            serde_json::to_string(&row(3)).unwrap(),
+            "{\"step\":3,\"epoch\":0.1,\"loss\":0.3333333333333333,\"grad_norm\":2.0,\"lr\":0.0002,\
+             \"tokens\":1000,\"supervised_tokens\":10,\"step_ms\":12.5,\"tokens_per_s\":80000.0,\
+             \"device_bytes\":5,\"device_free_bytes\":null,\"device_peak_bytes\":6,\"pinned_bytes\":0,\
+             \"host_rss_bytes\":7,\"host_peak_bytes\":8}"
+        );
+        let with_reg = MetricsRow { reg_loss: Some(0.25), ..row(3) };
+        let text = serde_json::to_string(&with_reg).unwrap();
+        assert!(text.contains("\"loss\":0.3333333333333333,\"reg_loss\":0.25,\"grad_norm\""));
+        assert_eq!(
+            serde_json::to_string(&eval_row(3)).unwrap(),
+            "{\"step\":3,\"epoch\":1.0,\"eval_loss\":0.5,\"eval_samples\":3,\"eval_tokens\":30,\
+             \"eval_supervised_tokens\":20,\"eval_ms\":1.5,\"eval_accuracy\":0.75}"
+        );
+    }
+
+    #[test]
+    fn non_finite_numbers_are_null() {
+        let broken = MetricsRow { loss: f64::NAN, grad_norm: f64::INFINITY, ..row(1) };
+        let text = serde_json::to_string(&broken).unwrap();
+        assert!(text.contains("\"loss\":null,\"grad_norm\":null"));
+        let mut broken = eval_row(1);
+        broken.scores.insert("score".to_owned(), f64::NAN);
+        assert!(serde_json::to_string(&broken).unwrap().contains("\"score\":null"));
+    }
+
+    #[test]
+    fn rows_are_appended_and_a_file_is_not_started_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        writer.write_step(&row(1)).unwrap();
+        writer.write_eval(&eval_row(1)).unwrap();
+        writer.write_step(&row(2)).unwrap();
+        writer.sync().unwrap();
+        assert_eq!(steps_in(&path), [1, 1, 2]);
+        assert!(MetricsWriter::create(&path).is_err());
+        drop(writer);
+        let (mut writer, cut) = MetricsWriter::resume(&path, 2).unwrap();
+        assert_eq!(cut, Cut { kept_rows: 3, cut_rows: 0, torn_line: false, last_step: Some(2) });
+        writer.write_step(&row(3)).unwrap();
+        assert_eq!(steps_in(&path), [1, 1, 2, 3]);
+    }
+
+    #[test]
+    fn resume_cuts_later_rows_and_a_torn_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        for step in 1..=5 {
+            writer.write_step(&row(step)).unwrap();
+            writer.write_eval(&eval_row(step)).unwrap();
+        }
+        let whole = std::fs::read(&path).unwrap();
+        let kept: Vec<u8> = whole.split_inclusive(|&byte| byte == b'\n').take(6).flatten().copied().collect();
+        // Torn in many places after the row that ends the checkpoint's step; each cut waits for the disk.
+        let torn = (kept.len()..whole.len()).step_by(41);
+        for end in torn.chain([whole.len()]) {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            let (_, cut) = MetricsWriter::resume(&path, 3).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), kept);
+            assert_eq!((cut.kept_rows, cut.last_step), (6, Some(3)));
+            assert_eq!(cut.torn_line, whole[end - 1] != b'\n');
+        }
+        assert!(!temporary_beside(&path).exists());
+        let (_, cut) = MetricsWriter::resume(&path, 0).unwrap();
+        assert_eq!((cut.kept_rows, cut.cut_rows, cut.last_step), (0, 6, None));
+        assert!(steps_in(&path).is_empty());
+    }
+
+    #[test]
+    fn a_file_without_later_rows_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, "{\"step\":1}\n").unwrap();
+        // A rename onto the file would need this name, which a folder now holds.
+        std::fs::create_dir(temporary_beside(&path)).unwrap();
+        assert_eq!(cut_after(&path, 1).unwrap().kept_rows, 1);
+        assert!(cut_after(&path, 0).is_err());
+        assert_eq!(steps_in(&path), [1]);
+        assert_eq!(cut_after(&folder.path().join("gone"), 1).unwrap(), Cut::default());
+    }
+
+    #[test]
+    fn a_line_that_is_no_row_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let text = "{\"step\":1}\n{\"loss\":2}\n{\"step\":3}\n";
+        std::fs::write(&path, text).unwrap();
+        let error = format!("{:#}", cut_after(&path, 1).unwrap_err());
+        assert!(error.contains("line 2 is not a metrics row"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn memory_is_read_from_the_kernels_text() {
+        let status = b"Name:\tx\nVmPeak:\t  900 kB\nVmHWM:\t  512 kB\nVmRSS:\t  256 kB\nThreads:\t1\n";
+        assert_eq!(parse_status(status), Some(HostMemory { rss_bytes: 256 * 1024, peak_bytes: 512 * 1024 }));
+        assert_eq!(parse_status(b"Name:\tx\nVmRSS:\t1 kB\n"), None);
+        let now = read_rss();
+        assert_eq!(now.is_some(), Path::new("/proc/self/status").exists());
+        if let Some(memory) = now {
+            assert!(memory.rss_bytes > 100 * 1024);
+            assert!(memory.peak_bytes > 100 * 1024);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn floats_come_back_bit_for_bit(bits: u64) {
+            let loss = f64::from_bits(bits);
+            prop_assume!(loss.is_finite());
+            let text = serde_json::to_string(&MetricsRow { loss, ..row(1) }).unwrap();
+            let (_, rest) = text.split_once("\"loss\":").unwrap();
+            let (number, _) = rest.split_once(',').unwrap();
+            prop_assert_eq!(number.parse::<f64>().unwrap().to_bits(), bits);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere.
+//!
+//! Everything goes to stderr; stdout is for data.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+#[derive(Debug)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    log_every: u64,
+    total: u64,
+}
+
+impl Progress {
+    pub fn new(total: u64, done: u64, log_every: u64, quiet: bool) -> Progress {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
+            bar.set_style(style.expect("the template is valid"));
+            bar.set_position(done);
+            bar
+        });
+        Progress { bar, quiet, log_every, total }
+    }
+
+    pub fn step(&self, step: u64, loss: f64, lr: f64, tokens_per_s: f64) {
+        let message = format!("loss {loss:.4} lr {lr:.3e} {tokens_per_s:.0} tok/s");
+        if let Some(bar) = &self.bar {
+            bar.set_position(step);
+            bar.set_message(message);
+        } else if self.log_every > 0
+            && (step.is_multiple_of(self.log_every) || step == 1 || step == self.total)
+        {
+            self.say(&format!("step {step}/{}  {message}", self.total));
+        }
+    }
+
+    pub fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None if !self.quiet => eprintln!("{line}"),
+            None => {}
+        }
+    }
+
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The run folder: what a run writes, where, and whether a folder holds a run already.
+//!
+//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. Checkpoints and the
+//! final adapter appear whole, under their name, or not at all.
+
+use crate::checkpoint::whole_file::{sync_folder, write_whole};
+use crate::failure::Failure;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+/// What a run leaves behind, any of which makes a folder a run folder.
+const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
+
+impl RunDir {
+    /// Refuses a folder that holds a run, before anything is written or read.
+    pub fn refuse_run(path: &Path) -> Result<(), Failure> {
+        if (RunDir { path: path.to_path_buf() }).holds_run() {
+            return Err(Failure::world(format!("`{}` already holds a run", path.display()))
+                .hint("`--resume` continues it; another `output.dir` starts anew"));
+        }
+        Ok(())
+    }
+
+    /// The folder of a run, made if it is not there.
+    pub fn open(path: &Path) -> Result<RunDir, Failure> {
+        fs::create_dir_all(path)
+            .map_err(|error| Failure::world(format!("`{}` could not be made: {error}", path.display())))?;
+        Ok(RunDir { path: path.to_path_buf() })
+    }
+
+    fn holds_run(&self) -> bool {
+        TRACES.iter().any(|name| self.path.join(name).exists()) || !self.checkpoints().is_empty()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub fn write_text(&self, name: &str, text: &str) -> Result<(), Failure> {
+        write_whole(&self.file(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)
+    }
+
+    /// Steps of the checkpoints that are there whole, ascending.
+    pub fn checkpoints(&self) -> Vec<u64> {
+        let Ok(entries) = fs::read_dir(&self.path) else { return vec![] };
+        let mut steps: Vec<u64> = entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("checkpoint-")?.parse().ok())
+            .collect();
+        steps.sort_unstable();
+        steps
+    }
+
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.file(&format!("checkpoint-{step}"))
+    }
+
+    /// Fills a folder under a temporary name and renames it: `name` appears whole or not at all.
+    /// A folder that has the name already is replaced.
+    pub fn write_folder(
+        &self,
+        name: &str,
+        fill: impl FnOnce(&Path) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (target, temporary, old) =
+            (self.file(name), self.file(&format!(".{name}.tmp")), self.file(&format!(".{name}.old")));
+        let failed = |error: std::io::Error| {
+            Failure::world(format!("`{}` could not be written: {error}", target.display()))
+        };
+        for leftover in [&temporary, &old] {
+            if leftover.exists() {
+                fs::remove_dir_all(leftover).map_err(failed)?;
+            }
+        }
+        fs::create_dir(&temporary).map_err(failed)?;
+        if let Err(failure) = fill(&temporary) {
+            // The failure matters more than what is left of the attempt.
+            let _ = fs::remove_dir_all(&temporary);
+            return Err(failure);
+        }
+        sync_folder(&temporary).map_err(Failure::world)?;
+        if target.exists() {
+            fs::rename(&target, &old).map_err(failed)?;
+        }
+        fs::rename(&temporary, &target).map_err(failed)?;
+        sync_folder(&self.path).map_err(Failure::world)?;
+        if old.exists() {
+            fs::remove_dir_all(&old).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Removes all but the newest `keep` checkpoints. One is hidden by a rename before it is taken apart.
+    pub fn prune_checkpoints(&self, keep: usize) -> Result<(), Failure> {
+        let steps = self.checkpoints();
+        for step in &steps[..steps.len().saturating_sub(keep)] {
+            let (path, hidden) = (self.checkpoint(*step), self.file(".checkpoint.old"));
+            let remove = || {
+                if hidden.exists() {
+                    fs::remove_dir_all(&hidden)?;
+                }
+                fs::rename(&path, &hidden)?;
+                fs::remove_dir_all(&hidden)
+            };
+            remove().map_err(|error| {
+                Failure::world(format!("`{}` could not be removed: {error}", path.display()))
+            })?;
+        }
+        Ok(())
+    }
+}
