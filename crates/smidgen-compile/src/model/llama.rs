@@ -28,10 +28,9 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             return Err(ModelError::Contradiction { what });
         }
     };
-    if !head_dim.is_multiple_of(2) {
-        return Err(ModelError::Contradiction {
-            what: format!("head size {head_dim} is odd, rotary needs pairs"),
-        });
+    if !head_dim.is_multiple_of(8) || head_dim > 256 {
+        let supported = "multiples of 8 up to 256";
+        return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
     }
     Ok(DecoderSpec {
         model_type: "llama".into(),

@@ -5,6 +5,7 @@
 //! Between the first and the last step nothing large is allocated: buffers are made for the plan's
 //! extent and used again.
 
+use super::feed::{Feed, StepReport};
 use super::lr::{LearningRate, Schedule};
 use super::metrics::{EvalRow, MetricsRow, MetricsWriter, read_rss};
 use super::progress::Progress;
@@ -20,9 +21,8 @@ use crate::job::{Data, Job};
 use crate::planning::for_each_eval_batch;
 use crate::recipe::{self, Warmup};
 use smidgen_compile::Policy;
-use smidgen_compile::forward::{input, state};
-use smidgen_ir::{Entry, LeafKind, Plan, ValueId};
-use smidgen_runtime::{Device, DeviceError, Executor, counter};
+use smidgen_ir::{Entry, LeafKind, Plan};
+use smidgen_runtime::{Device, DeviceError, Executor};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -47,51 +47,9 @@ pub struct Trainer<'a, D> {
     job: &'a Job,
     dir: RunDir,
     run_policy: RunPolicy,
-    inputs: Inputs,
+    feed: Feed,
     micro_batch: MicroBatch,
     packing: Packing,
-    dropout_keys: Vec<u64>,
-}
-
-/// The leaves that the loop writes and reads.
-#[derive(Clone, Copy, Debug)]
-struct Inputs {
-    ids: ValueId,
-    positions: ValueId,
-    boundaries: ValueId,
-    rows: ValueId,
-    labels: ValueId,
-    dropout_keys: Option<ValueId>,
-    loss_weight: ValueId,
-    hyper: ValueId,
-    report: ValueId,
-    eval_loss: ValueId,
-}
-
-impl Inputs {
-    fn of(plan: &Plan) -> Inputs {
-        let leaf = |name: &str| plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no `{name}`"));
-        Inputs {
-            ids: leaf(input::IDS),
-            positions: leaf(input::POSITIONS),
-            boundaries: leaf(input::BOUNDARIES),
-            rows: leaf(input::ROWS),
-            labels: leaf(input::LABELS),
-            dropout_keys: plan.leaf_named(input::DROPOUT_KEYS),
-            loss_weight: leaf(input::LOSS_WEIGHT),
-            hyper: leaf(input::HYPER),
-            report: leaf(state::REPORT),
-            eval_loss: leaf(state::EVAL_LOSS),
-        }
-    }
-}
-
-/// What `update` reports of a step.
-#[derive(Clone, Copy, Debug)]
-struct StepReport {
-    loss: f64,
-    grad_norm: f64,
-    finite: bool,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -104,7 +62,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         run_policy: RunPolicy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
-        let inputs = Inputs::of(&plan);
+        let feed = Feed::of(&plan, job.recipe.train.seed);
         let extent = plan.extent;
         let mut executor = Executor::load(plan, device).map_err(device_failure)?;
         tensors::load_weights(&mut executor, &job.model)?;
@@ -121,10 +79,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             job,
             dir,
             run_policy,
-            inputs,
+            feed,
             micro_batch: MicroBatch::with_capacity(extent),
             packing: Packing::default(),
-            dropout_keys: Vec::with_capacity(extent.tokens),
         })
     }
 
@@ -185,20 +142,20 @@ impl<'a, D: Device> Trainer<'a, D> {
             samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
         let lengths = samples.iter().map(|sample| train.length(*sample as usize));
         self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::world)?;
-        self.write_f64(self.inputs.loss_weight, &[1.0 / supervised as f64]);
+        self.feed.write_loss_weight(&mut self.executor, 1.0 / supervised as f64);
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             self.micro_batch.fill(train, positions.iter().map(|position| samples[*position as usize]));
-            self.write_micro_batch(step);
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
         }
         self.packing = packing;
-        self.write_f64(self.inputs.hyper, &[lr, (step + 1) as f64]);
+        self.feed.write_hyper(&mut self.executor, lr, step + 1);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
-        let report = self.read_report();
+        let report = self.feed.read_report(&mut self.executor);
         if !report.finite {
             return Err(not_finite(train, samples, step + 1, &report));
         }
@@ -243,45 +200,27 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    fn write_micro_batch(&mut self, step: u64) {
-        let Trainer { executor, micro_batch, inputs, dropout_keys, job, .. } = self;
-        write_i32(executor, inputs.ids, &micro_batch.ids);
-        write_i32(executor, inputs.positions, &micro_batch.positions);
-        write_i32(executor, inputs.boundaries, &micro_batch.segments);
-        write_i32(executor, inputs.rows, &micro_batch.rows);
-        write_i32(executor, inputs.labels, &micro_batch.labels);
-        if let Some(id) = inputs.dropout_keys {
-            let seed = job.recipe.train.seed;
-            dropout_keys.clear();
-            dropout_keys.extend(micro_batch.sample_of_token.iter().zip(&micro_batch.positions).map(
-                |(sample, position)| counter::token_key(seed, step, u64::from(*sample), *position as u64),
-            ));
-            write_pieces(executor, id, dropout_keys.iter().map(|key| key.to_le_bytes()));
-        }
-    }
-
     /// Loss over the evaluation samples: summed NLL ÷ supervised tokens.
     fn evaluate(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let started = Instant::now();
         let micro_tokens = self.executor.plan().extent.tokens;
-        self.write_f64(self.inputs.eval_loss, &[0.0]);
-        self.write_f64(self.inputs.loss_weight, &[1.0]);
+        self.feed.clear_eval_loss(&mut self.executor);
+        self.feed.write_loss_weight(&mut self.executor, 1.0);
         let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
         for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
             self.micro_batch.fill(set, range.clone());
-            self.write_micro_batch(step);
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             samples += u64::from(range.end - range.start);
             tokens += extent.tokens as u64;
             supervised += extent.rows as u64;
             self.executor.run(Entry::Eval, &extent).map_err(device_failure)
         })?;
-        let mut sum = [0u8; 8];
-        self.executor.read(self.inputs.eval_loss, &mut sum);
+        let sum = self.feed.read_eval_loss(&mut self.executor);
         Ok(EvalRow {
             step,
             epoch,
-            eval_loss: f64::from_le_bytes(sum) / supervised as f64,
+            eval_loss: sum / supervised as f64,
             eval_samples: samples,
             eval_tokens: tokens,
             eval_supervised_tokens: supervised,
@@ -296,19 +235,6 @@ impl<'a, D: Device> Trainer<'a, D> {
             resume::write_state(executor, job, run_policy, step, folder)
         })?;
         dir.prune_checkpoints(job.recipe.train.keep)
-    }
-
-    fn read_report(&mut self) -> StepReport {
-        let mut bytes = [0u8; 32];
-        self.executor.read(self.inputs.report, &mut bytes);
-        let number = |index: usize| {
-            f64::from_le_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"))
-        };
-        StepReport { loss: number(0), grad_norm: number(1), finite: number(3) == 1.0 }
-    }
-
-    fn write_f64(&mut self, id: ValueId, numbers: &[f64]) {
-        write_pieces(&mut self.executor, id, numbers.iter().map(|number| number.to_le_bytes()));
     }
 }
 
@@ -353,28 +279,4 @@ fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) {
             Ok(()) => {}
         }
     }
-}
-
-fn write_i32<D: Device>(executor: &mut Executor<D>, id: ValueId, numbers: &[i32]) {
-    write_pieces(executor, id, numbers.iter().map(|number| number.to_le_bytes()));
-}
-
-/// Writes fixed-size elements through a small buffer, in little-endian order on any host.
-fn write_pieces<D: Device, const N: usize>(
-    executor: &mut Executor<D>,
-    id: ValueId,
-    elements: impl Iterator<Item = [u8; N]>,
-) {
-    let mut piece = [0u8; 4096];
-    let (mut offset, mut filled) = (0, 0);
-    for element in elements {
-        piece[filled..filled + N].copy_from_slice(&element);
-        filled += N;
-        if filled + N > piece.len() {
-            executor.write_at(id, offset, &piece[..filled]);
-            offset += filled;
-            filled = 0;
-        }
-    }
-    executor.write_at(id, offset, &piece[..filled]);
 }

@@ -1,0 +1,128 @@
+//! What passes between the loop and the device: inputs in, the report of a step out.
+//!
+//! Elements go through a small buffer in little-endian order; nothing is allocated after the first
+//! micro-batch.
+
+use crate::data::micro_batch::MicroBatch;
+use smidgen_compile::forward::{input, state};
+use smidgen_ir::{Plan, ValueId};
+use smidgen_runtime::{Device, Executor, counter};
+
+/// The leaves that the loop writes and reads.
+#[derive(Debug)]
+pub struct Feed {
+    ids: ValueId,
+    positions: ValueId,
+    boundaries: ValueId,
+    rows: ValueId,
+    labels: ValueId,
+    dropout_keys: Option<ValueId>,
+    loss_weight: ValueId,
+    hyper: ValueId,
+    report: ValueId,
+    eval_loss: ValueId,
+    seed: u64,
+}
+
+/// What `update` reports of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    pub loss: f64,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Whether loss and norm are; if not, nothing was changed.
+    pub finite: bool,
+}
+
+impl Feed {
+    pub fn of(plan: &Plan, seed: u64) -> Feed {
+        let leaf = |name: &str| plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no `{name}`"));
+        Feed {
+            ids: leaf(input::IDS),
+            positions: leaf(input::POSITIONS),
+            boundaries: leaf(input::BOUNDARIES),
+            rows: leaf(input::ROWS),
+            labels: leaf(input::LABELS),
+            dropout_keys: plan.leaf_named(input::DROPOUT_KEYS),
+            loss_weight: leaf(input::LOSS_WEIGHT),
+            hyper: leaf(input::HYPER),
+            report: leaf(state::REPORT),
+            eval_loss: leaf(state::EVAL_LOSS),
+            seed,
+        }
+    }
+
+    /// The packed arrays of a micro-batch, and the keys of its dropout at `step` (from 0).
+    pub fn write_micro_batch<D: Device>(&self, executor: &mut Executor<D>, batch: &MicroBatch, step: u64) {
+        let arrays = [
+            (self.ids, &batch.ids),
+            (self.positions, &batch.positions),
+            (self.boundaries, &batch.segments),
+            (self.rows, &batch.rows),
+            (self.labels, &batch.labels),
+        ];
+        for (id, numbers) in arrays {
+            write_elements(executor, id, numbers.iter().map(|number| number.to_le_bytes()));
+        }
+        if let Some(id) = self.dropout_keys {
+            let tokens = batch.sample_of_token.iter().zip(&batch.positions);
+            let keys = tokens.map(|(sample, position)| {
+                counter::token_key(self.seed, step, u64::from(*sample), *position as u64).to_le_bytes()
+            });
+            write_elements(executor, id, keys);
+        }
+    }
+
+    /// What the loss is multiplied with: 1 / supervised tokens of the whole step.
+    pub fn write_loss_weight<D: Device>(&self, executor: &mut Executor<D>, weight: f64) {
+        executor.write(self.loss_weight, &weight.to_le_bytes());
+    }
+
+    /// Learning rate and number (from 1) of the next update.
+    pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64) {
+        write_elements(executor, self.hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
+    }
+
+    pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> StepReport {
+        let mut numbers = [0.0; 4];
+        for (index, number) in numbers.iter_mut().enumerate() {
+            *number = read_f64(executor, self.report, index);
+        }
+        let [loss, grad_norm, _, finite] = numbers;
+        StepReport { loss, grad_norm, finite: finite == 1.0 }
+    }
+
+    pub fn clear_eval_loss<D: Device>(&self, executor: &mut Executor<D>) {
+        executor.write(self.eval_loss, &0f64.to_le_bytes());
+    }
+
+    /// Summed NLL since the last clear, times the loss weight.
+    pub fn read_eval_loss<D: Device>(&self, executor: &mut Executor<D>) -> f64 {
+        read_f64(executor, self.eval_loss, 0)
+    }
+}
+
+fn read_f64<D: Device>(executor: &mut Executor<D>, id: ValueId, index: usize) -> f64 {
+    let mut bytes = [0u8; 8];
+    executor.read_at(id, 8 * index, &mut bytes);
+    f64::from_le_bytes(bytes)
+}
+
+fn write_elements<D: Device, const N: usize>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    elements: impl Iterator<Item = [u8; N]>,
+) {
+    let mut piece = [0u8; 4096];
+    let (mut offset, mut filled) = (0, 0);
+    for element in elements {
+        piece[filled..filled + N].copy_from_slice(&element);
+        filled += N;
+        if filled + N > piece.len() {
+            executor.write_at(id, offset, &piece[..filled]);
+            offset += filled;
+            filled = 0;
+        }
+    }
+    executor.write_at(id, offset, &piece[..filled]);
+}
