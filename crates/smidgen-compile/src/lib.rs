@@ -23,7 +23,7 @@ pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
 pub use options::{Policy, Recompute, Request};
 pub use profile::Profile;
-pub use solve::{Demand, Pins, Solution, solve};
+pub use solve::{Context, Demand, Pins, Solution, solve};
 
 use smidgen_ir::{Plan, verify};
 

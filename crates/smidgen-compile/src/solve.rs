@@ -21,6 +21,21 @@ pub struct Demand {
     pub micro_steps: f64,
 }
 
+/// What the process or the driver takes beside the reservation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Context {
+    pub bytes: u64,
+    /// For every step of the plan: the plan itself has to be somewhere.
+    pub step_bytes: u64,
+}
+
+impl Context {
+    pub fn bytes_for(&self, plan: &Plan) -> u64 {
+        let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+        self.bytes + self.step_bytes * steps as u64
+    }
+}
+
 /// Choices that the user has made.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pins {
@@ -33,19 +48,20 @@ pub struct Solution {
     pub plan: Plan,
     pub policy: Policy,
     pub demand: Demand,
+    /// Reservation and context.
     pub peak_bytes: u64,
+    pub context_bytes: u64,
     pub step_ms: f64,
     /// Why this plan: one sentence a choice.
     pub reasons: Vec<String>,
 }
 
 /// Plans the request for the fastest of `demands` (largest micro-batch first) under `budget_bytes`.
-/// `context_bytes` is what the process or driver takes beside the arena.
 pub fn solve(
     request: &Request,
     demands: &[Demand],
     pins: &Pins,
-    context_bytes: u64,
+    context: Context,
     budget_bytes: u64,
     profile: &Profile,
 ) -> Result<Solution, SolveError> {
@@ -54,7 +70,7 @@ pub fn solve(
     for demand in demands {
         let mut request = request.clone();
         request.extent = demand.extent;
-        let attempt = Attempt { request: &request, demand, pins, context_bytes, budget_bytes, profile };
+        let attempt = Attempt { request: &request, demand, pins, context, budget_bytes, profile };
         match attempt.fewest_recomputed() {
             Ok(solution) => {
                 let faster = best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms);
@@ -85,7 +101,7 @@ struct Attempt<'a> {
     request: &'a Request,
     demand: &'a Demand,
     pins: &'a Pins,
-    context_bytes: u64,
+    context: Context,
     budget_bytes: u64,
     profile: &'a Profile,
 }
@@ -98,7 +114,8 @@ impl Attempt<'_> {
 
     /// Peak before packing: a lower bound that is cheap to have.
     fn least_bytes(&self, policy: &Policy) -> u64 {
-        self.context_bytes + scheduled(self.request, policy).least_bytes() as u64
+        let schedule = scheduled(self.request, policy);
+        self.context.bytes_for(&schedule.plan) + schedule.least_bytes() as u64
     }
 
     /// The plan of a policy if it fits. Packing never needs less than what is alive, so a policy that
@@ -112,7 +129,7 @@ impl Attempt<'_> {
     }
 
     fn peak_bytes(&self, plan: &Plan) -> u64 {
-        self.context_bytes + plan.reserved_bytes() as u64
+        self.context.bytes_for(plan) + plan.reserved_bytes() as u64
     }
 
     fn fewest_recomputed(&self) -> Result<Solution, SolveError> {
@@ -150,9 +167,10 @@ impl Attempt<'_> {
         let micro_step = self.profile.entry_seconds(&plan, Entry::MicroStep);
         let update = self.profile.entry_seconds(&plan, Entry::Update);
         let seconds = micro_step * self.demand.micro_steps + update;
-        let peak_bytes = self.peak_bytes(&plan);
+        let (peak_bytes, context_bytes) = (self.peak_bytes(&plan), self.context.bytes_for(&plan));
         let reasons = self.reasons(&policy);
-        Solution { plan, policy, demand: *self.demand, peak_bytes, step_ms: seconds * 1e3, reasons }
+        let step_ms = seconds * 1e3;
+        Solution { plan, policy, demand: *self.demand, peak_bytes, context_bytes, step_ms, reasons }
     }
 
     fn reasons(&self, policy: &Policy) -> Vec<String> {

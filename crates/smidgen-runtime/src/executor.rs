@@ -35,6 +35,11 @@ impl<D: Device> Executor<D> {
         &self.device
     }
 
+    /// For looking at places of the reservation that no value names, such as workspaces.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// Runs one entry point for a micro-batch of the given extent.
     pub fn run(&mut self, entry: Entry, extent: &Extent) -> Result<(), DeviceError> {
         if !self.plan.extent.contains(extent) {

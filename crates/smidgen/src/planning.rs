@@ -10,7 +10,9 @@ use crate::failure::Failure;
 use crate::job::{Data, Job, Rows};
 use crate::recipe::{Batch, MicroTokens, Recompute};
 use smidgen_compile::error::ModelError;
-use smidgen_compile::{Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve};
+use smidgen_compile::{
+    Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
+};
 use smidgen_ir::Extent;
 
 /// A job and the plan it will run by.
@@ -18,7 +20,6 @@ use smidgen_ir::Extent;
 pub struct Planned {
     pub solution: Solution,
     pub budget_bytes: u64,
-    pub context_bytes: u64,
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
@@ -26,8 +27,12 @@ pub struct Planned {
     pub advice: Vec<String>,
 }
 
-/// What the program itself takes beside the arena: code, stacks and small buffers.
-const PROCESS_BYTES: u64 = 10 << 20;
+/// What the program itself takes beside the arena, measured: code and small buffers, ...
+const PROCESS_BYTES: u64 = 6_250_000;
+/// ... each thread's stack and heap, ...
+const THREAD_BYTES: u64 = 40_000;
+/// ... and each step of the plan. `tests/it/memory.rs` holds these to what a run takes.
+const STEP_BYTES: u64 = 1_100;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
@@ -47,14 +52,14 @@ pub fn plan_job_as_before(
 }
 
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
-    let context_bytes = context_bytes(job);
+    let context = context(job);
     let profile = Profile::cpu(job.request.threads);
     let budget_bytes = job.budget.bytes;
-    let result = solve(&job.request, &shape.demands, &pins, context_bytes, budget_bytes, &profile);
+    let result = solve(&job.request, &shape.demands, &pins, context, budget_bytes, &profile);
     let (fits, solution, mut advice) = match result {
         Ok(solution) => (true, solution, vec![]),
         Err(SolveError { leanest, .. }) => {
-            let advice = advise(job, &pins, context_bytes, &profile, &leanest);
+            let advice = advise(job, &pins, context, &profile, &leanest);
             (false, *leanest, advice)
         }
     };
@@ -64,7 +69,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
             "planned without data ({reason}): every sample is taken to have {max_tokens} tokens"
         ));
     }
-    Ok(Planned { solution, budget_bytes, context_bytes, step_tokens: shape.step_tokens, fits, advice })
+    Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice })
 }
 
 impl Planned {
@@ -89,7 +94,7 @@ impl Planned {
 }
 
 /// What is resident beside the arena while training.
-fn context_bytes(job: &Job) -> u64 {
+fn context(job: &Job) -> Context {
     let data = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
@@ -97,7 +102,8 @@ fn context_bytes(job: &Job) -> u64 {
         }
         Data::Assumed { .. } => 0,
     };
-    PROCESS_BYTES + data as u64
+    let threads = job.request.threads as u64 * THREAD_BYTES;
+    Context { bytes: PROCESS_BYTES + threads + data as u64, step_bytes: STEP_BYTES }
 }
 
 fn pinned_recompute(job: &Job) -> Result<Option<options::Recompute>, Failure> {
@@ -252,13 +258,13 @@ fn eval_extent(set: &TokenSet, micro_tokens: usize) -> Extent {
 }
 
 /// The smallest changes that would fit, each planned, not guessed.
-fn advise(job: &Job, pins: &Pins, context_bytes: u64, profile: &Profile, leanest: &Solution) -> Vec<String> {
+fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: &Solution) -> Vec<String> {
     let budget = job.budget.bytes;
     let mut advice = Vec::new();
     let attempt = |request: &Request, tokens: usize, pins: &Pins| {
         let extent = Extent { tokens, rows: tokens, segments: leanest.demand.extent.segments };
         let demand = Demand { micro_tokens: tokens, extent, micro_steps: 1.0 };
-        solve(request, &[demand], pins, context_bytes, budget, profile).ok()
+        solve(request, &[demand], pins, context, budget, profile).ok()
     };
     let free = Pins::default();
     let (longest, mut low, mut high) = (leanest.demand.extent.tokens, 0, leanest.demand.extent.tokens);

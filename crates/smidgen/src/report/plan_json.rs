@@ -10,9 +10,9 @@ pub fn render_json(planned: &Planned) -> Value {
     let peak = plan.peak();
     let mut rows: Map<String, Value> =
         peak.rows.iter().map(|(category, bytes)| (category.name().to_string(), json!(bytes))).collect();
-    rows.insert("context".into(), json!(planned.context_bytes));
+    rows.insert("context".into(), json!(planned.solution.context_bytes));
     let live = |entry: Entry| plan.live_bytes(entry).into_iter().max().unwrap_or(0);
-    let at_rest = planned.context_bytes + plan.persistent_bytes as u64;
+    let at_rest = planned.solution.context_bytes + plan.persistent_bytes as u64;
     let phase = |entry: Entry| at_rest + live(entry) as u64;
     json!({
         "fits": planned.fits,

@@ -22,7 +22,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     line(format!(
         "  {:<16}{:>12}   the program, its stacks and the data",
         "context",
-        format_bytes(planned.context_bytes)
+        format_bytes(planned.solution.context_bytes)
     ));
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {
