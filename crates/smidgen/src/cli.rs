@@ -147,11 +147,16 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         print_warnings(&job);
     }
     let dir = RunDir::open(&output)?;
-    let start = if args.resume { find_start(&job, &dir, &say)? } else { Start::Beginning };
-    if args.resume && is_finished(&job, &dir) {
-        say(&format!("the run in `{}` is finished", output.display()));
-        return Ok(());
-    }
+    let start = if args.resume {
+        check_resumed(&job, &dir, &say)?;
+        if is_finished(&job, &dir) {
+            say(&format!("the run in `{}` is finished", output.display()));
+            return Ok(());
+        }
+        find_start(&dir, &say)?
+    } else {
+        Start::Beginning
+    };
     let planned = plan_run(&job, &dir, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -183,10 +188,14 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn find_start(job: &Job, dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
+fn check_resumed(job: &Job, dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
     for note in resume::check_job(dir, &job.recipe)? {
         say(&format!("warning: {note}"));
     }
+    Ok(())
+}
+
+fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
     let start = resume::find_start(dir)?;
     match &start {
         Start::Beginning => say("there is no checkpoint: starting at step 0"),

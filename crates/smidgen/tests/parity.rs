@@ -88,8 +88,7 @@ impl Case {
             }
         }
         text += "[output]\ndir = \"unused\"\n";
-        let source =
-            RecipeSource { file: "recipe.toml".into(), folder: self.folder.clone(), text };
+        let source = RecipeSource { file: "recipe.toml".into(), folder: self.folder.clone(), text };
         let recipe = parse_recipe(&source, &[], &self.folder).unwrap_or_else(|errors| panic!("{errors}"));
         Job::prepare(recipe, Purpose::Train).unwrap_or_else(|failure| panic!("{failure}"))
     }
@@ -109,8 +108,10 @@ impl Case {
 fn toml_value(value: &Value) -> String {
     match value {
         Value::Object(map) => {
-            let entries: Vec<String> =
-                map.iter().map(|(key, value)| format!("{} = {}", Value::from(key.as_str()), toml_value(value))).collect();
+            let entries: Vec<String> = map
+                .iter()
+                .map(|(key, value)| format!("{} = {}", Value::from(key.as_str()), toml_value(value)))
+                .collect();
             format!("{{ {} }}", entries.join(", "))
         }
         other => other.to_string(),
@@ -166,7 +167,11 @@ impl<'a> Replay<'a> {
             let mut bytes = vec![0; 4 * tokens * vocabulary];
             let offset = loss_workspace(self.executor.plan());
             self.executor.device_mut().read(offset, &mut bytes);
-            let worst = floats(&bytes).iter().zip(&expected).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+            let worst = floats(&bytes)
+                .iter()
+                .zip(&expected)
+                .map(|(got, want)| (got - want).abs())
+                .fold(0.0, f32::max);
             assert!(worst < 1e-4, "logits of row {row}: off by {worst}");
         }
     }
@@ -189,7 +194,8 @@ impl<'a> Replay<'a> {
         let samples = self.rows.train.len() as u32;
         for step in 0..losses.len() {
             let first = step as u32 * batch % samples;
-            let supervised: u32 = (first..first + batch).map(|i| self.rows.train.supervised(i as usize)).sum();
+            let supervised: u32 =
+                (first..first + batch).map(|i| self.rows.train.supervised(i as usize)).sum();
             assert_eq!(u64::from(supervised), self.case.numbers("supervised_tokens")[step] as u64);
             self.feed.write_loss_weight(&mut self.executor, 1.0 / f64::from(supervised));
             // One micro-batch of all but one sample, and one of the last: a split like the solver's.

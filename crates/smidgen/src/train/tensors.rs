@@ -13,9 +13,11 @@ use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::recipe::{AdapterKind, Init, ModelPath};
+use smidgen_compile::DecoderSpec;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::{Device, Executor, counter};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -152,7 +154,11 @@ impl Write for Comparison<'_> {
 /// The `adapter_config.json` of a job.
 fn adapter_config(job: &Job) -> AdapterConfig {
     let adapter = &job.recipe.adapter;
-    let mut config = AdapterConfig::new(adapter.rank, adapter.alpha, &target_modules(&job.request.adapters));
+    let mut config = AdapterConfig::new(
+        adapter.rank,
+        adapter.alpha,
+        &target_modules(&job.request.adapters, &job.request.spec),
+    );
     config.base_model_name_or_path = Some(match &job.recipe.model.path {
         ModelPath::Folder(path) | ModelPath::Gguf(path) => path.resolved.to_string_lossy().into_owned(),
         other => other.to_string(),
@@ -164,11 +170,16 @@ fn adapter_config(job: &Job) -> AdapterConfig {
     config
 }
 
-/// Full paths: right for every choice of layers, and readable by every version of PEFT.
-fn target_modules(modules: &[LoraModule]) -> Vec<String> {
-    let mut paths: Vec<String> = modules.iter().map(|module| module.path.clone()).collect();
-    paths.sort();
-    paths
+/// Names where they say exactly which linears are adapted, as every reader of the format understands them;
+/// full paths where only some layers are.
+fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
+    let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();
+    let named = spec.linears().into_iter().filter(|linear| names.contains(&name(&linear.path))).count();
+    if named == modules.len() {
+        return names.into_iter().collect();
+    }
+    modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 fn adapter_tensors(plan: &Plan, modules: &[LoraModule]) -> Vec<(ValueId, AdapterTensor)> {
