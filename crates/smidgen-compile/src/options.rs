@@ -4,7 +4,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::DecoderSpec;
-use smidgen_ir::{AdamW, Extent, Storage};
+use smidgen_ir::{AdamW, Extent, Storage, Workload};
 use std::collections::HashMap;
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -19,6 +19,8 @@ pub struct Request {
     pub optimizer: Optimizer,
     /// Largest micro-batch.
     pub extent: Extent,
+    /// What its tokens are usually like.
+    pub workload: Workload,
     /// Threads for which workspaces are sized.
     pub threads: usize,
 }

@@ -55,6 +55,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
             plan.values[index].buffer = Some(add_buffer(&mut plan, bytes, category, Lifetime::Run));
         }
     }
+    let usual = request.workload.extent(&request.extent);
     for (entry, nodes) in &graph.entries {
         let lives = lifetimes(nodes, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
@@ -75,7 +76,8 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
             let (inputs, outputs, updates) =
                 (types(&node.inputs), types(&node.outputs), types(&node.updates));
             let extent = &request.extent;
-            let scratch = workspace::workspace_bytes(&node.op, &inputs, extent, request.threads);
+            let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(extent)).collect();
+            let scratch = workspace::workspace_bytes(&node.op, &dims, request.threads);
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
             let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
             steps.push(Step {
@@ -86,7 +88,14 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
                 workspace,
                 phase: node.phase,
                 layer: node.layer,
-                cost: cost::node_cost(&node.op, &inputs, &outputs, &updates, extent),
+                cost: cost::node_cost(
+                    &node.op,
+                    &inputs,
+                    &outputs,
+                    &updates,
+                    &usual,
+                    request.workload.keys_per_query,
+                ),
             });
         }
         plan.entries.push(EntryPlan { entry: *entry, steps });

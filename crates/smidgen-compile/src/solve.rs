@@ -180,10 +180,11 @@ impl Attempt<'_> {
             (None, 0) => "recompute: none, all activations fit".into(),
             (None, _) => format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit"),
         };
-        let micro = format!(
-            "micro-batch: at most {} tokens, {:.1} a step",
-            self.demand.extent.tokens, self.demand.micro_steps
-        );
+        let (tokens, steps) = (self.demand.extent.tokens, self.demand.micro_steps);
+        let micro = match steps {
+            steps if steps <= 1.0 => format!("micro-batch: a step in one, at most {tokens} tokens"),
+            steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
+        };
         vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)]
     }
 

@@ -26,9 +26,33 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// Cost of one node at an extent. Attention counts the causal half of sequences that share the tokens
-/// evenly.
-pub fn node_cost(op: &Op, inputs: &[&Type], outputs: &[&Type], updates: &[&Type], extent: &Extent) -> Cost {
+/// What the tokens of a micro-batch are like, on average over the data: a cost is predicted for the usual
+/// micro-batch of a size, memory is planned for the worst.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Keys that a query sees.
+    pub keys_per_query: f64,
+    /// Share of the tokens that carry a loss.
+    pub supervised: f64,
+}
+
+impl Workload {
+    /// The usual micro-batch of so many tokens.
+    pub fn extent(&self, largest: &Extent) -> Extent {
+        let rows = (largest.tokens as f64 * self.supervised).ceil() as usize;
+        Extent { rows: rows.min(largest.rows), ..*largest }
+    }
+}
+
+/// Cost of one node at an extent.
+pub fn node_cost(
+    op: &Op,
+    inputs: &[&Type],
+    outputs: &[&Type],
+    updates: &[&Type],
+    extent: &Extent,
+    keys_per_query: f64,
+) -> Cost {
     let moved: usize = inputs.iter().chain(outputs).map(|ty| ty.bytes(extent)).sum::<usize>()
         + updates.iter().map(|ty| 2 * ty.bytes(extent)).sum::<usize>();
     let size = |ty: &Type| ty.elements(extent) as f64;
@@ -47,8 +71,8 @@ pub fn node_cost(op: &Op, inputs: &[&Type], outputs: &[&Type], updates: &[&Type]
             2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
         }
         // Two products forward; backward forms the scores again and four gradients.
-        Op::Attention(_) => 4.0 * size(inputs[0]) * keys_per_query(extent),
-        Op::AttentionGrad(_) => 10.0 * size(inputs[0]) * keys_per_query(extent),
+        Op::Attention(_) => 4.0 * size(inputs[0]) * keys_per_query,
+        Op::AttentionGrad(_) => 10.0 * size(inputs[0]) * keys_per_query,
         Op::Embed
         | Op::RmsNorm { .. }
         | Op::Dropout { .. }
@@ -71,11 +95,27 @@ pub fn node_cost(op: &Op, inputs: &[&Type], outputs: &[&Type], updates: &[&Type]
         // Only the rows that are looked up are read, not the whole table.
         Op::Embed => 2 * outputs[0].bytes(extent),
         Op::EmbedGrad => 3 * inputs[1].bytes(extent),
-        _ => moved,
+        Op::RmsNorm { .. }
+        | Op::Dropout { .. }
+        | Op::Linear { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::Attention(_)
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::LmHeadLoss(_)
+        | Op::ScatterRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::LinearGrad { .. }
+        | Op::WeightGrad { .. }
+        | Op::BiasGrad
+        | Op::AttentionGrad(_)
+        | Op::GatedActGrad(_)
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::Zero => moved,
     };
     Cost { flops, bytes: bytes as f64 }
-}
-
-fn keys_per_query(extent: &Extent) -> f64 {
-    extent.tokens as f64 / extent.segments.max(1) as f64 / 2.0
 }

@@ -18,7 +18,7 @@ pub mod text;
 pub mod verify;
 pub mod workspace;
 
-pub use cost::Cost;
+pub use cost::{Cost, Workload};
 pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Shard, Value, ValueId, ValueRole};
 pub use op::{Activation, AdamW, AttentionShape, LossHead, Op, ShapeError};
 pub use plan::{Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Region, Step};

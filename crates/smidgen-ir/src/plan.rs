@@ -146,7 +146,7 @@ pub struct Step {
     pub workspace: Option<BufferId>,
     pub phase: Phase,
     pub layer: Option<usize>,
-    /// Work of the step at the planned extent.
+    /// Work of the step for the usual micro-batch of the planned size.
     pub cost: Cost,
 }
 

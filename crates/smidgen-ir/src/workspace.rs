@@ -4,7 +4,6 @@
 //! device refuses a plan that gives it less. All counts are in f32 unless a name says bytes.
 
 use crate::op::Op;
-use crate::shape::{Extent, Type};
 
 /// Depth of a packed block of a product's right operand.
 pub const DEPTH_BLOCK: usize = 640;
@@ -13,8 +12,8 @@ pub const COLUMN_BLOCK: usize = 768;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
 /// Queries and keys of one tile of attention.
-pub const QUERY_BLOCK: usize = 64;
-pub const KEY_BLOCK: usize = 96;
+pub const QUERY_BLOCK: usize = 128;
+pub const KEY_BLOCK: usize = 192;
 /// Parts of a workspace begin at multiples of this.
 pub const LINE_FLOATS: usize = 16;
 /// Elements that one partial sum of squares covers.
@@ -29,10 +28,15 @@ pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
-/// Scratch of attention, forward or backward: two transposed blocks of keys, two tiles of scores, and a
-/// maximum and a sum for each query of a tile and each of `group` heads that share a key head.
+/// Scratch of attention, forward or backward.
 pub const fn attention_floats(threads: usize, group: usize, head_dim: usize) -> usize {
-    LINE_FLOATS + threads * (2 * head_dim * KEY_BLOCK + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK)
+    LINE_FLOATS + threads * attention_thread_floats(group, head_dim)
+}
+
+/// One thread's part: six blocks of keys, values and their gradients, two of queries, two tiles of scores,
+/// and a maximum and a sum for each query of a tile and each of `group` heads that share a key head.
+pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
+    (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
 }
 
 /// Partial sums of a norm's weight gradient: one row of them for each of at most 64 groups of rows.
@@ -41,24 +45,22 @@ pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
     rows.div_ceil(least) * columns
 }
 
-/// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none.
-pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, threads: usize) -> usize {
+/// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none. `inputs` are rows and columns
+/// of the operands at the planned extent.
+pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> usize {
     let floats = match op {
         Op::Linear { bias, .. } => {
-            let bias = if *bias { inputs[2].elements(extent) } else { 0 };
+            let bias = if *bias { inputs[2].0 } else { 0 };
             aligned_floats(bias) + product_floats(threads)
         }
         Op::LinearGrad { .. } | Op::WeightGrad { .. } => product_floats(threads),
         Op::LmHeadLoss(head) => {
-            let vocabulary = inputs[1].shape.at(extent).0;
+            let (vocabulary, _) = inputs[1];
             aligned_floats(head.chunk * vocabulary) + aligned_floats(head.chunk) + product_floats(threads)
         }
-        Op::RmsNormWeightGrad { .. } => {
-            let (rows, columns) = inputs[0].shape.at(extent);
-            norm_partials_floats(rows, columns)
-        }
+        Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
         Op::GradNorm { .. } => {
-            let largest = inputs[1..].iter().map(|gradient| gradient.elements(extent)).max().unwrap_or(0);
+            let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
         Op::Attention(shape) | Op::AttentionGrad(shape) => {

@@ -19,7 +19,7 @@ use crate::recipe::{
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::options;
 use smidgen_compile::{DecoderSpec, Request, model};
-use smidgen_ir::{AdamW, DType, Extent, Shape, Storage};
+use smidgen_ir::{AdamW, DType, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -78,11 +78,21 @@ impl Job {
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;
-        let request = build_request(&recipe, &spec, &model)?;
+        let mut request = build_request(&recipe, &spec, &model)?;
         let budget = job_budget(&recipe)?;
         let data = read_data(&recipe, &spec, purpose)?;
+        if let Data::Rows(rows) = &data {
+            request.workload = workload(&rows.train);
+        }
         Ok(Job { recipe, model, request, data, budget })
     }
+}
+
+fn workload(set: &TokenSet) -> Workload {
+    let pairs: f64 = (0..set.len()).map(|sample| f64::from(set.length(sample)).powi(2) / 2.0).sum();
+    let stats = set.stats();
+    let tokens = stats.tokens as f64;
+    Workload { keys_per_query: pairs / tokens, supervised: stats.supervised_tokens as f64 / tokens }
 }
 
 /// Everything in the recipe that this version cannot do, named at once.
@@ -262,6 +272,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &ModelFolder) -> Re
             clip: train.clip as f32,
         },
         extent: Extent::default(),
+        workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         threads: match recipe.memory.threads {
             0 => host::processors(),
             threads => threads,

@@ -13,7 +13,7 @@ use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
 };
-use smidgen_ir::Extent;
+use smidgen_ir::{DType, Extent};
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
@@ -138,6 +138,15 @@ impl DemandShape {
             MicroTokens::Tokens(tokens) => Some(tokens),
             MicroTokens::Auto => None,
         });
+        DemandShape::with(job, pinned)
+    }
+
+    /// As if the recipe left `micro_tokens` to the solver.
+    fn unpinned(job: &Job) -> Result<DemandShape, Failure> {
+        DemandShape::with(job, None)
+    }
+
+    fn with(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         match &job.data {
             Data::Rows(rows) => DemandShape::of_rows(job, rows, pinned),
             Data::Assumed { .. } => DemandShape::assumed(job, pinned),
@@ -257,43 +266,46 @@ fn eval_extent(set: &TokenSet, micro_tokens: usize) -> Extent {
     }
 }
 
-/// The smallest changes that would fit, each planned, not guessed.
+/// The smallest changes that would fit, each planned with the rest of the recipe as it is.
 fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: &Solution) -> Vec<String> {
-    let budget = job.budget.bytes;
     let mut advice = Vec::new();
-    let attempt = |request: &Request, tokens: usize, pins: &Pins| {
-        let extent = Extent { tokens, rows: tokens, segments: leanest.demand.extent.segments };
-        let demand = Demand { micro_tokens: tokens, extent, micro_steps: 1.0 };
-        solve(request, &[demand], pins, context, budget, profile).ok()
+    let attempt = |request: &Request, demands: &[Demand], pins: &Pins| {
+        solve(request, demands, pins, context, job.budget.bytes, profile).ok()
     };
-    let free = Pins::default();
-    let (longest, mut low, mut high) = (leanest.demand.extent.tokens, 0, leanest.demand.extent.tokens);
-    if pins != &free
-        && let Some(solution) = attempt(&job.request, longest, &free)
-    {
-        let bytes = format_bytes(solution.peak_bytes);
-        advice.push(format!("`memory.recompute = \"auto\"` would need {bytes}"));
+    let mut offer = |change: &str, consequence: &str, solution: Option<Solution>| {
+        let words = |solution: Solution| {
+            format!("{change} would need {}{consequence}", format_bytes(solution.peak_bytes))
+        };
+        advice.extend(solution.map(words));
+    };
+    let recipe_demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
+    let free = Pins { recompute: None, ..pins.clone() };
+    if pins.recompute.is_some() {
+        offer("`memory.recompute = \"auto\"`", "", attempt(&job.request, &recipe_demands, &free));
     }
-    while high - low > 8 {
-        let middle = low + (high - low) / 2;
-        if attempt(&job.request, middle.max(2), &free).is_some() { low = middle } else { high = middle }
+    if job.recipe.memory.micro_tokens != MicroTokens::Auto {
+        let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
+        offer("`memory.micro_tokens = \"auto\"`", "", attempt(&job.request, &demands, pins));
     }
-    let fitting = low / 8 * 8;
-    if fitting >= 16
-        && let Some(solution) = attempt(&job.request, fitting, &free)
-    {
-        let bytes = format_bytes(solution.peak_bytes);
-        advice.push(format!(
-            "`data.max_tokens = {fitting}` with `memory.micro_tokens = {fitting}` would need {bytes}; shorter samples change results"
-        ));
+    let one_sample = |tokens: usize| {
+        let extent = Extent { tokens, rows: tokens, segments: leanest.demand.extent.segments };
+        attempt(&job.request, &[Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }], pins)
+    };
+    let (mut fits, mut too_long) = (0, leanest.demand.extent.tokens);
+    while too_long - fits > 8 {
+        let middle = fits + (too_long - fits) / 2;
+        if one_sample(middle).is_some() { fits = middle } else { too_long = middle }
     }
-    let mut narrow = job.request.clone();
-    narrow.spec.stored = smidgen_ir::DType::Bf16;
-    narrow.storage.clear();
-    let stored_wider = job.request.storage_of(job.request.spec.head_tensor()).bytes(1, 1) > 2;
-    if stored_wider && let Some(solution) = attempt(&narrow, longest, &free) {
-        let bytes = format_bytes(solution.peak_bytes);
-        advice.push(format!("`model.base = \"bf16\"` would need {bytes} and changes results"));
+    let tokens = fits / 8 * 8;
+    if tokens >= 16 {
+        let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
+        offer(&change, "; shorter samples change results", one_sample(tokens));
+    }
+    if job.request.storage_of(job.request.spec.head_tensor()).bytes(1, 1) > DType::Bf16.bytes() {
+        let mut narrow = job.request.clone();
+        narrow.spec.stored = DType::Bf16;
+        narrow.storage.clear();
+        offer("`model.base = \"bf16\"`", " and changes results", attempt(&narrow, &recipe_demands, pins));
     }
     advice.push(format!("`memory.budget = \"{}\"` is the least that fits", budget_words(leanest.peak_bytes)));
     advice

@@ -28,8 +28,8 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             return Err(ModelError::Contradiction { what });
         }
     };
-    if !head_dim.is_multiple_of(8) || head_dim > 256 {
-        let supported = "multiples of 8 up to 256";
+    if !head_dim.is_multiple_of(2) || head_dim > 256 {
+        let supported = "even sizes up to 256";
         return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
     }
     Ok(DecoderSpec {

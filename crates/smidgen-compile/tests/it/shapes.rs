@@ -5,7 +5,7 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::options::Optimizer;
 use smidgen_compile::{DecoderSpec, Request};
-use smidgen_ir::{AdamW, Extent};
+use smidgen_ir::{AdamW, Extent, Workload};
 use std::collections::HashMap;
 
 pub fn llama(
@@ -60,6 +60,7 @@ pub fn request(
             clip: 1.0,
         },
         extent: Extent { tokens, rows: tokens - segments, segments },
+        workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         threads: 2,
         spec,
     }

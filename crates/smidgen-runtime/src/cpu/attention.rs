@@ -6,10 +6,15 @@
 //! Blocks follow from the shape alone: the bytes do not depend on the number of threads.
 //! Left out: the gradient (`attention_gradient.rs`), masks other than causal and window, dropout.
 
-use super::isa::{Isa, Lanes, exp, on_each_isa, tanh};
+use super::attention_tiles::{
+    AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, TOGETHER, capped_tanh, keys_of_piece,
+    row_pieces, visible_columns,
+};
+use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::{Transpose, transpose_with};
-use super::tasks::{LINE_FLOATS, aligned_floats, current_thread, run_tasks};
+use super::tasks::{aligned_floats, run_tasks};
+use smidgen_ir::workspace::attention_floats;
 use std::ops::Range;
 
 /// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
@@ -19,7 +24,7 @@ pub struct AttentionOptions<'a> {
     pub segments: &'a [i32],
     pub heads: usize,
     pub kv_heads: usize,
-    /// A multiple of 8, at most 256.
+    /// At most 256.
     pub head_dim: usize,
     pub scale: f32,
     /// Query i sees key j of its segment where i - window < j <= i; `None` is all j <= i.
@@ -55,16 +60,6 @@ pub struct AttentionBuffers {
 // SAFETY: views are only addresses; tasks that share them write disjoint elements.
 unsafe impl Sync for AttentionBuffers {}
 
-/// Floats of workspace that attention needs, forward or backward, in a pool of so many threads.
-pub const fn attention_workspace_floats(
-    threads: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-) -> usize {
-    LINE_FLOATS + threads * thread_floats(heads / kv_heads, head_dim)
-}
-
 /// Computes o and lse in the current rayon pool.
 ///
 /// # Safety
@@ -98,61 +93,6 @@ pub unsafe fn attention(
     });
 }
 
-/// Queries of one tile.
-pub(super) const QUERY_BLOCK: usize = 64;
-/// Keys of one tile: two panels of the kernel.
-pub(super) const KEY_BLOCK: usize = 96;
-
-const fn thread_floats(group: usize, head_dim: usize) -> usize {
-    // Two transposed blocks (D, KEY_BLOCK), two tiles of scores, and two floats a query and head.
-    2 * head_dim * KEY_BLOCK + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
-}
-
-/// The workspace of all threads.
-pub(super) struct AttentionScratch {
-    pointer: *mut f32,
-    group: usize,
-    head_dim: usize,
-}
-
-// SAFETY: each thread uses its own part.
-unsafe impl Sync for AttentionScratch {}
-
-/// The workspace of one thread.
-#[derive(Clone, Copy)]
-pub(super) struct ThreadScratch {
-    /// kᵀ, times the scale: (D, KEY_BLOCK).
-    pub keys: *mut f32,
-    /// vᵀ: (D, KEY_BLOCK).
-    pub values: *mut f32,
-    /// Scores, then probabilities: (QUERY_BLOCK, KEY_BLOCK).
-    pub scores: *mut f32,
-    /// Gradients of the probabilities, then of the scores: (QUERY_BLOCK, KEY_BLOCK).
-    pub score_gradients: *mut f32,
-    /// For each head of the group, QUERY_BLOCK maxima and QUERY_BLOCK sums.
-    pub state: *mut f32,
-}
-
-impl AttentionScratch {
-    pub(super) fn of_current_thread(&self) -> ThreadScratch {
-        let offset = current_thread() * thread_floats(self.group, self.head_dim);
-        // SAFETY: `check_and_align` made sure that the workspace has a part for every thread.
-        unsafe {
-            let keys = self.pointer.add(offset);
-            let values = keys.add(self.head_dim * KEY_BLOCK);
-            let scores = values.add(self.head_dim * KEY_BLOCK);
-            let score_gradients = scores.add(QUERY_BLOCK * KEY_BLOCK);
-            ThreadScratch {
-                keys,
-                values,
-                scores,
-                score_gradients,
-                state: score_gradients.add(QUERY_BLOCK * KEY_BLOCK),
-            }
-        }
-    }
-}
-
 impl AttentionOptions<'_> {
     pub(super) fn tokens(&self) -> usize {
         self.segments.last().map_or(0, |&end| end as usize)
@@ -168,7 +108,7 @@ impl AttentionOptions<'_> {
 
     pub(super) fn check_and_align(&self, workspace: &mut [f32]) -> AttentionScratch {
         let threads = rayon::current_num_threads();
-        let needed = attention_workspace_floats(threads, self.heads, self.kv_heads, self.head_dim);
+        let needed = attention_floats(threads, self.group(), self.head_dim);
         assert!(
             workspace.len() >= needed,
             "attention on {threads} threads needs {needed} floats of workspace, got {}",
@@ -178,11 +118,7 @@ impl AttentionOptions<'_> {
             self.segments.first() == Some(&0) && self.segments.is_sorted(),
             "segment boundaries must begin at 0 and never fall"
         );
-        assert!(
-            self.head_dim.is_multiple_of(8) && (8..=256).contains(&self.head_dim),
-            "head size {} is not a multiple of 8 in 8..=256",
-            self.head_dim
-        );
+        assert!((1..=256).contains(&self.head_dim), "head size {} is not in 1..=256", self.head_dim);
         assert!(
             self.heads.is_multiple_of(self.kv_heads),
             "{} heads cannot share {} key heads",
@@ -211,6 +147,47 @@ impl Tokens {
     pub(super) unsafe fn of_head(self, token: usize, head: usize, head_dim: usize) -> *const f32 {
         // SAFETY: the caller names a token and a head of the matrix.
         unsafe { self.pointer.add(token * self.row_stride + head * head_dim) }
+    }
+}
+
+impl Tokens {
+    /// The part of a head of some tokens, where it lies or, if its rows are a multiple of 4 KiB apart,
+    /// as a dense copy.
+    unsafe fn dense_head(
+        self,
+        tokens: Range<usize>,
+        head: usize,
+        head_dim: usize,
+        target: *mut f32,
+    ) -> Tokens {
+        // SAFETY: the caller's promises are those of the two functions.
+        unsafe {
+            if !self.row_stride.is_multiple_of(1024) {
+                return Tokens {
+                    pointer: self.of_head(tokens.start, head, head_dim),
+                    row_stride: self.row_stride,
+                };
+            }
+            self.copy_head(tokens, head, head_dim, target);
+        }
+        Tokens { pointer: target, row_stride: head_dim }
+    }
+
+    /// Copies the part of a head of some tokens to a dense matrix (count, D).
+    pub(super) unsafe fn copy_head(
+        self,
+        tokens: Range<usize>,
+        head: usize,
+        head_dim: usize,
+        target: *mut f32,
+    ) {
+        for (row, token) in tokens.enumerate() {
+            // SAFETY: the caller names tokens and a head of the matrix, and a target that is large enough.
+            unsafe {
+                let source = self.of_head(token, head, head_dim);
+                std::ptr::copy_nonoverlapping(source, target.add(row * head_dim), head_dim);
+            }
+        }
     }
 }
 
@@ -260,36 +237,47 @@ unsafe fn attend(
     unsafe {
         while key < queries.end {
             let keys = KEY_BLOCK.min(queries.end - key);
+            let block = key..key + keys;
+            buffers.k.copy_head(block.clone(), kv_head, head_dim, scratch.keys);
             transpose(
                 isa,
                 &Transpose {
-                    source: buffers.k.of_head(key, kv_head, head_dim),
-                    source_stride: buffers.k.row_stride,
+                    source: scratch.keys,
+                    source_stride: head_dim,
                     rows: keys,
                     columns: head_dim,
-                    target: scratch.keys,
+                    target: scratch.keys_transposed,
                     target_stride: KEY_BLOCK,
                     scale: options.scale,
                 },
             );
+            let values = scratch.values;
+            buffers.v.copy_head(block, kv_head, head_dim, values);
             for member in 0..group {
                 let head = kv_head * group + member;
-                let q = buffers.q.of_head(queries.start, head, head_dim);
-                tile_product(
-                    isa,
-                    &TileProduct {
-                        rows: queries.len(),
-                        columns: keys,
-                        runs: &[LeftRun::strided(q, buffers.q.row_stride, 1, head_dim)],
-                        right: RightRows { pointer: scratch.keys, row_stride: KEY_BLOCK, padded: true },
-                        output: OutputView {
-                            pointer: scratch.scores,
-                            row_stride: KEY_BLOCK,
-                            column_stride: 1,
+                let q = buffers.q.dense_head(queries.clone(), head, head_dim, scratch.queries);
+                for piece in row_pieces(queries.start, queries.len(), key, keys) {
+                    let left = q.pointer.add(piece.first * q.row_stride);
+                    tile_product(
+                        isa,
+                        &TileProduct {
+                            rows: piece.rows,
+                            columns: piece.keys,
+                            runs: &[LeftRun::strided(left, q.row_stride, 1, head_dim)],
+                            right: RightRows {
+                                pointer: scratch.keys_transposed,
+                                row_stride: KEY_BLOCK,
+                                padded: true,
+                            },
+                            output: OutputView {
+                                pointer: scratch.scores.add(piece.first * KEY_BLOCK),
+                                row_stride: KEY_BLOCK,
+                                column_stride: 1,
+                            },
+                            write: TileWrite::Overwrite,
                         },
-                        write: TileWrite::Overwrite,
-                    },
-                );
+                    );
+                }
                 let state = scratch.state.add(2 * member * QUERY_BLOCK);
                 let output = buffers.o.output(queries.start, head, head_dim);
                 exponentiate(
@@ -306,24 +294,23 @@ unsafe fn attend(
                         output,
                     },
                 );
-                tile_product(
-                    isa,
-                    &TileProduct {
-                        rows: queries.len(),
-                        columns: head_dim,
-                        runs: &[LeftRun::strided(scratch.scores, KEY_BLOCK, 1, keys)],
-                        right: RightRows {
-                            pointer: buffers.v.of_head(key, kv_head, head_dim),
-                            row_stride: buffers.v.row_stride,
-                            padded: false,
+                for piece in row_pieces(queries.start, queries.len(), key, keys) {
+                    let probabilities = scratch.scores.add(piece.first * KEY_BLOCK);
+                    tile_product(
+                        isa,
+                        &TileProduct {
+                            rows: piece.rows,
+                            columns: head_dim,
+                            runs: &[LeftRun::strided(probabilities, KEY_BLOCK, 1, piece.keys)],
+                            right: RightRows { pointer: values, row_stride: head_dim, padded: false },
+                            output: output.at(piece.first, 0),
+                            write: match is_first {
+                                true => TileWrite::Overwrite,
+                                false => TileWrite::Add,
+                            },
                         },
-                        output,
-                        write: match is_first {
-                            true => TileWrite::Overwrite,
-                            false => TileWrite::Add,
-                        },
-                    },
-                );
+                    );
+                }
             }
             is_first = false;
             key += KEY_BLOCK;
@@ -387,38 +374,6 @@ on_each_isa! {
     unsafe fn exponentiate(tile: &ScoreTile<'_>) = exponentiate_with;
 }
 
-/// 0, 1, 2, … as floats, to compare lanes with the bounds of a row.
-pub(super) static COLUMN_NUMBERS: [f32; KEY_BLOCK] = {
-    let mut numbers = [0.0; KEY_BLOCK];
-    let mut column = 0;
-    while column < KEY_BLOCK {
-        numbers[column] = column as f32;
-        column += 1;
-    }
-    numbers
-};
-
-/// The columns of a row of a tile that its query sees, as floats.
-#[inline(always)]
-pub(super) fn visible_columns(
-    options: &AttentionOptions<'_>,
-    segment_start: usize,
-    query: usize,
-    key: usize,
-    keys: usize,
-) -> (f32, f32) {
-    let low = options.first_key(segment_start, query).saturating_sub(key).min(keys);
-    let high = (query + 1).saturating_sub(key).min(keys);
-    (low as f32, high as f32)
-}
-
-/// Softcap on a vector of scores.
-#[inline(always)]
-pub(super) unsafe fn capped_tanh<V: Lanes>(score: V, cap: f32) -> V {
-    // SAFETY: arithmetic on lanes; the caller promises the instruction set.
-    unsafe { tanh(score.mul(V::splat(1.0 / cap))) }
-}
-
 #[inline(always)]
 unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
     let options = tile.options;
@@ -428,39 +383,54 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
         // the last key are never visible.
         unsafe {
             let scores = tile.scores.add(row * KEY_BLOCK);
-            let vectors = tile.keys.div_ceil(V::WIDTH);
+            let keys = keys_of_piece(tile.queries.start, row, tile.key, tile.keys);
+            let steps = keys.div_ceil(TOGETHER * V::WIDTH);
             let hidden = V::splat(f32::NEG_INFINITY);
-            let mut most = hidden;
-            for index in 0..vectors {
-                let at = index * V::WIDTH;
-                let mut score = V::load(scores.add(at));
-                if let Some(cap) = options.softcap {
-                    score = capped_tanh(score, cap).mul(V::splat(cap));
+            let mut most = [hidden; TOGETHER];
+            let is_plain =
+                low == 0.0 && high as usize == steps * TOGETHER * V::WIDTH && options.softcap.is_none();
+            for step in 0..steps {
+                for (index, most) in most.iter_mut().enumerate() {
+                    let at = (step * TOGETHER + index) * V::WIDTH;
+                    let mut score = V::load(scores.add(at));
+                    if !is_plain {
+                        if let Some(cap) = options.softcap {
+                            score = capped_tanh(score, cap).mul(V::splat(cap));
+                        }
+                        let columns = V::load(COLUMN_NUMBERS.as_ptr().add(at));
+                        score = columns.select_less(V::splat(high), score, hidden);
+                        score = columns.select_less(V::splat(low), hidden, score);
+                        score.store(scores.add(at));
+                    }
+                    *most = most.max(score);
                 }
-                let columns = V::load(COLUMN_NUMBERS.as_ptr().add(at));
-                score = columns.select_less(V::splat(high), score, hidden);
-                score = columns.select_less(V::splat(low), hidden, score);
-                score.store(scores.add(at));
-                most = most.max(score);
             }
             let (most_seen, sum_seen) = (tile.state.add(row), tile.state.add(QUERY_BLOCK + row));
             let (old_most, old_sum) = match tile.is_first {
                 true => (f32::NEG_INFINITY, 0.0),
                 false => (*most_seen, *sum_seen),
             };
-            let new_most = old_most.max(most.largest());
+            let most = most[0].max(most[1]).max(most[2].max(most[3])).largest();
+            let new_most = old_most.max(most);
             // While a row has seen no key at all, its maximum is -∞, and -∞ - -∞ would be NaN.
             let base = if new_most == f32::NEG_INFINITY { 0.0 } else { new_most };
-            let mut sum = V::splat(0.0);
-            for index in 0..vectors {
-                let at = scores.add(index * V::WIDTH);
-                let power = exp(V::load(at).sub(V::splat(base)));
-                power.store(at);
-                sum = sum.add(power);
+            let mut sum = [V::splat(0.0); TOGETHER];
+            for step in 0..steps {
+                let at = scores.add(step * TOGETHER * V::WIDTH);
+                let mut power = sum;
+                for (index, power) in power.iter_mut().enumerate() {
+                    *power = V::load(at.add(index * V::WIDTH)).sub(V::splat(base));
+                }
+                power = exp_of_each(power);
+                for (index, (power, sum)) in power.iter().zip(&mut sum).enumerate() {
+                    power.store(at.add(index * V::WIDTH));
+                    *sum = sum.add(*power);
+                }
             }
+            let sum = sum[0].add(sum[1]).add(sum[2].add(sum[3])).sum();
             let factor = if old_most == new_most { 1.0 } else { (old_most - base).exp() };
             *most_seen = new_most;
-            *sum_seen = old_sum * factor + sum.sum();
+            *sum_seen = old_sum * factor + sum;
             if factor != 1.0 && !tile.is_first {
                 let o = tile.output.pointer.add(row * tile.output.row_stride);
                 scale_row_with::<V>(o, options.head_dim, factor);

@@ -8,11 +8,12 @@
 //! and dv, in a fixed order of tiles, so the bytes do not depend on the number of threads.
 //! Left out: splitting one segment and key head over several threads.
 
-use super::attention::{
-    AttentionOptions, AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, ThreadScratch, Tokens,
-    TokensMut, capped_tanh, transpose, visible_columns,
+use super::attention::{AttentionOptions, Tokens, TokensMut, transpose};
+use super::attention_tiles::{
+    AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, PIECE, QUERY_BLOCK, TOGETHER, ThreadScratch, capped_tanh,
+    is_on_diagonal, keys_of_piece, row_pieces, visible_columns,
 };
-use super::isa::{Isa, Lanes, exp, on_each_isa};
+use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::Transpose;
 use super::tasks::run_tasks;
@@ -37,7 +38,7 @@ pub struct AttentionGradientBuffers {
 unsafe impl Sync for AttentionGradientBuffers {}
 
 /// Computes the gradients of q, k and v in the current rayon pool, with the workspace that
-/// `attention_workspace_floats` tells.
+/// `smidgen_ir::workspace::attention_floats` tells.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, the gradients of q, k and v writable, for T
@@ -69,51 +70,63 @@ unsafe fn segment_gradient(
     let tokens = options.segment(segment);
     let (group, head_dim) = (options.group(), options.head_dim);
     let scratch = scratch.of_current_thread();
-    // SAFETY: all tokens are inside the segment, whose rows of the gradients belong to this task.
+    // SAFETY: all tokens are inside the segment, whose rows of the gradients belong to this task; the
+    // scratch holds KEY_BLOCK rows of each kind.
     unsafe {
         for token in tokens.clone() {
             let q = buffers.q_gradient.of_head(token, kv_head * group, head_dim);
             std::slice::from_raw_parts_mut(q, group * head_dim).fill(0.0);
-            let k = buffers.k_gradient.of_head(token, kv_head, head_dim);
-            std::slice::from_raw_parts_mut(k, head_dim).fill(0.0);
-            let v = buffers.v_gradient.of_head(token, kv_head, head_dim);
-            std::slice::from_raw_parts_mut(v, head_dim).fill(0.0);
         }
         for key in tokens.clone().step_by(KEY_BLOCK) {
             let keys = KEY_BLOCK.min(tokens.end - key);
-            let mut block = Transpose {
-                source: buffers.k.of_head(key, kv_head, head_dim),
-                source_stride: buffers.k.row_stride,
-                rows: keys,
-                columns: head_dim,
-                target: scratch.keys,
-                target_stride: KEY_BLOCK,
-                scale: options.scale,
-            };
-            transpose(isa, &block);
-            block.source = buffers.v.of_head(key, kv_head, head_dim);
-            block.source_stride = buffers.v.row_stride;
-            block.target = scratch.values;
-            block.scale = 1.0;
-            transpose(isa, &block);
+            for (source, rows, transposed, scale) in [
+                (buffers.k, scratch.keys, scratch.keys_transposed, options.scale),
+                (buffers.v, scratch.values, scratch.values_transposed, 1.0),
+            ] {
+                source.copy_head(key..key + keys, kv_head, head_dim, rows);
+                transpose(
+                    isa,
+                    &Transpose {
+                        source: rows,
+                        source_stride: head_dim,
+                        rows: keys,
+                        columns: head_dim,
+                        target: transposed,
+                        target_stride: KEY_BLOCK,
+                        scale,
+                    },
+                );
+            }
+            for sums in [scratch.key_gradients, scratch.value_gradients] {
+                std::slice::from_raw_parts_mut(sums, keys * head_dim).fill(0.0);
+            }
             let last_query = match options.window {
                 None => tokens.end,
                 Some(window) => tokens.end.min((key + keys - 1).saturating_add(window)),
             };
             for head in kv_head * group..(kv_head + 1) * group {
                 for query in (key..last_query).step_by(QUERY_BLOCK) {
+                    let queries = query..last_query.min(query + QUERY_BLOCK);
                     let tile = GradientTile {
                         options,
                         buffers,
                         segment_start: tokens.start,
                         head,
-                        kv_head,
-                        queries: query..last_query.min(query + QUERY_BLOCK),
                         key,
-                        keys,
+                        // Keys behind the last query are hidden from the whole tile.
+                        keys: keys.min(queries.end - key),
+                        queries,
                         scratch,
                     };
                     tile_gradient(isa, &tile);
+                }
+            }
+            for (sums, target) in
+                [(scratch.key_gradients, buffers.k_gradient), (scratch.value_gradients, buffers.v_gradient)]
+            {
+                for row in 0..keys {
+                    let target = target.of_head(key + row, kv_head, head_dim);
+                    std::ptr::copy_nonoverlapping(sums.add(row * head_dim), target, head_dim);
                 }
             }
         }
@@ -126,7 +139,6 @@ struct GradientTile<'a> {
     buffers: &'a AttentionGradientBuffers,
     segment_start: usize,
     head: usize,
-    kv_head: usize,
     queries: Range<usize>,
     key: usize,
     keys: usize,
@@ -136,63 +148,89 @@ struct GradientTile<'a> {
 unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
     let (buffers, scratch) = (tile.buffers, tile.scratch);
     let (head_dim, keys, rows) = (tile.options.head_dim, tile.keys, tile.queries.len());
-    let score_tile = |pointer| OutputView { pointer, row_stride: KEY_BLOCK, column_stride: 1 };
-    let transposed_rows = |pointer: *mut f32| RightRows { pointer, row_stride: KEY_BLOCK, padded: true };
-    let plain_rows = |pointer, row_stride| RightRows { pointer, row_stride, padded: false };
-    // SAFETY: tokens, heads and tile are inside the buffers; the rows of the gradients belong to the
+    // SAFETY: tokens, heads and tile are inside the buffers; the rows of the gradient of q belong to the
     // calling task, the scratch to its thread.
     unsafe {
-        let q = buffers.q.of_head(tile.queries.start, tile.head, head_dim);
-        let k = buffers.k.of_head(tile.key, tile.kv_head, head_dim);
-        let o_gradient = buffers.o_gradient.of_head(tile.queries.start, tile.head, head_dim);
+        let copy_of = |source: Tokens, target: *mut f32| {
+            source.copy_head(tile.queries.clone(), tile.head, head_dim, target);
+            target.cast_const()
+        };
+        let q = copy_of(buffers.q, scratch.queries); // (queries, D)
+        let o_gradient = copy_of(buffers.o_gradient, scratch.output_gradients); // (queries, D)
+        let pieces = || row_pieces(tile.queries.start, rows, tile.key, keys);
         // (queries, keys) from channels
-        for (left, stride, right, target) in [
-            (q, buffers.q.row_stride, scratch.keys, scratch.scores),
-            (o_gradient, buffers.o_gradient.row_stride, scratch.values, scratch.score_gradients),
+        for (left, right, target) in [
+            (q, scratch.keys_transposed, scratch.scores),
+            (o_gradient, scratch.values_transposed, scratch.score_gradients),
         ] {
-            tile_product(
-                isa,
-                &TileProduct {
-                    rows,
-                    columns: keys,
-                    runs: &[LeftRun::strided(left, stride, 1, head_dim)],
-                    right: transposed_rows(right),
-                    output: score_tile(target),
-                    write: TileWrite::Overwrite,
-                },
-            );
+            for piece in pieces() {
+                let left = left.add(piece.first * head_dim);
+                tile_product(
+                    isa,
+                    &TileProduct {
+                        rows: piece.rows,
+                        columns: piece.keys,
+                        runs: &[LeftRun::strided(left, head_dim, 1, head_dim)],
+                        right: RightRows { pointer: right, row_stride: KEY_BLOCK, padded: true },
+                        output: dense(target, KEY_BLOCK).at(piece.first, 0),
+                        write: TileWrite::Overwrite,
+                    },
+                );
+            }
         }
         differentiate_scores(isa, tile);
         // (keys, channels) from queries
-        for (left, right, stride, target) in [
-            (scratch.scores, o_gradient, buffers.o_gradient.row_stride, buffers.v_gradient),
-            (scratch.score_gradients, q, buffers.q.row_stride, buffers.k_gradient),
+        let key_step = match is_on_diagonal(tile.queries.start, tile.key, keys) {
+            true => PIECE,
+            false => keys,
+        };
+        for (left, right, target) in [
+            (scratch.scores, o_gradient, scratch.value_gradients),
+            (scratch.score_gradients, q, scratch.key_gradients),
         ] {
+            for first in (0..keys).step_by(key_step) {
+                // Earlier queries do not see these keys. Tiles begin a multiple of PIECE behind their
+                // first key, so the later rows have all their scores here made.
+                let hidden = (tile.key + first).saturating_sub(tile.queries.start);
+                let left = left.add(hidden * KEY_BLOCK + first);
+                tile_product(
+                    isa,
+                    &TileProduct {
+                        rows: key_step.min(keys - first),
+                        columns: head_dim,
+                        runs: &[LeftRun::strided(left, 1, KEY_BLOCK, rows - hidden)],
+                        right: RightRows {
+                            pointer: right.add(hidden * head_dim),
+                            row_stride: head_dim,
+                            padded: false,
+                        },
+                        output: dense(target, head_dim).at(first, 0),
+                        write: TileWrite::Add,
+                    },
+                );
+            }
+        }
+        // (queries, channels) from keys
+        let output = buffers.q_gradient.output(tile.queries.start, tile.head, head_dim);
+        for piece in pieces() {
+            let left = scratch.score_gradients.add(piece.first * KEY_BLOCK);
             tile_product(
                 isa,
                 &TileProduct {
-                    rows: keys,
+                    rows: piece.rows,
                     columns: head_dim,
-                    runs: &[LeftRun::strided(left, 1, KEY_BLOCK, rows)],
-                    right: plain_rows(right, stride),
-                    output: target.output(tile.key, tile.kv_head, head_dim),
+                    runs: &[LeftRun::strided(left, KEY_BLOCK, 1, piece.keys)],
+                    right: RightRows { pointer: scratch.keys, row_stride: head_dim, padded: false },
+                    output: output.at(piece.first, 0),
                     write: TileWrite::Add,
                 },
             );
         }
-        // (queries, channels) from keys
-        tile_product(
-            isa,
-            &TileProduct {
-                rows,
-                columns: head_dim,
-                runs: &[LeftRun::strided(scratch.score_gradients, KEY_BLOCK, 1, keys)],
-                right: plain_rows(k, buffers.k.row_stride),
-                output: buffers.q_gradient.output(tile.queries.start, tile.head, head_dim),
-                write: TileWrite::Add,
-            },
-        );
     }
+}
+
+fn dense(pointer: *mut f32, row_stride: usize) -> OutputView {
+    OutputView { pointer, row_stride, column_stride: 1 }
 }
 
 on_each_isa! {
@@ -219,22 +257,30 @@ unsafe fn differentiate_scores_with<V: Lanes>(tile: &GradientTile<'_>) {
             let scores = tile.scratch.scores.add(row * KEY_BLOCK);
             let gradients = tile.scratch.score_gradients.add(row * KEY_BLOCK);
             let zero = V::splat(0.0);
-            for index in 0..tile.keys.div_ceil(V::WIDTH) {
-                let at = index * V::WIDTH;
-                let mut score = V::load(scores.add(at));
-                let mut slope = V::splat(options.scale);
-                if let Some(cap) = options.softcap {
-                    let bent = capped_tanh(score, cap);
-                    score = bent.mul(V::splat(cap));
-                    slope = zero.sub(bent).mul(bent).mul_add(slope, slope);
+            let keys = keys_of_piece(tile.queries.start, row, tile.key, tile.keys);
+            for step in 0..keys.div_ceil(TOGETHER * V::WIDTH) {
+                let at = step * TOGETHER * V::WIDTH;
+                let mut powers = [zero; TOGETHER];
+                let mut slopes = [V::splat(options.scale); TOGETHER];
+                for (index, (power, slope)) in powers.iter_mut().zip(&mut slopes).enumerate() {
+                    let mut score = V::load(scores.add(at + index * V::WIDTH));
+                    if let Some(cap) = options.softcap {
+                        let bent = capped_tanh(score, cap);
+                        score = bent.mul(V::splat(cap));
+                        *slope = zero.sub(bent).mul(bent).mul_add(*slope, *slope);
+                    }
+                    *power = score.sub(lse);
                 }
-                let mut probability = exp(score.sub(lse));
-                let columns = V::load(COLUMN_NUMBERS.as_ptr().add(at));
-                probability = columns.select_less(V::splat(high), probability, zero);
-                probability = columns.select_less(V::splat(low), zero, probability);
-                let gradient = V::load(gradients.add(at)).sub(shift);
-                probability.store(scores.add(at));
-                probability.mul(gradient).mul(slope).store(gradients.add(at));
+                powers = exp_of_each(powers);
+                for (index, (power, slope)) in powers.iter().zip(&slopes).enumerate() {
+                    let at = at + index * V::WIDTH;
+                    let columns = V::load(COLUMN_NUMBERS.as_ptr().add(at));
+                    let seen = columns.select_less(V::splat(high), *power, zero);
+                    let seen = columns.select_less(V::splat(low), zero, seen);
+                    seen.store(scores.add(at));
+                    let gradient = V::load(gradients.add(at)).sub(shift);
+                    seen.mul(gradient).mul(*slope).store(gradients.add(at));
+                }
             }
         }
     }

@@ -135,9 +135,9 @@ impl Lanes for PortableLanes {
     ) {
         // SAFETY: the caller promises a 4×4 square at either pointer with these strides.
         unsafe {
-            let rows = [0, 1, 2, 3].map(|i| Self::load(source.add(i * source_stride)).0);
             for column in 0..4 {
-                each(|i| rows[i][column] * scale.0[i]).store(target.add(column * target_stride));
+                let lanes = each(|i| *source.add(i * source_stride + column)).mul(scale);
+                lanes.store(target.add(column * target_stride));
             }
         }
     }

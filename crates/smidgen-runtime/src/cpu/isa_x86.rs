@@ -1,14 +1,23 @@
 //! [`Lanes`] over the intrinsics of AVX-512 and of AVX2 with FMA and F16C.
 //!
-//! Each method is one or two instructions; the trait says what it means and what it asks of the caller.
-//! Every `unsafe` block here rests on the same two promises of [`Lanes`]: the machine has the
-//! instruction set, and a pointer is good for the lanes that are read or written (never aligned).
+//! Most methods are one or two instructions; the trait says what they mean and what they ask of the caller:
+//! the machine has the instruction set, and a pointer is good for the lanes that are read or written.
+//! No alignment is assumed.
 //! Left out: anything that only one of the two sets could do.
-
-#![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::isa::Lanes;
 use std::arch::x86_64::*;
+
+/// Methods whose value is that of one intrinsic.
+macro_rules! one_instruction {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) = $value:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($argument: $kind),*) -> Self {
+            // SAFETY: the caller keeps the promises of `Lanes`.
+            Self(unsafe { $value })
+        }
+    )*};
+}
 
 #[derive(Clone, Copy)]
 pub struct Avx512Lanes(__m512);
@@ -24,20 +33,24 @@ fn first_lanes_mask(count: usize) -> __mmask16 {
 impl Lanes for Avx512Lanes {
     const WIDTH: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        Self(unsafe { _mm512_set1_ps(value) })
+    one_instruction! {
+        fn splat(value: f32) = _mm512_set1_ps(value);
+        fn load(source: *const f32) = _mm512_loadu_ps(source);
+        fn load_first(source: *const f32, count: usize) = _mm512_maskz_loadu_ps(first_lanes_mask(count), source);
+        fn add(self: Self, other: Self) = _mm512_add_ps(self.0, other.0);
+        fn sub(self: Self, other: Self) = _mm512_sub_ps(self.0, other.0);
+        fn mul(self: Self, other: Self) = _mm512_mul_ps(self.0, other.0);
+        fn div(self: Self, other: Self) = _mm512_div_ps(self.0, other.0);
+        fn max(self: Self, other: Self) = _mm512_max_ps(self.0, other.0);
+        fn min(self: Self, other: Self) = _mm512_min_ps(self.0, other.0);
+        fn mul_add(self: Self, factor: Self, addend: Self) = _mm512_fmadd_ps(self.0, factor.0, addend.0);
+        fn abs(self: Self) = _mm512_abs_ps(self.0);
+        fn scale_by_power(self: Self, exponent: Self) = _mm512_scalef_ps(self.0, exponent.0);
     }
-    #[inline(always)]
-    unsafe fn load(source: *const f32) -> Self {
-        Self(unsafe { _mm512_loadu_ps(source) })
-    }
-    #[inline(always)]
-    unsafe fn load_first(source: *const f32, count: usize) -> Self {
-        Self(unsafe { _mm512_maskz_loadu_ps(first_lanes_mask(count), source) })
-    }
+
     #[inline(always)]
     unsafe fn load_bf16(source: *const u16) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let halves = _mm256_loadu_si256(source.cast());
             let words = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves));
@@ -46,50 +59,22 @@ impl Lanes for Avx512Lanes {
     }
     #[inline(always)]
     unsafe fn load_f16(source: *const u16) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(source.cast()))) }
     }
     #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm512_storeu_ps(target, self.0) }
     }
     #[inline(always)]
     unsafe fn store_first(self, target: *mut f32, count: usize) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm512_mask_storeu_ps(target, first_lanes_mask(count), self.0) }
     }
     #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        Self(unsafe { _mm512_add_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        Self(unsafe { _mm512_div_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        Self(unsafe { _mm512_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        Self(unsafe { _mm512_min_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        Self(unsafe { _mm512_abs_ps(self.0) })
-    }
-    #[inline(always)]
     unsafe fn copysign(self, sign: Self) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let sign_bit = _mm512_set1_ps(-0.0);
             let signs = _mm512_and_ps(sign_bit, sign.0);
@@ -98,21 +83,20 @@ impl Lanes for Avx512Lanes {
     }
     #[inline(always)]
     unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0);
             Self(_mm512_mask_blend_ps(less, no.0, yes.0))
         }
     }
     #[inline(always)]
-    unsafe fn scale_by_power(self, exponent: Self) -> Self {
-        Self(unsafe { _mm512_scalef_ps(self.0, exponent.0) })
-    }
-    #[inline(always)]
     unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
@@ -123,6 +107,7 @@ impl Lanes for Avx512Lanes {
         target_stride: usize,
         scale: Self,
     ) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
             let mut a = [_mm512_setzero_ps(); 16];
@@ -172,10 +157,12 @@ static WINDOW: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0,
 impl Avx2Lanes {
     #[inline(always)]
     unsafe fn first_lanes(count: usize) -> __m256i {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm256_loadu_si256(WINDOW.as_ptr().add(8 - count).cast()) }
     }
     #[inline(always)]
     unsafe fn power_of_two(exponent: __m256i) -> __m256 {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let biased = _mm256_add_epi32(exponent, _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
@@ -186,20 +173,23 @@ impl Avx2Lanes {
 impl Lanes for Avx2Lanes {
     const WIDTH: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        Self(unsafe { _mm256_set1_ps(value) })
+    one_instruction! {
+        fn splat(value: f32) = _mm256_set1_ps(value);
+        fn load(source: *const f32) = _mm256_loadu_ps(source);
+        fn load_first(source: *const f32, count: usize) = _mm256_maskload_ps(source, Self::first_lanes(count));
+        fn add(self: Self, other: Self) = _mm256_add_ps(self.0, other.0);
+        fn sub(self: Self, other: Self) = _mm256_sub_ps(self.0, other.0);
+        fn mul(self: Self, other: Self) = _mm256_mul_ps(self.0, other.0);
+        fn div(self: Self, other: Self) = _mm256_div_ps(self.0, other.0);
+        fn max(self: Self, other: Self) = _mm256_max_ps(self.0, other.0);
+        fn min(self: Self, other: Self) = _mm256_min_ps(self.0, other.0);
+        fn mul_add(self: Self, factor: Self, addend: Self) = _mm256_fmadd_ps(self.0, factor.0, addend.0);
+        fn abs(self: Self) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0);
     }
-    #[inline(always)]
-    unsafe fn load(source: *const f32) -> Self {
-        Self(unsafe { _mm256_loadu_ps(source) })
-    }
-    #[inline(always)]
-    unsafe fn load_first(source: *const f32, count: usize) -> Self {
-        Self(unsafe { _mm256_maskload_ps(source, Self::first_lanes(count)) })
-    }
+
     #[inline(always)]
     unsafe fn load_bf16(source: *const u16) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let halves = _mm_loadu_si128(source.cast());
             let words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves));
@@ -208,50 +198,22 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn load_f16(source: *const u16) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(source.cast()))) }
     }
     #[inline(always)]
     unsafe fn store(self, target: *mut f32) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm256_storeu_ps(target, self.0) }
     }
     #[inline(always)]
     unsafe fn store_first(self, target: *mut f32, count: usize) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe { _mm256_maskstore_ps(target, Self::first_lanes(count), self.0) }
     }
     #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        Self(unsafe { _mm256_add_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        Self(unsafe { _mm256_div_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        Self(unsafe { _mm256_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        Self(unsafe { _mm256_min_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        Self(unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0) })
-    }
-    #[inline(always)]
     unsafe fn copysign(self, sign: Self) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let signs = _mm256_and_ps(_mm256_set1_ps(-0.0), sign.0);
             Self(_mm256_or_ps(self.abs().0, signs))
@@ -259,6 +221,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let less = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, limit.0);
             Self(_mm256_blendv_ps(no.0, yes.0, less))
@@ -266,6 +229,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, exponent: Self) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             // Two factors, because a single one cannot express 2^-150 or 2^128.
             let whole = _mm256_cvtps_epi32(exponent.0);
@@ -277,6 +241,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -285,6 +250,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let half = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
@@ -299,6 +265,7 @@ impl Lanes for Avx2Lanes {
         target_stride: usize,
         scale: Self,
     ) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             let mut a = [_mm256_setzero_ps(); 8];
             let mut b = a;

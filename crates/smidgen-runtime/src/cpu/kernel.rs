@@ -243,18 +243,18 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
             let (row_stride, depth_stride) = (run.row_stride, run.depth_stride);
             for _ in 0..run.depth {
                 let mut vectors = [V::splat(0.0); NV];
-                for v in 0..NV {
+                for (v, vector) in vectors.iter_mut().enumerate() {
                     let source = right.add(v * V::WIDTH);
-                    vectors[v] = if PARTIAL && v == NV - 1 {
+                    *vector = if PARTIAL && v == NV - 1 {
                         V::load_first(source, last_lanes)
                     } else {
                         V::load(source)
                     };
                 }
-                for i in 0..ROWS {
+                for (i, sums) in sums.iter_mut().enumerate() {
                     let factor = V::splat(*left.add(i * row_stride));
-                    for v in 0..NV {
-                        sums[i][v] = factor.mul_add(vectors[v], sums[i][v]);
+                    for (sum, vector) in sums.iter_mut().zip(&vectors) {
+                        *sum = factor.mul_add(*vector, *sum);
                     }
                 }
                 left = left.wrapping_add(depth_stride);
@@ -291,10 +291,10 @@ unsafe fn write_row<V: Lanes, const NV: usize>(
             TileWrite::Bias(bias) => Some(bias),
         };
         let last = (NV - 1) * V::WIDTH;
-        for v in 0..NV - 1 {
+        for (v, sum) in sums[..NV - 1].iter().enumerate() {
             let value = match old {
-                None => sums[v],
-                Some(old) => V::load(old.add(v * V::WIDTH)).add(sums[v]),
+                None => *sum,
+                Some(old) => V::load(old.add(v * V::WIDTH)).add(*sum),
             };
             value.store(target.add(v * V::WIDTH));
         }

@@ -9,6 +9,7 @@ pub mod act;
 pub mod arena;
 pub mod attention;
 pub mod attention_gradient;
+mod attention_tiles;
 pub mod chunk;
 pub mod convert;
 pub mod counter;
@@ -16,6 +17,8 @@ pub mod elementwise;
 pub mod embed;
 pub mod footprint;
 pub mod isa;
+#[cfg(test)]
+mod isa_accuracy;
 mod isa_portable;
 #[cfg(target_arch = "x86_64")]
 mod isa_x86;

@@ -12,7 +12,8 @@ use super::isa::Isa;
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
 use super::stored::Stored;
-use super::tasks::{LINE_FLOATS, aligned_floats, current_thread, run_tasks};
+use super::tasks::{aligned_floats, current_thread, run_tasks};
+use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
 
 /// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +87,7 @@ pub struct Output {
     pub columns: usize,
 }
 
-/// Most steps of depth that are packed at once.
-const DEPTH_BLOCK: usize = 640;
-/// Most columns that are packed at once; with the depth, the block fills most of a second-level cache.
-const COLUMN_BLOCK: usize = 4 * PACK_COLUMNS;
-/// Most rows of one task.
-const ROW_BLOCK: usize = 64;
+const _: () = assert!(COLUMN_BLOCK.is_multiple_of(PACK_COLUMNS) && DEPTH_BLOCK.is_multiple_of(PACK_DEPTH));
 /// Blocks of depth begin at multiples of this inside a term, for the sake of block formats.
 const DEPTH_STEP: usize = 64;
 /// Most pieces of terms in one block of depth.
@@ -103,11 +99,6 @@ const TRANSPOSED_ROWS: usize = 2 * PANEL_COLUMNS;
 /// Panels of a task from which on a copy of an awkward left operand pays.
 const COPY_FROM_PANELS: usize = 3;
 
-/// Floats of workspace that [`product`] needs in a pool of so many threads, whatever the shape.
-pub const fn product_workspace_floats(threads: usize) -> usize {
-    LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
-}
-
 /// Computes the sum of products in the current rayon pool.
 ///
 /// # Safety
@@ -116,9 +107,9 @@ pub const fn product_workspace_floats(threads: usize) -> usize {
 pub unsafe fn product(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
     let threads = rayon::current_num_threads();
     assert!(
-        workspace.len() >= product_workspace_floats(threads),
+        workspace.len() >= product_floats(threads),
         "a product on {threads} threads needs {} floats of workspace, got {}",
-        product_workspace_floats(threads),
+        product_floats(threads),
         workspace.len()
     );
     for term in terms {

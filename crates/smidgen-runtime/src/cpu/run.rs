@@ -4,60 +4,22 @@
 //! shown not to overlap while both are in use, except where an operation works in place.
 
 use super::arena::Arena;
-use super::attention::{
-    AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention, attention_workspace_floats,
-};
+use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 use super::convert::Element;
 use super::isa::Isa;
 use super::kernel::OutputView;
-use super::product::{Init, Left, Output, Term, product, product_workspace_floats};
+use super::product::{Init, Left, Output, Term, product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
 use crate::device::{BoundStep, Operand};
 use smidgen_ir::{AttentionShape, DType, Extent, LossHead, Op, Storage, workspace};
 
-/// Scratch bytes that [`run_step`] will use, by the kernels' own account.
+/// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
-    let product = product_workspace_floats(threads);
-    let floats = match &step.op {
-        Op::Linear { bias, .. } => {
-            let bias = if *bias { step.inputs[2].elements_at(extent) } else { 0 };
-            workspace::aligned_floats(bias) + product
-        }
-        Op::LinearGrad { .. } | Op::WeightGrad { .. } => product,
-        Op::LmHeadLoss(head) => {
-            let logits = head.chunk * step.inputs[1].rows_at(extent);
-            workspace::aligned_floats(logits) + workspace::aligned_floats(head.chunk) + product
-        }
-        Op::RmsNormWeightGrad { .. } => {
-            norm::rms_norm_weight_grad_scratch_len(step.inputs[0].rows_at(extent), step.inputs[0].columns)
-        }
-        Op::GradNorm { .. } => {
-            let partials =
-                |gradient: &Operand| optimizer::sum_of_squares_scratch_len(gradient.elements_at(extent));
-            2 * step.inputs[1..].iter().map(partials).max().unwrap_or(0)
-        }
-        Op::Attention(shape) | Op::AttentionGrad(shape) => {
-            attention_workspace_floats(threads, shape.heads, shape.kv_heads, shape.head_dim)
-        }
-        Op::Embed
-        | Op::RmsNorm { .. }
-        | Op::Dropout { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::ScatterRows
-        | Op::RmsNormGrad { .. }
-        | Op::BiasGrad
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad
-        | Op::AdamW(_)
-        | Op::Zero => 0,
-    };
-    4 * floats
+    let dims: Vec<(usize, usize)> =
+        step.inputs.iter().map(|operand| (operand.rows_at(extent), operand.columns)).collect();
+    workspace::workspace_bytes(&step.op, &dims, threads)
 }
 
 pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {

@@ -6,9 +6,7 @@
 //! Left out: pools. The current rayon pool is used, and with one thread or one task, none.
 
 use rayon::prelude::*;
-
-/// Floats of a cache line.
-pub const LINE_FLOATS: usize = 16;
+use smidgen_ir::workspace::LINE_FLOATS;
 
 /// Runs tasks `0..count`, in the current pool if there is more than one of them and of its threads.
 pub fn run_tasks(count: usize, task: impl Fn(usize) + Sync + Send) {

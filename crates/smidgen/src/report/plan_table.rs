@@ -3,7 +3,10 @@
 use crate::bytes::format_bytes;
 use crate::job::Job;
 use crate::planning::Planned;
-use smidgen_ir::Category;
+use crate::recipe::BaseFormat;
+use smidgen_ir::{Category, Extent};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// The table, the peak and what lives at it, the choices and why.
@@ -55,10 +58,7 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
     let policy = &planned.solution.policy;
     let layers = job.request.spec.layers;
     match category {
-        Category::BaseWeights => match job.request.storage.values().next() {
-            Some(storage) => format!("{storage}, as stored"),
-            None => job.request.spec.stored.to_string(),
-        },
+        Category::BaseWeights => storages(job),
         Category::Adapters => "f32 masters".into(),
         Category::Activations => {
             let recomputed = policy.recompute.layers.len();
@@ -67,4 +67,23 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
         }
         Category::Gradients | Category::Optimizer | Category::Workspace => String::new(),
     }
+}
+
+/// The storages of the base weights, most bytes first.
+fn storages(job: &Job) -> String {
+    let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
+    for tensor in job.request.spec.tensors() {
+        let storage = job.request.storage_of(&tensor.name);
+        let (rows, columns) = tensor.shape.at(&Extent::default());
+        *bytes.entry(storage.to_string()).or_default() += storage.bytes(rows, columns);
+    }
+    let mut names: Vec<(String, usize)> = bytes.into_iter().collect();
+    names.sort_by_key(|(_, bytes)| Reverse(*bytes));
+    let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
+    let origin = match (job.model.has_weights(), job.recipe.model.base) {
+        (false, _) => ", by the config alone: there are no weights",
+        (true, BaseFormat::AsStored) => ", as stored",
+        (true, _) => "",
+    };
+    format!("{}{origin}", names.join(" and "))
 }

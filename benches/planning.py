@@ -1,0 +1,94 @@
+"""Times `smidgen plan` on large Llama shapes from nothing but a config.json, and reads off the packing.
+
+    python planning.py SMIDGEN_BINARY [--rounds 5] [--out results.json]
+
+Each shape is planned at 2048 tokens with LoRA r=16 on all linears, recompute `none` and `all`, and once
+under a budget that lies between the two, so that the solver has to search. Utilization is the peak of
+the live bytes ÷ the reserved bytes of the transient region. Times are wall-clock of the whole process,
+the median over rounds.
+Left out: devices and weights; there are none.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+SHAPES = {
+    "llama-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                     num_key_value_heads=8, tie_word_embeddings=True),
+    "llama-8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                     num_key_value_heads=8, tie_word_embeddings=False),
+    "llama-70b": dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+                      num_key_value_heads=8, tie_word_embeddings=False),
+}
+SHARED = dict(model_type="llama", vocab_size=128256, rope_theta=500000.0, rms_norm_eps=1e-5,
+              max_position_embeddings=8192, torch_dtype="bfloat16")
+
+RECIPE = """\
+[model]
+path = "model"
+[data]
+train = "absent.jsonl"
+max_tokens = 2048
+[train]
+batch = 1
+[memory]
+device = "cpu"
+budget = "4000GiB"
+[output]
+dir = "unused"
+"""
+
+
+def plan(binary, recipe, *overrides):
+    started = time.perf_counter()
+    done = subprocess.run([binary, "plan", str(recipe), "--json", *overrides], capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return seconds, json.loads(done.stdout)
+
+
+def measure(binary, recipe, rounds, *overrides):
+    runs = [plan(binary, recipe, *overrides) for _ in range(rounds)]
+    report, arena = runs[0][1], runs[0][1]["arena"]
+    assert all(report == other for _, other in runs), "one request, two plans"
+    used = arena["transient_peak_live_bytes"] / arena["transient_reserved_bytes"]
+    return dict(seconds=round(statistics.median(s for s, _ in runs), 4), utilization=round(used, 5),
+                peak_bytes=report["peak_bytes"], recomputed_layers=len(report["policy"]["recompute"]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+    results = {}
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / "model"
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(SHARED | shape))
+            recipe = Path(folder) / "recipe.toml"
+            recipe.write_text(RECIPE)
+            rows = {key: measure(arguments.binary, recipe, arguments.rounds, f"memory.recompute={key}")
+                    for key in ("none", "all")}
+            between = (rows["none"]["peak_bytes"] + rows["all"]["peak_bytes"]) // 2
+            rows["solved"] = measure(arguments.binary, recipe, arguments.rounds, f"memory.budget={between}")
+            results[name] = rows
+        for key, row in results[name].items():
+            print(f"{name:10} {key:7} {row['seconds']:.3f} s  utilization {row['utilization']:.4f}  "
+                  f"peak {row['peak_bytes'] / 2**30:.1f} GiB  {row['recomputed_layers']} layers recomputed")
+    if arguments.out:
+        cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), "?")
+        machine = dict(cpu=cpu, python=platform.python_version(), system=platform.system())
+        Path(arguments.out).write_text(json.dumps(dict(machine=machine, shapes=results), indent=2) + "\n")
+
+
+main()

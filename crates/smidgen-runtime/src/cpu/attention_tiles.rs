@@ -1,0 +1,157 @@
+//! The tiles of attention: how large they are, what of them is visible, and the workspace they live in.
+//!
+//! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
+//! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
+//! Sizes and cuts follow from the shape alone. Left out: what is computed on tiles (`attention.rs`,
+//! `attention_gradient.rs`).
+
+use super::attention::AttentionOptions;
+use super::isa::{Lanes, tanh};
+use super::tasks::current_thread;
+use smidgen_ir::workspace::attention_thread_floats;
+
+pub use smidgen_ir::workspace::{KEY_BLOCK, QUERY_BLOCK};
+
+/// The workspace of all threads.
+pub struct AttentionScratch {
+    pub pointer: *mut f32,
+    pub group: usize,
+    pub head_dim: usize,
+}
+
+// SAFETY: each thread uses its own part.
+unsafe impl Sync for AttentionScratch {}
+
+/// The workspace of one thread. Rows of tokens are copied here because their own strides may be multiples
+/// of 4 KiB, which all compete for the same few places of the first-level cache.
+#[derive(Clone, Copy)]
+pub struct ThreadScratch {
+    /// kᵀ, times the scale: (D, KEY_BLOCK).
+    pub keys_transposed: *mut f32,
+    /// vᵀ: (D, KEY_BLOCK).
+    pub values_transposed: *mut f32,
+    /// k: (KEY_BLOCK, D).
+    pub keys: *mut f32,
+    /// v: (KEY_BLOCK, D).
+    pub values: *mut f32,
+    /// The gradient of k so far: (KEY_BLOCK, D).
+    pub key_gradients: *mut f32,
+    /// The gradient of v so far: (KEY_BLOCK, D).
+    pub value_gradients: *mut f32,
+    /// q: (QUERY_BLOCK, D).
+    pub queries: *mut f32,
+    /// The gradient of o: (QUERY_BLOCK, D).
+    pub output_gradients: *mut f32,
+    /// Scores, then probabilities: (QUERY_BLOCK, KEY_BLOCK).
+    pub scores: *mut f32,
+    /// Gradients of the probabilities, then of the scores: (QUERY_BLOCK, KEY_BLOCK).
+    pub score_gradients: *mut f32,
+    /// For each head of the group, QUERY_BLOCK maxima and QUERY_BLOCK sums.
+    pub state: *mut f32,
+}
+
+impl AttentionScratch {
+    pub fn of_current_thread(&self) -> ThreadScratch {
+        let offset = current_thread() * attention_thread_floats(self.group, self.head_dim);
+        let key_floats = self.head_dim * KEY_BLOCK;
+        let query_floats = self.head_dim * QUERY_BLOCK;
+        let score_floats = QUERY_BLOCK * KEY_BLOCK;
+        // SAFETY: `check_and_align` made sure that the workspace has a part for every thread, and
+        // `attention_thread_floats` is the sum of these.
+        unsafe {
+            let keys = self.pointer.add(offset);
+            let queries = keys.add(6 * key_floats);
+            let scores = queries.add(2 * query_floats);
+            ThreadScratch {
+                keys_transposed: keys,
+                values_transposed: keys.add(key_floats),
+                keys: keys.add(2 * key_floats),
+                values: keys.add(3 * key_floats),
+                key_gradients: keys.add(4 * key_floats),
+                value_gradients: keys.add(5 * key_floats),
+                queries,
+                output_gradients: queries.add(query_floats),
+                scores,
+                score_gradients: scores.add(score_floats),
+                state: scores.add(2 * score_floats),
+            }
+        }
+    }
+}
+
+/// Vectors of a row that are worked on together; KEY_BLOCK is a multiple of so many of any width.
+pub const TOGETHER: usize = 4;
+
+/// 0, 1, 2, … as floats, to compare lanes with the bounds of a row.
+pub static COLUMN_NUMBERS: [f32; KEY_BLOCK] = {
+    let mut numbers = [0.0; KEY_BLOCK];
+    let mut column = 0;
+    while column < KEY_BLOCK {
+        numbers[column] = column as f32;
+        column += 1;
+    }
+    numbers
+};
+
+/// Rows that are cut together where a tile lies on the diagonal.
+pub const PIECE: usize = 16;
+
+/// Rows of a tile, and how many of its first keys any of them may see.
+pub struct RowPiece {
+    pub first: usize,
+    pub rows: usize,
+    pub keys: usize,
+}
+
+/// Whether some query of the tile does not see all its keys because they come later.
+pub fn is_on_diagonal(first_query: usize, key: usize, keys: usize) -> bool {
+    key + keys > first_query + 1
+}
+
+/// The first keys of a tile that the piece of a row may see; scores behind them are never made.
+pub fn keys_of_piece(first_query: usize, row: usize, key: usize, keys: usize) -> usize {
+    let end = first_query + (row / PIECE + 1) * PIECE;
+    end.saturating_sub(key).min(keys)
+}
+
+/// Cuts a tile on the diagonal into pieces that leave most of its hidden half out.
+pub fn row_pieces(
+    first_query: usize,
+    rows: usize,
+    key: usize,
+    keys: usize,
+) -> impl Iterator<Item = RowPiece> {
+    let step = match is_on_diagonal(first_query, key, keys) {
+        true => PIECE,
+        false => rows,
+    };
+    (0..rows).step_by(step).map(move |first| RowPiece {
+        first,
+        rows: step.min(rows - first),
+        keys: keys_of_piece(first_query, first, key, keys),
+    })
+}
+
+/// The columns of a row of a tile that its query sees, as floats.
+#[inline(always)]
+pub fn visible_columns(
+    options: &AttentionOptions<'_>,
+    segment_start: usize,
+    query: usize,
+    key: usize,
+    keys: usize,
+) -> (f32, f32) {
+    let low = options.first_key(segment_start, query).saturating_sub(key).min(keys);
+    let high = (query + 1).saturating_sub(key).min(keys);
+    (low as f32, high as f32)
+}
+
+/// tanh(score / cap), from which a softcap and its slope follow.
+///
+/// # Safety
+/// The machine supports the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn capped_tanh<V: Lanes>(score: V, cap: f32) -> V {
+    // SAFETY: arithmetic on lanes; the caller promises the instruction set.
+    unsafe { tanh(score.mul(V::splat(1.0 / cap))) }
+}
