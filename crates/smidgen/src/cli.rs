@@ -11,6 +11,7 @@ use crate::train::metrics::MetricsWriter;
 use crate::train::progress::Progress;
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
+use crate::train::tensors;
 use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
@@ -139,14 +140,14 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         }
     };
     let output = recipe.output.dir.resolved.clone();
+    let dir = RunDir::at(&output)?;
     if !args.resume {
-        RunDir::refuse_run(&output)?;
+        dir.refuse_run()?;
     }
     let mut job = Job::prepare(recipe, Purpose::Train)?;
     if !quiet {
         print_warnings(&job);
     }
-    let dir = RunDir::open(&output)?;
     let start = if args.resume {
         check_resumed(&job, &dir, &say)?;
         if is_finished(&job, &dir) {
@@ -161,8 +162,12 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     if !planned.fits {
         return Err(planned.refusal());
     }
+    tensors::check_start(&planned.solution.plan, &job, &start)?;
     let table = plan_table::render_table(&job, &planned);
     say(table.trim_end());
+    // Everything that can be refused is refused above: from here on the folder is written.
+    dir.make()?;
+    dir.set_adapter_aside()?;
     write_run_files(&dir, &source, &job, &planned, &table)?;
 
     let first = start.updates_done();
@@ -178,13 +183,12 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let outcome = trainer.run(&mut batches, first, &mut metrics, &progress);
     progress.finish();
     let outcome = outcome?;
-    say(&format!(
-        "done: {} steps, loss {:.4} to {:.4}, adapter in `{}`",
-        outcome.steps,
-        outcome.first_loss,
-        outcome.last_loss,
-        output.join("adapter").display()
-    ));
+    // A run that was stopped after its last step has only the adapter left to write.
+    let losses = match first < total {
+        true => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
+        false => String::new(),
+    };
+    say(&format!("done: {} steps{losses}, adapter in `{}`", outcome.steps, output.join("adapter").display()));
     Ok(())
 }
 

@@ -57,6 +57,9 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
     match category {
         Category::BaseWeights => match job.request.storage.values().next() {
             Some(storage) => format!("{storage}, as stored"),
+            None if !job.model.has_weights() => {
+                format!("{}, by the config alone: there are no weights", job.request.spec.stored)
+            }
             None => job.request.spec.stored.to_string(),
         },
         Category::Adapters => "f32 masters".into(),

@@ -1,0 +1,29 @@
+//! Plan = allocation, measured from outside: what the kernel counted of a run never exceeds its plan.
+//!
+//! How close the two are on larger models is measured elsewhere; these models are smaller than the program.
+
+use crate::scratch::Scratch;
+
+#[test]
+fn a_run_never_takes_more_than_its_plan() {
+    for case in ["llama-gqa-tied", "llama-bias-linear", "llama-f16-some-layers"] {
+        let scratch = Scratch::of(case);
+        for (output, overrides) in [
+            ("plain", &[][..]),
+            ("lean", &["memory.recompute=all", "memory.micro_tokens=40", "train.save_every=2"]),
+            ("wide", &["train.batch=10", "adapter.rank=32", "data.eval=data.jsonl", "train.eval_every=3"]),
+            ("threads", &["memory.threads=4", "adapter.dropout=0.2"]),
+        ] {
+            scratch.train(output, overrides);
+            let planned = scratch.json(&format!("{output}/plan.json"))["peak_bytes"].as_u64().unwrap();
+            let rows = scratch.metrics(output);
+            let Some(measured) = rows.iter().rev().find_map(|row| row.get("host_peak_bytes")?.as_u64())
+            else {
+                assert!(!cfg!(target_os = "linux"), "no measurement where there is one to be had");
+                eprintln!("skipped: this system does not say how much memory a process takes");
+                return;
+            };
+            assert!(measured <= planned, "{case} {output}: measured {measured}, planned {planned}");
+        }
+    }
+}
