@@ -77,17 +77,23 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
         true => Failure::world(error),
         false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
     })?;
-    let is_rslora = job.recipe.adapter.kind == AdapterKind::RsLora;
-    if file.config().use_rslora != is_rslora {
-        let word = |rslora: bool| if rslora { AdapterKind::RsLora } else { AdapterKind::Lora };
-        let (found, expected) = (word(file.config().use_rslora), word(is_rslora));
+    let (found, expected) = (adapter_kind(file.config()), job.recipe.adapter.kind);
+    if found != expected {
         return Err(Failure::world(format!(
             "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
             folder.display()
         ))
-        .hint(format!("`adapter.kind = \"{found}\"`")));
+        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
     }
     find_tensors(&adapter_tensors(plan, &job.request.adapters), &file).map(|_| ())
+}
+
+fn adapter_kind(config: &AdapterConfig) -> AdapterKind {
+    match (config.use_dora, config.use_rslora) {
+        (true, _) => AdapterKind::Dora,
+        (false, true) => AdapterKind::RsLora,
+        (false, false) => AdapterKind::Lora,
+    }
 }
 
 /// Reads a PEFT adapter whose tensors are exactly those of the job.

@@ -53,7 +53,7 @@ fn tokens_and_labels_outside_the_vocabulary() {
 fn rows_of_another_shape() {
     refused("{\"text\":\"hello\"}\n", &["line 1: `input_ids` is missing", "`data.format`"]);
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2]}\n", &["`input_ids` has 3 entries, `labels` has 2"]);
-    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1, column 34", "`labels`"]);
+    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1, column 33", "`labels`"]);
     refused("{\"input_ids\":[1,2\n", &["line 1, column ", "broken JSON"]);
     refused("[{\"input_ids\":[1,2]}]\n", &["line 1 starts an array", "named `.json`"]);
 }

@@ -154,7 +154,7 @@ fn configs_that_cannot_be_compiled() {
         ("hidden_size", json!("wide"), "`hidden_size` in config.json must be "),
         ("hidden_size", json!(-1), "`hidden_size` in config.json must be "),
         ("num_attention_heads", json!(0), "num_attention_heads"),
-        ("num_key_value_heads", json!(3), "num_key_value_heads"),
+        ("num_key_value_heads", json!(3), "4 attention heads cannot share 3 key-value heads"),
         ("rope_parameters", json!({"rope_type": "yarn", "rope_theta": 1e4}), "rope_type"),
     ] {
         let scratch = Scratch::new();
@@ -212,10 +212,12 @@ fn adapters_to_start_from_that_do_not_fit() {
         ["absent` does not exist", "hint: `adapter.init` is `default` or the folder of a PEFT adapter"];
     scratch.train_refused(1, &["adapter.init=absent"], &words);
     scratch.train_refused(1, &["adapter.init=model"], &["holds a model and not an adapter"]);
-    let words = ["is `lora`, the recipe says `rslora`", "hint: `adapter.kind = \"lora\"`"];
+    let words = ["is `lora`, the recipe says `rslora`", "hint: start from an adapter that is `rslora`"];
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6", "adapter.kind=rslora"], &words);
     scratch.edit_json("adapter/adapter_config.json", |config| config["use_dora"] = json!(true));
-    scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6"], &["adapter"]);
+    let words = ["is `dora`, the recipe says `lora`"];
+    scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6"], &words);
+    scratch.edit_json("adapter/adapter_config.json", |config| config["use_dora"] = json!(false));
     let cut = &scratch.read("adapter/adapter_model.safetensors")[..9_000];
     scratch.write("adapter/adapter_model.safetensors", cut);
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6"], &["the file is truncated"]);

@@ -29,7 +29,28 @@ batch_tokens = 100
 "#;
     scratch.write("recipe.toml", recipe);
     let said = scratch.train_refused(2, &["memory.budget=lots", "train.stepz=3"], &[]);
-    expect![[]].assert_eq(&said);
+    expect![[r#"
+        error: recipe.toml has 11 mistakes
+          line 2: unknown key `model.pth`
+            hint: did you mean `model.path`?
+          line 3: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single`, got "nf5"
+            hint: did you mean `nf4`?
+          line 6: `adapter.rank` must be a whole number of at least 1, got "four"
+          line 7: `adapter.dropout` must be a number of at least 0 and below 1, got 2
+          line 14: `train.epochs` and `train.steps` in line 13 exclude each other
+            hint: keep one of them
+          line 15: unknown key `train.learning_rate`
+            hint: write `train.lr`
+          line 17: `train.batch_tokens` and `train.batch` in line 16 exclude each other
+            hint: keep one of them
+          `memory.budget=lots`: `memory.budget` must be `auto`, or a size above 0 such as `24GiB`, `512MiB` or `8GB`, got `lots`
+          `train.stepz=3`: unknown key `train.stepz`
+            hint: did you mean `train.steps`?
+          missing key `model.path`
+            hint: it must be `hf:org/name`, `pypi:package`, a folder or a .gguf file
+          missing key `output.dir`
+            hint: it must be a folder
+    "#]].assert_eq(&said);
     // A plan of it is refused with the same words.
     assert_eq!(
         scratch.refused(2, &["plan", "recipe.toml", "memory.budget=lots", "train.stepz=3"], &[]),
@@ -122,7 +143,22 @@ fn choices_that_this_version_lacks_are_named_at_once() {
         "memory.adapt=true",
     ];
     let said = scratch.train_refused(2, &overrides, &[]);
-    expect![[]].assert_eq(&said);
+    expect![[r#"
+        error: this version cannot run the recipe
+          `model.base = nf4` is not supported (supported: as-stored, f32, bf16, f16)
+          `model.compute = bf16` is not supported (supported: auto, f32)
+          `adapter.kind = dora` is not supported (supported: lora, rslora)
+          `data.format = chat` is not supported (supported: auto, tokens)
+          `train.optimizer = adamw-8bit` is not supported (supported: adamw)
+          `train.early_stop = 2` is not supported (supported: 0)
+          `memory.device = cuda:0` is not supported (supported: auto, cpu)
+          `memory.profile = h200` is not supported (supported: auto, cpu)
+          `memory.activations = host` is not supported (supported: auto, device)
+          `memory.optimizer_state = host` is not supported (supported: auto, device)
+          `memory.weights = disk` is not supported (supported: auto, device)
+          `memory.adapt = true` is not supported (supported: false)
+    "#]]
+    .assert_eq(&said);
     scratch.train_refused(2, &["model.path=hf:org/name"], &["`model.path = hf:org/name` is not supported"]);
 }
 
@@ -156,7 +192,12 @@ fn patterns_that_are_none() {
 fn micro_batches_below_the_longest_sample() {
     let scratch = Scratch::new();
     let said = scratch.train_refused(2, &["memory.micro_tokens=39"], &[]);
-    expect![[]].assert_eq(&said);
+    expect![[r#"
+        error: `memory.micro_tokens = 39` is below the longest sample, which has 40 tokens
+
+        hint: `memory.micro_tokens = 40`, or `data.max_tokens = 39` to shorten the samples
+    "#]]
+    .assert_eq(&said);
     scratch.train("run", &["memory.micro_tokens=40"]);
 }
 

@@ -14,10 +14,45 @@ fn help_lists_the_commands() {
     let scratch = Scratch::new();
     let ended = scratch.run(&["--help"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    check(&scratch, &ended.stdout, expect![[]]);
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        Fine-tuning of large language models in a smidgen of memory
+
+        Usage: smidgen [OPTIONS] <COMMAND>
+
+        Commands:
+          plan   Show what a run will take, before it takes anything
+          train  Plan, check, train and save
+          help   Print this message or the help of the given subcommand(s)
+
+        Options:
+              --quiet    Say nothing but errors
+          -h, --help     Print help
+          -V, --version  Print version
+    "#]],
+    );
     let ended = scratch.run(&["train", "--help"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    check(&scratch, &ended.stdout, expect![[]]);
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        Plan, check, train and save
+
+        Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
+
+        Arguments:
+          <RECIPE>        The recipe, a TOML file
+          [KEY=VALUE]...  Keys that replace those of the recipe, as `section.key=value`
+
+        Options:
+              --quiet   Say nothing but errors
+              --resume  Continue the run in the output folder
+          -h, --help    Print help
+    "#]],
+    );
 }
 
 #[test]
@@ -35,7 +70,27 @@ fn plan_prints_the_budget_table() {
     let scratch = Scratch::new();
     let ended = scratch.run(&["plan", "recipe.toml"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    check(&scratch, &ended.stdout, expect![[]]);
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+          base weights      184.50 KiB   f32, as stored
+          adapters           22.50 KiB   f32 masters
+          gradients          22.50 KiB
+          optimizer          45.00 KiB
+          activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+          workspace           2.26 MiB
+          context            10.00 MiB   the program, its stacks and the data
+          peak               12.92 MiB   fits, 51.08 MiB to spare (at: forward, lm_head_loss)
+
+          largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+          recompute: none, all activations fit
+          micro-batch: at most 100 tokens, 0.9 a step
+          loss: 77 rows of logits at a time
+          predicted: N ms a step, N tokens/s
+    "#]],
+    );
     assert!(!scratch.exists("run"));
 }
 
@@ -45,7 +100,7 @@ fn plan_without_a_stated_budget_takes_what_is_free() {
     let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=auto"]);
     assert_eq!(ended.code, Some(0));
     let title = ended.stdout.lines().next().unwrap();
-    check(&scratch, title, expect![[]]);
+    check(&scratch, title, expect!["model · LoRA r=4 · f32 · batch 4 · free N GiB · cpu"]);
 }
 
 #[test]
@@ -54,7 +109,19 @@ fn plan_as_text_lists_leaves_and_steps() {
     let ended = scratch.run(&["plan", "recipe.toml", "--text"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     let head: Vec<&str> = ended.stdout.lines().take(8).collect();
-    check(&scratch, &head.join("\n"), expect![[]]);
+    check(
+        &scratch,
+        &head.join("\n"),
+        expect![[r#"
+        plan model · LoRA r=4 · f32 · batch 4
+        extent T<=100 S<=77 G<=4
+        reserve 3056896 = persistent 285184 + transient 2771712
+        leaf @0 base_weights model.embed_tokens.weight f32 (211, 48)
+        leaf @40704 base_weights model.layers.0.self_attn.q_proj.weight f32 (64, 48)
+        leaf @52992 base_weights model.layers.0.self_attn.k_proj.weight f32 (32, 48)
+        leaf @59136 base_weights model.layers.0.self_attn.v_proj.weight f32 (32, 48)
+        leaf @65280 base_weights model.layers.0.self_attn.o_proj.weight f32 (48, 64)"#]],
+    );
     assert_eq!(ended.stdout, scratch.run(&["plan", "recipe.toml", "--text"]).stdout);
 }
 
@@ -64,7 +131,28 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
     scratch.write("bare/config.json", scratch.text("model/config.json"));
     let ended = scratch.run(&["plan", "recipe.toml", "model.path=bare", "data.train=absent.jsonl"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    check(&scratch, &ended.stdout, expect![[]]);
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        bare · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+          base weights      184.50 KiB   f32, by the config alone: there are no weights
+          adapters           22.50 KiB   f32 masters
+          gradients          22.50 KiB
+          optimizer          45.00 KiB
+          activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
+          workspace           2.40 MiB
+          context            10.00 MiB   the program, its stacks and the data
+          peak               13.70 MiB   fits, 50.30 MiB to spare (at: forward, lm_head_loss)
+
+          largest at the peak: workspace of forward, lm_head_loss 2.39 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
+          recompute: none, all activations fit
+          micro-batch: at most 256 tokens, 1.0 a step
+          loss: 256 rows of logits at a time
+          predicted: N ms a step, N tokens/s
+          note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
+    "#]],
+    );
 }
 
 #[test]
@@ -73,8 +161,23 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
     let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=8MiB"]);
     assert_eq!(ended.code, Some(1));
     let verdict = ended.stdout.lines().find(|line| line.starts_with("  peak")).unwrap();
-    check(&scratch, verdict, expect![[]]);
-    check(&scratch, &ended.stderr, expect![[]]);
+    check(
+        &scratch,
+        verdict,
+        expect![
+            "  peak               12.57 MiB   does not fit, 4.57 MiB too much (at: recompute of layers.1, linear)"
+        ],
+    );
+    check(
+        &scratch,
+        &ended.stderr,
+        expect![[r#"
+        error: the leanest plan needs 12.57 MiB, the budget is 8.00 MiB
+          largest at the peak: workspace of recompute of layers.1, linear 2.19 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
+
+        hint: `memory.budget = "13MiB"` is the least that fits
+    "#]],
+    );
 }
 
 #[test]
@@ -88,7 +191,34 @@ fn train_talks_on_stderr() {
         "train.log_every=2",
     ]);
     assert_eq!((ended.code, &*ended.stdout), (Some(0), ""));
-    check(&scratch, &ended.stderr, expect![[]]);
+    check(
+        &scratch,
+        &ended.stderr,
+        expect![[r#"
+        model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+          base weights      184.50 KiB   f32, as stored
+          adapters           22.50 KiB   f32 masters
+          gradients          22.50 KiB
+          optimizer          45.00 KiB
+          activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+          workspace           2.26 MiB
+          context            10.00 MiB   the program, its stacks and the data
+          peak               12.92 MiB   fits, 51.08 MiB to spare (at: forward, lm_head_loss)
+
+          largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+          recompute: none, all activations fit
+          micro-batch: at most 100 tokens, 0.9 a step
+          loss: 77 rows of logits at a time
+          predicted: N ms a step, N tokens/s
+        step 1/6  loss X lr 0.000e0 N tok/s
+        step 2/6  loss X lr 1.000e-2 N tok/s
+        step 4/6  loss X lr 6.000e-3 N tok/s
+        step 4/6  eval_loss X
+        step 6/6  loss X lr 2.000e-3 N tok/s
+        step 6/6  eval_loss X
+        done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
+    "#]],
+    );
     let mut names: Vec<String> = std::fs::read_dir(scratch.path("run"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -105,7 +235,82 @@ fn train_talks_on_stderr() {
 fn the_resolved_job_is_written_whole() {
     let scratch = Scratch::new();
     scratch.train("run", &[]);
-    check(&scratch, &scratch.text("run/job.toml"), expect![[]]);
+    check(
+        &scratch,
+        &scratch.text("run/job.toml"),
+        expect![[r#"
+        [model]
+        path = "FOLDER/model"
+        base = "as-stored"
+        compute = "auto"
+
+        [adapter]
+        kind = "lora"
+        rank = 4
+        alpha = 8.0
+        dropout = 0.0
+        targets = "all-linear"
+        layers = "all"
+        init = "default"
+        rank_pattern = {}
+        alpha_pattern = {}
+        bias = "none"
+        reg = 0.01
+        sigma = 1.0
+
+        [data]
+        train = ["FOLDER/data.jsonl"]
+        eval = []
+        format = "tokens"
+        template = "auto"
+        loss_on = "completion"
+        max_tokens = 64
+        overflow = "truncate"
+        shuffle = true
+
+        [train]
+        batch = 4
+        steps = 6
+        lr = 0.01
+        schedule = "linear"
+        warmup = 0.03
+        optimizer = "adamw"
+        weight_decay = 0.0
+        betas = [0.9, 0.999]
+        eps = 1e-8
+        clip = 1.0
+        seed = 7
+        log_every = 10
+        eval_every = 0
+        save_every = 100
+        keep = 3
+        early_stop = 0
+
+        [eval]
+        task = "loss"
+        limit = 0
+        answer = ""
+
+        [memory]
+        device = "cpu"
+        profile = "auto"
+        budget = "64MiB"
+        host_budget = "auto"
+        threads = 2
+        micro_tokens = "auto"
+        recompute = "auto"
+        activations = "auto"
+        weights = "auto"
+        optimizer_state = "auto"
+        adapt = false
+
+        [expect]
+        peak = ""
+
+        [output]
+        dir = "FOLDER/run"
+    "#]],
+    );
     // The job is a recipe: it plans to the same table.
     let again = scratch.run(&["plan", "run/job.toml"]);
     assert_eq!(again.stdout, scratch.run(&["plan", "recipe.toml"]).stdout);
@@ -116,7 +321,15 @@ fn a_folder_that_holds_a_run_is_refused() {
     let scratch = Scratch::new();
     scratch.train("run", &[]);
     let said = scratch.train_refused(1, &[], &[]);
-    check(&scratch, &said, expect![[]]);
+    check(
+        &scratch,
+        &said,
+        expect![[r#"
+        error: `FOLDER/run` already holds a run
+
+        hint: `--resume` continues it; another `output.dir` starts anew
+    "#]],
+    );
     // Also where only a part of a run is left.
     for name in ["adapter", "job.toml", "plan.json", "recipe.toml"] {
         let path = scratch.path("run").join(name);

@@ -128,7 +128,6 @@ fn a_changed_recipe_is_refused_by_its_keys() {
         &[&resume[..], &["train.epochs=9"]].concat(),
         &["`train.epochs`", "`train.steps`"],
     );
-    scratch.train_refused(2, &[&resume[..], &["data.train=expected.jsonl"]].concat(), &[]);
     scratch.write("more.jsonl", scratch.text("data.jsonl"));
     scratch.train_refused(2, &[&resume[..], &["data.train=more.jsonl"]].concat(), &["`data.train` was "]);
 }
@@ -192,7 +191,9 @@ fn a_run_may_grow() {
 #[test]
 fn the_adapter_of_a_shorter_run_is_not_taken_for_the_result_of_a_longer_one() {
     let scratch = Scratch::new();
-    let common = ["train.save_every=1", "train.schedule=constant", "train.warmup=0", "train.log_every=0"];
+    // The longest batch of a longer run may be longer: pinned, so that both are split alike.
+    let common =
+        ["train.save_every=1", "train.schedule=constant", "train.warmup=0", "memory.micro_tokens=64"];
     scratch.train("run", &common);
     let grown = [&common[..], &["train.steps=60", "--resume"]].concat();
     let mut child = scratch.start(&[&["train", "recipe.toml"][..], &grown].concat());
