@@ -172,7 +172,8 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
 
     let first = start.updates_done();
     let Data::Rows(rows) = &mut job.data else { unreachable!("training without data is refused before") };
-    let mut batches = rows.batches.clone();
+    // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
+    let mut batches = std::mem::take(&mut rows.batches);
     let total = batches.total_steps();
     let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
     let solution = planned.solution;

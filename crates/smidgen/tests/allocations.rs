@@ -124,12 +124,12 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
     let output = folder.join(format!("run-of-{steps}-{}", overrides.len()));
     let mut overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
     overrides.push(format!("train.steps={steps}"));
-    let job =
+    let mut job =
         Job::prepare(read_recipe(&folder.join("recipe.toml"), &overrides).unwrap(), Purpose::Train).unwrap();
     let planned = plan_job(&job).unwrap();
     assert!(planned.fits);
-    let Data::Rows(rows) = &job.data else { panic!("there is data") };
-    let mut batches = rows.batches.clone();
+    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
+    let mut batches = std::mem::take(&mut rows.batches);
     assert_eq!(batches.total_steps(), steps);
     let dir = RunDir::at(&output).unwrap();
     dir.make().unwrap();
