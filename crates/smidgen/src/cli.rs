@@ -8,7 +8,7 @@ use crate::planning::{Planned, plan_job, plan_job_as_before};
 use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
 use crate::report::{plan_json, plan_table};
 use crate::train::metrics::MetricsWriter;
-use crate::train::progress::Progress;
+use crate::train::progress::{self, Progress};
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
 use crate::train::tensors;
@@ -78,7 +78,7 @@ pub fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            progress::say(&failure.to_string());
             ExitCode::from(failure.exit_code())
         }
     }
@@ -127,7 +127,7 @@ fn print(text: &str) -> Result<(), Failure> {
 fn print_warnings(job: &Job) {
     if let Data::Rows(rows) = &job.data {
         for warning in &rows.warnings {
-            eprintln!("warning: {warning}");
+            progress::say(&format!("warning: {warning}"));
         }
     }
 }
@@ -136,7 +136,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let (source, recipe) = read_arguments(&args.recipe)?;
     let say = |line: &str| {
         if !quiet {
-            eprintln!("{line}");
+            progress::say(line);
         }
     };
     let output = recipe.output.dir.resolved.clone();
@@ -180,9 +180,9 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
-    let progress = Progress::new(total, first, job.recipe.train.log_every, quiet);
-    let outcome = trainer.run(&mut batches, first, &mut metrics, &progress);
-    progress.finish();
+    let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
+    let outcome = trainer.run(&mut batches, first, &mut metrics, &bar);
+    bar.finish();
     let outcome = outcome?;
     // A run that was stopped after its last step has only the adapter left to write.
     let losses = match first < total {

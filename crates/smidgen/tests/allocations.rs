@@ -4,6 +4,8 @@
 //! one test. A run of one step and a run of many have to count the same: what steps 2 to N and their
 //! checkpoints allocate is the difference. Tensors, batches and epochs are all larger than what counts.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
+
 use smidgen::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen::data::token_row::read_token_set;
 use smidgen::data::tokens::{Overflow, TokenLimits};

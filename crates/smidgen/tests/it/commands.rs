@@ -4,6 +4,8 @@
 
 use crate::scratch::Scratch;
 use expect_test::{Expect, expect};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 fn check(scratch: &Scratch, said: &str, expected: Expect) {
     expected.assert_eq(&scratch.neutral(said));
@@ -74,22 +76,22 @@ fn plan_prints_the_budget_table() {
         &scratch,
         &ended.stdout,
         expect![[r#"
-        model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
-          base weights      184.50 KiB   f32, as stored
-          adapters           22.50 KiB   f32 masters
-          gradients          22.50 KiB
-          optimizer          45.00 KiB
-          activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
-          workspace           2.26 MiB
-          context            10.00 MiB   the program, its stacks and the data
-          peak               12.92 MiB   fits, 51.08 MiB to spare (at: forward, lm_head_loss)
+            model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, as stored
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+              workspace           2.26 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
 
-          largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
-          recompute: none, all activations fit
-          micro-batch: at most 100 tokens, 0.9 a step
-          loss: 77 rows of logits at a time
-          predicted: N ms a step, N tokens/s
-    "#]],
+              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 100 tokens, 0.9 a step
+              loss: 77 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+        "#]],
     );
     assert!(!scratch.exists("run"));
 }
@@ -135,48 +137,42 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
         &scratch,
         &ended.stdout,
         expect![[r#"
-        bare · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
-          base weights      184.50 KiB   f32, by the config alone: there are no weights
-          adapters           22.50 KiB   f32 masters
-          gradients          22.50 KiB
-          optimizer          45.00 KiB
-          activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
-          workspace           2.40 MiB
-          context            10.00 MiB   the program, its stacks and the data
-          peak               13.70 MiB   fits, 50.30 MiB to spare (at: forward, lm_head_loss)
+            bare · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, by the config alone: there are no weights
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
+              workspace           2.40 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.97 MiB   fits, 54.03 MiB to spare (at: forward, lm_head_loss)
 
-          largest at the peak: workspace of forward, lm_head_loss 2.39 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
-          recompute: none, all activations fit
-          micro-batch: at most 256 tokens, 1.0 a step
-          loss: 256 rows of logits at a time
-          predicted: N ms a step, N tokens/s
-          note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
-    "#]],
+              largest at the peak: workspace of forward, lm_head_loss 2.39 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 256 tokens, 1.0 a step
+              loss: 256 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+              note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
+        "#]],
     );
 }
 
 #[test]
 fn a_plan_that_does_not_fit_is_shown_and_refused() {
     let scratch = Scratch::new();
-    let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=8MiB"]);
+    let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=4MiB"]);
     assert_eq!(ended.code, Some(1));
     let verdict = ended.stdout.lines().find(|line| line.starts_with("  peak")).unwrap();
-    check(
-        &scratch,
-        verdict,
-        expect![
-            "  peak               12.57 MiB   does not fit, 4.57 MiB too much (at: recompute of layers.1, linear)"
-        ],
-    );
+    assert!(verdict.contains("   does not fit, "), "{verdict}");
     check(
         &scratch,
         &ended.stderr,
         expect![[r#"
-        error: the leanest plan needs 12.57 MiB, the budget is 8.00 MiB
-          largest at the peak: workspace of recompute of layers.1, linear 2.19 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
+            error: the leanest plan needs 8.88 MiB, the budget is 4.00 MiB
+              largest at the peak: workspace of recompute of layers.1, linear 2.19 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
 
-        hint: `memory.budget = "13MiB"` is the least that fits
-    "#]],
+            hint: `memory.budget = "9MiB"` is the least that fits
+        "#]],
     );
 }
 
@@ -195,29 +191,29 @@ fn train_talks_on_stderr() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-        model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
-          base weights      184.50 KiB   f32, as stored
-          adapters           22.50 KiB   f32 masters
-          gradients          22.50 KiB
-          optimizer          45.00 KiB
-          activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
-          workspace           2.26 MiB
-          context            10.00 MiB   the program, its stacks and the data
-          peak               12.92 MiB   fits, 51.08 MiB to spare (at: forward, lm_head_loss)
+            model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, as stored
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+              workspace           2.26 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
 
-          largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
-          recompute: none, all activations fit
-          micro-batch: at most 100 tokens, 0.9 a step
-          loss: 77 rows of logits at a time
-          predicted: N ms a step, N tokens/s
-        step 1/6  loss X lr 0.000e0 N tok/s
-        step 2/6  loss X lr 1.000e-2 N tok/s
-        step 4/6  loss X lr 6.000e-3 N tok/s
-        step 4/6  eval_loss X
-        step 6/6  loss X lr 2.000e-3 N tok/s
-        step 6/6  eval_loss X
-        done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
-    "#]],
+              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 100 tokens, 0.9 a step
+              loss: 77 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+            step 1/6  loss X lr 0.000e0 N tok/s
+            step 2/6  loss X lr 1.000e-2 N tok/s
+            step 4/6  loss X lr 6.000e-3 N tok/s
+            step 4/6  eval_loss X
+            step 6/6  loss X lr 2.000e-3 N tok/s
+            step 6/6  eval_loss X
+            done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
+        "#]],
     );
     let mut names: Vec<String> = std::fs::read_dir(scratch.path("run"))
         .unwrap()
@@ -379,4 +375,21 @@ fn quiet_says_nothing() {
     let ended = scratch.run(&["--quiet", "plan", "recipe.toml", "--json"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     assert!(ended.stdout.starts_with('{'));
+}
+
+#[test]
+fn a_reader_that_went_away_ends_no_run() {
+    let scratch = Scratch::new();
+    let mut train = scratch.command(&["train", "recipe.toml", "train.log_every=1"]);
+    let mut child = train.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("model "), "{line}");
+    // The pipe is closed with its reader: whatever is said from here on cannot be written.
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(scratch.exists("run/adapter"));
+    let mut plan = scratch.command(&["plan", "recipe.toml", "--text"]);
+    let mut child = plan.stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -3,6 +3,8 @@
 //! One binary for all of it, so that it links once. Models and data are the committed fixtures, copied
 //! into a folder that lives as long as the test.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
+
 mod bad_data;
 mod bad_model;
 mod bad_recipe;

@@ -36,13 +36,21 @@ fn a_large_data_set_is_held_once() {
     check_peak(&scratch, "a million samples", "tokens");
 }
 
+/// The plan counts the program as it is shipped; one that is built for tests has more code to load.
+const UNOPTIMISED_CODE_BYTES: u64 = if cfg!(debug_assertions) { 3 << 19 } else { 0 };
+
 fn check_peak(scratch: &Scratch, case: &str, output: &str) {
     let planned = scratch.json(&format!("{output}/plan.json"))["peak_bytes"].as_u64().unwrap();
     let rows = scratch.metrics(output);
     let Some(measured) = rows.iter().rev().find_map(|row| row.get("host_peak_bytes")?.as_u64()) else {
-        assert!(!cfg!(target_os = "linux"), "no measurement where there is one to be had");
-        eprintln!("skipped: this system does not say how much memory a process takes");
+        match cfg!(target_os = "linux") {
+            true => panic!("{case} {output}: no measurement where there is one to be had"),
+            false => eprintln!("skipped: this system does not say how much memory a process takes"),
+        }
         return;
     };
-    assert!(measured <= planned, "{case} {output}: measured {measured}, planned {planned}");
+    assert!(
+        measured <= planned + UNOPTIMISED_CODE_BYTES,
+        "{case} {output}: measured {measured}, planned {planned}"
+    );
 }
