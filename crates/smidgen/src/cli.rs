@@ -158,7 +158,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     } else {
         Start::Beginning
     };
-    let planned = plan_run(&job, &dir, &start, &say)?;
+    let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
     }
@@ -216,9 +216,9 @@ fn is_finished(job: &Job, dir: &RunDir) -> bool {
 }
 
 /// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
-fn plan_run(job: &Job, dir: &RunDir, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
-    let Start::Checkpoint { run_policy, .. } = start else { return plan_job(job) };
-    if resume::memory_changed(dir, &job.recipe) {
+fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
+    let Start::Checkpoint { run_policy, folder, .. } = start else { return plan_job(job) };
+    if resume::memory_changed(folder, &job.recipe) {
         say("the memory section changed: planning anew, results equal within rounding");
         return plan_job(job);
     }

@@ -82,6 +82,17 @@ fn truncated_weights() {
 }
 
 #[test]
+fn shards_that_are_not_all_there() {
+    let scratch = Scratch::of("llama-mha");
+    std::fs::remove_file(scratch.path("model/model-00002-of-00002.safetensors")).unwrap();
+    let words =
+        ["model.safetensors.index.json` names 1 of 2 shards that are not there", "model-00002-of-00002"];
+    scratch.train_refused(1, &[], &words);
+    std::fs::remove_file(scratch.path("model/model.safetensors.index.json")).unwrap();
+    scratch.train_refused(1, &[], &["download the index as well"]);
+}
+
+#[test]
 fn headers_that_lie() {
     let begin_of = |header: &Value| header[NORM]["data_offsets"][0].as_u64().unwrap();
     let beyond = with_header(|header| {

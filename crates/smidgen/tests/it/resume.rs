@@ -152,6 +152,20 @@ fn memory_may_change_on_resume() {
 }
 
 #[test]
+fn memory_that_was_changed_stays_changed() {
+    let scratch = stopped(&["memory.micro_tokens=40"]);
+    // Changed, and stopped again before a checkpoint could tell of it.
+    let changed = ["train.save_every=100", "memory.micro_tokens=80", "--resume"];
+    scratch.train("run", &changed);
+    let (adapter, plan) = (scratch.adapter("run"), scratch.json("run/plan.json"));
+    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    scratch.train("run", &changed);
+    assert_eq!(scratch.json("run/plan.json"), plan);
+    assert_eq!(plan["policy"]["micro_tokens"], json!(80));
+    assert!(scratch.adapter("run") == adapter);
+}
+
+#[test]
 fn an_unchanged_recipe_keeps_the_plan_of_its_checkpoint() {
     // Free memory may have changed in between: the plan must not follow it.
     let scratch = stopped(&["memory.micro_tokens=57", "memory.recompute=[1]"]);
