@@ -8,9 +8,10 @@ use crate::planning::{Planned, plan_job, plan_job_as_before};
 use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
 use crate::report::{plan_json, plan_table};
 use crate::train::metrics::MetricsWriter;
-use crate::train::progress::Progress;
+use crate::train::progress::{self, Progress};
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
+use crate::train::tensors;
 use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
@@ -77,7 +78,7 @@ pub fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            progress::say(&failure.to_string());
             ExitCode::from(failure.exit_code())
         }
     }
@@ -126,7 +127,7 @@ fn print(text: &str) -> Result<(), Failure> {
 fn print_warnings(job: &Job) {
     if let Data::Rows(rows) = &job.data {
         for warning in &rows.warnings {
-            eprintln!("warning: {warning}");
+            progress::say(&format!("warning: {warning}"));
         }
     }
 }
@@ -135,18 +136,18 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let (source, recipe) = read_arguments(&args.recipe)?;
     let say = |line: &str| {
         if !quiet {
-            eprintln!("{line}");
+            progress::say(line);
         }
     };
     let output = recipe.output.dir.resolved.clone();
+    let dir = RunDir::at(&output)?;
     if !args.resume {
-        RunDir::refuse_run(&output)?;
+        dir.refuse_run()?;
     }
     let mut job = Job::prepare(recipe, Purpose::Train)?;
     if !quiet {
         print_warnings(&job);
     }
-    let dir = RunDir::open(&output)?;
     let start = if args.resume {
         check_resumed(&job, &dir, &say)?;
         if is_finished(&job, &dir) {
@@ -157,34 +158,38 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     } else {
         Start::Beginning
     };
-    let planned = plan_run(&job, &dir, &start, &say)?;
+    let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
     }
+    tensors::check_start(&planned.solution.plan, &job, &start)?;
     let table = plan_table::render_table(&job, &planned);
     say(table.trim_end());
+    // Everything that can be refused is refused above: from here on the folder is written.
+    dir.make()?;
+    dir.set_adapter_aside()?;
     write_run_files(&dir, &source, &job, &planned, &table)?;
 
     let first = start.updates_done();
     let Data::Rows(rows) = &mut job.data else { unreachable!("training without data is refused before") };
-    let mut batches = rows.batches.clone();
+    // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
+    let mut batches = std::mem::take(&mut rows.batches);
     let total = batches.total_steps();
     let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
-    let progress = Progress::new(total, first, job.recipe.train.log_every, quiet);
-    let outcome = trainer.run(&mut batches, first, &mut metrics, &progress);
-    progress.finish();
+    let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
+    let outcome = trainer.run(&mut batches, first, &mut metrics, &bar);
+    bar.finish();
     let outcome = outcome?;
-    say(&format!(
-        "done: {} steps, loss {:.4} to {:.4}, adapter in `{}`",
-        outcome.steps,
-        outcome.first_loss,
-        outcome.last_loss,
-        output.join("adapter").display()
-    ));
+    // A run that was stopped after its last step has only the adapter left to write.
+    let losses = match first < total {
+        true => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
+        false => String::new(),
+    };
+    say(&format!("done: {} steps{losses}, adapter in `{}`", outcome.steps, output.join("adapter").display()));
     Ok(())
 }
 
@@ -211,9 +216,9 @@ fn is_finished(job: &Job, dir: &RunDir) -> bool {
 }
 
 /// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
-fn plan_run(job: &Job, dir: &RunDir, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
-    let Start::Checkpoint { run_policy, .. } = start else { return plan_job(job) };
-    if resume::memory_changed(dir, &job.recipe) {
+fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
+    let Start::Checkpoint { run_policy, folder, .. } = start else { return plan_job(job) };
+    if resume::memory_changed(folder, &job.recipe) {
         say("the memory section changed: planning anew, results equal within rounding");
         return plan_job(job);
     }

@@ -6,6 +6,7 @@
 //! never change.
 //! Leaves out how a batch is cut into micro-batches (`micro_batch.rs`).
 
+use std::cell::RefCell;
 use thiserror::Error;
 
 use crate::data::tokens::TokenSet;
@@ -66,7 +67,9 @@ pub struct BatchPlan {
     lengths: Vec<u32>,
     epochs: EpochStarts,
     total_steps: u64,
-    current: Epoch,
+    /// One epoch at a time: an epoch of a large data set is large. Shared looks at all of them (before the
+    /// run) go through the same memory, hence the cell.
+    current: RefCell<Epoch>,
 }
 
 /// One epoch's permutation and where its batches start in it.
@@ -84,6 +87,21 @@ enum EpochStarts {
     Uniform { batches: u64 },
     /// First step of each epoch, and the end of the last: batches of tokens differ with the permutation.
     Table(Vec<u64>),
+}
+
+/// The order of a run of no steps: what is left where the order of a run is moved out.
+impl Default for BatchPlan {
+    fn default() -> BatchPlan {
+        let (batch, run_length) = (BatchSize::Samples(1), RunLength::Steps(0));
+        BatchPlan {
+            options: BatchOptions { batch, run_length, seed: 0, shuffle: false },
+            samples: 0,
+            lengths: Vec::new(),
+            epochs: EpochStarts::Uniform { batches: 0 },
+            total_steps: 0,
+            current: RefCell::default(),
+        }
+    }
 }
 
 impl BatchPlan {
@@ -109,7 +127,7 @@ impl BatchPlan {
             lengths,
             epochs: EpochStarts::Uniform { batches: 0 },
             total_steps: 0,
-            current: Epoch::default(),
+            current: RefCell::default(),
         };
         let mut epoch = Epoch::default();
         match (options.batch, options.shuffle) {
@@ -125,7 +143,7 @@ impl BatchPlan {
             }
         }
         // The buffers have seen every epoch, so later epochs fit them.
-        plan.current = epoch;
+        plan.current = RefCell::new(epoch);
         Ok(plan)
     }
 
@@ -137,15 +155,16 @@ impl BatchPlan {
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
         let (epoch, batch) = self.locate(step);
-        if self.current.index != Some(epoch) {
-            let mut current = std::mem::take(&mut self.current);
+        if self.current.get_mut().index != Some(epoch) {
+            let mut current = self.current.take();
             self.load_epoch(&mut current, epoch);
-            self.current = current;
+            self.current = RefCell::new(current);
         }
+        let current = &*self.current.get_mut();
         StepSamples {
             epoch,
-            samples: self.current.batch(batch),
-            epoch_after: epoch as f64 + (batch + 1) as f64 / self.current.batches() as f64,
+            samples: current.batch(batch),
+            epoch_after: epoch as f64 + (batch + 1) as f64 / current.batches() as f64,
         }
     }
 
@@ -154,8 +173,8 @@ impl BatchPlan {
             EpochStarts::Uniform { .. } => 0,
             EpochStarts::Table(starts) => starts.capacity() * size_of::<u64>(),
         };
-        let indices =
-            self.lengths.capacity() + self.current.order.capacity() + self.current.starts.capacity();
+        let current = self.current.borrow();
+        let indices = self.lengths.capacity() + current.order.capacity() + current.starts.capacity();
         table + indices * size_of::<u32>()
     }
 
@@ -164,7 +183,7 @@ impl BatchPlan {
         &self,
         mut on_batch: impl FnMut(&[u32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut epoch = Epoch::default();
+        let mut epoch = self.current.borrow_mut();
         let mut step = 0;
         while step < self.total_steps {
             let (index, batch) = self.locate(step);

@@ -3,7 +3,12 @@
 //! Everything goes to stderr; stdout is for data.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+
+/// A line to stderr. A reader that went away (`2>&1 | head`) ends no run: what is said is lost, nothing else.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 #[derive(Debug)]
 pub struct Progress {
@@ -40,7 +45,7 @@ impl Progress {
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None if !self.quiet => eprintln!("{line}"),
+            None if !self.quiet => say(line),
             None => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
-//! A checkpoint is the adapter as PEFT has it, the optimizer's moments, the number of updates done and the
-//! memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
+//! A checkpoint is the adapter as PEFT has it, the optimizer's moments, the number of updates done, its job
+//! and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
 //! of the recipe and the step, so nothing else needs to be kept.
 
 use super::metrics::last_step;
@@ -16,7 +16,7 @@ use crate::checkpoint::tensor_ref::TensorRef;
 use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::recipe::{KeyDifference, Length, Recipe, differences, read_recipe};
+use crate::recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Policy;
 use smidgen_compile::options::Recompute;
@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 const STATE_FILE: &str = "smidgen_state.json";
 const MOMENTS_FILE: &str = "optimizer.safetensors";
+/// The job that made the checkpoint: that of the run folder may have been resumed with other memory since.
+const JOB_FILE: &str = "job.toml";
 
 /// Where a run begins.
 #[derive(Clone, Debug)]
@@ -103,8 +105,11 @@ pub fn write_state<D: Device>(
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
     };
-    let text = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
-    write_whole(&folder.join(STATE_FILE), |out| out.write_all(text.as_bytes())).map_err(Failure::world)
+    let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
+    for (name, text) in [(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)] {
+        write_whole(&folder.join(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)?;
+    }
+    Ok(())
 }
 
 /// Reads the adapter and the moments of a checkpoint.
@@ -184,9 +189,9 @@ fn render_difference(difference: &KeyDifference) -> String {
     format!("`{}` was {}, is {}", difference.key, words(&difference.old), words(&difference.new))
 }
 
-/// Whether the memory section differs from that of the run so far.
-pub fn memory_changed(dir: &RunDir, recipe: &Recipe) -> bool {
-    read_recipe(&dir.file("job.toml"), &[]).is_ok_and(|old| old.memory != recipe.memory)
+/// Whether the memory section differs from that of a checkpoint.
+pub fn memory_changed(checkpoint: &Path, recipe: &Recipe) -> bool {
+    read_recipe(&checkpoint.join(JOB_FILE), &[]).is_ok_and(|old| old.memory != recipe.memory)
 }
 
 /// Steps of the run whose final adapter lies in the folder, as far as its metrics tell.

@@ -17,20 +17,48 @@ pub struct RunDir {
 const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
 
 impl RunDir {
+    /// The folder of a run, which need not be there yet. Nothing is written.
+    pub fn at(path: &Path) -> Result<RunDir, Failure> {
+        if path.exists() && !path.is_dir() {
+            return Err(Failure::world(format!("`{}` is a file, not a folder", path.display()))
+                .hint("choose another `output.dir`"));
+        }
+        Ok(RunDir { path: path.to_path_buf() })
+    }
+
     /// Refuses a folder that holds a run, before anything is written or read.
-    pub fn refuse_run(path: &Path) -> Result<(), Failure> {
-        if (RunDir { path: path.to_path_buf() }).holds_run() {
-            return Err(Failure::world(format!("`{}` already holds a run", path.display()))
+    pub fn refuse_run(&self) -> Result<(), Failure> {
+        if self.holds_run() {
+            return Err(Failure::world(format!("`{}` already holds a run", self.path.display()))
                 .hint("`--resume` continues it; another `output.dir` starts anew"));
         }
         Ok(())
     }
 
-    /// The folder of a run, made if it is not there.
-    pub fn open(path: &Path) -> Result<RunDir, Failure> {
-        fs::create_dir_all(path)
-            .map_err(|error| Failure::world(format!("`{}` could not be made: {error}", path.display())))?;
-        Ok(RunDir { path: path.to_path_buf() })
+    /// Makes the folder if it is not there.
+    pub fn make(&self) -> Result<(), Failure> {
+        fs::create_dir_all(&self.path).map_err(|error| {
+            Failure::world(format!("`{}` could not be made: {error}", self.path.display()))
+                .hint("choose another `output.dir`, or make the folder and let yourself write in it")
+        })
+    }
+
+    /// Hides the adapter of a run that goes on, so that none is taken for the result before there is one.
+    /// Writing the new adapter removes it.
+    pub fn set_adapter_aside(&self) -> Result<(), Failure> {
+        let (adapter, old) = (self.file("adapter"), self.file(".adapter.old"));
+        let hide = || {
+            if !adapter.exists() {
+                return Ok(());
+            }
+            if old.exists() {
+                fs::remove_dir_all(&old)?;
+            }
+            fs::rename(&adapter, &old)
+        };
+        hide().map_err(|error: std::io::Error| {
+            Failure::world(format!("`{}` could not be renamed: {error}", adapter.display()))
+        })
     }
 
     fn holds_run(&self) -> bool {

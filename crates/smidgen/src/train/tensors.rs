@@ -3,6 +3,7 @@
 //! Weights go from the file into the reservation by offset, converted on the way through a small buffer
 //! where the stored type differs. Nothing is ever held a second time.
 
+use super::resume::Start;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::load::{MAX_PIECE_BYTES, read_tensor_into};
@@ -64,6 +65,37 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, modules: &[LoraModule], 
     }
 }
 
+/// Refuses a start whose adapter does not fit the job. Reads headers only, so that it can be had before
+/// anything is written.
+pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+    let folder = match (start, &job.recipe.adapter.init) {
+        (Start::Checkpoint { folder, .. }, _) => folder,
+        (Start::Beginning, Init::Adapter(path)) => &path.resolved,
+        (Start::Beginning, Init::Default) => return Ok(()),
+    };
+    let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
+        true => Failure::world(error),
+        false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
+    })?;
+    let (found, expected) = (adapter_kind(file.config()), job.recipe.adapter.kind);
+    if found != expected {
+        return Err(Failure::world(format!(
+            "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
+            folder.display()
+        ))
+        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
+    }
+    find_tensors(&adapter_tensors(plan, &job.request.adapters), &file).map(|_| ())
+}
+
+fn adapter_kind(config: &AdapterConfig) -> AdapterKind {
+    match (config.use_dora, config.use_rslora) {
+        (true, _) => AdapterKind::Dora,
+        (false, true) => AdapterKind::RsLora,
+        (false, false) => AdapterKind::Lora,
+    }
+}
+
 /// Reads a PEFT adapter whose tensors are exactly those of the job.
 pub fn read_adapter<D: Device>(
     executor: &mut Executor<D>,
@@ -71,29 +103,31 @@ pub fn read_adapter<D: Device>(
     folder: &Path,
 ) -> Result<(), Failure> {
     let file = AdapterFile::open(folder).map_err(Failure::world)?;
-    let variants = file.config().active_variants();
-    if !variants.is_empty() {
-        let place = folder.display();
-        return Err(Failure::world(format!(
-            "the adapter `{place}` uses {}, which is not LoRA",
-            variants.join(", ")
-        )));
-    }
     let tensors = adapter_tensors(executor.plan(), modules);
-    let expected: Vec<ExpectedTensor> = tensors
-        .iter()
-        .map(|(_, tensor)| ExpectedTensor { key: tensor.key.clone(), shape: tensor.shape.clone() })
-        .collect();
-    let found = match_adapter(&expected, &file).map_err(|mismatch| {
-        let mut failure = Failure::world(&mismatch);
-        failure.hints = mismatch.hints.clone();
-        failure
-    })?;
+    let found = find_tensors(&tensors, &file)?;
     let mut scratch = vec![0u8; PIECE_BYTES];
     for ((id, _), tensor) in tensors.iter().zip(&found) {
         fill_from_file(executor, *id, tensor, &mut scratch)?;
     }
     Ok(())
+}
+
+/// The tensors of an adapter on disk, in the order of `tensors`.
+fn find_tensors(tensors: &[(ValueId, AdapterTensor)], file: &AdapterFile) -> Result<Vec<TensorRef>, Failure> {
+    let variants = file.config().active_variants();
+    if !variants.is_empty() {
+        let place = file.path().display();
+        return Err(Failure::world(format!(
+            "the adapter `{place}` uses {}, which is not LoRA",
+            variants.join(", ")
+        )));
+    }
+    let expected: Vec<ExpectedTensor> = tensors
+        .iter()
+        .map(|(_, tensor)| ExpectedTensor { key: tensor.key.clone(), shape: tensor.shape.clone() })
+        .collect();
+    // The mismatch says its hints itself.
+    match_adapter(&expected, file).map_err(Failure::world)
 }
 
 /// Writes the adapter as PEFT has it, then reads it back and compares every byte.

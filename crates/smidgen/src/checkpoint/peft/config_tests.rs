@@ -40,7 +40,7 @@ fn nulls_are_defaults_and_unknown_keys_are_kept_aside() {
     assert_eq!((config.r, config.lora_alpha, config.bias), (8, 16.5, Bias::None));
     assert_eq!(config.target_modules, json!("all-linear"));
     let other: Vec<&String> = config.other.keys().collect();
-    assert_eq!(other, ["from_the_future", "peft_version"]);
+    assert_eq!(other, ["peft_version", "from_the_future"]);
 }
 
 #[test]

@@ -1,0 +1,395 @@
+//! What the program says, whole: help, tables, the lines of a run. Data on stdout, talk on stderr.
+//!
+//! Snapshots hold all but speeds, losses and the folder; `UPDATE_EXPECT=1 cargo test` rewrites them.
+
+use crate::scratch::Scratch;
+use expect_test::{Expect, expect};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+fn check(scratch: &Scratch, said: &str, expected: Expect) {
+    expected.assert_eq(&scratch.neutral(said));
+}
+
+#[test]
+fn help_lists_the_commands() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["--help"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        Fine-tuning of large language models in a smidgen of memory
+
+        Usage: smidgen [OPTIONS] <COMMAND>
+
+        Commands:
+          plan   Show what a run will take, before it takes anything
+          train  Plan, check, train and save
+          help   Print this message or the help of the given subcommand(s)
+
+        Options:
+              --quiet    Say nothing but errors
+          -h, --help     Print help
+          -V, --version  Print version
+    "#]],
+    );
+    let ended = scratch.run(&["train", "--help"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+        Plan, check, train and save
+
+        Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
+
+        Arguments:
+          <RECIPE>        The recipe, a TOML file
+          [KEY=VALUE]...  Keys that replace those of the recipe, as `section.key=value`
+
+        Options:
+              --quiet   Say nothing but errors
+              --resume  Continue the run in the output folder
+          -h, --help    Print help
+    "#]],
+    );
+}
+
+#[test]
+fn a_command_that_is_none_is_the_callers_mistake() {
+    let scratch = Scratch::new();
+    for arguments in [&[][..], &["fine-tune"], &["plan"], &["plan", "recipe.toml", "--json", "--text"]] {
+        let ended = scratch.run(arguments);
+        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{arguments:?}");
+        assert!(!ended.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn plan_prints_the_budget_table() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["plan", "recipe.toml"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+            model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, as stored
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+              workspace           2.26 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
+
+              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 100 tokens, 0.9 a step
+              loss: 77 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+        "#]],
+    );
+    assert!(!scratch.exists("run"));
+}
+
+#[test]
+fn plan_without_a_stated_budget_takes_what_is_free() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=auto"]);
+    assert_eq!(ended.code, Some(0));
+    let title = ended.stdout.lines().next().unwrap();
+    check(&scratch, title, expect!["model · LoRA r=4 · f32 · batch 4 · free N GiB · cpu"]);
+}
+
+#[test]
+fn plan_as_text_lists_leaves_and_steps() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["plan", "recipe.toml", "--text"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    let head: Vec<&str> = ended.stdout.lines().take(8).collect();
+    check(
+        &scratch,
+        &head.join("\n"),
+        expect![[r#"
+        plan model · LoRA r=4 · f32 · batch 4
+        extent T<=100 S<=77 G<=4
+        reserve 3056896 = persistent 285184 + transient 2771712
+        leaf @0 base_weights model.embed_tokens.weight f32 (211, 48)
+        leaf @40704 base_weights model.layers.0.self_attn.q_proj.weight f32 (64, 48)
+        leaf @52992 base_weights model.layers.0.self_attn.k_proj.weight f32 (32, 48)
+        leaf @59136 base_weights model.layers.0.self_attn.v_proj.weight f32 (32, 48)
+        leaf @65280 base_weights model.layers.0.self_attn.o_proj.weight f32 (48, 64)"#]],
+    );
+    assert_eq!(ended.stdout, scratch.run(&["plan", "recipe.toml", "--text"]).stdout);
+}
+
+#[test]
+fn plan_needs_neither_data_nor_weights_and_says_so() {
+    let scratch = Scratch::new();
+    scratch.write("bare/config.json", scratch.text("model/config.json"));
+    let ended = scratch.run(&["plan", "recipe.toml", "model.path=bare", "data.train=absent.jsonl"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    check(
+        &scratch,
+        &ended.stdout,
+        expect![[r#"
+            bare · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, by the config alone: there are no weights
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
+              workspace           2.40 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.97 MiB   fits, 54.03 MiB to spare (at: forward, lm_head_loss)
+
+              largest at the peak: workspace of forward, lm_head_loss 2.39 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 256 tokens, 1.0 a step
+              loss: 256 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+              note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_shown_and_refused() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["plan", "recipe.toml", "memory.budget=4MiB"]);
+    assert_eq!(ended.code, Some(1));
+    let verdict = ended.stdout.lines().find(|line| line.starts_with("  peak")).unwrap();
+    assert!(verdict.contains("   does not fit, "), "{verdict}");
+    check(
+        &scratch,
+        &ended.stderr,
+        expect![[r#"
+            error: the leanest plan needs 8.88 MiB, the budget is 4.00 MiB
+              largest at the peak: workspace of recompute of layers.1, linear 2.19 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
+
+            hint: `memory.budget = "9MiB"` is the least that fits
+        "#]],
+    );
+}
+
+#[test]
+fn train_talks_on_stderr() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&[
+        "train",
+        "recipe.toml",
+        "data.eval=data.jsonl",
+        "train.eval_every=4",
+        "train.log_every=2",
+    ]);
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), ""));
+    check(
+        &scratch,
+        &ended.stderr,
+        expect![[r#"
+            model · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
+              base weights      184.50 KiB   f32, as stored
+              adapters           22.50 KiB   f32 masters
+              gradients          22.50 KiB
+              optimizer          45.00 KiB
+              activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
+              workspace           2.26 MiB
+              context             6.27 MiB   the program, its stacks and the data
+              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
+
+              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              recompute: none, all activations fit
+              micro-batch: at most 100 tokens, 0.9 a step
+              loss: 77 rows of logits at a time
+              predicted: N ms a step, N tokens/s
+            step 1/6  loss X lr 0.000e0 N tok/s
+            step 2/6  loss X lr 1.000e-2 N tok/s
+            step 4/6  loss X lr 6.000e-3 N tok/s
+            step 4/6  eval_loss X
+            step 6/6  loss X lr 2.000e-3 N tok/s
+            step 6/6  eval_loss X
+            done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
+        "#]],
+    );
+    let mut names: Vec<String> = std::fs::read_dir(scratch.path("run"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["adapter", "job.toml", "metrics.jsonl", "plan.json", "plan.txt", "recipe.toml"]);
+    assert_eq!(scratch.text("run/recipe.toml"), scratch.text("recipe.toml"));
+    let table = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4"]).stdout;
+    let text = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4", "--text"]);
+    assert_eq!(scratch.text("run/plan.txt"), format!("{table}\n{}", text.stdout));
+}
+
+#[test]
+fn the_resolved_job_is_written_whole() {
+    let scratch = Scratch::new();
+    scratch.train("run", &[]);
+    check(
+        &scratch,
+        &scratch.text("run/job.toml"),
+        expect![[r#"
+        [model]
+        path = "FOLDER/model"
+        base = "as-stored"
+        compute = "auto"
+
+        [adapter]
+        kind = "lora"
+        rank = 4
+        alpha = 8.0
+        dropout = 0.0
+        targets = "all-linear"
+        layers = "all"
+        init = "default"
+        rank_pattern = {}
+        alpha_pattern = {}
+        bias = "none"
+        reg = 0.01
+        sigma = 1.0
+
+        [data]
+        train = ["FOLDER/data.jsonl"]
+        eval = []
+        format = "tokens"
+        template = "auto"
+        loss_on = "completion"
+        max_tokens = 64
+        overflow = "truncate"
+        shuffle = true
+
+        [train]
+        batch = 4
+        steps = 6
+        lr = 0.01
+        schedule = "linear"
+        warmup = 0.03
+        optimizer = "adamw"
+        weight_decay = 0.0
+        betas = [0.9, 0.999]
+        eps = 1e-8
+        clip = 1.0
+        seed = 7
+        log_every = 10
+        eval_every = 0
+        save_every = 100
+        keep = 3
+        early_stop = 0
+
+        [eval]
+        task = "loss"
+        limit = 0
+        answer = ""
+
+        [memory]
+        device = "cpu"
+        profile = "auto"
+        budget = "64MiB"
+        host_budget = "auto"
+        threads = 2
+        micro_tokens = "auto"
+        recompute = "auto"
+        activations = "auto"
+        weights = "auto"
+        optimizer_state = "auto"
+        adapt = false
+
+        [expect]
+        peak = ""
+
+        [output]
+        dir = "FOLDER/run"
+    "#]],
+    );
+    // The job is a recipe: it plans to the same table.
+    let again = scratch.run(&["plan", "run/job.toml"]);
+    assert_eq!(again.stdout, scratch.run(&["plan", "recipe.toml"]).stdout);
+}
+
+#[test]
+fn a_folder_that_holds_a_run_is_refused() {
+    let scratch = Scratch::new();
+    scratch.train("run", &[]);
+    let said = scratch.train_refused(1, &[], &[]);
+    check(
+        &scratch,
+        &said,
+        expect![[r#"
+        error: `FOLDER/run` already holds a run
+
+        hint: `--resume` continues it; another `output.dir` starts anew
+    "#]],
+    );
+    // Also where only a part of a run is left.
+    for name in ["adapter", "job.toml", "plan.json", "recipe.toml"] {
+        let path = scratch.path("run").join(name);
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(path).unwrap(),
+            false => std::fs::remove_file(path).unwrap(),
+        }
+        scratch.train_refused(1, &[], &["already holds a run"]);
+    }
+}
+
+#[test]
+fn resume_of_a_finished_run_says_so() {
+    let scratch = Scratch::new();
+    for save_every in ["train.save_every=0", "train.save_every=4"] {
+        let output = save_every.replace('=', "-");
+        scratch.train(&output, &[save_every]);
+        let before = scratch.files();
+        let ended = scratch.train(&output, &[save_every, "--resume"]);
+        assert_eq!(ended.stdout, "");
+        assert_eq!(scratch.neutral(&ended.stderr), format!("the run in `FOLDER/{output}` is finished\n"));
+        assert!(scratch.files() == before);
+    }
+}
+
+#[test]
+fn resume_of_a_run_that_never_began_starts_at_step_0() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["train", "recipe.toml", "--resume"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("there is no checkpoint: starting at step 0\n"), "{}", ended.stderr);
+    scratch.train("clean", &[]);
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+#[test]
+fn quiet_says_nothing() {
+    let scratch = Scratch::new();
+    // A row without a supervised token is worth a warning, but not here.
+    let data = scratch.text("data.jsonl") + "{\"input_ids\":[1,2],\"labels\":[-100,-100]}\n";
+    scratch.write("data.jsonl", data);
+    let overrides = ["data.eval=data.jsonl", "train.eval_every=3", "train.log_every=1", "--quiet"];
+    let ended = scratch.train("run", &overrides);
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("", ""));
+    let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
+    assert_eq!((&*ended.stdout, &*ended.stderr), ("", ""));
+    let ended = scratch.run(&["--quiet", "plan", "recipe.toml", "--json"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    assert!(ended.stdout.starts_with('{'));
+}
+
+#[test]
+fn a_reader_that_went_away_ends_no_run() {
+    let scratch = Scratch::new();
+    let mut train = scratch.command(&["train", "recipe.toml", "train.log_every=1"]);
+    let mut child = train.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("model "), "{line}");
+    // The pipe is closed with its reader: whatever is said from here on cannot be written.
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(scratch.exists("run/adapter"));
+    let mut plan = scratch.command(&["plan", "recipe.toml", "--text"]);
+    let mut child = plan.stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

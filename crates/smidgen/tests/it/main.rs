@@ -1,0 +1,16 @@
+//! The program from outside: what it prints, writes, refuses and promises, driven through its binary.
+//!
+//! One binary for all of it, so that it links once. Models and data are the committed fixtures, copied
+//! into a folder that lives as long as the test.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
+
+mod bad_data;
+mod bad_model;
+mod bad_recipe;
+mod commands;
+mod memory;
+mod plan_json;
+mod resume;
+mod scratch;
+mod training;

@@ -1,0 +1,260 @@
+//! Exact resume: killed at any instant, a resumed run ends in the bytes of one that was never stopped.
+//!
+//! Also which checkpoints are kept, and what may change between the parts of a run.
+
+use crate::scratch::Scratch;
+use serde_json::json;
+use std::time::{Duration, SystemTime};
+
+/// Dropout, a schedule and a shuffled order: everything that a step depends on.
+const RUN: [&str; 6] = [
+    "train.steps=90",
+    "train.save_every=4",
+    "train.keep=2",
+    "adapter.dropout=0.1",
+    "train.schedule=cosine",
+    "train.log_every=0",
+];
+
+fn checkpoints(scratch: &Scratch, output: &str) -> Vec<u64> {
+    let entries = std::fs::read_dir(scratch.path(output)).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> =
+        names.filter_map(|name| name.strip_prefix("checkpoint-").map(|step| step.parse().unwrap())).collect();
+    steps.sort();
+    steps
+}
+
+#[test]
+fn killed_at_any_instant_it_ends_the_same() {
+    let scratch = Scratch::new();
+    scratch.train("clean", &RUN);
+    // Instants differ from one run of this test to the next; they are told when it fails.
+    let mut random = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as u64 | 1;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    let mut instants = Vec::new();
+    let mut rows_seen = 0;
+    for _ in 0..3 {
+        let (rows, micros) = (rows_seen + 1 + next(24) as usize, next(20_000));
+        instants.push((rows, micros));
+        let mut child = scratch.start(&[&["train", "recipe.toml", "--resume"][..], &RUN].concat());
+        loop {
+            let text = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).unwrap_or_default();
+            if text.lines().count() >= rows {
+                break;
+            }
+            assert!(child.try_wait().unwrap().is_none(), "ended before it was killed: {instants:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(micros));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!scratch.exists("run/adapter"), "it was done before it was killed: {instants:?}");
+        rows_seen = scratch.text("run/metrics.jsonl").lines().count();
+    }
+    scratch.train("run", &[&RUN[..], &["--resume"]].concat());
+    assert!(scratch.adapter("run") == scratch.adapter("clean"), "{instants:?}");
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{instants:?}");
+    let steps: Vec<u64> = scratch.metrics("run").iter().map(|row| row["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=90).collect::<Vec<u64>>(), "{instants:?}");
+    assert_eq!(checkpoints(&scratch, "run"), [84, 88], "{instants:?}");
+    let hidden = std::fs::read_dir(scratch.path("run")).unwrap();
+    let hidden: Vec<_> =
+        hidden.map(|it| it.unwrap().file_name()).filter(|it| it.as_encoded_bytes()[0] == b'.').collect();
+    assert!(hidden.is_empty(), "{hidden:?} {instants:?}");
+}
+
+/// A run that was stopped after its checkpoint of step 4, with metrics beyond it and a torn last line.
+fn stopped(overrides: &[&str]) -> Scratch {
+    let scratch = Scratch::new();
+    scratch.train("run", &[&["train.save_every=4"][..], overrides].concat());
+    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    let metrics = scratch.text("run/metrics.jsonl");
+    scratch.write("run/metrics.jsonl", &metrics[..metrics.len() - 30]);
+    scratch
+}
+
+#[test]
+fn rows_after_the_checkpoint_are_cut() {
+    let scratch = stopped(&[]);
+    scratch.train("clean", &["train.save_every=4"]);
+    let ended = scratch.train("run", &["train.save_every=4", "--resume"]);
+    assert!(ended.stderr.starts_with("continuing after step 4\n"), "{}", ended.stderr);
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"));
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+#[test]
+fn a_checkpoint_is_an_adapter() {
+    let scratch = stopped(&[]);
+    let overrides =
+        ["adapter.init=run/checkpoint-4", "train.steps=1", "train.lr=1e-30", "train.save_every=0"];
+    scratch.train("copy", &overrides);
+    assert!(scratch.adapter("copy") == scratch.read("run/checkpoint-4/adapter_model.safetensors"));
+}
+
+#[test]
+fn only_the_newest_checkpoints_are_kept() {
+    let scratch = Scratch::new();
+    for (keep, kept) in [(1, &[6][..]), (2, &[5, 6]), (9, &[1, 2, 3, 4, 5, 6])] {
+        let output = format!("keep-{keep}");
+        scratch.train(&output, &["train.save_every=1", &format!("train.keep={keep}")]);
+        assert_eq!(checkpoints(&scratch, &output), kept, "{keep}");
+    }
+    scratch.train("never", &["train.save_every=0"]);
+    assert!(checkpoints(&scratch, "never").is_empty());
+    // Checkpoints cost nothing of the result.
+    assert!(scratch.adapter("never") == scratch.adapter("keep-1"));
+}
+
+#[test]
+fn a_changed_recipe_is_refused_by_its_keys() {
+    let scratch = stopped(&[]);
+    let resume = ["train.save_every=4", "--resume"];
+    let words = [
+        "the recipe differs from the run in `",
+        "`train.lr` was 0.01, is 0.02",
+        "hint: resume with the recipe",
+    ];
+    scratch.train_refused(2, &[&resume[..], &["train.lr=0.02"]].concat(), &words);
+    let words = ["`adapter.rank` was 4, is 8", "`train.seed` was 7, is 3"];
+    scratch.train_refused(2, &[&resume[..], &["adapter.rank=8", "train.seed=3"]].concat(), &words);
+    scratch.train_refused(2, &[&resume[..], &["train.steps=5"]].concat(), &["`train.steps` was 6, is 5"]);
+    scratch.train_refused(
+        2,
+        &[&resume[..], &["train.epochs=9"]].concat(),
+        &["`train.epochs`", "`train.steps`"],
+    );
+    scratch.write("more.jsonl", scratch.text("data.jsonl"));
+    scratch.train_refused(2, &[&resume[..], &["data.train=more.jsonl"]].concat(), &["`data.train` was "]);
+}
+
+#[test]
+fn memory_may_change_on_resume() {
+    let scratch = stopped(&[]);
+    scratch.train("clean", &["train.save_every=4"]);
+    let memory =
+        ["train.save_every=4", "--resume", "memory.recompute=all", "memory.threads=1", "memory.budget=48MiB"];
+    let ended = scratch.train("run", &memory);
+    assert!(ended.stderr.contains("results equal within rounding"), "{}", ended.stderr);
+    assert_eq!(scratch.json("run/plan.json")["policy"]["recompute"], json!([0, 1]));
+    // Neither recompute nor threads change a bit.
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    let scratch = stopped(&[]);
+    scratch.train("run", &["train.save_every=4", "--resume", "memory.micro_tokens=40"]);
+    scratch.train("clean", &["train.save_every=4"]);
+    for (one, other) in scratch.losses("run").iter().zip(scratch.losses("clean")) {
+        assert!((one - other).abs() <= 1e-5 * other);
+    }
+}
+
+#[test]
+fn memory_that_was_changed_stays_changed() {
+    let scratch = stopped(&["memory.micro_tokens=40"]);
+    // Changed, and stopped again before a checkpoint could tell of it.
+    let changed = ["train.save_every=100", "memory.micro_tokens=80", "--resume"];
+    scratch.train("run", &changed);
+    let (adapter, plan) = (scratch.adapter("run"), scratch.json("run/plan.json"));
+    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    scratch.train("run", &changed);
+    assert_eq!(scratch.json("run/plan.json"), plan);
+    assert_eq!(plan["policy"]["micro_tokens"], json!(80));
+    assert!(scratch.adapter("run") == adapter);
+}
+
+#[test]
+fn an_unchanged_recipe_keeps_the_plan_of_its_checkpoint() {
+    // Free memory may have changed in between: the plan must not follow it.
+    let scratch = stopped(&["memory.micro_tokens=57", "memory.recompute=[1]"]);
+    let plan = scratch.json("run/plan.json");
+    scratch
+        .train("run", &["train.save_every=4", "memory.micro_tokens=57", "memory.recompute=[1]", "--resume"]);
+    assert_eq!(scratch.json("run/plan.json")["policy"]["micro_tokens"], plan["policy"]["micro_tokens"]);
+    assert_eq!(scratch.json("run/plan.json")["policy"]["recompute"], plan["policy"]["recompute"]);
+}
+
+#[test]
+fn how_often_is_said_and_saved_may_change() {
+    let scratch = stopped(&[]);
+    scratch.train("clean", &["train.save_every=4"]);
+    let changed = ["train.save_every=5", "train.log_every=1", "train.keep=1", "--resume"];
+    let ended = scratch.train("run", &changed);
+    assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
+    assert_eq!(checkpoints(&scratch, "run"), [5]);
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+#[test]
+fn a_run_may_grow() {
+    let scratch = Scratch::new();
+    let constant = ["train.save_every=4", "train.schedule=constant", "train.warmup=0"];
+    scratch.train("run", &constant);
+    let grown = [&constant[..], &["train.steps=9", "--resume"]].concat();
+    let ended = scratch.train("run", &grown);
+    let warning = "warning: `train.steps` grew from 6 to 9: the learning rate follows the longer schedule";
+    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+    scratch.train("clean", &[&constant[..], &["train.steps=9"]].concat());
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"));
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    assert!(!scratch.exists("run/.adapter.old"));
+}
+
+#[test]
+fn the_adapter_of_a_shorter_run_is_not_taken_for_the_result_of_a_longer_one() {
+    let scratch = Scratch::new();
+    // The longest batch of a longer run may be longer: pinned, so that both are split alike.
+    let common =
+        ["train.save_every=1", "train.schedule=constant", "train.warmup=0", "memory.micro_tokens=64"];
+    scratch.train("run", &common);
+    let grown = [&common[..], &["train.steps=60", "--resume"]].concat();
+    let mut child = scratch.start(&[&["train", "recipe.toml"][..], &grown].concat());
+    while scratch.text("run/metrics.jsonl").lines().count() < 12 {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Whatever instant it was: there is no adapter until there is that of the longer run.
+    assert!(!scratch.exists("run/adapter"));
+    scratch.train("run", &grown);
+    scratch.train("clean", &[&common[..], &["train.steps=60"]].concat());
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+#[test]
+fn stopped_after_the_last_step_only_the_adapter_is_written() {
+    let scratch = Scratch::new();
+    scratch.train("run", &["train.save_every=3"]);
+    let adapter = scratch.adapter("run");
+    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    let ended = scratch.train("run", &["train.save_every=3", "--resume"]);
+    assert!(scratch.adapter("run") == adapter);
+    let last = scratch.neutral(ended.stderr.lines().last().unwrap());
+    assert_eq!(last, "done: 6 steps, adapter in `FOLDER/run/adapter`");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named() {
+    let scratch = stopped(&[]);
+    let resume = ["train.save_every=4", "--resume"];
+    let moments = scratch.read("run/checkpoint-4/optimizer.safetensors");
+    scratch.write("run/checkpoint-4/optimizer.safetensors", &moments[..moments.len() / 2]);
+    let ended = scratch.run(&[&["train", "recipe.toml"][..], &resume].concat());
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.stderr.contains("checkpoint-4/optimizer.safetensors`: the file is truncated"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!scratch.exists("run/adapter"));
+    scratch.write("run/checkpoint-4/optimizer.safetensors", &moments);
+    scratch.edit_json("run/checkpoint-4/smidgen_state.json", |state| state["step"] = json!(3));
+    scratch.train_refused(
+        1,
+        &resume,
+        &["smidgen_state.json", "expected version 1 of step 4", "hint: remove"],
+    );
+}

@@ -1,0 +1,220 @@
+//! A folder to run the program in: a tiny model, its data and a recipe, gone when the test ends.
+//!
+//! Every run states its budget and its threads, so that what is printed does not depend on the machine.
+//! Leaves out what a test asserts, but for the one shape that all refusals share.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// The recipe of every test; overrides say what a test is about.
+pub const RECIPE: &str = r#"[model]
+path = "model"
+
+[adapter]
+rank = 4
+alpha = 8
+
+[data]
+train = "data.jsonl"
+format = "tokens"
+max_tokens = 64
+
+[train]
+batch = 4
+steps = 6
+lr = 1e-2
+seed = 7
+
+[memory]
+device = "cpu"
+threads = 2
+budget = "64MiB"
+
+[output]
+dir = "run"
+"#;
+
+pub struct Scratch {
+    folder: tempfile::TempDir,
+}
+
+/// How a run of the program ended.
+pub struct Ended {
+    /// `None` where a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A committed fixture: a model, an adapter, data and what PyTorch made of them.
+pub fn fixture(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(case)
+}
+
+impl Scratch {
+    /// Two layers, f32, 211 tokens of vocabulary, ten rows of data of up to 40 tokens.
+    pub fn new() -> Scratch {
+        Scratch::of("llama-gqa-tied")
+    }
+
+    /// A copy of a fixture (`model/`, `adapter/`, `data.jsonl`, `expected.json`) and `recipe.toml`.
+    pub fn of(case: &str) -> Scratch {
+        let scratch = Scratch { folder: tempfile::tempdir().unwrap() };
+        copy_folder(&fixture(case), scratch.root());
+        scratch.write("recipe.toml", RECIPE);
+        scratch
+    }
+
+    pub fn root(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    pub fn exists(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        String::from_utf8(self.read(name)).unwrap()
+    }
+
+    pub fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&self.read(name)).unwrap()
+    }
+
+    /// Changes a JSON file of the folder.
+    pub fn edit_json(&self, name: &str, edit: impl FnOnce(&mut Value)) {
+        let mut value = self.json(name);
+        edit(&mut value);
+        self.write(name, value.to_string());
+    }
+
+    /// Every file of the folder with its bytes.
+    pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        collect_files(self.root(), &mut files);
+        files
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smidgen"));
+        command.args(arguments).current_dir(self.root()).stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ended {
+        let output = self.command(arguments).output().unwrap();
+        Ended {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// Starts the program and lets it talk to nobody.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// `train` with overrides; it has to succeed.
+    pub fn train(&self, output: &str, overrides: &[&str]) -> Ended {
+        let dir = format!("output.dir={output}");
+        let ended = self.run(&[&["train", "recipe.toml", &dir][..], overrides].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended
+    }
+
+    /// `plan --json` with overrides, whether it fits or not.
+    pub fn plan(&self, overrides: &[&str]) -> Value {
+        let ended = self.run(&[&["plan", "recipe.toml", "--json"][..], overrides].concat());
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr))
+    }
+
+    /// The final adapter of a run, byte for byte.
+    pub fn adapter(&self, output: &str) -> Vec<u8> {
+        self.read(&format!("{output}/adapter/adapter_model.safetensors"))
+    }
+
+    /// Rows of `metrics.jsonl`.
+    pub fn metrics(&self, output: &str) -> Vec<Value> {
+        let text = self.text(&format!("{output}/metrics.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The losses of all optimizer steps, in order.
+    pub fn losses(&self, output: &str) -> Vec<f64> {
+        self.metrics(output).iter().filter_map(|row| row.get("loss")?.as_f64()).collect()
+    }
+
+    /// Text without what differs from machine to machine: this folder, speeds and measured losses.
+    pub fn neutral(&self, text: &str) -> String {
+        let text = text.replace(&*self.root().to_string_lossy(), "FOLDER");
+        let replace = |text: String, pattern: &str, with: &str| {
+            regex::Regex::new(pattern).unwrap().replace_all(&text, with).into_owned()
+        };
+        let text = replace(text, r"\d+ tok/s", "N tok/s");
+        let text = replace(text, r"\d+ ms a step, \d+ tokens/s", "N ms a step, N tokens/s");
+        let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");
+        replace(text, r"free \d+\.\d+ [KMGT]iB", "free N GiB")
+    }
+
+    /// Runs a command that has to be refused: the exit code, an `error:` that holds all of `words`, nothing
+    /// on stdout, and not a file made or changed.
+    pub fn refused(&self, code: i32, arguments: &[&str], words: &[&str]) -> String {
+        let before = self.files();
+        let ended = self.run(arguments);
+        let said = &ended.stderr;
+        assert_eq!(ended.code, Some(code), "{arguments:?}: {said}");
+        assert!(said.starts_with("error: "), "{said}");
+        for word in words {
+            assert!(said.contains(word), "{arguments:?} does not say {word:?}: {said}");
+        }
+        assert_eq!(ended.stdout, "");
+        assert!(self.files() == before, "{arguments:?} changed files");
+        assert!(before.keys().any(|path| path.starts_with(self.path("run"))) || !self.exists("run"));
+        ended.stderr
+    }
+
+    /// `train` with overrides that has to be refused.
+    pub fn train_refused(&self, code: i32, overrides: &[&str], words: &[&str]) -> String {
+        self.refused(code, &[&["train", "recipe.toml"][..], overrides].concat(), words)
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap_or_else(|error| panic!("{}: {error}", from.display())) {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy_folder(&entry.path(), &target),
+            // Written anew, so that a copy of a read-only file can be changed.
+            false => std::fs::write(target, std::fs::read(entry.path()).unwrap()).unwrap(),
+        }
+    }
+}
+
+fn collect_files(folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => collect_files(&path, files),
+            false => drop(files.insert(path.clone(), std::fs::read(&path).unwrap())),
+        }
+    }
+}
