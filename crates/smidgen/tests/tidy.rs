@@ -5,6 +5,8 @@
 //! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the generated parts.
 //! Only the project's own folders are read, so that what lies beside them in a checkout does not matter.
 
+#![allow(clippy::unwrap_used)]
+
 use regex::Regex;
 use serde_json::Value;
 use smidgen::bytes::format_bytes;
