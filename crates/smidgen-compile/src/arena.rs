@@ -51,10 +51,13 @@ fn transient_lives(buffers: &[Buffer], entry: Entry) -> Vec<Life> {
     own.collect()
 }
 
+/// Where a buffer stands in an order: two sizes, largest first, then its first step.
+type Rank = (Reverse<usize>, Reverse<usize>, usize);
+
 /// Offsets in the order of `lives`, and the bytes that they span: the best of several orders.
 pub fn pack(lives: &[Life]) -> (Vec<usize>, usize) {
     let least = most_alive(lives);
-    let orders: [fn(&Life) -> (Reverse<usize>, Reverse<usize>, usize); 3] = [
+    let orders: [fn(&Life) -> Rank; 3] = [
         |life| (Reverse(life.last - life.first), Reverse(life.bytes), life.first),
         |life| (Reverse(life.bytes), Reverse(life.last - life.first), life.first),
         |life| (Reverse((life.last - life.first + 1) * life.bytes), Reverse(life.bytes), life.first),

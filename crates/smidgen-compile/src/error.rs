@@ -1,4 +1,7 @@
 //! What can be wrong with the input of the compiler: a model it cannot build, a budget it cannot meet.
+//!
+//! Both are the user's to mend, so they carry names and numbers. A graph or a plan that is not sound is
+//! our own mistake and a panic in `verify`, not an error here.
 
 use crate::solve::Solution;
 use thiserror::Error;

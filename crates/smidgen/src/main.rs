@@ -1,4 +1,6 @@
-//! The `smidgen` program. Everything it does is in the library, so that tests can do it too.
+//! The `smidgen` program.
+//!
+//! Everything it does is in the library, so that tests can do it too.
 
 use std::process::ExitCode;
 

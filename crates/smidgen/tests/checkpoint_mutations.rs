@@ -3,7 +3,7 @@
 //! What is accepted keeps the promises its readers rely on, and the safetensors library accepts it too.
 //! Memory is counted per thread by this binary's own allocator, because tests run side by side.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
+#![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,4 +1,7 @@
 //! Rows on disk to micro-batches in memory.
+//!
+//! Files (`source.rs`) hold rows (`token_row.rs`), which become samples (`tokens.rs`), steps (`batch.rs`) and
+//! packed arrays (`micro_batch.rs`). Left out: text. Rows are tokenized already.
 
 pub mod batch;
 pub mod micro_batch;

@@ -1,4 +1,7 @@
 //! A plan as JSON: the fields of the contract, for `plan --json` and the run folder's `plan.json`.
+//!
+//! Every size is in bytes, and the rows add up to `peak_bytes`.
+//! Left out: buffers and steps, which the text form shows (`plan --text`).
 
 use crate::planning::Planned;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,7 @@
 //! The budget table: what people draw by hand, read off the plan.
+//!
+//! Rows are what lives at the peak; the last lines say which choices were made and why.
+//! Left out: colour, so that it reads the same in a file.
 
 use crate::bytes::format_bytes;
 use crate::job::Job;
