@@ -1,5 +1,13 @@
 //! Integration tests of the compiler: plans of real shapes, properties of the planner, snapshots.
 
+mod determinism;
+mod packing;
+mod random_graph;
+mod random_graphs;
+mod recompute_structure;
+mod replay;
 mod shapes;
-
+mod snapshots;
+mod solver;
+mod structure;
 mod utilization;

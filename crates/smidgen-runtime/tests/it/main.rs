@@ -17,5 +17,6 @@ mod numbers;
 mod recompute_changes_nothing;
 mod row_examples;
 mod subject;
+mod thread_counts;
 mod update_examples;
 mod workspace_sizes;
