@@ -34,8 +34,11 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
     let demand = demand(512, 1.0);
     let chunk = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
     let peaks: Vec<u64> = (0..=LAYERS).map(|count| peak_with(&demand, count, chunk)).collect();
-    let (least, most) = (peaks[LAYERS], peaks[0]);
+    let least = *peaks.iter().min().unwrap();
+    let most = peaks[0];
     assert!(least < most, "recompute saves nothing here");
+    let error = solved(&[demand], &Pins::default(), least - 1).unwrap_err();
+    assert_eq!(error.leanest.peak_bytes, least, "the leanest of {peaks:?}");
     let mut before: Option<(usize, u64)> = None;
     let mut seen = Vec::new();
     for part in 0..=24 {
@@ -64,8 +67,8 @@ fn what_does_not_fit_carries_the_leanest_plan() {
     assert_eq!(error.budget_bytes, 10);
     let leanest = &error.leanest;
     assert_eq!(leanest.demand, small, "the smaller micro-batch needs less");
-    assert_eq!(leanest.policy.recompute, Recompute::first(LAYERS));
-    assert_eq!(leanest.peak_bytes, peak_with(&small, LAYERS, leanest.policy.loss_chunk));
+    let peaks = (0..=LAYERS).map(|count| peak_with(&small, count, leanest.policy.loss_chunk));
+    assert_eq!(Some(leanest.peak_bytes), peaks.min());
     let message = format!("the leanest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
     assert_eq!(error.to_string(), message);
     // The figure is honest: with it, the run fits; with one byte less it does not.
