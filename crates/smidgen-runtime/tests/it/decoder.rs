@@ -192,6 +192,7 @@ fn input_values(name: &str, seed: u64) -> Content {
         input::ROWS => Content::Integers(vec![0, 1, 3, 4, 7, 8, 9, 11]),
         input::LABELS => Content::Integers(random_integers(seed, EXTENT.rows, 23)),
         input::DROPOUT_KEYS => Content::Keys(random_keys(seed, EXTENT.tokens)),
+        input::DROPOUT_ROW_KEYS => Content::Keys(random_keys(seed, EXTENT.rows)),
         input::LOSS_WEIGHT => Content::Doubles(vec![1.0]),
         input::HYPER => Content::Doubles(vec![1e-3, 1.0]),
         other => panic!("the decoder has a new input `{other}`"),

@@ -40,6 +40,14 @@ fn adapters_on_two_linears_and_the_head() {
     assert_eq!(check(&choice).len(), 2 * 5);
 }
 
+/// Rows of the head have dropout keys of their own.
+#[test]
+fn adapters_with_dropout_on_the_head_too() {
+    let adapted = &["gate_proj", "lm_head"];
+    let choice = Choice { name: "dropout, gate and head", dropout: 0.25, adapted, ..Choice::lora() };
+    assert_eq!(check(&choice).len(), 2 * 3);
+}
+
 /// Norms, biases, linears, embedding and head, beside adapters.
 #[test]
 fn every_tensor_of_the_model() {
