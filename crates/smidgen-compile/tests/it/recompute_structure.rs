@@ -75,6 +75,19 @@ fn the_last_product_of_a_layer_never_runs_again() {
     }
 }
 
+/// Dropped-out inputs are made again from what is kept anyway, so dropout costs the working set of one layer
+/// and not seven more activations of every layer.
+#[test]
+fn dropout_keeps_no_inputs_of_its_own() {
+    let spec = shapes::llama_1b();
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
+    let with_dropout = Request { dropout: 0.1, ..request.clone() };
+    let live = |request| plan(request, Recompute::none()).peak().transient_live_bytes;
+    let (without, with) = (live(&request), live(&with_dropout));
+    let activation_bytes = 4 * 2048 * request.spec.hidden;
+    assert!(with <= without + 8 * activation_bytes, "{with} bytes with dropout, {without} without");
+}
+
 /// Each dropped value is made once more, not once for each reader.
 #[test]
 fn nothing_runs_three_times() {
@@ -88,11 +101,13 @@ fn nothing_runs_three_times() {
     }
 }
 
+/// The last layer is left out: backward begins there, beside the kept inputs of all others, and running it
+/// again can take more than keeping it.
 #[test]
-fn recomputing_more_layers_never_needs_more_memory_and_costs_more_work() {
+fn recomputing_more_layers_takes_less_memory_and_more_work() {
     let spec = shapes::llama(64, 128, LAYERS, (4, 2), 128, false);
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 4096, 4);
-    let measured: Vec<(usize, f64)> = (0..=LAYERS)
+    let measured: Vec<(usize, f64)> = (0..LAYERS)
         .map(|count| {
             let plan = plan(&request, Recompute::first(count));
             let flops = plan.entry(Entry::MicroStep).steps.iter().map(|step| step.cost.flops).sum();
@@ -100,8 +115,7 @@ fn recomputing_more_layers_never_needs_more_memory_and_costs_more_work() {
         })
         .collect();
     for pair in measured.windows(2) {
-        assert!(pair[1].0 <= pair[0].0, "more layers, more bytes: {measured:?}");
-        assert!(pair[1].1 > pair[0].1, "more layers, less work: {measured:?}");
+        assert!(pair[1].0 < pair[0].0, "more layers, not fewer bytes: {measured:?}");
+        assert!(pair[1].1 > pair[0].1, "more layers, not more work: {measured:?}");
     }
-    assert!(measured[LAYERS].0 < measured[0].0);
 }

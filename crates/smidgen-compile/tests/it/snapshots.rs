@@ -81,7 +81,8 @@ fn bytes_of_llama_1b() {
           optimizer          90177536
           activations       580517888
           workspace           2328320
-    "#]].assert_eq(&summary(shapes::llama_1b()));
+    "#]]
+    .assert_eq(&summary(shapes::llama_1b()));
 }
 
 #[test]
@@ -105,7 +106,8 @@ fn bytes_of_llama_8b() {
           optimizer         335544320
           activations      1646395392
           workspace           2328320
-    "#]].assert_eq(&summary(shapes::llama_8b()));
+    "#]]
+    .assert_eq(&summary(shapes::llama_8b()));
 }
 
 #[test]
@@ -129,5 +131,6 @@ fn bytes_of_llama_70b() {
           optimizer        1656750080
           activations      6495272960
           workspace           2328320
-    "#]].assert_eq(&summary(shapes::llama_70b()));
+    "#]]
+    .assert_eq(&summary(shapes::llama_70b()));
 }
