@@ -2,11 +2,11 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve};
-use smidgen_ir::Extent;
+use smidgen_compile::{Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve};
+use smidgen_ir::{Extent, Plan};
 
 const LAYERS: usize = 7;
-const CONTEXT_BYTES: u64 = 1_000_000;
+const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100 };
 
 fn request() -> Request {
     let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
@@ -19,14 +19,19 @@ fn demand(tokens: usize, micro_steps: f64) -> Demand {
 }
 
 fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, smidgen_compile::SolveError> {
-    solve(&request(), demands, pins, CONTEXT_BYTES, budget, &Profile::cpu(2))
+    solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2))
+}
+
+fn peak_of(plan: &Plan) -> u64 {
+    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+    CONTEXT.bytes + CONTEXT.step_bytes * steps as u64 + plan.reserved_bytes() as u64
 }
 
 /// Peak of a demand with the first `count` layers recomputed, by its own plan.
 fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
     let request = Request { extent: demand.extent, ..request() };
     let policy = Policy { recompute: Recompute::first(count), loss_chunk };
-    CONTEXT_BYTES + compile(&request, &policy).reserved_bytes() as u64
+    peak_of(&compile(&request, &policy))
 }
 
 #[test]
@@ -48,7 +53,7 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
         assert_eq!(solution.policy.recompute, Recompute::first(count));
         assert!(solution.peak_bytes <= budget, "{} bytes for a budget of {budget}", solution.peak_bytes);
         assert_eq!(solution.peak_bytes, peaks[count], "the peak is that of the plan");
-        assert_eq!(solution.peak_bytes, CONTEXT_BYTES + solution.plan.reserved_bytes() as u64);
+        assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
         assert!(peaks[..count].iter().all(|peak| *peak > budget), "fewer than {count} layers fit {budget}");
         if let Some((layers_before, peak_before)) = before {
             assert!(count <= layers_before && solution.peak_bytes >= peak_before, "not monotone at {budget}");
