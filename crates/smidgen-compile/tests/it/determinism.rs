@@ -1,4 +1,7 @@
 //! The same request compiles to the same plan, byte for byte, however often.
+//!
+//! Maps inside the compiler are seeded anew in every instance, so an order that leaks from one of them
+//! shows between two compilations of one process.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,5 +1,7 @@
 //! Integration tests of the compiler: plans of real shapes, properties of the planner, snapshots.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod determinism;
 mod packing;
 mod random_graph;

@@ -1,4 +1,6 @@
 //! Properties of the packer on random lives: nothing overlaps, nothing is lost, nothing is by chance.
+//!
+//! Lives are laid out by `pack` alone; what whole plans make of it is in `random_graphs`.
 
 use proptest::prelude::*;
 use smidgen_compile::arena::{Life, most_alive, pack};

@@ -109,9 +109,9 @@ impl Grower {
         let n = WIDTHS[into];
         let a = self.weight("a", Shape::matrix(4, k), growth.trained);
         let h = self.emit(Op::Linear { bias: false, lora: None }, vec![x, a], &["h"])[0];
-        let mut inputs = vec![x, self.weight("weight", Shape::matrix(n, k), growth.first % 4 == 0)];
+        let mut inputs = vec![x, self.weight("weight", Shape::matrix(n, k), growth.first.is_multiple_of(4))];
         if bias {
-            inputs.push(self.weight("bias", Shape::vector(n), growth.first % 3 == 0));
+            inputs.push(self.weight("bias", Shape::vector(n), growth.first.is_multiple_of(3)));
         }
         inputs.extend([h, self.weight("b", Shape::matrix(n, 4), growth.trained)]);
         self.emit(Op::Linear { bias, lora: Some(2.0) }, inputs, &["y"])

@@ -1,4 +1,7 @@
 //! What recompute runs twice: nothing dear without a reason, and never what backward does not read.
+//!
+//! Counted on compiled plans. That recompute changes no result is tested where results exist, in the
+//! runtime.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,4 +1,6 @@
 //! The budget solver: what it returns fits, and nothing faster of its kind would have.
+//!
+//! Every claim is checked against plans that are compiled here, one for each number of layers.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

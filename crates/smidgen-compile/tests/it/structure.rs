@@ -1,4 +1,7 @@
 //! What autodiff builds and what it leaves out, counted on compiled plans.
+//!
+//! Nothing below the lowest adapted layer, no gradient of a frozen weight, no logits of rows without a
+//! label.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,4 +1,6 @@
 //! The transient region is packed tightly: live bytes at the peak ÷ reserved bytes.
+//!
+//! Real shapes; the weights, which would hide a bad packing, are not in the ratio.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -8,8 +8,8 @@ use crate::numbers::{Content, random_integers, random_keys, random_reals, stored
 use crate::subject::{Scalar, Subject};
 use smidgen_compile::{autodiff, forward};
 use smidgen_ir::{
-    DType, Dim, Entry, Extent, Graph, LeafKind, LossHead, Node, Op, Phase, Shape, Storage, Type, ValueId,
-    ValueRole, verify,
+    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Shard, Storage, Type,
+    ValueId, ValueRole, verify,
 };
 use std::collections::HashMap;
 
@@ -178,16 +178,9 @@ impl Draft {
         let mut graph = self.differentiated(eval);
         let micro_step = &mut graph.entries[0].1;
         micro_step.retain(|node| !matches!(node.op, Op::LmHeadLoss(_)));
+        let role = ValueRole::Leaf(Leaf { kind: LeafKind::Input, gradient: None, shard: Shard::WHOLE });
         let seed_value = &mut graph.values[seed.index()];
-        seed_value.name = "dy".into();
-        let leaf = graph.values[table.index()].role.clone();
-        graph.values[seed.index()].role = match leaf {
-            ValueRole::Leaf(mut leaf) => {
-                leaf.kind = LeafKind::Input;
-                ValueRole::Leaf(leaf)
-            }
-            ValueRole::Temp => unreachable!("the head is a leaf"),
-        };
+        (seed_value.name, seed_value.role) = ("dy".into(), role);
         verify::expect_sound("seeding", &verify::graph(&graph));
         let dy = random_reals(0xd, self.extent.rows * columns);
         self.contents.push((seed, Content::Reals(dy.clone())));

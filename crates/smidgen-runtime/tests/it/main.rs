@@ -3,6 +3,8 @@
 //! `examples` is the list of operations; the files beside it hold one family each. Around them: whole
 //! decoders, what memory policies may not change, and plans that were broken on purpose.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod attention_examples;
 mod broken_plans;
 mod check;

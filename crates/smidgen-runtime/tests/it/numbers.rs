@@ -1,4 +1,6 @@
 //! Numbers for tests: the same for the same seed, and what storing them makes of them.
+//!
+//! Leaves out the quantized storages, which these tests do not write.
 
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;

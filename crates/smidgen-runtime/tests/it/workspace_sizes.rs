@@ -6,23 +6,19 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::Recompute;
-use smidgen_ir::{
-    AttentionShape, DType, Dim, Extent, Graph, LeafKind, LossHead, Op, Plan, Shape, Storage, Type, workspace,
-};
+use smidgen_ir::{AttentionShape, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
 /// A step over operands of the given types, all at offset 0.
 fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> BoundStep {
-    let refs = |types: &'_ [Type]| -> Vec<Type> { types.to_vec() };
-    let (inputs, updates) = (refs(inputs), refs(updates));
     let outputs = op
         .infer(&inputs.iter().collect::<Vec<_>>(), &updates.iter().collect::<Vec<_>>())
         .expect("the example fits its operation");
     let operands = |types: &[Type]| types.iter().map(|ty| operand(ty, extent)).collect();
     BoundStep {
-        inputs: operands(&inputs),
+        inputs: operands(inputs),
         outputs: operands(&outputs),
-        updates: operands(&updates),
+        updates: operands(updates),
         op,
         workspace: None,
     }
@@ -157,9 +153,7 @@ fn a_plan_for_fewer_threads_is_refused() {
 /// Weights in a storage that the device cannot decode are refused by name.
 #[test]
 fn quantized_weights_are_refused() {
-    let mut graph = Graph::default();
     let ty = Type::new(Shape::matrix(64, 64), Storage::Nf4 { double: true });
-    graph.add_leaf("weight", ty.clone(), LeafKind::Weight);
     let extent = Extent { tokens: 2, rows: 2, segments: 1 };
     let x = Type::f32(Shape::of(Dim::Tokens, 64));
     let step = bound_step(Op::Linear { bias: false, lora: None }, &[x, ty], &[], &extent);
