@@ -21,6 +21,8 @@ pub mod input {
     pub const ROWS: &str = "rows";
     pub const LABELS: &str = "labels";
     pub const DROPOUT_KEYS: &str = "dropout_keys";
+    /// The dropout keys of the rows that carry a loss; there when the head has an adapter.
+    pub const DROPOUT_ROW_KEYS: &str = "dropout_row_keys";
     /// 1 ÷ supervised tokens of the whole optimizer step.
     pub const LOSS_WEIGHT: &str = "loss_weight";
     /// Learning rate and number of the update, counted from 1.
@@ -90,6 +92,9 @@ fn add_leaves(graph: &mut Graph, request: &Request) -> Leaves {
     add(input::HYPER, Shape::vector(2), DType::F64, LeafKind::Input);
     if request.dropout > 0.0 {
         add(input::DROPOUT_KEYS, Shape::rows_of(Dim::Tokens), DType::U64, LeafKind::Input);
+        if request.adapters.iter().any(|module| module.path == HEAD) {
+            add(input::DROPOUT_ROW_KEYS, Shape::rows_of(Dim::Rows), DType::U64, LeafKind::Input);
+        }
     }
     add(state::LOSS, Shape::vector(1), DType::F64, LeafKind::State);
     add(state::REPORT, Shape::vector(4), DType::F64, LeafKind::State);
@@ -230,7 +235,8 @@ impl Builder<'_> {
         let (index, module) = self.adapters.get(path).copied()?;
         let x = if self.dropout > 0.0 {
             let op = Op::Dropout { p: self.dropout, stream: index as u32 };
-            self.emit1(op, vec![x, self.leaf(input::DROPOUT_KEYS)], &format!("{output}.dropped"))
+            let keys = if path == HEAD { input::DROPOUT_ROW_KEYS } else { input::DROPOUT_KEYS };
+            self.emit1(op, vec![x, self.leaf(keys)], &format!("{output}.dropped"))
         } else {
             x
         };

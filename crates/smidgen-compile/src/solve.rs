@@ -140,18 +140,18 @@ impl Attempt<'_> {
                 None => Err(self.error(policy)),
             };
         }
-        let layers = self.request.spec.layers;
         let none = self.policy(Recompute::none());
         if let Some(plan) = self.fits(&none) {
             return Ok(self.solution(plan, none));
         }
-        let all = self.policy(Recompute::first(layers));
-        let mut found = match self.fits(&all) {
-            Some(plan) => (plan, all),
-            None => return Err(self.error(all)),
+        let most = self.leanest_count();
+        let leanest = self.policy(Recompute::first(most));
+        let mut found = match self.fits(&leanest) {
+            Some(plan) => (plan, leanest),
+            None => return Err(self.error(leanest)),
         };
         // `low` layers are too few, `high` are enough.
-        let (mut low, mut high) = (0, layers);
+        let (mut low, mut high) = (0, most);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             let policy = self.policy(Recompute::first(middle));
@@ -161,6 +161,14 @@ impl Attempt<'_> {
             }
         }
         Ok(self.solution(found.0, found.1))
+    }
+
+    /// How many recomputed layers need least. Backward begins with the last layer, beside the kept inputs
+    /// of all the others: running it again there can take more than keeping it does.
+    fn leanest_count(&self) -> usize {
+        let layers = self.request.spec.layers;
+        let bytes = |count: usize| self.least_bytes(&self.policy(Recompute::first(count)));
+        if bytes(layers - 1) < bytes(layers) { layers - 1 } else { layers }
     }
 
     fn solution(&self, plan: Plan, policy: Policy) -> Solution {

@@ -42,6 +42,14 @@ impl Null {
 
     /// Bytes `start..end` now hold one value; whatever they overlapped is gone.
     fn set(&mut self, start: usize, end: usize) {
+        self.destroy(start, end);
+        if end > start {
+            self.intact.insert(start, end);
+        }
+    }
+
+    /// No value that overlaps `start..end` is intact any more.
+    fn destroy(&mut self, start: usize, end: usize) {
         let overlapped: Vec<usize> = self
             .intact
             .range(..end)
@@ -51,9 +59,6 @@ impl Null {
             .collect();
         for other in overlapped {
             self.intact.remove(&other);
-        }
-        if end > start {
-            self.intact.insert(start, end);
         }
     }
 
@@ -122,9 +127,9 @@ impl Device for Null {
         }
         if let Some((offset, bytes)) = step.workspace {
             self.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
-            // Scratch destroys what lay there; inputs must not lie there.
-            self.set(offset, offset + bytes);
-            for (index, operand) in step.inputs.iter().chain(&step.updates).enumerate() {
+            // Scratch destroys what lay there; no operand may lie there.
+            self.destroy(offset, offset + bytes);
+            for (index, operand) in step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate() {
                 let (start, end) = (operand.offset, operand.offset + operand.bytes_at(extent));
                 if start < offset + bytes && offset < end {
                     let what = format!("workspace of `{}` lies over operand {index}", step.op.name());

@@ -34,12 +34,18 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
                 .filter(|output| node.layer.is_none() || (!recomputed && read_by_backward.contains(output))),
         );
     }
-    // A cheap output is dropped where everything it is made from is kept and read by backward anyway.
+    // A cheap output is dropped where everything it is made from is kept and read by backward anyway, or
+    // is itself such an output: a dropped-out norm is made again from the norm's input.
+    let mut rederived: HashSet<ValueId> = HashSet::new();
     for node in forward.iter().filter(|node| node.op.is_cheap()) {
-        let temps = || node.inputs.iter().filter(|input| graph.value(**input).is_temp());
-        if temps().all(|input| keep.contains(input) && read_by_backward.contains(input)) {
+        let mut temps = node.inputs.iter().filter(|input| graph.value(**input).is_temp());
+        let costs_nothing = |input: &ValueId| {
+            rederived.contains(input) || (keep.contains(input) && read_by_backward.contains(input))
+        };
+        if temps.all(costs_nothing) {
             for output in &node.outputs {
                 keep.remove(output);
+                rederived.insert(*output);
             }
         }
     }

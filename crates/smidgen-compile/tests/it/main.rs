@@ -1,5 +1,15 @@
 //! Integration tests of the compiler: plans of real shapes, properties of the planner, snapshots.
 
-mod shapes;
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod determinism;
+mod packing;
+mod random_graph;
+mod random_graphs;
+mod recompute_structure;
+mod replay;
+mod shapes;
+mod snapshots;
+mod solver;
+mod structure;
 mod utilization;

@@ -38,7 +38,7 @@ pub fn llama_70b() -> DecoderSpec {
 }
 
 pub fn tiny() -> DecoderSpec {
-    llama(16, 24, 2, (4, 2), 32, false)
+    llama(32, 48, 2, (4, 2), 64, false)
 }
 
 /// LoRA of rank 16 on the given targets, `tokens` tokens in `segments` samples, all supervised.
@@ -55,13 +55,14 @@ pub fn request(
         storage: HashMap::new(),
         adapters: paths.into_iter().map(|path| LoraModule { path, rank: 16, scale: 2.0 }).collect(),
         dropout: 0.0,
-        optimizer: Optimizer {
-            adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
-            clip: 1.0,
-        },
+        optimizer: optimizer(),
         extent: Extent { tokens, rows: tokens - segments, segments },
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         threads: 2,
         spec,
     }
+}
+
+pub fn optimizer() -> Optimizer {
+    Optimizer { adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }, clip: 1.0 }
 }

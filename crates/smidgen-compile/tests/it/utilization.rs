@@ -1,4 +1,6 @@
 //! The transient region is packed tightly: live bytes at the peak ÷ reserved bytes.
+//!
+//! Real shapes; the weights, which would hide a bad packing, are not in the ratio.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -10,12 +12,9 @@ fn transient_region_is_nearly_full_at_the_peak() {
     {
         let layers = spec.layers;
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
-        for recompute in [Recompute::none(), Recompute::first(layers)] {
-            let policy = Policy { recompute, loss_chunk: 128 };
-            let start = std::time::Instant::now();
-            let plan = compile(&request, &policy);
-            eprintln!("{name} {:.4} {:?} {}", plan.utilization(), start.elapsed(), plan.transient_bytes);
-            let recomputed = policy.recompute.layers.len();
+        for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
+            let recomputed = recompute.layers.len();
+            let plan = compile(&request, &Policy { recompute, loss_chunk: 128 });
             let utilization = plan.utilization();
             assert!(utilization >= 0.98, "{name} with {recomputed} layers recomputed: {utilization:.4}");
         }

@@ -17,6 +17,7 @@ pub struct Feed {
     rows: ValueId,
     labels: ValueId,
     dropout_keys: Option<ValueId>,
+    dropout_row_keys: Option<ValueId>,
     loss_weight: ValueId,
     hyper: ValueId,
     report: ValueId,
@@ -44,6 +45,7 @@ impl Feed {
             rows: leaf(input::ROWS),
             labels: leaf(input::LABELS),
             dropout_keys: plan.leaf_named(input::DROPOUT_KEYS),
+            dropout_row_keys: plan.leaf_named(input::DROPOUT_ROW_KEYS),
             loss_weight: leaf(input::LOSS_WEIGHT),
             hyper: leaf(input::HYPER),
             report: leaf(state::REPORT),
@@ -64,12 +66,15 @@ impl Feed {
         for (id, numbers) in arrays {
             write_elements(executor, id, numbers.iter().map(|number| number.to_le_bytes()));
         }
+        let key = |token: usize| {
+            let (sample, position) = (batch.sample_of_token[token], batch.positions[token]);
+            counter::token_key(self.seed, step, u64::from(sample), position as u64).to_le_bytes()
+        };
         if let Some(id) = self.dropout_keys {
-            let tokens = batch.sample_of_token.iter().zip(&batch.positions);
-            let keys = tokens.map(|(sample, position)| {
-                counter::token_key(self.seed, step, u64::from(*sample), *position as u64).to_le_bytes()
-            });
-            write_elements(executor, id, keys);
+            write_elements(executor, id, (0..batch.positions.len()).map(key));
+        }
+        if let Some(id) = self.dropout_row_keys {
+            write_elements(executor, id, batch.rows.iter().map(|row| key(*row as usize)));
         }
     }
 

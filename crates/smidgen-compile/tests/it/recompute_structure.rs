@@ -1,0 +1,124 @@
+//! What recompute runs twice: nothing dear without a reason, and never what backward does not read.
+//!
+//! Counted on compiled plans. That recompute changes no result is tested where results exist, in the
+//! runtime.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::{Policy, Recompute, Request, compile};
+use smidgen_ir::{Entry, Op, Phase, Plan, Step};
+use std::collections::BTreeSet;
+
+const LAYERS: usize = 5;
+
+fn request(dropout: f32) -> Request {
+    let spec = shapes::llama(32, 48, LAYERS, (4, 2), 64, false);
+    Request { dropout, ..shapes::request(spec, Targets::AllLinear, Layers::All, 24, 2) }
+}
+
+fn plan(request: &Request, recompute: Recompute) -> Plan {
+    compile(request, &Policy { recompute, loss_chunk: 8 })
+}
+
+fn again(plan: &Plan) -> Vec<&Step> {
+    plan.entry(Entry::MicroStep).steps.iter().filter(|step| step.phase == Phase::Recompute).collect()
+}
+
+fn is_dear(op: &Op) -> bool {
+    matches!(op, Op::Linear { .. } | Op::Attention(_))
+}
+
+/// Layers in which a product or attention runs twice.
+fn layers_run_again(plan: &Plan) -> BTreeSet<usize> {
+    again(plan).iter().filter(|step| is_dear(&step.op)).filter_map(|step| step.layer).collect()
+}
+
+#[test]
+fn without_recompute_no_product_and_no_attention_runs_twice() {
+    for dropout in [0.0, 0.1] {
+        let plan = plan(&request(dropout), Recompute::none());
+        let steps = again(&plan);
+        assert!(!steps.is_empty(), "norms and activations are rederived");
+        for step in steps {
+            assert!(step.op.is_cheap(), "`{}` runs twice", step.op.name());
+        }
+    }
+}
+
+#[test]
+fn only_the_layers_asked_for_run_again() {
+    let request = request(0.0);
+    let lists = [
+        Recompute::first(LAYERS),
+        Recompute::first(2),
+        Recompute::every(2, LAYERS),
+        Recompute { layers: vec![1, 4] },
+    ];
+    for recompute in lists {
+        let expected: BTreeSet<usize> = recompute.layers.iter().copied().collect();
+        assert_eq!(layers_run_again(&plan(&request, recompute)), expected);
+    }
+    assert_eq!(Recompute::every(2, LAYERS).layers, [0, 2, 4]);
+}
+
+#[test]
+fn the_last_product_of_a_layer_never_runs_again() {
+    for dropout in [0.0, 0.1] {
+        let plan = plan(&request(dropout), Recompute::first(LAYERS));
+        let names: Vec<&str> = again(&plan)
+            .iter()
+            .flat_map(|step| &step.outputs)
+            .map(|id| plan.value(*id).name.as_str())
+            .collect();
+        for layer in 0..LAYERS {
+            let has = |name: &str| names.contains(&format!("layers.{layer}.{name} again").as_str());
+            assert!(has("attn.q") && has("attn.o") && has("attn.out") && has("mlp.gate") && has("mlp.up"));
+            assert!(!has("mlp.out") && !has("x"), "backward does not read the end of layer {layer}");
+        }
+    }
+}
+
+/// Dropped-out inputs are made again from what is kept anyway, so dropout costs the working set of one layer
+/// and not seven more activations of every layer.
+#[test]
+fn dropout_keeps_no_inputs_of_its_own() {
+    let spec = shapes::llama_1b();
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
+    let with_dropout = Request { dropout: 0.1, ..request.clone() };
+    let live = |request| plan(request, Recompute::none()).peak().transient_live_bytes;
+    let (without, with) = (live(&request), live(&with_dropout));
+    let activation_bytes = 4 * 2048 * request.spec.hidden;
+    assert!(with <= without + 8 * activation_bytes, "{with} bytes with dropout, {without} without");
+}
+
+/// Each dropped value is made once more, not once for each reader.
+#[test]
+fn nothing_runs_three_times() {
+    let plan = plan(&request(0.1), Recompute::first(LAYERS));
+    let mut seen = BTreeSet::new();
+    for step in again(&plan) {
+        for output in &step.outputs {
+            let name = &plan.value(*output).name;
+            assert!(seen.insert(name.clone()), "`{name}` is computed again twice");
+        }
+    }
+}
+
+/// The last layer is left out: backward begins there, beside the kept inputs of all others, and running it
+/// again can take more than keeping it.
+#[test]
+fn recomputing_more_layers_takes_less_memory_and_more_work() {
+    let spec = shapes::llama(64, 128, LAYERS, (4, 2), 128, false);
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 4096, 4);
+    let measured: Vec<(usize, f64)> = (0..LAYERS)
+        .map(|count| {
+            let plan = plan(&request, Recompute::first(count));
+            let flops = plan.entry(Entry::MicroStep).steps.iter().map(|step| step.cost.flops).sum();
+            (plan.reserved_bytes(), flops)
+        })
+        .collect();
+    for pair in measured.windows(2) {
+        assert!(pair[1].0 < pair[0].0, "more layers, not fewer bytes: {measured:?}");
+        assert!(pair[1].1 > pair[0].1, "more layers, not more work: {measured:?}");
+    }
+}

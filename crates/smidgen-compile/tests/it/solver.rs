@@ -1,0 +1,111 @@
+//! The budget solver: what it returns fits, and nothing faster of its kind would have.
+//!
+//! Every claim is checked against plans that are compiled here, one for each number of layers.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::{Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve};
+use smidgen_ir::{Extent, Plan};
+
+const LAYERS: usize = 7;
+const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100 };
+
+fn request() -> Request {
+    let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
+    shapes::request(spec, Targets::AllLinear, Layers::All, 512, 4)
+}
+
+fn demand(tokens: usize, micro_steps: f64) -> Demand {
+    let extent = Extent { tokens, rows: tokens - 4, segments: 4 };
+    Demand { micro_tokens: tokens, extent, micro_steps }
+}
+
+fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, smidgen_compile::SolveError> {
+    solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2))
+}
+
+fn peak_of(plan: &Plan) -> u64 {
+    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+    CONTEXT.bytes + CONTEXT.step_bytes * steps as u64 + plan.reserved_bytes() as u64
+}
+
+/// Peak of a demand with the first `count` layers recomputed, by its own plan.
+fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
+    let request = Request { extent: demand.extent, ..request() };
+    let policy = Policy { recompute: Recompute::first(count), loss_chunk };
+    peak_of(&compile(&request, &policy))
+}
+
+#[test]
+fn every_budget_gets_the_fewest_layers_that_fit() {
+    let demand = demand(512, 1.0);
+    let chunk = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
+    let peaks: Vec<u64> = (0..=LAYERS).map(|count| peak_with(&demand, count, chunk)).collect();
+    let least = *peaks.iter().min().unwrap();
+    let most = peaks[0];
+    assert!(least < most, "recompute saves nothing here");
+    let error = solved(&[demand], &Pins::default(), least - 1).unwrap_err();
+    assert_eq!(error.leanest.peak_bytes, least, "the leanest of {peaks:?}");
+    let mut before: Option<(usize, u64)> = None;
+    let mut seen = Vec::new();
+    for part in 0..=24 {
+        let budget = least + (most - least) * part / 24;
+        let solution = solved(&[demand], &Pins::default(), budget).unwrap();
+        let count = solution.policy.recompute.layers.len();
+        assert_eq!(solution.policy.recompute, Recompute::first(count));
+        assert!(solution.peak_bytes <= budget, "{} bytes for a budget of {budget}", solution.peak_bytes);
+        assert_eq!(solution.peak_bytes, peaks[count], "the peak is that of the plan");
+        assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
+        assert!(peaks[..count].iter().all(|peak| *peak > budget), "fewer than {count} layers fit {budget}");
+        if let Some((layers_before, peak_before)) = before {
+            assert!(count <= layers_before && solution.peak_bytes >= peak_before, "not monotone at {budget}");
+        }
+        before = Some((count, solution.peak_bytes));
+        seen.push(count);
+    }
+    seen.dedup();
+    assert!(seen.len() > 4, "the budgets met only {seen:?} recomputed layers");
+}
+
+#[test]
+fn what_does_not_fit_carries_the_leanest_plan() {
+    let (large, small) = (demand(512, 1.0), demand(128, 4.0));
+    let error = solved(&[large, small], &Pins::default(), 10).unwrap_err();
+    assert_eq!(error.budget_bytes, 10);
+    let leanest = &error.leanest;
+    assert_eq!(leanest.demand, small, "the smaller micro-batch needs less");
+    let peaks = (0..=LAYERS).map(|count| peak_with(&small, count, leanest.policy.loss_chunk));
+    assert_eq!(Some(leanest.peak_bytes), peaks.min());
+    let message = format!("the leanest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
+    assert_eq!(error.to_string(), message);
+    // The figure is honest: with it, the run fits; with one byte less it does not.
+    assert!(solved(&[large, small], &Pins::default(), leanest.peak_bytes).is_ok());
+    assert!(solved(&[large, small], &Pins::default(), leanest.peak_bytes - 1).is_err());
+}
+
+/// Half the tokens without recompute, or all of them with: the predicted step decides, and is right.
+#[test]
+fn the_faster_micro_batch_wins() {
+    let demands = [demand(512, 1.0), demand(256, 2.0), demand(128, 4.0)];
+    let chunk = solved(&demands, &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
+    let roomy = peak_with(&demands[0], 0, chunk);
+    let whole = solved(&demands, &Pins::default(), roomy).unwrap();
+    assert_eq!((whole.demand, whole.policy.recompute.layers.len()), (demands[0], 0));
+    let budget = peak_with(&demands[0], LAYERS, chunk);
+    let best = solved(&demands, &Pins::default(), budget).unwrap();
+    for demand in demands {
+        if let Ok(alone) = solved(&[demand], &Pins::default(), budget) {
+            assert!(best.step_ms <= alone.step_ms, "{demand:?} alone is faster");
+        }
+    }
+}
+
+#[test]
+fn pins_are_obeyed_and_never_traded() {
+    let demand = demand(512, 1.0);
+    let pins = Pins { recompute: Some(Recompute { layers: vec![1, 3] }), loss_chunk: Some(24) };
+    let solution = solved(&[demand], &pins, u64::MAX).unwrap();
+    assert_eq!(solution.policy, Policy { recompute: Recompute { layers: vec![1, 3] }, loss_chunk: 24 });
+    let error = solved(&[demand], &pins, solution.peak_bytes - 1).unwrap_err();
+    assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
+}

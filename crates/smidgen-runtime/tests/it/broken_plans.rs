@@ -1,0 +1,133 @@
+//! Plans that were broken on purpose: both the check on paper and the device that believes nothing see it.
+//!
+//! `verify` compares places and lives; `Null` follows the bytes. What only one of them can see is said so.
+
+use crate::decoder::Choice;
+use crate::subject::Subject;
+use smidgen_compile::Recompute;
+use smidgen_ir::plan::ALIGNMENT;
+use smidgen_ir::{Dim, Entry, Lifetime, Plan, Shape, Type, ValueRole, verify};
+
+fn subject() -> Subject {
+    Choice::lora().subject_with(Recompute { layers: vec![0] })
+}
+
+fn sound_plan(subject: &Subject) -> Plan {
+    let plan = subject.plan(subject.extent, 2);
+    assert_eq!(verify::plan(&plan), Vec::<String>::new());
+    subject.run_on_null(plan.clone()).unwrap();
+    plan
+}
+
+/// First and last step of a buffer that lives for more than one.
+fn steps_of(plan: &Plan, entry: Entry, buffer: usize) -> Option<(usize, usize)> {
+    match plan.buffers[buffer].lifetime {
+        Lifetime::Steps { entry: own, first, last } if own == entry && first < last => Some((first, last)),
+        _ => None,
+    }
+}
+
+/// Pairs of buffers of which one is born while the other waits to be read, laid over each other but not at
+/// the same place: bytes do not tell whose they are, so an exact overlay is for `verify` alone.
+#[test]
+fn overlapping_live_buffers_are_found() {
+    let subject = subject();
+    let plan = sound_plan(&subject);
+    let mut pairs = 0;
+    for waiting in 0..plan.buffers.len() {
+        let Some((first, last)) = steps_of(&plan, Entry::MicroStep, waiting) else { continue };
+        if plan.buffers[waiting].bytes <= ALIGNMENT {
+            continue;
+        }
+        let born = (0..plan.buffers.len()).filter(|other| match plan.buffers[*other].lifetime {
+            Lifetime::Steps { entry: Entry::MicroStep, first: born, .. } => first < born && born < last,
+            _ => false,
+        });
+        // Every seventh pair is enough to meet each kind of buffer.
+        for other in born.filter(|other| (other + waiting) % 7 == 0) {
+            let mut broken = plan.clone();
+            broken.buffers[other].offset = plan.buffers[waiting].offset + ALIGNMENT;
+            let findings = verify::plan(&broken);
+            let (low, high) = (waiting.min(other), waiting.max(other));
+            assert!(
+                findings.iter().any(|finding| finding.contains("overlap") && mentions(finding, low, high)),
+                "verify is silent on buffers {low} and {high}: {findings:?}"
+            );
+            let violation = subject.run_on_null(broken);
+            assert!(violation.is_err(), "null is silent on buffers {low} and {high}");
+            pairs += 1;
+        }
+    }
+    assert!(pairs > 100, "only {pairs} pairs were tried");
+}
+
+fn mentions(finding: &str, low: usize, high: usize) -> bool {
+    let words: Vec<&str> = finding.split_whitespace().collect();
+    [low, high].iter().all(|index| words.contains(&index.to_string().as_str()))
+}
+
+/// A value wider than its buffer runs over what lies behind.
+#[test]
+fn an_operand_beyond_its_buffer_is_found() {
+    let subject = subject();
+    let plan = sound_plan(&subject);
+    let hidden = 20;
+    let value = plan
+        .values
+        .iter()
+        .position(|value| value.name == "layers.1.mid" && value.role == ValueRole::Temp)
+        .expect("the decoder names its residual stream");
+    let mut broken = plan.clone();
+    assert_eq!(plan.values[value].ty, Type::f32(Shape::of(Dim::Tokens, hidden)));
+    broken.values[value].ty = Type::f32(Shape::of(Dim::Tokens, 40 * hidden));
+    let findings = verify::plan(&broken);
+    assert!(findings.iter().any(|finding| finding.contains("`layers.1.mid` needs")), "{findings:?}");
+    assert!(subject.run_on_null(broken).is_err());
+}
+
+/// A buffer behind the end of the reservation.
+#[test]
+fn an_operand_beyond_the_reservation_is_found() {
+    let subject = subject();
+    let plan = sound_plan(&subject);
+    for lifetime_of_run in [true, false] {
+        let mut broken = plan.clone();
+        let index = plan
+            .buffers
+            .iter()
+            .rposition(|buffer| (buffer.lifetime == Lifetime::Run) == lifetime_of_run)
+            .expect("the plan has both regions");
+        broken.buffers[index].offset = plan.reserved_bytes();
+        let findings = verify::plan(&broken);
+        assert!(findings.iter().any(|finding| finding.contains("leaves its region")), "{findings:?}");
+        let violation = subject.run_on_null(broken).unwrap_err();
+        assert!(violation.contains("the reservation at"), "{violation}");
+    }
+}
+
+/// A step that runs before the one whose result it reads.
+#[test]
+fn steps_out_of_order_are_found() {
+    let subject = subject();
+    let mut broken = sound_plan(&subject);
+    let steps = &mut broken.entries[0].steps;
+    let norm = steps.iter().position(|step| step.op.name() == "rms_norm").expect("a decoder has norms");
+    assert!(steps[norm + 1].inputs.contains(&steps[norm].outputs[0]));
+    steps.swap(norm, norm + 1);
+    let findings = verify::plan(&broken);
+    assert!(findings.iter().any(|finding| finding.contains("read before it is written")), "{findings:?}");
+    assert!(subject.run_on_null(broken).is_err());
+}
+
+/// An output in the place of an input that the operation still reads: only `verify` knows the rules.
+#[test]
+fn an_output_over_an_input_that_may_not_be_replaced_is_found() {
+    let subject = subject();
+    let mut broken = sound_plan(&subject);
+    let step =
+        broken.entries[0].steps.iter().find(|step| step.op.name() == "linear").expect("there are linears");
+    let (output, input) = (step.outputs[0], step.inputs[0]);
+    broken.values[output.index()].buffer = broken.values[input.index()].buffer;
+    let findings = verify::plan(&broken);
+    assert!(findings.iter().any(|finding| finding.contains("may not replace input")), "{findings:?}");
+}

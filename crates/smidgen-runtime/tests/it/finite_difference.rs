@@ -1,0 +1,78 @@
+//! A gradient against central differences of the function itself.
+//!
+//! The function is run in f32 as training runs it, so both its rounding and the curvature over a step
+//! are errors; steps are chosen where both are small. What is compared is the difference of the function
+//! between two points that the storage can hold, never a step that rounding has swallowed.
+
+use crate::numbers::{random_reals, stored};
+use smidgen_ir::{DType, Storage};
+
+/// Single elements that are moved; a whole-vector direction covers the others.
+const ELEMENTS: usize = 16;
+const DIRECTIONS: u64 = 2;
+
+/// Checks `gradient` at `point` against `function`, with errors relative to the gradient's own scale.
+pub fn check_gradient(
+    name: &str,
+    point: &[f32],
+    storage: Storage,
+    gradient: &[f32],
+    tolerance: f64,
+    mut function: impl FnMut(&[f32]) -> f64,
+) {
+    assert_eq!(point.len(), gradient.len(), "{name}: one derivative an element");
+    assert!(gradient.iter().all(|value| value.is_finite()), "{name}: {gradient:?}");
+    let squares: f64 = gradient.iter().map(|value| f64::from(*value).powi(2)).sum();
+    let typical = (squares / gradient.len() as f64).sqrt();
+    assert!(typical > 0.0, "{name}: the gradient is zero everywhere, which proves nothing");
+    for (what, steps) in steps(point.len(), storage) {
+        let moved = |sign: f32| -> Vec<f32> {
+            point.iter().zip(&steps).map(|(value, step)| stored(storage, value + sign * step)).collect()
+        };
+        let (above, below) = (moved(1.0), moved(-1.0));
+        let mut predicted = 0.0;
+        let (mut scale, mut longest) = (0.0, 0.0f64);
+        for ((above, below), slope) in above.iter().zip(&below).zip(gradient) {
+            let distance = f64::from(*above) - f64::from(*below);
+            let change = distance * f64::from(*slope);
+            predicted += change;
+            scale += change * change;
+            longest = longest.max(distance.abs());
+        }
+        assert!(longest > 0.0, "{name}, {what}: the step vanished in {storage}");
+        let actual = function(&above) - function(&below);
+        let error = (actual - predicted).abs() / scale.sqrt().max(longest * typical);
+        assert!(
+            error <= tolerance,
+            "{name}, {what}: the function changes by {actual:e}, its gradient says {predicted:e} (error {error:.1e})"
+        );
+    }
+}
+
+/// Some elements one by one, and all of them at once in random directions.
+fn steps(len: usize, storage: Storage) -> Vec<(String, Vec<f32>)> {
+    let single = match storage {
+        Storage::Plain(DType::F32) => 1e-2,
+        _ => 0.05,
+    };
+    let together = match storage {
+        Storage::Plain(DType::F32) => 3e-2 / (len as f32).sqrt(),
+        // Several units in the last place of bf16 for numbers below 1.
+        _ => 0.015,
+    };
+    let mut steps = Vec::new();
+    let stride = len.div_ceil(ELEMENTS);
+    for element in (0..len).step_by(stride) {
+        // Not always the same column of a matrix.
+        let element = (element + element / stride % stride).min(len - 1);
+        let mut step = vec![0.0; len];
+        step[element] = single;
+        steps.push((format!("element {element}"), step));
+    }
+    for direction in 0..DIRECTIONS {
+        let signs = random_reals(0x5eed + direction, len);
+        let step = signs.iter().map(|sign| together.copysign(*sign)).collect();
+        steps.push((format!("direction {direction}"), step));
+    }
+    steps
+}

@@ -1,0 +1,80 @@
+//! Matrix products: linears with and without bias and adapter, and what several on one input become.
+//!
+//! Sizes are odd, and some cross a block of the product's depth or columns.
+
+use crate::draft::Draft;
+use crate::examples::{Example, gradient};
+use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK};
+use smidgen_ir::{DType, Op};
+
+const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];
+const WITH_BIAS: &[&str] = &["linear", "linear_grad", "weight_grad", "bias_grad"];
+
+pub fn examples() -> Vec<Example> {
+    let mut examples = Vec::new();
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        for bias in [false, true] {
+            for rank in [0, 3] {
+                examples.push(linear(dtype, bias, rank, [11, 21, 33]));
+            }
+        }
+    }
+    examples.push(linear(DType::Bf16, true, 5, [5, 7, DEPTH_BLOCK + 9]));
+    examples.push(linear(DType::F32, true, 5, [6, COLUMN_BLOCK + 13, 9]));
+    examples.push(linear(DType::F16, false, 70, [1, 4, 3]));
+    examples.push(linear(DType::F32, false, 4, [150, 10, 12]));
+    examples.push(linear_over_gathered_rows());
+    examples.push(three_on_one_input());
+    examples
+}
+
+/// y (T, N) of x (T, K); rank 0 is no adapter.
+fn linear(dtype: DType, bias: bool, rank: usize, [tokens, n, k]: [usize; 3]) -> Example {
+    let mut draft = Draft::new(&[tokens], 1);
+    let x = draft.tokens("x", k);
+    let mut inputs = vec![x, draft.matrix("weight", n, k, dtype)];
+    if bias {
+        inputs.push(draft.vector("bias", n, dtype));
+    }
+    let lora = (rank > 0).then_some(1.5);
+    if rank > 0 {
+        inputs.push(draft.tokens("h", rank));
+        inputs.push(draft.matrix("b", n, rank, DType::F32));
+    }
+    let y = draft.op(Op::Linear { bias, lora }, &inputs, &["y"])[0];
+    let name = format!("linear {dtype} bias={bias} rank={rank} T={tokens} N={n} K={k}");
+    gradient(if bias { WITH_BIAS } else { LINEAR }, draft.gradient_of(&name, y))
+}
+
+fn linear_over_gathered_rows() -> Example {
+    let mut draft = Draft::new(&[19], 2);
+    let x = draft.rows("x", 13);
+    let weight = draft.matrix("weight", 17, 13, DType::Bf16);
+    let y = draft.op(Op::Linear { bias: false, lora: None }, &[x, weight], &["y"])[0];
+    gradient(LINEAR, draft.gradient_of("linear over gathered rows", y))
+}
+
+/// q, k and v of one x, each with its adapter: the gradient of x is one product of six terms.
+fn three_on_one_input() -> Example {
+    let mut draft = Draft::new(&[10], 1);
+    let x = draft.tokens("x", 15);
+    let mut sum = None;
+    for name in ["q", "k", "v"] {
+        let a = draft.matrix(&format!("{name} a"), 3, 15, DType::F32);
+        let h = draft.op(Op::Linear { bias: false, lora: None }, &[x, a], &["h"])[0];
+        let weight = draft.matrix(&format!("{name} weight"), 9, 15, DType::Bf16);
+        let b = draft.matrix(&format!("{name} b"), 9, 3, DType::F32);
+        let y = draft.op(Op::Linear { bias: false, lora: Some(0.5) }, &[x, weight, h, b], &[name])[0];
+        sum = Some(match sum {
+            None => y,
+            Some(so_far) => draft.op(Op::Add, &[so_far, y], &["sum"])[0],
+        });
+    }
+    let subject = draft.gradient_of("three linears on one input", sum.unwrap());
+    let terms = subject.graph.entries[0].1.iter().filter_map(|node| match &node.op {
+        Op::LinearGrad { scales } => Some(scales.len()),
+        _ => None,
+    });
+    assert_eq!(terms.max(), Some(6));
+    gradient(&["linear_grad"], subject)
+}

@@ -1,0 +1,24 @@
+//! Integration tests of the runtime: what every operation computes, seen from outside, through plans.
+//!
+//! `examples` is the list of operations; the files beside it hold one family each. Around them: whole
+//! decoders, what memory policies may not change, and plans that were broken on purpose.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod attention_examples;
+mod broken_plans;
+mod check;
+mod decoder;
+mod decoder_gradients;
+mod draft;
+mod examples;
+mod finite_difference;
+mod linear_examples;
+mod loss_examples;
+mod numbers;
+mod recompute_changes_nothing;
+mod row_examples;
+mod subject;
+mod thread_counts;
+mod update_examples;
+mod workspace_sizes;

@@ -1,0 +1,190 @@
+//! A graph with its contents, ready to be planned, run and differentiated.
+//!
+//! A subject holds what a check needs to know: which leaves are trained, what the host writes, and which
+//! number the gradients are gradients of.
+
+use crate::numbers::{Content, decode_doubles, decode_reals, encode};
+use smidgen_compile::options::Optimizer;
+use smidgen_compile::passes::reuse_in_place;
+use smidgen_compile::{DecoderSpec, Request, arena, schedule};
+use smidgen_ir::{
+    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Plan, RopeScaling, RopeSpec, ValueId,
+};
+use smidgen_runtime::{Cpu, Device, Executor, Null};
+use std::collections::HashMap;
+
+/// The number that is differentiated.
+#[derive(Clone, Debug)]
+pub enum Scalar {
+    /// Σ y·dy, summed here in f64; `eval` computes y.
+    Dot { y: ValueId, dy: Vec<f32> },
+    /// A loss that an entry point adds to a leaf.
+    Loss { entry: Entry, leaf: ValueId },
+}
+
+#[derive(Clone, Debug)]
+pub struct Subject {
+    pub name: String,
+    pub graph: Graph,
+    pub extent: Extent,
+    pub contents: Vec<(ValueId, Content)>,
+    pub scalar: Scalar,
+}
+
+/// Everything that a run of `micro_step` and `eval` leaves behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Bytes by the leaf whose gradient they are.
+    pub gradients: HashMap<String, Vec<u8>>,
+    pub result: Vec<u8>,
+}
+
+impl Subject {
+    /// A plan for micro-batches of at most `planned`.
+    pub fn plan(&self, planned: Extent, threads: usize) -> Plan {
+        plan_graph(&self.graph, planned, threads)
+    }
+
+    /// A plan with room for more than is run: sizes at run time must not come from the plan.
+    pub fn roomy_plan(&self, threads: usize) -> Plan {
+        let Extent { tokens, rows, segments } = self.extent;
+        self.plan(Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }, threads)
+    }
+
+    pub fn trained(&self) -> Vec<(ValueId, ValueId)> {
+        self.graph.trainable().collect()
+    }
+
+    pub fn reals_of(&self, leaf: ValueId) -> &[f32] {
+        let found = self.contents.iter().find(|(id, _)| *id == leaf);
+        match found {
+            Some((_, Content::Reals(values))) => values,
+            other => panic!("`{}` holds {other:?}", self.graph.value(leaf).name),
+        }
+    }
+
+    /// Runs `micro_step`, then `eval`, from zero gradients.
+    pub fn run_once(&self, executor: &mut Executor<Cpu>) -> Outcome {
+        self.write_contents(executor);
+        executor.run(Entry::MicroStep, &self.extent).unwrap();
+        let mut gradients = HashMap::new();
+        for (leaf, gradient) in self.trained() {
+            gradients.insert(self.graph.value(leaf).name.clone(), self.read_bytes(executor, gradient));
+        }
+        let result = match &self.scalar {
+            Scalar::Dot { y, .. } => {
+                executor.run(Entry::Eval, &self.extent).unwrap();
+                self.read_bytes(executor, *y)
+            }
+            Scalar::Loss { entry: Entry::MicroStep, leaf } => self.read_bytes(executor, *leaf),
+            Scalar::Loss { entry, leaf } => {
+                executor.run(*entry, &self.extent).unwrap();
+                self.read_bytes(executor, *leaf)
+            }
+        };
+        Outcome { gradients, result }
+    }
+
+    /// The scalar as the leaves are now.
+    pub fn evaluate(&self, executor: &mut Executor<Cpu>) -> f64 {
+        match &self.scalar {
+            Scalar::Dot { y, dy } => {
+                executor.run(Entry::Eval, &self.extent).unwrap();
+                let y = decode_reals(&self.read_bytes(executor, *y));
+                assert_eq!(y.len(), dy.len());
+                y.iter().zip(dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum()
+            }
+            Scalar::Loss { entry, leaf } => {
+                executor.write(*leaf, &0.0f64.to_le_bytes());
+                executor.run(*entry, &self.extent).unwrap();
+                decode_doubles(&self.read_bytes(executor, *leaf))[0]
+            }
+        }
+    }
+
+    pub fn write_reals<D: Device>(&self, executor: &mut Executor<D>, leaf: ValueId, values: &[f32]) {
+        let storage = self.graph.value(leaf).ty.storage;
+        executor.write(leaf, &encode(&Content::Reals(values.to_vec()), storage));
+    }
+
+    /// Contents as given, all gradients, moments and state zero.
+    pub fn write_contents<D: Device>(&self, executor: &mut Executor<D>) {
+        for (index, value) in self.graph.values.iter().enumerate() {
+            let kind = value.leaf().map(|leaf| leaf.kind);
+            if matches!(kind, Some(LeafKind::Gradient | LeafKind::Moment | LeafKind::State)) {
+                executor.write(ValueId(index as u32), &vec![0; value.ty.bytes(&self.extent)]);
+            }
+        }
+        for (leaf, content) in &self.contents {
+            let value = self.graph.value(*leaf);
+            let bytes = encode(content, value.ty.storage);
+            assert_eq!(bytes.len(), value.ty.bytes(&self.extent), "contents of `{}`", value.name);
+            executor.write(*leaf, &bytes);
+        }
+    }
+
+    pub fn read_bytes(&self, executor: &mut Executor<Cpu>, value: ValueId) -> Vec<u8> {
+        let mut bytes = vec![0; self.graph.value(value).ty.bytes(&self.extent)];
+        executor.read(value, &mut bytes);
+        bytes
+    }
+
+    pub fn load(&self, plan: Plan, threads: usize) -> Executor<Cpu> {
+        let mut executor = Executor::load(plan, Cpu::new(threads).unwrap()).unwrap();
+        self.write_contents(&mut executor);
+        executor
+    }
+
+    /// Every entry point on the device that checks accesses, `micro_step` and `update` twice.
+    pub fn run_on_null(&self, plan: Plan) -> Result<(), String> {
+        let mut executor = Executor::load(plan, Null::default()).map_err(|error| error.to_string())?;
+        self.write_contents(&mut executor);
+        let order = [Entry::MicroStep, Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval];
+        for entry in order.into_iter().chain([Entry::MicroStep, Entry::Update]) {
+            executor.run(entry, &self.extent).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// Lays a graph out as `compile` does behind its passes.
+pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
+    let shared = reuse_in_place::find(graph);
+    let request = Request {
+        title: "test".into(),
+        spec: unused_spec(),
+        storage: HashMap::new(),
+        adapters: vec![],
+        dropout: 0.0,
+        optimizer: optimizer(),
+        extent: planned,
+        threads,
+    };
+    arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &request))
+}
+
+pub fn optimizer() -> Optimizer {
+    Optimizer { adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }, clip: 1.0 }
+}
+
+/// The layout of a graph asks the request for sizes alone.
+fn unused_spec() -> DecoderSpec {
+    DecoderSpec {
+        model_type: "llama".into(),
+        vocabulary: 1,
+        hidden: 8,
+        intermediate: 1,
+        layers: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 8,
+        norm_eps: 1e-5,
+        rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
+        activation: Activation::Silu,
+        attention_bias: false,
+        mlp_bias: false,
+        tied_head: false,
+        max_positions: 1,
+        stored: DType::F32,
+    }
+}

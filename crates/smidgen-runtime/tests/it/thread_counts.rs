@@ -1,0 +1,47 @@
+//! Thread counts on sizes that are really cut into tasks: still the same bytes.
+//!
+//! The examples of single operations are small enough that one task may do; here each operation with a
+//! reduction has many. Only bytes are compared, the gradients themselves are checked on the small sizes.
+
+use crate::check::same_bytes_everywhere;
+use crate::draft::Draft;
+use smidgen_ir::{AttentionShape, DType, Dim, LossHead, Op};
+
+#[test]
+fn products_and_norms() {
+    let mut draft = Draft::new(&[301], 1);
+    let x = draft.tokens("x", 700);
+    let norm = draft.vector("norm", 700, DType::F32);
+    let n = draft.op(Op::RmsNorm { eps: 1e-5 }, &[x, norm], &["n"])[0];
+    let (weight, bias) =
+        (draft.matrix("weight", 801, 700, DType::Bf16), draft.vector("bias", 801, DType::F32));
+    let a = draft.matrix("a", 16, 700, DType::F32);
+    let h = draft.op(Op::Linear { bias: false, lora: None }, &[n, a], &["h"])[0];
+    let b = draft.matrix("b", 801, 16, DType::F32);
+    let y = draft.op(Op::Linear { bias: true, lora: Some(0.5) }, &[n, weight, bias, h, b], &["y"])[0];
+    same_bytes_everywhere(&draft.gradient_of("products and norms", y));
+}
+
+#[test]
+fn attention_over_long_segments() {
+    let mut draft = Draft::new(&[210, 1, 140], 1);
+    let shape = AttentionShape { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125 };
+    let (q_channels, kv_channels) = shape.channels();
+    let (q, k, v) =
+        (draft.tokens("q", q_channels), draft.tokens("k", kv_channels), draft.tokens("v", kv_channels));
+    let o = draft.op(Op::Attention(shape), &[q, k, v, draft.boundaries()], &["o", "lse"])[0];
+    same_bytes_everywhere(&draft.gradient_of("attention over long segments", o));
+}
+
+#[test]
+fn embedding_and_loss_over_a_large_vocabulary() {
+    let mut draft = Draft::new(&[260], 2);
+    let ids = draft.ids("ids", Dim::Tokens, 50);
+    let embedding = draft.matrix("embedding", 50, 65, DType::Bf16);
+    let x = draft.op(Op::Embed, &[ids, embedding], &["x"])[0];
+    let rows = draft.op(Op::GatherRows, &[x, draft.supervised()], &["rows"])[0];
+    let table = draft.matrix("head", 3001, 65, DType::F16);
+    let head = LossHead { chunk: 48, gradient: true, lora: None, train_head: true };
+    draft.loss(head, rows, table, None);
+    same_bytes_everywhere(&draft.gradient_of_loss("embedding and loss"));
+}

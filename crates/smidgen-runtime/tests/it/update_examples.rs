@@ -1,0 +1,213 @@
+//! The optimizer step: norm, clipping, AdamW and zeroing, against f64 references over several steps.
+//!
+//! Also what must not happen: a gradient or a loss that is not finite changes no parameter and no moment.
+
+use crate::examples::{Example, Proof};
+use crate::numbers::{Content, decode_doubles, decode_reals, random_reals};
+use crate::subject::{Scalar, Subject};
+use smidgen_compile::forward::{input, state, train_leaf};
+use smidgen_compile::options::Optimizer;
+use smidgen_compile::update::append_update;
+use smidgen_ir::{AdamW, DType, Entry, Extent, Graph, LeafKind, Shape, Storage, Type, ValueId, verify};
+use smidgen_runtime::{Cpu, Executor};
+use std::collections::BTreeSet;
+
+/// One leaf below a vector, one that is cut into chunks with a rest.
+const LEAVES: [(usize, usize); 3] = [(1, 3), (7, 13), (129, 131)];
+const SETTINGS: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1 };
+
+pub fn examples() -> Vec<Example> {
+    let covers: &[&str] = &["grad_norm", "adamw", "zero"];
+    vec![
+        Example { covers, proof: Proof::Values(without_clipping) },
+        Example { covers, proof: Proof::Values(with_active_clipping) },
+        Example { covers, proof: Proof::Values(with_idle_clipping) },
+        Example { covers, proof: Proof::Values(what_is_not_finite_changes_nothing) },
+    ]
+}
+
+fn without_clipping() -> BTreeSet<&'static str> {
+    several_steps(0.0, |factor| factor == 1.0)
+}
+
+fn with_active_clipping() -> BTreeSet<&'static str> {
+    several_steps(0.5, |factor| factor < 0.1)
+}
+
+fn with_idle_clipping() -> BTreeSet<&'static str> {
+    several_steps(1e4, |factor| factor == 1.0)
+}
+
+/// A run of the update entry point and the leaves around it.
+struct Update {
+    subject: Subject,
+    loss: ValueId,
+    report: ValueId,
+    hyper: ValueId,
+}
+
+impl Update {
+    fn new(clip: f32) -> Update {
+        let mut graph = Graph::default();
+        let mut contents = Vec::new();
+        for (index, (rows, columns)) in LEAVES.into_iter().enumerate() {
+            let ty = Type::f32(Shape::matrix(rows, columns));
+            let id = graph.add_leaf(format!("parameter {index}"), ty, LeafKind::Adapter);
+            train_leaf(&mut graph, id);
+            contents.push((id, Content::Reals(random_reals(index as u64, rows * columns))));
+        }
+        let mut doubles = |name: &str, n: usize, kind: LeafKind| {
+            graph.add_leaf(name, Type::new(Shape::vector(n), Storage::Plain(DType::F64)), kind)
+        };
+        let loss = doubles(state::LOSS, 1, LeafKind::State);
+        let report = doubles(state::REPORT, 4, LeafKind::State);
+        let hyper = doubles(input::HYPER, 2, LeafKind::Input);
+        graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
+        append_update(&mut graph, &Optimizer { adamw: SETTINGS, clip });
+        verify::expect_sound("update", &verify::graph(&graph));
+        contents.push((hyper, Content::Doubles(vec![1e-3, 1.0])));
+        let scalar = Scalar::Loss { entry: Entry::Update, leaf: loss };
+        let subject = Subject { name: "update".into(), graph, extent: EXTENT, contents, scalar };
+        subject.run_on_null(subject.plan(EXTENT, 2)).unwrap();
+        Update { subject, loss, report, hyper }
+    }
+
+    fn load(&self, threads: usize) -> Executor<Cpu> {
+        self.subject.load(self.subject.plan(EXTENT, threads), threads)
+    }
+
+    /// Runs one update from the given gradients and returns the report.
+    fn step(&self, executor: &mut Executor<Cpu>, loss: f64, step: u64, gradients: &[Vec<f32>]) -> Vec<f64> {
+        executor.write(self.loss, &loss.to_le_bytes());
+        executor
+            .write(self.hyper, &[learning_rate(step).to_le_bytes(), (step as f64).to_le_bytes()].concat());
+        for ((_, gradient), values) in self.subject.trained().into_iter().zip(gradients) {
+            self.subject.write_reals(executor, gradient, values);
+        }
+        executor.run(Entry::Update, &EXTENT).unwrap();
+        decode_doubles(&self.subject.read_bytes(executor, self.report))
+    }
+
+    /// Everything that an update may change, but the loss and the report.
+    fn memory(&self, executor: &mut Executor<Cpu>, kinds: &[LeafKind]) -> Vec<Vec<f32>> {
+        let values = self.subject.graph.values.iter().enumerate();
+        values
+            .filter(|(_, value)| value.leaf().is_some_and(|leaf| kinds.contains(&leaf.kind)))
+            .map(|(index, _)| decode_reals(&self.subject.read_bytes(executor, ValueId(index as u32))))
+            .collect()
+    }
+
+    fn operations(&self) -> BTreeSet<&'static str> {
+        self.subject.graph.nodes(Entry::Update).iter().map(|node| node.op.name()).collect()
+    }
+}
+
+fn learning_rate(step: u64) -> f64 {
+    2e-2 / step as f64
+}
+
+fn gradients(step: u64) -> Vec<Vec<f32>> {
+    let sizes = LEAVES.into_iter().enumerate();
+    sizes.map(|(index, (rows, columns))| random_reals(100 * step + index as u64, rows * columns)).collect()
+}
+
+fn several_steps(clip: f32, expected_factor: fn(f64) -> bool) -> BTreeSet<&'static str> {
+    let update = Update::new(clip);
+    let mut executors = [1, 2, 4].map(|threads| update.load(threads));
+    let start = LEAVES.into_iter().enumerate();
+    let mut parameters: Vec<Reference> = start
+        .map(|(index, (rows, columns))| Reference::new(&random_reals(index as u64, rows * columns)))
+        .collect();
+    for step in 1..=5 {
+        let gradients = gradients(step);
+        let all = || gradients.iter().flatten().map(|value| f64::from(*value));
+        let norm = all().map(|value| value * value).sum::<f64>().sqrt();
+        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 };
+        assert!(expected_factor(factor), "the example clips by {factor}");
+        for (reference, gradient) in parameters.iter_mut().zip(&gradients) {
+            reference.step(gradient, factor, step);
+        }
+        let states = executors.each_mut().map(|executor| {
+            let report = update.step(executor, 2.5, step, &gradients);
+            assert_eq!((report[0], report[3]), (2.5, 1.0));
+            assert!((report[1] - norm).abs() <= 1e-12 * norm, "norm {} against {norm}", report[1]);
+            assert!((report[2] - factor).abs() <= 1e-12, "factor {} against {factor}", report[2]);
+            let zeroed = update.memory(executor, &[LeafKind::Gradient]);
+            assert!(zeroed.iter().flatten().all(|value| *value == 0.0), "gradients are zero afterwards");
+            let loss = update.subject.read_bytes(executor, update.loss);
+            assert_eq!(decode_doubles(&loss), [0.0], "the loss is zero afterwards");
+            update.memory(executor, &[LeafKind::Adapter, LeafKind::Moment])
+        });
+        assert!(states[0] == states[1] && states[0] == states[2], "threads disagree at step {step}");
+    }
+    let got = update.memory(&mut executors[0], &[LeafKind::Adapter]);
+    for (reference, got) in parameters.iter().zip(&got) {
+        reference.compare(got);
+    }
+    update.operations()
+}
+
+/// AdamW with decoupled decay, in f64.
+struct Reference {
+    start: Vec<f64>,
+    parameter: Vec<f64>,
+    first: Vec<f64>,
+    second: Vec<f64>,
+}
+
+impl Reference {
+    fn new(start: &[f32]) -> Reference {
+        let start: Vec<f64> = start.iter().map(|value| f64::from(*value)).collect();
+        let zeros = vec![0.0; start.len()];
+        Reference { parameter: start.clone(), start, first: zeros.clone(), second: zeros }
+    }
+
+    fn step(&mut self, gradient: &[f32], factor: f64, step: u64) {
+        let (beta1, beta2) = (f64::from(SETTINGS.beta1), f64::from(SETTINGS.beta2));
+        let (lr, decay) = (learning_rate(step), f64::from(SETTINGS.weight_decay));
+        for (index, gradient) in gradient.iter().enumerate() {
+            let g = f64::from(*gradient) * factor;
+            self.first[index] = beta1 * self.first[index] + (1.0 - beta1) * g;
+            self.second[index] = beta2 * self.second[index] + (1.0 - beta2) * g * g;
+            let first = self.first[index] / (1.0 - beta1.powf(step as f64));
+            let second = self.second[index] / (1.0 - beta2.powf(step as f64));
+            let kept = self.parameter[index] * (1.0 - lr * decay);
+            self.parameter[index] = kept - lr * first / (second.sqrt() + f64::from(SETTINGS.eps));
+        }
+    }
+
+    /// f32 keeps parameters near 1 to 6e-8 a step.
+    fn compare(&self, got: &[f32]) {
+        let moved = self.parameter.iter().zip(&self.start).map(|(now, before)| (now - before).abs());
+        assert!(moved.fold(0.0, f64::max) > 1e-2, "the reference hardly moved");
+        for (index, (got, want)) in got.iter().zip(&self.parameter).enumerate() {
+            let error = (f64::from(*got) - want).abs();
+            assert!(error < 1e-6, "[{index}]: got {got}, want {want}");
+        }
+    }
+}
+
+fn what_is_not_finite_changes_nothing() -> BTreeSet<&'static str> {
+    let update = Update::new(1.0);
+    let kept = [LeafKind::Adapter, LeafKind::Moment];
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut executor = update.load(2);
+        update.step(&mut executor, 1.0, 1, &gradients(1));
+        let before = update.memory(&mut executor, &kept);
+        let mut broken = gradients(2);
+        let last = broken.len() - 1;
+        broken[last][1000] = bad;
+        let report = update.step(&mut executor, 1.0, 2, &broken);
+        assert_eq!(report[3], 0.0, "the report of {bad} says finite");
+        assert!(update.memory(&mut executor, &kept) == before, "{bad} changed a parameter or a moment");
+        let zeroed = update.memory(&mut executor, &[LeafKind::Gradient]);
+        assert!(zeroed.iter().flatten().all(|value| *value == 0.0), "{bad} stays in the gradients");
+    }
+    let mut executor = update.load(2);
+    let before = update.memory(&mut executor, &kept);
+    let report = update.step(&mut executor, f64::NAN, 1, &gradients(1));
+    assert_eq!(report[3], 0.0, "a loss that is not a number is reported as finite");
+    assert!(update.memory(&mut executor, &kept) == before, "the loss was not a number and a leaf changed");
+    update.operations()
+}

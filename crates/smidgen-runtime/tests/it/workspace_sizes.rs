@@ -1,0 +1,162 @@
+//! The planner's workspace sizes are the kernels': enough for every step, and not one byte too many.
+//!
+//! The sizes are written down twice on purpose, as the planner must know them without the kernels; here
+//! they meet, over many shapes and thread counts.
+
+use crate::decoder::Choice;
+use proptest::prelude::*;
+use smidgen_compile::Recompute;
+use smidgen_ir::{AttentionShape, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace};
+use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
+
+/// A step over operands of the given types, all at offset 0.
+fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> BoundStep {
+    let outputs = op
+        .infer(&inputs.iter().collect::<Vec<_>>(), &updates.iter().collect::<Vec<_>>())
+        .expect("the example fits its operation");
+    let operands = |types: &[Type]| types.iter().map(|ty| operand(ty, extent)).collect();
+    BoundStep {
+        inputs: operands(inputs),
+        outputs: operands(&outputs),
+        updates: operands(updates),
+        op,
+        workspace: None,
+    }
+}
+
+fn operand(ty: &Type, extent: &Extent) -> Operand {
+    let rows = ty.shape.0[0];
+    let columns = ty.shape.at(extent).1;
+    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage }
+}
+
+/// The planned size passes the device's check, one byte less does not.
+fn check_exact(cpu: &Cpu, op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) {
+    let types: Vec<&Type> = inputs.iter().collect();
+    let planned = workspace::workspace_bytes(&op, &types, extent, cpu.threads());
+    let mut step = bound_step(op, inputs, updates, extent);
+    if planned > 0 {
+        step.workspace = Some((0, planned));
+    }
+    let name = step.op.name();
+    assert!(cpu.check(&step, extent).is_ok(), "`{name}` is planned {planned} bytes, which are too few");
+    if planned == 0 {
+        return;
+    }
+    step.workspace = Some((0, planned - 1));
+    match cpu.check(&step, extent) {
+        Err(DeviceError::Workspace { given, needed, .. }) => {
+            assert_eq!((given, needed), (planned - 1, planned))
+        }
+        other => panic!("`{name}` with one byte less than {planned}: {other:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn planned_sizes_are_what_kernels_need(
+        threads in 1usize..9,
+        tokens in 1usize..3000,
+        rows in 1usize..3000,
+        (n, k, rank) in (1usize..2000, 1usize..2000, 1usize..80),
+        (groups, kv_heads, head_dim) in (1usize..9, 1usize..5, 1usize..33),
+        chunk in 1usize..300,
+    ) {
+        let extent = Extent { tokens, rows: rows.min(tokens), segments: 1 };
+        let cpu = Cpu::new(threads).unwrap();
+        let x = |columns| Type::f32(Shape::of(Dim::Tokens, columns));
+        let s = |columns| Type::f32(Shape::of(Dim::Rows, columns));
+        let weight = |n, k| Type::new(Shape::matrix(n, k), Storage::Plain(DType::Bf16));
+        let gradient = |n, k| Type::f32(Shape::matrix(n, k));
+        let double = |n| Type::new(Shape::vector(n), Storage::Plain(DType::F64));
+        let integers = |dim| Type::new(Shape::rows_of(dim), Storage::Plain(DType::I32));
+        let bias = Type::new(Shape::vector(n), Storage::Plain(DType::F16));
+
+        check_exact(&cpu, Op::Linear { bias: false, lora: None }, &[x(k), weight(n, k)], &[], &extent);
+        check_exact(&cpu, Op::Linear { bias: true, lora: None }, &[x(k), weight(n, k), bias.clone()], &[], &extent);
+        check_exact(
+            &cpu,
+            Op::Linear { bias: true, lora: Some(1.0) },
+            &[s(k), weight(n, k), bias, s(rank), gradient(n, rank)],
+            &[],
+            &extent,
+        );
+        check_exact(&cpu, Op::LinearGrad { scales: vec![1.0] }, &[x(n), weight(n, k)], &[], &extent);
+        check_exact(&cpu, Op::WeightGrad { scale: 1.0 }, &[x(n), x(k)], &[gradient(n, k)], &extent);
+        check_exact(&cpu, Op::RmsNormWeightGrad { eps: 1e-5 }, &[x(k), x(k)], &[Type::f32(Shape::vector(k))], &extent);
+        check_exact(&cpu, Op::BiasGrad, &[x(n)], &[Type::f32(Shape::vector(n))], &extent);
+        check_exact(
+            &cpu,
+            Op::GradNorm { clip: 1.0 },
+            &[double(1), gradient(n, k), gradient(n, rank)],
+            &[double(4)],
+            &extent,
+        );
+        let loss = |lora, train_head| Op::LmHeadLoss(LossHead { chunk, gradient: true, lora, train_head });
+        let operands = [s(k), weight(n, k), integers(Dim::Rows), double(1)];
+        check_exact(&cpu, loss(None, false), &operands, &[double(1)], &extent);
+        check_exact(&cpu, loss(None, true), &operands, &[double(1), gradient(n, k)], &extent);
+        let adapted = [operands.as_slice(), &[s(rank), gradient(n, rank)]].concat();
+        check_exact(&cpu, loss(Some(1.0), false), &adapted, &[double(1), gradient(n, rank)], &extent);
+
+        let heads = groups * kv_heads;
+        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0 };
+        let (q, kv) = shape.channels();
+        check_exact(
+            &cpu,
+            Op::Attention(shape),
+            &[x(q), x(kv), x(kv), integers(Dim::Boundaries)],
+            &[],
+            &extent,
+        );
+        check_exact(
+            &cpu,
+            Op::AttentionGrad(shape),
+            &[x(q), x(kv), x(kv), x(q), x(heads), x(q), integers(Dim::Boundaries)],
+            &[],
+            &extent,
+        );
+    }
+}
+
+/// Steps of a whole plan whose workspace is one byte short, one after the other.
+#[test]
+fn a_plan_with_a_short_workspace_is_refused_at_load() {
+    let subject = Choice::lora().subject_with(Recompute::none());
+    let plan = subject.roomy_plan(2);
+    let cpu = Cpu::new(2).unwrap();
+    let steps: Vec<BoundStep> =
+        plan.entries.iter().flat_map(|entry| &entry.steps).map(|step| BoundStep::of(&plan, step)).collect();
+    let mut with_workspace = 0;
+    for mut step in steps {
+        assert!(cpu.check(&step, &plan.extent).is_ok(), "`{}` is refused", step.op.name());
+        if let Some((_, bytes)) = &mut step.workspace {
+            *bytes -= 1;
+            with_workspace += 1;
+            let refused = matches!(cpu.check(&step, &plan.extent), Err(DeviceError::Workspace { .. }));
+            assert!(refused, "`{}` with one byte less is accepted", step.op.name());
+        }
+    }
+    assert!(with_workspace > 50, "only {with_workspace} steps have a workspace");
+}
+
+/// A plan for two threads is refused by a device with four, before anything runs.
+#[test]
+fn a_plan_for_fewer_threads_is_refused() {
+    let plan: Plan = Choice::lora().subject_with(Recompute::none()).roomy_plan(2);
+    let error = smidgen_runtime::Executor::load(plan, Cpu::new(4).unwrap()).unwrap_err();
+    assert!(matches!(error, DeviceError::Workspace { .. }), "{error}");
+}
+
+/// Weights in a storage that the device cannot decode are refused by name.
+#[test]
+fn quantized_weights_are_refused() {
+    let ty = Type::new(Shape::matrix(64, 64), Storage::Nf4 { double: true });
+    let extent = Extent { tokens: 2, rows: 2, segments: 1 };
+    let x = Type::f32(Shape::of(Dim::Tokens, 64));
+    let step = bound_step(Op::Linear { bias: false, lora: None }, &[x, ty], &[], &extent);
+    let error = Cpu::new(1).unwrap().check(&step, &extent).unwrap_err();
+    assert_eq!(error.to_string(), "cpu cannot run `linear` on nf4 weights");
+}
