@@ -49,6 +49,11 @@ pub fn target_paths(
     {
         return Err(ModelError::UnknownLayer { layer, last: spec.layers - 1 });
     }
+    if let Layers::Last(count) = layers
+        && *count > spec.layers
+    {
+        return Err(ModelError::TooManyLayers { count: *count, layers: spec.layers });
+    }
     let chosen_layer = |layer: Option<usize>| match (layers, layer) {
         (Layers::All, _) => true,
         (Layers::Last(count), Some(layer)) => layer + count >= spec.layers,
@@ -121,5 +126,7 @@ mod tests {
         assert_eq!(error, ModelError::UnknownTarget { target: "proj".into(), known: known.into() });
         let error = target_paths(&tiny(), &Targets::AllLinear, &Layers::List(vec![2])).unwrap_err();
         assert_eq!(error, ModelError::UnknownLayer { layer: 2, last: 1 });
+        let error = target_paths(&tiny(), &Targets::AllLinear, &Layers::Last(3)).unwrap_err();
+        assert_eq!(error, ModelError::TooManyLayers { count: 3, layers: 2 });
     }
 }

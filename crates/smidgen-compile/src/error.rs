@@ -23,6 +23,8 @@ pub enum ModelError {
     UnknownTarget { target: String, known: String },
     #[error("adapter layer {layer} does not exist, the model has layers 0 to {last}")]
     UnknownLayer { layer: usize, last: usize },
+    #[error("`adapter.layers = last:{count}` asks for more than the model's {layers} layers")]
+    TooManyLayers { count: usize, layers: usize },
     #[error("recompute layer {layer} does not exist, the model has layers 0 to {last}")]
     UnknownRecomputeLayer { layer: usize, last: usize },
 }

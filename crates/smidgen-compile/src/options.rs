@@ -72,8 +72,9 @@ impl Recompute {
     }
 }
 
-/// A chunk of logits of about 64 MiB, at least 32 rows so that the product stays a product.
+/// A chunk of logits of about 96 MiB: enough rows that the head's weights are packed seldom, and a multiple of
+/// 64 so that threads share them evenly.
 pub fn default_loss_chunk(vocabulary: usize, rows: usize) -> usize {
-    const CHUNK_BYTES: usize = 64 << 20;
-    (CHUNK_BYTES / (4 * vocabulary) / 8 * 8).clamp(32, 512).min(rows.max(1))
+    const CHUNK_BYTES: usize = 96 << 20;
+    (CHUNK_BYTES / (4 * vocabulary) / 64 * 64).clamp(64, 512).min(rows.max(1))
 }

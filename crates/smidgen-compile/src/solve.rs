@@ -1,8 +1,8 @@
 //! The budget: the fastest policy whose plan fits.
 //!
 //! Candidates are micro-batch sizes from the whole batch down to the longest sample; for each the fewest
-//! recomputed layers (from the first) that fit are found by bisection, and the predicted step time
-//! decides. Every candidate is compiled and measured by its own buffer table, never estimated.
+//! recomputed layers (from the first) that fit are found by bisection, with a smaller chunk of logits only
+//! where the usual one leaves no room, and the predicted step time decides. Every candidate is compiled and measured by its own buffer table, never estimated.
 //! Only memory choices are searched: nothing here changes a result.
 
 use crate::error::SolveError;
@@ -70,22 +70,25 @@ pub fn solve(
     for demand in demands {
         let mut request = request.clone();
         request.extent = demand.extent;
-        let attempt = Attempt { request: &request, demand, pins, context, budget_bytes, profile };
-        match attempt.fewest_recomputed() {
-            Ok(solution) => {
-                let faster = best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms);
-                let kept_everything = solution.policy.recompute.layers.is_empty();
-                if faster {
-                    best = Some(solution);
-                }
-                // A smaller micro-batch that also keeps everything is never faster.
-                if kept_everything {
+        for loss_chunk in loss_chunks(&request, pins) {
+            let attempt =
+                Attempt { request: &request, demand, pins, loss_chunk, context, budget_bytes, profile };
+            match attempt.fewest_recomputed() {
+                Ok(solution) => {
+                    // A smaller micro-batch that also keeps everything is never faster.
+                    let kept_everything = solution.policy.recompute.layers.is_empty();
+                    if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
+                        best = Some(solution);
+                    }
+                    if kept_everything {
+                        return Ok(best.expect("just found"));
+                    }
                     break;
                 }
-            }
-            Err(error) => {
-                if leanest.as_ref().is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes) {
-                    leanest = Some(error);
+                Err(error) => {
+                    if leanest.as_ref().is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes) {
+                        leanest = Some(error);
+                    }
                 }
             }
         }
@@ -97,10 +100,22 @@ pub fn solve(
     }
 }
 
+/// Rows of logits to try: the usual number, then halves of it.
+fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
+    const FEWEST_ROWS: usize = 32;
+    if let Some(pinned) = pins.loss_chunk {
+        return vec![pinned];
+    }
+    let usual = default_loss_chunk(request.spec.vocabulary, request.extent.rows);
+    let halves = std::iter::successors(Some(usual), |rows| Some(rows / 2));
+    halves.take_while(|rows| *rows == usual || *rows >= FEWEST_ROWS).collect()
+}
+
 struct Attempt<'a> {
     request: &'a Request,
     demand: &'a Demand,
     pins: &'a Pins,
+    loss_chunk: usize,
     context: Context,
     budget_bytes: u64,
     profile: &'a Profile,
@@ -108,8 +123,7 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     fn policy(&self, recompute: Recompute) -> Policy {
-        let chunk = default_loss_chunk(self.request.spec.vocabulary, self.demand.extent.rows);
-        Policy { recompute, loss_chunk: self.pins.loss_chunk.unwrap_or(chunk) }
+        Policy { recompute, loss_chunk: self.loss_chunk }
     }
 
     /// Peak before packing: a lower bound that is cheap to have.
@@ -176,17 +190,20 @@ impl Attempt<'_> {
         let update = self.profile.entry_seconds(&plan, Entry::Update);
         let seconds = micro_step * self.demand.micro_steps + update;
         let (peak_bytes, context_bytes) = (self.peak_bytes(&plan), self.context.bytes_for(&plan));
-        let reasons = self.reasons(&policy);
+        let reasons = self.reasons(&policy, peak_bytes <= self.budget_bytes);
         let step_ms = seconds * 1e3;
         Solution { plan, policy, demand: *self.demand, peak_bytes, context_bytes, step_ms, reasons }
     }
 
-    fn reasons(&self, policy: &Policy) -> Vec<String> {
+    fn reasons(&self, policy: &Policy, fits: bool) -> Vec<String> {
         let (recomputed, layers) = (policy.recompute.layers.len(), self.request.spec.layers);
         let recompute = match (&self.pins.recompute, recomputed) {
             (Some(_), _) => format!("recompute: {recomputed} of {layers} layers, as pinned"),
             (None, 0) => "recompute: none, all activations fit".into(),
-            (None, _) => format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit"),
+            (None, _) if fits => {
+                format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")
+            }
+            (None, _) => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
         };
         let (tokens, steps) = (self.demand.extent.tokens, self.demand.micro_steps);
         let micro = match steps {

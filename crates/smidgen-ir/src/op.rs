@@ -100,10 +100,10 @@ pub struct LossHead {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    pub beta1: f32,
-    pub beta2: f32,
-    pub eps: f32,
-    pub weight_decay: f32,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
 }
 
 /// A node whose operands do not fit its operation: always a bug of the stage that built it.

@@ -8,7 +8,7 @@ use crate::op::Op;
 /// Depth of a packed block of a product's right operand.
 pub const DEPTH_BLOCK: usize = 640;
 /// Columns of a packed block.
-pub const COLUMN_BLOCK: usize = 768;
+pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
 /// Queries and keys of one tile of attention.
@@ -21,6 +21,13 @@ pub const SQUARES_CHUNK: usize = 16_384;
 
 pub const fn aligned_floats(floats: usize) -> usize {
     floats.next_multiple_of(LINE_FLOATS)
+}
+
+/// Floats between two rows of logits: not a multiple of 4 KiB, or the rows of a product's left operand would
+/// compete for the same places of the caches.
+pub const fn logit_stride(vocabulary: usize) -> usize {
+    let stride = aligned_floats(vocabulary);
+    if stride.is_multiple_of(1024) { stride + LINE_FLOATS } else { stride }
 }
 
 /// Scratch of a product of any shape.
@@ -56,7 +63,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         Op::LinearGrad { .. } | Op::WeightGrad { .. } => product_floats(threads),
         Op::LmHeadLoss(head) => {
             let (vocabulary, _) = inputs[1];
-            aligned_floats(head.chunk * vocabulary) + aligned_floats(head.chunk) + product_floats(threads)
+            head.chunk * logit_stride(vocabulary) + aligned_floats(head.chunk) + product_floats(threads)
         }
         Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
         Op::GradNorm { .. } => {

@@ -264,10 +264,10 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &ModelFolder) -> Re
         dropout: recipe.adapter.dropout as f32,
         optimizer: options::Optimizer {
             adamw: AdamW {
-                beta1: train.betas[0] as f32,
-                beta2: train.betas[1] as f32,
-                eps: train.eps as f32,
-                weight_decay: train.weight_decay as f32,
+                beta1: train.betas[0],
+                beta2: train.betas[1],
+                eps: train.eps,
+                weight_decay: train.weight_decay,
             },
             clip: train.clip as f32,
         },
@@ -311,8 +311,8 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     if paths.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no linear"));
     }
-    let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern)?;
-    let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern)?;
+    let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
+    let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;
     let modules = paths.into_iter().map(|path| {
         let rank = first_match(&ranks, &path).unwrap_or(adapter.rank);
         let alpha = first_match(&alphas, &path).unwrap_or(adapter.alpha);
@@ -325,13 +325,18 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     Ok(modules.collect())
 }
 
+/// Patterns in order; one that matches no adapted linear is a mistake, not a pattern.
 fn compile_patterns<T: Copy>(
     key: &str,
     patterns: &[(String, T)],
+    paths: &[String],
 ) -> Result<Vec<(ModulePattern, T)>, Failure> {
-    let compiled = patterns.iter().map(|(pattern, value)| {
-        let pattern =
-            ModulePattern::new(pattern).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
+    let compiled = patterns.iter().map(|(text, value)| {
+        let pattern = ModulePattern::new(text).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
+        if !paths.iter().any(|path| pattern.matches(path)) {
+            return Err(Failure::recipe(format!("`{key}`: `{text}` matches no adapted linear"))
+                .hint("a pattern is a name such as `q_proj`, or the end of a path such as `layers.2.mlp.up_proj`"));
+        }
         Ok((pattern, *value))
     });
     compiled.collect()

@@ -23,8 +23,10 @@ pub struct Planned {
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
-    /// What would make it fit, or what to know about the plan.
+    /// What would make it fit.
     pub advice: Vec<String>,
+    /// What to know about the plan.
+    pub notes: Vec<String>,
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
@@ -56,20 +58,21 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
     let profile = Profile::cpu(job.request.threads);
     let budget_bytes = job.budget.bytes;
     let result = solve(&job.request, &shape.demands, &pins, context, budget_bytes, &profile);
-    let (fits, solution, mut advice) = match result {
+    let (fits, solution, advice) = match result {
         Ok(solution) => (true, solution, vec![]),
         Err(SolveError { leanest, .. }) => {
             let advice = advise(job, &pins, context, &profile, &leanest);
             (false, *leanest, advice)
         }
     };
-    if let Data::Assumed { reason } = &job.data {
-        let max_tokens = job.recipe.data.max_tokens;
-        advice.push(format!(
-            "planned without data ({reason}): every sample is taken to have {max_tokens} tokens"
-        ));
-    }
-    Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice })
+    let notes = match &job.data {
+        Data::Rows(_) => vec![],
+        Data::Assumed { reason } => {
+            let max_tokens = job.recipe.data.max_tokens;
+            vec![format!("planned without data ({reason}): every sample is taken to have {max_tokens} tokens")]
+        }
+    };
+    Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
 }
 
 impl Planned {

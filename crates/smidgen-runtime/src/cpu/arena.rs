@@ -3,7 +3,7 @@
 //! Large pages are asked for where the system has them: products walk over more memory than small pages'
 //! translations can be remembered for.
 
-use rayon::prelude::*;
+use super::pool::run_tasks;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
@@ -54,7 +54,7 @@ impl Arena {
     /// Writes zeros everywhere, on all threads: every page is then ours.
     pub fn touch(&self) {
         let bytes = self.len();
-        (0..bytes.div_ceil(TOUCH_BYTES)).into_par_iter().for_each(|piece| {
+        run_tasks(bytes.div_ceil(TOUCH_BYTES), |piece| {
             let start = piece * TOUCH_BYTES;
             let length = TOUCH_BYTES.min(bytes - start);
             // SAFETY: pieces are disjoint and inside the block.

@@ -13,7 +13,7 @@ use super::attention_tiles::{
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::{Transpose, transpose_with};
-use super::tasks::{aligned_floats, run_tasks};
+use super::tasks::{aligned_floats, current_threads, run_tasks};
 use smidgen_ir::workspace::attention_floats;
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ pub struct AttentionBuffers {
 // SAFETY: views are only addresses; tasks that share them write disjoint elements.
 unsafe impl Sync for AttentionBuffers {}
 
-/// Computes o and lse in the current rayon pool.
+/// Computes o and lse in the current pool.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, o and lse writable, for T tokens while the call
@@ -107,7 +107,7 @@ impl AttentionOptions<'_> {
     }
 
     pub(super) fn check_and_align(&self, workspace: &mut [f32]) -> AttentionScratch {
-        let threads = rayon::current_num_threads();
+        let threads = current_threads();
         let needed = attention_floats(threads, self.group(), self.head_dim);
         assert!(
             workspace.len() >= needed,

@@ -37,7 +37,7 @@ pub struct AttentionGradientBuffers {
 // SAFETY: views are only addresses; tasks that share them write disjoint elements.
 unsafe impl Sync for AttentionGradientBuffers {}
 
-/// Computes the gradients of q, k and v in the current rayon pool, with the workspace that
+/// Computes the gradients of q, k and v in the current pool, with the workspace that
 /// `smidgen_ir::workspace::attention_floats` tells.
 ///
 /// # Safety

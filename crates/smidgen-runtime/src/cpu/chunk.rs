@@ -4,7 +4,7 @@
 //! number of threads never shows in a result. Nothing here allocates.
 //! Leaves out matrix products, which have their own tiling.
 
-use rayon::prelude::*;
+use super::pool::run_tasks;
 
 /// Elements a piece has: 64 KiB of f32, far above the cost of handing a piece to a thread.
 pub const CHUNK_ELEMENTS: usize = 16_384;
@@ -32,11 +32,7 @@ pub fn for_each_chunk(total: usize, chunk_len: usize, work: impl Fn(Chunk) + Syn
         let len = (total - start).min(chunk_len);
         Chunk { index, start, len }
     };
-    match total.div_ceil(chunk_len) {
-        0 => {}
-        1 => work(chunk(0)),
-        count => (0..count).into_par_iter().for_each(|index| work(chunk(index))),
-    }
+    run_tasks(total.div_ceil(chunk_len), |index| work(chunk(index)));
 }
 
 /// Runs `work` on every chunk of `rows` rows.

@@ -4,9 +4,7 @@
 //! A NaN stays a NaN and quiet; overflow to f16 becomes an infinity, as IEEE 754 asks.
 //! Leaves out quantised block formats.
 
-use super::chunk::CHUNK_ELEMENTS;
 use super::simd::{Isa, kernel};
-use rayon::prelude::*;
 
 /// How a stored number is laid out, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,10 +84,7 @@ pub fn convert_slice(from: Element, src: &[u8], to: Element, dst: &mut [u8]) {
         dst.copy_from_slice(src);
         return;
     }
-    let isa = Isa::current();
-    src.par_chunks(CHUNK_ELEMENTS * from.bytes())
-        .zip(dst.par_chunks_mut(CHUNK_ELEMENTS * to.bytes()))
-        .for_each(|(src, dst)| convert_chunk(isa, from, src, to, dst));
+    convert_chunk(Isa::current(), from, src, to, dst);
 }
 
 kernel! {

@@ -14,6 +14,9 @@ pub const PANEL_COLUMNS: usize = 48;
 /// Rows of one tile; [`LeftRun::octet_stride`] counts in these.
 pub const TILE_ROWS: usize = 8;
 
+/// How many rows of the right operand are asked for ahead of use.
+const PREFETCH_ROWS: usize = 12;
+
 /// A left operand (rows, depth) of f32. Element (i, k) lies at
 /// `(i / 8) * octet_stride + (i % 8) * row_stride + k * depth_stride` from `pointer`.
 #[derive(Clone, Copy, Debug)]
@@ -242,6 +245,11 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
             let mut left = run.pointer.add(octet * run.octet_stride + inside * run.row_stride);
             let (row_stride, depth_stride) = (run.row_stride, run.depth_stride);
             for _ in 0..run.depth {
+                // The rows of a matrix that is read where it lies are too far apart for the hardware to
+                // foresee, and packed panels come from the second-level cache.
+                for v in 0..NV {
+                    prefetch(right.wrapping_add(PREFETCH_ROWS * right_stride + v * V::WIDTH));
+                }
                 let mut vectors = [V::splat(0.0); NV];
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     let source = right.add(v * V::WIDTH);

@@ -27,6 +27,7 @@ pub mod loss;
 pub mod norm;
 pub mod optimizer;
 pub mod packing;
+pub mod pool;
 pub mod product;
 pub mod rope;
 mod run;
@@ -39,29 +40,26 @@ pub mod view;
 
 use crate::device::{BoundStep, Device, DeviceError, Fill};
 use arena::Arena;
+use pool::Pool;
 use smidgen_ir::{DType, Extent, Storage};
+use std::io;
 
 const NAME: &str = "cpu";
 
 #[derive(Debug)]
 pub struct Cpu {
-    pool: rayon::ThreadPool,
+    pool: Pool,
     arena: Arena,
 }
 
 impl Cpu {
     /// A device with so many threads; the plan's workspaces must be sized for as many.
-    pub fn new(threads: usize) -> Result<Cpu, rayon::ThreadPoolBuildError> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.max(1))
-            .thread_name(|index| format!("smidgen-{index}"))
-            .stack_size(1 << 20)
-            .build()?;
-        Ok(Cpu { pool, arena: Arena::empty() })
+    pub fn new(threads: usize) -> io::Result<Cpu> {
+        Ok(Cpu { pool: Pool::new(threads)?, arena: Arena::empty() })
     }
 
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.pool.threads()
     }
 }
 
@@ -72,7 +70,7 @@ impl Device for Cpu {
 
     fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
         let arena = Arena::reserve(bytes).ok_or(DeviceError::Reserve { device: NAME, bytes })?;
-        self.pool.install(|| arena.touch());
+        self.pool.enter(|| arena.touch());
         self.arena = arena;
         Ok(())
     }
@@ -110,7 +108,7 @@ impl Device for Cpu {
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let arena = &self.arena;
-        self.pool.install(|| run::run_step(arena, step, extent));
+        self.pool.enter(|| run::run_step(arena, step, extent));
         Ok(())
     }
 }

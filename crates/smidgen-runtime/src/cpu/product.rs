@@ -12,7 +12,7 @@ use super::isa::Isa;
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
 use super::stored::Stored;
-use super::tasks::{aligned_floats, current_thread, run_tasks};
+use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
 use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
 
 /// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
@@ -99,13 +99,13 @@ const TRANSPOSED_ROWS: usize = 2 * PANEL_COLUMNS;
 /// Panels of a task from which on a copy of an awkward left operand pays.
 const COPY_FROM_PANELS: usize = 3;
 
-/// Computes the sum of products in the current rayon pool.
+/// Computes the sum of products in the current pool.
 ///
 /// # Safety
 /// The machine supports `isa`; every operand is readable and C is writable for its shape and strides
 /// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
 pub unsafe fn product(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
-    let threads = rayon::current_num_threads();
+    let threads = current_threads();
     assert!(
         workspace.len() >= product_floats(threads),
         "a product on {threads} threads needs {} floats of workspace, got {}",

@@ -257,49 +257,46 @@ impl Run<'_> {
 
     /// dW (N, K) += scale·dyᵀ·x.
     fn weight_grad(&self, scale: f32) {
-        self.add_weight_grad(self.input(0), self.input(1), self.rows_of(self.input(0)), scale, 0);
+        let (dy, x) = (self.input(0), self.input(1));
+        self.accumulate_outer(self.factor(dy, 0), self.factor(x, 0), self.rows_of(dy), scale, self.update(0), 0);
     }
 
-    fn add_weight_grad(&self, dy: &Operand, x: &Operand, rows: usize, scale: f32, floats_taken: usize) {
-        self.accumulate_outer(
-            self.address(dy),
-            dy.columns,
-            self.address(x),
-            x.columns,
-            rows,
-            scale,
-            self.update(0),
-            floats_taken,
-        );
+    /// An activation from `row` on as a factor of [`Self::accumulate_outer`].
+    fn factor(&self, operand: &Operand, row: usize) -> Factor {
+        Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
-    /// Adds scale·leftᵀ·right to `gradient`, where both have `rows` rows. The narrower side is the one
-    /// that is packed: LoRA's factors have one side of the rank's width.
+    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. The narrower factor is the one that is packed:
+    /// LoRA's gradients have one side of the rank's width.
     fn accumulate_outer(
         &self,
-        left: *const f32,
-        n: usize,
-        right: *const f32,
-        k: usize,
+        left: Factor,
+        right: Factor,
         rows: usize,
         scale: f32,
         gradient: &Operand,
         floats_taken: usize,
     ) {
+        let (n, k) = (left.columns, right.columns);
         let pointer: *mut f32 = self.address(gradient);
-        let term = |tall: *const f32, tall_columns: usize, packed: *const f32, packed_columns: usize| Term {
-            left: Left { pointer: tall, row_stride: 1, depth_stride: tall_columns },
-            right: stored::Stored::dense_f32(packed, rows, packed_columns),
+        let (wide, narrow, view) = if k <= n {
+            (left, right, OutputView { pointer, row_stride: k, column_stride: 1 })
+        } else {
+            (right, left, OutputView { pointer, row_stride: 1, column_stride: k })
+        };
+        let term = Term {
+            left: Left { pointer: wide.pointer, row_stride: 1, depth_stride: wide.stride },
+            right: stored::Stored {
+                pointer: narrow.pointer.cast(),
+                element: Element::F32,
+                rows,
+                columns: narrow.columns,
+                row_stride: narrow.stride,
+            },
             right_transposed: false,
             scale,
         };
-        let (term, output) = if k <= n {
-            let view = OutputView { pointer, row_stride: k, column_stride: 1 };
-            (term(left, n, right, k), Output { view, rows: n, columns: k })
-        } else {
-            let view = OutputView { pointer, row_stride: 1, column_stride: k };
-            (term(right, k, left, n), Output { view, rows: k, columns: n })
-        };
+        let output = Output { view, rows: wide.columns, columns: narrow.columns };
         self.product(&[term], Init::Accumulate, output, floats_taken);
     }
 
@@ -397,10 +394,10 @@ impl Run<'_> {
         let hyper = self.elements::<f64>(self.input(2)).src();
         let hyper = optimizer::AdamwHyper {
             lr: hyper.get(0),
-            beta1: f64::from(settings.beta1),
-            beta2: f64::from(settings.beta2),
-            eps: f64::from(settings.eps),
-            weight_decay: f64::from(settings.weight_decay),
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            eps: settings.eps,
+            weight_decay: settings.weight_decay,
             step: hyper.get(1) as u64,
         };
         let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
@@ -421,18 +418,19 @@ impl Run<'_> {
         let labels = self.i32s(2);
         let weight = self.elements::<f64>(self.input(3)).src().get(0);
         let total = self.elements::<f64>(self.update(0));
-        let logit_floats = workspace::aligned_floats(head.chunk * vocabulary);
+        let stride = workspace::logit_stride(vocabulary);
+        let logit_floats = head.chunk * stride;
         let taken = logit_floats + workspace::aligned_floats(head.chunk);
         let scratch = self.workspace_floats();
         let mut sum = 0.0;
         for first in (0..rows).step_by(head.chunk) {
             let count = head.chunk.min(rows - first);
-            let logits = scratch.part(0, count * vocabulary);
+            let logits = scratch.part(0, count * stride);
             let nll = scratch.part(logit_floats, count);
-            let chunk = LossChunk { first, count, logits: logits.address() };
+            let chunk = LossChunk { first, count, logits: logits.address(), stride };
             self.logits(head, &chunk, taken);
             let grad_scale = head.gradient.then_some(weight as f32);
-            loss::softmax_loss(logits.rows(vocabulary), labels.part(first, count), None, grad_scale, nll);
+            loss::softmax_loss(logits.rows(stride).column_part(0, vocabulary), labels.part(first, count), None, grad_scale, nll);
             sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
             if head.gradient {
                 self.loss_gradients(head, &chunk, taken);
@@ -450,7 +448,7 @@ impl Run<'_> {
             terms[1] = self.chunk_term(4, 5, chunk, scale);
             count = 2;
         }
-        let view = OutputView { pointer: chunk.logits, row_stride: vocabulary, column_stride: 1 };
+        let view = OutputView { pointer: chunk.logits, row_stride: chunk.stride, column_stride: 1 };
         let output = Output { view, rows: chunk.count, columns: vocabulary };
         self.product(&terms[..count], Init::Overwrite, output, taken);
     }
@@ -473,7 +471,7 @@ impl Run<'_> {
     /// The logits are their gradients now: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
     fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
         let vocabulary = self.rows_of(self.input(1));
-        let gradient = Left { pointer: chunk.logits, row_stride: vocabulary, depth_stride: 1 };
+        let gradient = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
         let into = |index: usize, matrix: usize, scale: f32| {
             let operand = self.output(index);
             let pointer = self.row_address(operand, chunk.first);
@@ -490,19 +488,9 @@ impl Run<'_> {
         into(0, 1, 1.0);
         let mut update = 1;
         let mut outer = |input: usize, scale: f32| {
-            let operand = self.input(input);
-            let right = self.row_address(operand, chunk.first);
-            let gradient = self.update(update);
-            self.accumulate_outer(
-                chunk.logits,
-                vocabulary,
-                right,
-                operand.columns,
-                chunk.count,
-                scale,
-                gradient,
-                taken,
-            );
+            let logits = Factor { pointer: chunk.logits, columns: vocabulary, stride: chunk.stride };
+            let factor = self.factor(self.input(input), chunk.first);
+            self.accumulate_outer(logits, factor, chunk.count, scale, self.update(update), taken);
             update += 1;
         };
         if let Some(scale) = head.lora {
@@ -515,11 +503,22 @@ impl Run<'_> {
     }
 }
 
+/// Rows of activations as one side of a weight gradient.
+#[derive(Clone, Copy)]
+struct Factor {
+    pointer: *const f32,
+    columns: usize,
+    /// Floats between two rows.
+    stride: usize,
+}
+
 /// Rows of the loss whose logits exist now.
 struct LossChunk {
     first: usize,
     count: usize,
     logits: *mut f32,
+    /// Floats between two rows of logits.
+    stride: usize,
 }
 
 /// Most terms of one product: q, k, v, gate and up never meet in one, so this leaves room.

@@ -4,9 +4,9 @@
 
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::counter::uniform;
+use super::pool::Pool;
 use super::simd::{Isa, with_isa};
 use super::view::{Dst, Src, Stored};
-use std::sync::OnceLock;
 
 /// Channel counts below, at and above a block, and a real model's.
 pub const COLUMNS: [usize; 5] = [1, 7, 16, 33, 576];
@@ -95,24 +95,17 @@ impl<A: Bits, B: Bits> Bits for (A, B) {
 /// Runs `work` on every instruction set with 1, 2 and 4 threads, asserts that all agree and returns
 /// what they agree on, bit by bit.
 pub fn on_every_machine<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
-    static POOLS: OnceLock<Vec<rayon::ThreadPool>> = OnceLock::new();
-    let pools = POOLS.get_or_init(|| {
-        [1, 2, 4]
-            .map(|threads| {
-                rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started")
-            })
-            .into()
-    });
+    let pools = [1, 2, 4].map(|threads| Pool::new(threads).expect("threads can be started"));
     let mut agreed: Option<R> = None;
-    for pool in pools {
+    for pool in &pools {
         for isa in Isa::available() {
-            let result = pool.install(|| with_isa(isa, &work));
+            let result = pool.enter(|| with_isa(isa, &work));
             match &agreed {
                 None => agreed = Some(result),
                 Some(first) => assert!(
                     first.bits() == result.bits(),
                     "{isa:?} with {} threads disagrees",
-                    pool.current_num_threads()
+                    pool.threads()
                 ),
             }
         }

@@ -12,7 +12,7 @@ use smidgen_compile::passes::remove_dead;
 use smidgen_compile::{DecoderSpec, Policy, Recompute, Request, autodiff, update};
 use smidgen_ir::{
     Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Op, RopeScaling, RopeSpec, Storage, ValueId,
-    verify,
+    Workload, verify,
 };
 use std::collections::HashMap;
 
@@ -86,6 +86,7 @@ impl Choice {
             dropout: self.dropout,
             optimizer: optimizer(),
             extent: EXTENT,
+            workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             threads: 1,
         }
     }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod attention;
 mod attention_examples;
 mod broken_plans;
 mod check;
@@ -16,6 +17,7 @@ mod finite_difference;
 mod linear_examples;
 mod loss_examples;
 mod numbers;
+mod product;
 mod recompute_changes_nothing;
 mod row_examples;
 mod subject;

@@ -9,6 +9,7 @@ use smidgen_compile::passes::reuse_in_place;
 use smidgen_compile::{DecoderSpec, Request, arena, schedule};
 use smidgen_ir::{
     Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Plan, RopeScaling, RopeSpec, ValueId,
+    Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;
@@ -158,6 +159,7 @@ pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
         dropout: 0.0,
         optimizer: optimizer(),
         extent: planned,
+        workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         threads,
     };
     arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &request))

@@ -164,8 +164,8 @@ impl Reference {
     }
 
     fn step(&mut self, gradient: &[f32], factor: f64, step: u64) {
-        let (beta1, beta2) = (f64::from(SETTINGS.beta1), f64::from(SETTINGS.beta2));
-        let (lr, decay) = (learning_rate(step), f64::from(SETTINGS.weight_decay));
+        let (beta1, beta2) = (SETTINGS.beta1, SETTINGS.beta2);
+        let (lr, decay) = (learning_rate(step), SETTINGS.weight_decay);
         for (index, gradient) in gradient.iter().enumerate() {
             let g = f64::from(*gradient) * factor;
             self.first[index] = beta1 * self.first[index] + (1.0 - beta1) * g;
@@ -173,7 +173,7 @@ impl Reference {
             let first = self.first[index] / (1.0 - beta1.powf(step as f64));
             let second = self.second[index] / (1.0 - beta2.powf(step as f64));
             let kept = self.parameter[index] * (1.0 - lr * decay);
-            self.parameter[index] = kept - lr * first / (second.sqrt() + f64::from(SETTINGS.eps));
+            self.parameter[index] = kept - lr * first / (second.sqrt() + SETTINGS.eps);
         }
     }
 

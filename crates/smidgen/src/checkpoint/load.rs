@@ -5,7 +5,7 @@
 //! each value is rounded once, to nearest, ties to even; beyond the largest F16 comes infinity.
 //! Left out: quantising, and integers.
 
-use half::{bf16, f16};
+use smidgen_runtime::cpu::convert;
 use thiserror::Error;
 
 use super::element::Element;
@@ -53,59 +53,33 @@ pub fn read_tensor_into(
     if from == to {
         return Ok(tensor.read_at(byte_offset, destination)?);
     }
-    let convert = conversion(from, to).ok_or_else(|| LoadError::NoConversion {
-        tensor: tensor.name().to_string(),
-        path: tensor.file_path().to_path_buf(),
-        from,
-        to,
-    })?;
+    let (Some(real_from), Some(real_to)) = (real(from), real(to)) else {
+        let (tensor, path) = (tensor.name().to_string(), tensor.file_path().to_path_buf());
+        return Err(LoadError::NoConversion { tensor, path, from, to });
+    };
     let piece_elements = scratch.len().min(MAX_PIECE_BYTES) / from.size_bytes();
     assert!(piece_elements > 0 || elements == 0, "the scratch buffer holds no element");
     for piece in destination.chunks_mut((piece_elements * to.size_bytes()).max(1)) {
         let stored = &mut scratch[..piece.len() / to.size_bytes() * from.size_bytes()];
         tensor.read_at(byte_offset, stored)?;
         byte_offset += stored.len() as u64;
-        convert(stored, piece);
+        convert::convert_slice(real_from, stored, real_to, piece);
     }
     Ok(())
 }
 
 /// Whether `read_tensor_into` can read `from` as `to`.
 pub fn can_read_as(from: Element, to: Element) -> bool {
-    from == to || conversion(from, to).is_some()
+    from == to || (real(from).is_some() && real(to).is_some())
 }
 
-type Convert = fn(&[u8], &mut [u8]);
-
-fn conversion(from: Element, to: Element) -> Option<Convert> {
-    Some(match (from, to) {
-        (Element::F32, Element::Bf16) => {
-            |s, d| each(s, d, |b| bf16::from_f32(f32::from_le_bytes(b)).to_le_bytes())
-        }
-        (Element::F32, Element::F16) => {
-            |s, d| each(s, d, |b| f16::from_f32(f32::from_le_bytes(b)).to_le_bytes())
-        }
-        (Element::Bf16, Element::F32) => |s, d| each(s, d, |b| bf16::from_le_bytes(b).to_f32().to_le_bytes()),
-        (Element::F16, Element::F32) => |s, d| each(s, d, |b| f16::from_le_bytes(b).to_f32().to_le_bytes()),
-        (Element::Bf16, Element::F16) => {
-            |s, d| each(s, d, |b| f16::from_f32(bf16::from_le_bytes(b).to_f32()).to_le_bytes())
-        }
-        (Element::F16, Element::Bf16) => {
-            |s, d| each(s, d, |b| bf16::from_f32(f16::from_le_bytes(b).to_f32()).to_le_bytes())
-        }
-        _ => return None,
-    })
-}
-
-fn each<const FROM: usize, const TO: usize>(
-    stored: &[u8],
-    destination: &mut [u8],
-    convert: impl Fn([u8; FROM]) -> [u8; TO],
-) {
-    let (stored, _) = stored.as_chunks::<FROM>();
-    let (destination, _) = destination.as_chunks_mut::<TO>();
-    for (from, to) in stored.iter().zip(destination) {
-        *to = convert(*from);
+/// The element type as the conversions know it.
+fn real(element: Element) -> Option<convert::Element> {
+    match element {
+        Element::F32 => Some(convert::Element::F32),
+        Element::Bf16 => Some(convert::Element::Bf16),
+        Element::F16 => Some(convert::Element::F16),
+        _ => None,
     }
 }
 

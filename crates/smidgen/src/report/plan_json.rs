@@ -54,5 +54,6 @@ pub fn render_json(planned: &Planned) -> Value {
             "save": at_rest,
         },
         "advice": planned.advice,
+        "notes": planned.notes,
     })
 }

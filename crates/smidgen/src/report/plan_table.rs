@@ -51,8 +51,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
     line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s", solution.step_ms));
-    for advice in &planned.advice {
-        line(format!("  note: {advice}"));
+    for note in planned.notes.iter().chain(&planned.advice) {
+        line(format!("  note: {note}"));
     }
     text
 }

@@ -217,6 +217,10 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.executor.run(Entry::Eval, &extent).map_err(device_failure)
         })?;
         let sum = self.feed.read_eval_loss(&mut self.executor);
+        if !sum.is_finite() {
+            return Err(Failure::world(format!("the evaluation after step {step} is not finite: summed loss {sum}"))
+                .hint("the run so far was finite: look at the rows of `data.eval`"));
+        }
         Ok(EvalRow {
             step,
             epoch,
@@ -255,13 +259,16 @@ fn not_finite(train: &TokenSet, samples: &[u32], step: u64, report: &StepReport)
     let places: Vec<String> =
         samples.iter().take(4).map(|sample| train.place(*sample as usize).to_string()).collect();
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
-    Failure::world(format!(
+    let failure = Failure::world(format!(
         "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; the adapter was not changed by it",
         report.loss,
         report.grad_norm,
         places.join(", ")
-    ))
-    .hint("a lower `train.lr` is the usual remedy; the last checkpoint is intact")
+    ));
+    match step {
+        1 => failure.hint("at the first step the weights themselves are suspect: look for NaN in the checkpoint or the initial adapter"),
+        _ => failure.hint("a lower `train.lr` is the usual remedy; checkpoints written before are intact"),
+    }
 }
 
 pub fn device_failure(error: DeviceError) -> Failure {

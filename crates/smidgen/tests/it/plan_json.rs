@@ -135,7 +135,6 @@ fn a_budget_between_the_extremes_is_kept() {
 
 /// What fits a budget fits a larger one.
 #[test]
-#[ignore = "the solver takes the largest micro-batch that keeps everything, also where it predicts a smaller one to be faster"]
 fn a_larger_budget_is_never_slower() {
     for scratch in [Scratch::new(), larger_model()] {
         let mut last_step_ms = f64::INFINITY;
@@ -234,7 +233,6 @@ fn a_pinned_choice_that_costs_the_budget_is_named() {
 }
 
 #[test]
-#[ignore = "advice is planned without the pins of the recipe, so that it may not fit beside them"]
 fn the_advice_beside_a_pinned_choice_is_true() {
     let scratch = larger_model();
     let followed = follow_advice(&scratch, &["memory.recompute=none", "memory.budget=60MiB"]);
