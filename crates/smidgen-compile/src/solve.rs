@@ -86,7 +86,10 @@ pub fn solve(
                     break;
                 }
                 Err(error) => {
-                    if leanest.as_ref().is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes) {
+                    if leanest
+                        .as_ref()
+                        .is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes)
+                    {
                         leanest = Some(error);
                     }
                 }

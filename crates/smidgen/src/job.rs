@@ -332,10 +332,12 @@ fn compile_patterns<T: Copy>(
     paths: &[String],
 ) -> Result<Vec<(ModulePattern, T)>, Failure> {
     let compiled = patterns.iter().map(|(text, value)| {
-        let pattern = ModulePattern::new(text).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
+        let pattern =
+            ModulePattern::new(text).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
         if !paths.iter().any(|path| pattern.matches(path)) {
-            return Err(Failure::recipe(format!("`{key}`: `{text}` matches no adapted linear"))
-                .hint("a pattern is a name such as `q_proj`, or the end of a path such as `layers.2.mlp.up_proj`"));
+            return Err(Failure::recipe(format!("`{key}`: `{text}` matches no adapted linear")).hint(
+                "a pattern is a name such as `q_proj`, or the end of a path such as `layers.2.mlp.up_proj`",
+            ));
         }
         Ok((pattern, *value))
     });

@@ -69,7 +69,9 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         Data::Rows(_) => vec![],
         Data::Assumed { reason } => {
             let max_tokens = job.recipe.data.max_tokens;
-            vec![format!("planned without data ({reason}): every sample is taken to have {max_tokens} tokens")]
+            vec![format!(
+                "planned without data ({reason}): every sample is taken to have {max_tokens} tokens"
+            )]
         }
     };
     Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })

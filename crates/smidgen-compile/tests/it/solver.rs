@@ -40,17 +40,18 @@ fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
 fn every_budget_gets_the_fewest_layers_that_fit() {
     let demand = demand(512, 1.0);
     let chunk = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
+    let pins = Pins { loss_chunk: Some(chunk), ..Pins::default() };
     let peaks: Vec<u64> = (0..=LAYERS).map(|count| peak_with(&demand, count, chunk)).collect();
     let least = *peaks.iter().min().unwrap();
     let most = peaks[0];
     assert!(least < most, "recompute saves nothing here");
-    let error = solved(&[demand], &Pins::default(), least - 1).unwrap_err();
+    let error = solved(&[demand], &pins, least - 1).unwrap_err();
     assert_eq!(error.leanest.peak_bytes, least, "the leanest of {peaks:?}");
     let mut before: Option<(usize, u64)> = None;
     let mut seen = Vec::new();
     for part in 0..=24 {
         let budget = least + (most - least) * part / 24;
-        let solution = solved(&[demand], &Pins::default(), budget).unwrap();
+        let solution = solved(&[demand], &pins, budget).unwrap();
         let count = solution.policy.recompute.layers.len();
         assert_eq!(solution.policy.recompute, Recompute::first(count));
         assert!(solution.peak_bytes <= budget, "{} bytes for a budget of {budget}", solution.peak_bytes);
@@ -65,6 +66,17 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
     }
     seen.dedup();
     assert!(seen.len() > 4, "the budgets met only {seen:?} recomputed layers");
+}
+
+#[test]
+fn a_smaller_chunk_of_logits_is_the_last_resort() {
+    let demand = demand(512, 1.0);
+    let usual = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
+    let pinned = Pins { loss_chunk: Some(usual), ..Pins::default() };
+    let least = solved(&[demand], &pinned, 10).unwrap_err().leanest.peak_bytes;
+    assert_eq!(solved(&[demand], &Pins::default(), least).unwrap().policy.loss_chunk, usual);
+    let tighter = solved(&[demand], &Pins::default(), least - 1).map(|solution| solution.policy.loss_chunk);
+    assert_eq!(tighter.ok(), Some(usual / 2));
 }
 
 #[test]

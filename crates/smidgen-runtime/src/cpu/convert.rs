@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn slices_convert_like_scalars_between_all_types() {
-        let count = CHUNK_ELEMENTS + 37;
+        let count = 16_384 + 37;
         let values: Vec<f32> = telling_floats().step_by(7).take(count).collect();
         let encode = |element: Element, value: f32| match element {
             Element::F32 => value.to_le_bytes().to_vec(),

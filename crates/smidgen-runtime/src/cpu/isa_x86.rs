@@ -2,6 +2,7 @@
 //!
 //! Most methods are one or two instructions; the trait says what they mean and what they ask of the caller:
 //! the machine has the instruction set, and a pointer is good for the lanes that are read or written.
+//! That is what makes every `unsafe` block here sound.
 //! No alignment is assumed.
 //! Left out: anything that only one of the two sets could do.
 

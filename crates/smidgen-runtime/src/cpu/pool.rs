@@ -139,7 +139,8 @@ impl Shared {
         *self.task.lock().expect("nothing panics while it is held") = Some(SendTask(erased));
         self.next.store(0, Ordering::Relaxed);
         self.count.store(count, Ordering::Relaxed);
-        self.state.store((self.state.load(Ordering::Relaxed) & !(SECTION - 1)) + SECTION | OPEN, Ordering::SeqCst);
+        let next_section = (self.state.load(Ordering::Relaxed) / SECTION + 1) * SECTION;
+        self.state.store(next_section | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake();
         }
@@ -247,6 +248,10 @@ fn pause(pauses: &mut usize) {
 mod tests {
     use super::*;
 
+    fn add(total: &AtomicUsize, amount: usize) {
+        total.fetch_add(amount, Ordering::Relaxed);
+    }
+
     #[test]
     fn every_task_runs_once() {
         for threads in [1, 2, 3, 5] {
@@ -259,7 +264,10 @@ mod tests {
                         runs[task].fetch_add(1, Ordering::Relaxed);
                     });
                 });
-                assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1), "{threads} threads, {count} tasks");
+                assert!(
+                    runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {count} tasks"
+                );
             }
         }
     }
@@ -269,7 +277,7 @@ mod tests {
         let pool = Pool::new(3).unwrap();
         let total = AtomicUsize::new(0);
         for round in 0..2000 {
-            pool.enter(|| run_tasks(5, |task| drop(total.fetch_add(task, Ordering::Relaxed))));
+            pool.enter(|| run_tasks(5, |task| add(&total, task)));
             if round % 500 == 0 {
                 // Long enough for the helpers to go to sleep.
                 std::thread::sleep(std::time::Duration::from_millis(20));
@@ -285,7 +293,7 @@ mod tests {
         pool.enter(|| {
             run_tasks(4, |_| {
                 assert_eq!(current_threads(), 1);
-                run_tasks(3, |_| drop(total.fetch_add(1, Ordering::Relaxed)));
+                run_tasks(3, |_| add(&total, 1));
             });
             assert_eq!(current_threads(), 2);
         });
@@ -302,7 +310,7 @@ mod tests {
             assert!(panic.is_err());
         }
         let total = AtomicUsize::new(0);
-        pool.enter(|| run_tasks(8, |_| drop(total.fetch_add(1, Ordering::Relaxed))));
+        pool.enter(|| run_tasks(8, |_| add(&total, 1)));
         assert_eq!(total.into_inner(), 8);
     }
 }

@@ -258,7 +258,14 @@ impl Run<'_> {
     /// dW (N, K) += scale·dyᵀ·x.
     fn weight_grad(&self, scale: f32) {
         let (dy, x) = (self.input(0), self.input(1));
-        self.accumulate_outer(self.factor(dy, 0), self.factor(x, 0), self.rows_of(dy), scale, self.update(0), 0);
+        self.accumulate_outer(
+            self.factor(dy, 0),
+            self.factor(x, 0),
+            self.rows_of(dy),
+            scale,
+            self.update(0),
+            0,
+        );
     }
 
     /// An activation from `row` on as a factor of [`Self::accumulate_outer`].
@@ -430,7 +437,13 @@ impl Run<'_> {
             let chunk = LossChunk { first, count, logits: logits.address(), stride };
             self.logits(head, &chunk, taken);
             let grad_scale = head.gradient.then_some(weight as f32);
-            loss::softmax_loss(logits.rows(stride).column_part(0, vocabulary), labels.part(first, count), None, grad_scale, nll);
+            loss::softmax_loss(
+                logits.rows(stride).column_part(0, vocabulary),
+                labels.part(first, count),
+                None,
+                grad_scale,
+                nll,
+            );
             sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
             if head.gradient {
                 self.loss_gradients(head, &chunk, taken);

@@ -7,8 +7,8 @@
 //! into the `#[target_feature]` function loses the features.
 //! Leaves out explicit intrinsics, and tiles for matrix products.
 
+pub use super::isa::Isa as Level;
 use std::cell::Cell;
-use std::sync::OnceLock;
 
 /// Floats a body handles at once: one AVX-512 register, two AVX2 ones, four SSE2 ones.
 pub const LANES: usize = 16;
@@ -19,14 +19,6 @@ pub type Lanes = [f32; LANES];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);
 
-/// The named levels, lowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    Portable,
-    Avx2,
-    Avx512,
-}
-
 thread_local! {
     static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
 }
@@ -34,17 +26,17 @@ thread_local! {
 impl Isa {
     /// `None` when the CPU lacks the level.
     pub fn new(level: Level) -> Option<Isa> {
-        (level <= detected_level()).then_some(Isa(level))
+        level.is_supported().then_some(Isa(level))
     }
 
     /// The level in force on this thread: the one given to `with_isa`, else the best the CPU has.
     pub fn current() -> Isa {
-        FORCED.with(Cell::get).unwrap_or_else(|| Isa(detected_level()))
+        FORCED.with(Cell::get).unwrap_or_else(|| Isa(Level::detect()))
     }
 
     /// Every level this machine can run, lowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter_map(Isa::new)
+        Level::ALL.into_iter().rev().filter_map(Isa::new)
     }
 
     pub fn level(self) -> Level {
@@ -63,30 +55,6 @@ pub fn with_isa<R>(isa: Isa, work: impl FnOnce() -> R) -> R {
     }
     let _restore = Restore(FORCED.with(|forced| forced.replace(Some(isa))));
     work()
-}
-
-fn detected_level() -> Level {
-    static DETECTED: OnceLock<Level> = OnceLock::new();
-    *DETECTED.get_or_init(detect_level)
-}
-
-#[cfg(target_arch = "x86_64")]
-fn detect_level() -> Level {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    let avx512 = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    match (avx2, avx512) {
-        (true, true) => Level::Avx512,
-        (true, false) => Level::Avx2,
-        (false, _) => Level::Portable,
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn detect_level() -> Level {
-    Level::Portable
 }
 
 /// Defines a function whose body is compiled once per level; the caller passes an `Isa` first.

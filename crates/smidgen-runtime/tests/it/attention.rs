@@ -5,9 +5,7 @@
 //! Left out: speed.
 
 use smidgen_ir::workspace::attention_floats;
-use smidgen_runtime::cpu::attention::{
-    AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention,
-};
+use smidgen_runtime::cpu::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use smidgen_runtime::cpu::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::pool::Pool;
@@ -55,9 +53,7 @@ impl Matrix {
         let mut matrix = Matrix::marked(tokens, channels);
         for token in 0..tokens {
             for channel in 0..channels {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let unit = (state >> 40) as f32 / (1u64 << 24) as f32;
                 matrix.data[token * (channels + PAD) + channel] = 3.0 * unit - 1.5;
             }
@@ -65,22 +61,13 @@ impl Matrix {
         matrix
     }
     fn marked(tokens: usize, channels: usize) -> Matrix {
-        Matrix {
-            data: vec![MARK; tokens * (channels + PAD)],
-            channels,
-        }
+        Matrix { data: vec![MARK; tokens * (channels + PAD)], channels }
     }
     fn view(&self) -> Tokens {
-        Tokens {
-            pointer: self.data.as_ptr(),
-            row_stride: self.channels + PAD,
-        }
+        Tokens { pointer: self.data.as_ptr(), row_stride: self.channels + PAD }
     }
     fn view_mut(&mut self) -> TokensMut {
-        TokensMut {
-            pointer: self.data.as_mut_ptr(),
-            row_stride: self.channels + PAD,
-        }
+        TokensMut { pointer: self.data.as_mut_ptr(), row_stride: self.channels + PAD }
     }
     fn dense(&self) -> Vec<f64> {
         self.data
@@ -90,10 +77,7 @@ impl Matrix {
     }
     fn assert_padding_untouched(&self) {
         for row in self.data.chunks(self.channels + PAD) {
-            assert!(
-                row[self.channels..].iter().all(|&x| x == MARK),
-                "wrote into padding"
-            );
+            assert!(row[self.channels..].iter().all(|&x| x == MARK), "wrote into padding");
         }
     }
 }
@@ -191,8 +175,8 @@ fn reference(case: &Case<'_>, q: &[f64], k: &[f64], v: &[f64], o_gradient: &[f64
         for i in bounds[0] as usize..bounds[1] as usize {
             for head in 0..case.heads {
                 let (qi, kv) = (i * wide + head * d, head / group * d);
-                let visible = (bounds[0] as usize..=i)
-                    .filter(|&j| case.window.is_none_or(|window| i < j + window));
+                let visible =
+                    (bounds[0] as usize..=i).filter(|&j| case.window.is_none_or(|window| i < j + window));
                 let keys: Vec<usize> = visible.collect();
                 let mut scores = vec![];
                 let mut slopes = vec![];
@@ -249,13 +233,8 @@ fn assert_close(name: &str, got: &[f64], want: &[f64], case: &Case<'_>, isa: Isa
 
 fn check(case: Case<'_>) {
     let given = inputs(&case);
-    let want = reference(
-        &case,
-        &given.q.dense(),
-        &given.k.dense(),
-        &given.v.dense(),
-        &given.o_gradient.dense(),
-    );
+    let want =
+        reference(&case, &given.q.dense(), &given.k.dense(), &given.v.dense(), &given.o_gradient.dense());
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
         let got = run(&case, &given, isa, 2);
         let lse: Vec<f64> = got.lse.iter().map(|&x| f64::from(x)).collect();
@@ -283,58 +262,24 @@ fn every_head_size() {
 
 #[test]
 fn segments_that_fit_no_block() {
-    for segments in [
-        &[0, 0, 1, 1, 2, 99, 99, 163, 260, 260][..],
-        &[0, 64, 160, 256],
-        &[0, 333],
-        &[0, 1],
-        &[0, 0],
-        &[0],
-    ] {
-        check(Case {
-            segments,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 16,
-            window: None,
-            softcap: None,
-        });
+    for segments in
+        [&[0, 0, 1, 1, 2, 99, 99, 163, 260, 260][..], &[0, 64, 160, 256], &[0, 333], &[0, 1], &[0, 0], &[0]]
+    {
+        check(Case { segments, heads: 4, kv_heads: 2, head_dim: 16, window: None, softcap: None });
     }
 }
 
 #[test]
 fn many_heads_in_rows_of_4_kib() {
     // 127 heads of 8 channels and the padding of 8 are 1024 floats.
-    check(Case {
-        segments: &[0, 33, 40],
-        heads: 127,
-        kv_heads: 1,
-        head_dim: 8,
-        window: None,
-        softcap: None,
-    });
+    check(Case { segments: &[0, 33, 40], heads: 127, kv_heads: 1, head_dim: 8, window: None, softcap: None });
 }
 
 #[test]
 fn windows_and_softcaps() {
-    for window in [
-        None,
-        Some(1),
-        Some(2),
-        Some(33),
-        Some(96),
-        Some(130),
-        Some(10_000),
-    ] {
+    for window in [None, Some(1), Some(2), Some(33), Some(96), Some(130), Some(10_000)] {
         for softcap in [None, Some(0.7), Some(30.0)] {
-            check(Case {
-                segments: &[0, 300, 317],
-                heads: 2,
-                kv_heads: 2,
-                head_dim: 24,
-                window,
-                softcap,
-            });
+            check(Case { segments: &[0, 300, 317], heads: 2, kv_heads: 2, head_dim: 24, window, softcap });
         }
     }
 }

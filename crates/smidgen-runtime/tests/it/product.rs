@@ -116,12 +116,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             }
         }
         weight += (depth as f64).sqrt() * f64::from(shape.scale.abs());
-        rights.push((
-            encode(&right, shape.element),
-            stored_rows,
-            stored_columns,
-            stride,
-        ));
+        rights.push((encode(&right, shape.element), stored_rows, stored_columns, stride));
         lefts.push((left, left_row, left_depth));
     }
     let terms: Vec<Term> = sum
@@ -129,11 +124,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
         .iter()
         .zip(lefts.iter().zip(&rights))
         .map(|(shape, (left, right))| Term {
-            left: Left {
-                pointer: left.0.as_ptr(),
-                row_stride: left.1,
-                depth_stride: left.2,
-            },
+            left: Left { pointer: left.0.as_ptr(), row_stride: left.1, depth_stride: left.2 },
             right: Stored {
                 pointer: right.0.as_ptr(),
                 element: shape.element,
@@ -151,11 +142,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
         Start::Bias => Init::Bias(bias.as_ptr()),
     };
     let output = Output {
-        view: OutputView {
-            pointer: c.as_mut_ptr(),
-            row_stride: out_row,
-            column_stride: out_column,
-        },
+        view: OutputView { pointer: c.as_mut_ptr(), row_stride: out_row, column_stride: out_column },
         rows,
         columns,
     };
@@ -177,10 +164,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
         }
     }
     for (index, got) in c.iter().enumerate() {
-        assert!(
-            is_element[index] || *got == UNTOUCHED,
-            "wrote outside C at {index} in {sum:?}"
-        );
+        assert!(is_element[index] || *got == UNTOUCHED, "wrote outside C at {index} in {sum:?}");
     }
     c.iter().map(|x| x.to_bits()).collect()
 }
@@ -204,11 +188,7 @@ fn every_small_shape() {
             for columns in [1, 4, 7, 15, 16, 17, 31, 33, 47, 48, 49, 80, 97] {
                 for depth in [1, 3, 16, 21] {
                     for right_transposed in [false, true] {
-                        let shape = Shape {
-                            depth,
-                            right_transposed,
-                            ..PLAIN
-                        };
+                        let shape = Shape { depth, right_transposed, ..PLAIN };
                         check(Sum {
                             rows,
                             columns,
@@ -258,53 +238,19 @@ fn every_layout_format_and_init() {
 #[test]
 fn sums_of_terms() {
     let mixed = [
-        Shape {
-            depth: 700,
-            element: Element::Bf16,
-            ..PLAIN
-        },
-        Shape {
-            depth: 16,
-            scale: 2.0,
-            ..PLAIN
-        },
+        Shape { depth: 700, element: Element::Bf16, ..PLAIN },
+        Shape { depth: 16, scale: 2.0, ..PLAIN },
         Shape { depth: 0, ..PLAIN },
-        Shape {
-            depth: 100,
-            element: Element::F16,
-            right_transposed: false,
-            ..PLAIN
-        },
-        Shape {
-            depth: 4,
-            left_rows_contiguous: true,
-            scale: 0.5,
-            ..PLAIN
-        },
-        Shape {
-            depth: 1301,
-            right_transposed: false,
-            ..PLAIN
-        },
+        Shape { depth: 100, element: Element::F16, right_transposed: false, ..PLAIN },
+        Shape { depth: 4, left_rows_contiguous: true, scale: 0.5, ..PLAIN },
+        Shape { depth: 1301, right_transposed: false, ..PLAIN },
     ];
-    let many = [Shape {
-        depth: 37,
-        scale: 0.25,
-        ..PLAIN
-    }; 37];
+    let many = [Shape { depth: 37, scale: 0.25, ..PLAIN }; 37];
     for isa in supported() {
         for terms in [&mixed[..], &mixed[..2], &many[..], &[]] {
             for start in [Start::Overwrite, Start::Accumulate, Start::Bias] {
                 for (rows, columns) in [(19, 50), (33, 230)] {
-                    check(Sum {
-                        rows,
-                        columns,
-                        terms,
-                        start,
-                        output_transposed: false,
-                        isa,
-                        threads: 2,
-                    });
+                    check(Sum { rows, columns, terms, start, output_transposed: false, isa, threads: 2 });
                 }
             }
         }
@@ -313,26 +259,15 @@ fn sums_of_terms() {
 
 #[test]
 fn narrow_sums_over_tokens() {
-    let gradient = Shape {
-        depth: 700,
-        right_transposed: false,
-        left_rows_contiguous: true,
-        scale: 1.5,
-        ..PLAIN
-    };
+    let gradient =
+        Shape { depth: 700, right_transposed: false, left_rows_contiguous: true, scale: 1.5, ..PLAIN };
     for isa in supported() {
         for output_transposed in [false, true] {
             for (rows, columns) in [(130, 16), (97, 4), (48, 47), (7, 9)] {
                 check(Sum {
                     rows,
                     columns,
-                    terms: &[
-                        gradient,
-                        Shape {
-                            depth: 30,
-                            ..gradient
-                        },
-                    ],
+                    terms: &[gradient, Shape { depth: 30, ..gradient }],
                     start: Start::Accumulate,
                     output_transposed,
                     isa,
@@ -346,10 +281,7 @@ fn narrow_sums_over_tokens() {
 #[test]
 fn rows_that_compete_for_the_same_cache_sets_are_copied_right() {
     // A row stride of 1024 floats: depth 1021 and the padding of 3.
-    let shape = Shape {
-        depth: 1021,
-        ..PLAIN
-    };
+    let shape = Shape { depth: 1021, ..PLAIN };
     check(Sum {
         rows: 37,
         columns: 200,
@@ -363,28 +295,13 @@ fn rows_that_compete_for_the_same_cache_sets_are_copied_right() {
 
 #[test]
 fn the_same_bytes_for_any_number_of_threads() {
-    let base = Shape {
-        depth: 650,
-        element: Element::Bf16,
-        ..PLAIN
-    };
-    let adapter = Shape {
-        depth: 16,
-        scale: 2.0,
-        ..PLAIN
-    };
-    let gradient = Shape {
-        depth: 650,
-        right_transposed: false,
-        left_rows_contiguous: true,
-        ..PLAIN
-    };
+    let base = Shape { depth: 650, element: Element::Bf16, ..PLAIN };
+    let adapter = Shape { depth: 16, scale: 2.0, ..PLAIN };
+    let gradient = Shape { depth: 650, right_transposed: false, left_rows_contiguous: true, ..PLAIN };
     for isa in supported() {
-        for (rows, columns, terms) in [
-            (150, 930, &[base, adapter][..]),
-            (300, 16, &[gradient]),
-            (300, 200, &[gradient, base]),
-        ] {
+        for (rows, columns, terms) in
+            [(150, 930, &[base, adapter][..]), (300, 16, &[gradient]), (300, 200, &[gradient, base])]
+        {
             let bytes = [1, 2, 4].map(|threads| {
                 check(Sum {
                     rows,

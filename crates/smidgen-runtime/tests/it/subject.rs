@@ -8,8 +8,7 @@ use smidgen_compile::options::Optimizer;
 use smidgen_compile::passes::reuse_in_place;
 use smidgen_compile::{DecoderSpec, Request, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Plan, RopeScaling, RopeSpec, ValueId,
-    Workload,
+    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Plan, RopeScaling, RopeSpec, ValueId, Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;

@@ -90,6 +90,7 @@ mod tests {
     use super::super::safetensors::SafetensorsFile;
     use super::super::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
     use super::*;
+    use half::{bf16, f16};
 
     fn stored(element: Element, data: &[u8]) -> (tempfile::TempDir, TensorRef) {
         let folder = tempfile::tempdir().unwrap();

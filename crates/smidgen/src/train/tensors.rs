@@ -8,7 +8,8 @@ use crate::checkpoint::element::Element;
 use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::load::{MAX_PIECE_BYTES, read_tensor_into};
 use crate::checkpoint::peft::{
-    AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, match_adapter, write_adapter,
+    AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, check_agreement, match_adapter,
+    write_adapter,
 };
 use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
@@ -65,9 +66,12 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, modules: &[LoraModule], 
     }
 }
 
-/// Refuses a start whose adapter does not fit the job. Reads headers only, so that it can be had before
-/// anything is written.
+/// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
+/// headers only, so that it can be had before anything is written.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+    let tensors: Vec<AdapterTensor> =
+        adapter_tensors(plan, &job.request.adapters).into_iter().map(|(_, tensor)| tensor).collect();
+    check_agreement(&adapter_config(job), &tensors).map_err(Failure::recipe)?;
     let folder = match (start, &job.recipe.adapter.init) {
         (Start::Checkpoint { folder, .. }, _) => folder,
         (Start::Beginning, Init::Adapter(path)) => &path.resolved,

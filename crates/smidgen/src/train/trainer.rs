@@ -218,8 +218,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         })?;
         let sum = self.feed.read_eval_loss(&mut self.executor);
         if !sum.is_finite() {
-            return Err(Failure::world(format!("the evaluation after step {step} is not finite: summed loss {sum}"))
-                .hint("the run so far was finite: look at the rows of `data.eval`"));
+            return Err(Failure::world(format!(
+                "the evaluation after step {step} is not finite: summed loss {sum}"
+            ))
+            .hint("the run so far was finite: look at the rows of `data.eval`"));
         }
         Ok(EvalRow {
             step,

@@ -186,6 +186,17 @@ fn patterns_that_are_none() {
         &["adapter.rank_pattern={ \"q_(proj\" = 2 }"],
         &["`adapter.rank_pattern`", "q_(proj"],
     );
+    let words = ["`adapter.alpha_pattern`: `w_proj` matches no adapted linear", "hint: a pattern is a name"];
+    scratch.train_refused(2, &["adapter.alpha_pattern={ w_proj = 2 }"], &words);
+    // PEFT sorts the keys it saves: what would then mean another rank is refused before the run, not after it.
+    let two = "adapter.rank_pattern={ q_proj = 3, \"layers.1.self_attn.q_proj\" = 2 }";
+    scratch.train_refused(2, &[two], &["`rank_pattern` gives module", "once its keys are sorted"]);
+}
+
+#[test]
+fn more_layers_than_there_are() {
+    let words = ["`adapter.layers = last:7` asks for more than the model's 2 layers"];
+    Scratch::new().train_refused(2, &["adapter.layers=last:7"], &words);
 }
 
 #[test]

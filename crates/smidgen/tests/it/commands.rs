@@ -82,13 +82,13 @@ fn plan_prints_the_budget_table() {
               gradients          22.50 KiB
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
-              workspace           2.26 MiB
+              workspace           1.32 MiB
               context             6.27 MiB   the program, its stacks and the data
-              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
+              peak                8.25 MiB   fits, 55.75 MiB to spare (at: forward, lm_head_loss)
 
-              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
-              micro-batch: at most 100 tokens, 0.9 a step
+              micro-batch: a step in one, at most 100 tokens
               loss: 77 rows of logits at a time
               predicted: N ms a step, N tokens/s
         "#]],
@@ -115,14 +115,14 @@ fn plan_as_text_lists_leaves_and_steps() {
         &scratch,
         &head.join("\n"),
         expect![[r#"
-        plan model · LoRA r=4 · f32 · batch 4
-        extent T<=100 S<=77 G<=4
-        reserve 3056896 = persistent 285184 + transient 2771712
-        leaf @0 base_weights model.embed_tokens.weight f32 (211, 48)
-        leaf @40704 base_weights model.layers.0.self_attn.q_proj.weight f32 (64, 48)
-        leaf @52992 base_weights model.layers.0.self_attn.k_proj.weight f32 (32, 48)
-        leaf @59136 base_weights model.layers.0.self_attn.v_proj.weight f32 (32, 48)
-        leaf @65280 base_weights model.layers.0.self_attn.o_proj.weight f32 (48, 64)"#]],
+            plan model · LoRA r=4 · f32 · batch 4
+            extent T<=100 S<=77 G<=4
+            reserve 2077696 = persistent 285184 + transient 1792512
+            leaf @0 base_weights model.embed_tokens.weight f32 (211, 48)
+            leaf @40704 base_weights model.layers.0.self_attn.q_proj.weight f32 (64, 48)
+            leaf @52992 base_weights model.layers.0.self_attn.k_proj.weight f32 (32, 48)
+            leaf @59136 base_weights model.layers.0.self_attn.v_proj.weight f32 (32, 48)
+            leaf @65280 base_weights model.layers.0.self_attn.o_proj.weight f32 (48, 64)"#]],
     );
     assert_eq!(ended.stdout, scratch.run(&["plan", "recipe.toml", "--text"]).stdout);
 }
@@ -143,13 +143,13 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               gradients          22.50 KiB
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
-              workspace           2.40 MiB
+              workspace           1.48 MiB
               context             6.27 MiB   the program, its stacks and the data
-              peak                9.97 MiB   fits, 54.03 MiB to spare (at: forward, lm_head_loss)
+              peak                9.05 MiB   fits, 54.95 MiB to spare (at: forward, lm_head_loss)
 
-              largest at the peak: workspace of forward, lm_head_loss 2.39 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
+              largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
-              micro-batch: at most 256 tokens, 1.0 a step
+              micro-batch: a step in one, at most 256 tokens
               loss: 256 rows of logits at a time
               predicted: N ms a step, N tokens/s
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
@@ -168,10 +168,10 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 8.88 MiB, the budget is 4.00 MiB
-              largest at the peak: workspace of recompute of layers.1, linear 2.19 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
+            error: the leanest plan needs 7.94 MiB, the budget is 4.00 MiB
+              largest at the peak: workspace of recompute of layers.1, linear 1.25 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
 
-            hint: `memory.budget = "9MiB"` is the least that fits
+            hint: `memory.budget = "8MiB"` is the least that fits
         "#]],
     );
 }
@@ -197,13 +197,13 @@ fn train_talks_on_stderr() {
               gradients          22.50 KiB
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
-              workspace           2.26 MiB
+              workspace           1.32 MiB
               context             6.27 MiB   the program, its stacks and the data
-              peak                9.19 MiB   fits, 54.81 MiB to spare (at: forward, lm_head_loss)
+              peak                8.26 MiB   fits, 55.74 MiB to spare (at: forward, lm_head_loss)
 
-              largest at the peak: workspace of forward, lm_head_loss 2.25 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
+              largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
-              micro-batch: at most 100 tokens, 0.9 a step
+              micro-batch: a step in one, at most 100 tokens
               loss: 77 rows of logits at a time
               predicted: N ms a step, N tokens/s
             step 1/6  loss X lr 0.000e0 N tok/s

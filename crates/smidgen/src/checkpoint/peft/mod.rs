@@ -19,4 +19,4 @@ pub use file::{AdapterError, AdapterFile};
 pub use key::AdapterKey;
 pub use matching::{AdapterMismatch, ExpectedTensor, ShapeMismatch, match_adapter};
 pub use pattern::{ModulePattern, PatternError};
-pub use write::{AdapterTensor, WriteAdapterError, write_adapter};
+pub use write::{AdapterTensor, WriteAdapterError, check_agreement, write_adapter};

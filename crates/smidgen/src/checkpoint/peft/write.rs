@@ -88,7 +88,8 @@ fn make_folder(folder: &Path) -> Result<(), WriteAdapterError> {
     Ok(sync_folder(folder_of(folder))?)
 }
 
-fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Result<(), WriteAdapterError> {
+/// Refuses what [`write_adapter`] would refuse, without writing: better before a run than after it.
+pub fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Result<(), WriteAdapterError> {
     let mut on_disk = config.clone();
     on_disk.rank_pattern.sort_by(|left, right| left.0.cmp(&right.0));
     on_disk.alpha_pattern.sort_by(|left, right| left.0.cmp(&right.0));
