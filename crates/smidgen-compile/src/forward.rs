@@ -5,7 +5,7 @@
 //! Two entry points are built: the forward half of `micro_step`, and `eval` without dropout.
 
 use crate::adapter::LoraModule;
-use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, HEAD};
+use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, HEAD, QK_NORMS};
 use crate::options::{Policy, Request};
 use smidgen_ir::{
     AttentionShape, DType, Dim, Entry, Graph, LeafKind, LossHead, Node, Op, Phase, Shape, Storage, Type,
@@ -184,11 +184,18 @@ impl Builder<'_> {
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
             scale: (spec.head_dim as f32).powf(-0.5),
+            window: spec.window,
         };
         let n = self.norm(x, "input_layernorm.weight", "attn.norm"); // (T, C)
         let q = self.linear(n, "self_attn.q_proj", "attn.q"); // (T, H·D)
         let k = self.linear(n, "self_attn.k_proj", "attn.k"); // (T, Hkv·D)
         let v = self.linear(n, "self_attn.v_proj", "attn.v"); // (T, Hkv·D)
+        let (mut q, mut k) = (q, k);
+        if spec.qk_norm {
+            let [q_norm, k_norm] = QK_NORMS;
+            q = self.norm(q, q_norm, "attn.q_normed"); // (T, H·D), each head by itself
+            k = self.norm(k, k_norm, "attn.k_normed"); // (T, Hkv·D)
+        }
         let q = self.emit1(Op::Rope { heads: spec.heads, inverse: false }, vec![q, table], "attn.q_turned");
         let k =
             self.emit1(Op::Rope { heads: spec.kv_heads, inverse: false }, vec![k, table], "attn.k_turned");

@@ -3,7 +3,7 @@
 //! Bytes count each operand once, as an ideal kernel would touch it. A device profile turns both into
 //! seconds; here there are no seconds.
 
-use crate::op::Op;
+use crate::op::{AttentionShape, Op};
 use crate::shape::{Extent, Type};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -71,8 +71,8 @@ pub fn node_cost(
             2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
         }
         // Two products forward; backward forms the scores again and four gradients.
-        Op::Attention(_) => 4.0 * size(inputs[0]) * keys_per_query,
-        Op::AttentionGrad(_) => 10.0 * size(inputs[0]) * keys_per_query,
+        Op::Attention(shape) => 4.0 * size(inputs[0]) * visible(shape, keys_per_query),
+        Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
         Op::Embed
         | Op::RmsNorm { .. }
         | Op::Dropout { .. }
@@ -118,4 +118,9 @@ pub fn node_cost(
         | Op::Zero => moved,
     };
     Cost { flops, bytes: bytes as f64 }
+}
+
+/// Keys that a query sees, where a window may hide some.
+fn visible(shape: &AttentionShape, keys_per_query: f64) -> f64 {
+    shape.window.map_or(keys_per_query, |window| keys_per_query.min(window as f64))
 }

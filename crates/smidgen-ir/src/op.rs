@@ -17,7 +17,8 @@ pub enum Op {
     // ── forward ────────────────────────────────────────────────────────────────────────────────
     /// ids (T), table (V, C) → (T, C)
     Embed,
-    /// x (rows, C), weight (C) → (rows, C): x / rms(x) · weight
+    /// x (rows, C), weight (D) → (rows, C): x / rms(x) · weight, over each D of the C channels by itself
+    /// (D = C for the norm of a layer, the head size for norms of queries and keys)
     RmsNorm { eps: f32 },
     /// x (T, C), keys (T) → (T, C): elements zeroed with probability `p` by a hash of (key, stream,
     /// channel), the others divided by 1 - p. Its gradient is itself.
@@ -45,9 +46,9 @@ pub enum Op {
     // ── backward ───────────────────────────────────────────────────────────────────────────────
     /// d (S, C), rows (S) → (T, C), zero in all other rows
     ScatterRows,
-    /// x (rows, C), weight (C), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
+    /// x (rows, C), weight (D), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
     RmsNormGrad { eps: f32, addend: bool },
-    /// x (rows, C), dy (rows, C) → ; updates dweight (C)
+    /// x (rows, C), dy (rows, C) → ; updates dweight (D)
     RmsNormWeightGrad { eps: f32 },
     /// (d_i (rows, N_i), matrix_i (N_i, K)) … → (rows, K): Σ scale_i · d_i·matrix_i
     LinearGrad { scales: Vec<f32> },
@@ -85,6 +86,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub scale: f32,
+    /// A query sees so many keys, itself included; `None` is all before it.
+    pub window: Option<usize>,
 }
 
 /// Attributes of [`Op::LmHeadLoss`].
@@ -240,7 +243,7 @@ impl Op {
             Op::RmsNorm { .. } => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
-                rule.real_vector(inputs[1], c)?;
+                rule.norm_weight(inputs[1], c)?;
                 Ok(vec![Type::f32(Shape::of(rows, c))])
             }
             Op::Dropout { .. } => {
@@ -311,7 +314,7 @@ impl Op {
             Op::RmsNormGrad { addend, .. } => {
                 rule.count(3 + usize::from(*addend), 0)?;
                 let shape = rule.activation(0)?;
-                rule.real_vector(inputs[1], shape.1)?;
+                rule.norm_weight(inputs[1], shape.1)?;
                 for operand in 2..inputs.len() {
                     rule.equal("operands", shape, rule.activation(operand)?)?;
                 }
@@ -321,7 +324,8 @@ impl Op {
                 rule.count(2, 1)?;
                 let shape = rule.activation(0)?;
                 rule.equal("operands", shape, rule.activation(1)?)?;
-                rule.f32_update(0, &Shape::vector(shape.1))?;
+                rule.norm_weight(updates[0], shape.1)?;
+                rule.f32_update(0, &updates[0].shape)?;
                 Ok(vec![])
             }
             Op::LinearGrad { scales } => {
@@ -462,6 +466,15 @@ impl Rule<'_> {
     fn real_vector(&self, operand: &Type, n: usize) -> Result<(), ShapeError> {
         let fits = operand.shape == Shape::vector(n) && operand.storage.is_real();
         self.require(fits, || format!("expected {n} numbers, got {operand}"))
+    }
+
+    /// A vector as long as all channels, or as one of several equal groups of them.
+    fn norm_weight(&self, operand: &Type, channels: usize) -> Result<(), ShapeError> {
+        let fits = match operand.shape.0.as_slice() {
+            [Dim::Const(n)] => operand.storage.is_real() && *n > 0 && channels.is_multiple_of(*n),
+            _ => false,
+        };
+        self.require(fits, || format!("a norm over {channels} channels cannot have the weight {operand}"))
     }
 
     fn integers(&self, input: usize, dim: Dim, dtype: DType) -> Result<(), ShapeError> {

@@ -111,7 +111,11 @@ fn render_node<'a>(
 /// Attributes in brackets, nothing where there are none.
 fn render_attributes(op: &Op) -> String {
     let attention = |shape: &AttentionShape| {
-        format!("[heads={}/{} dim={} scale={}]", shape.heads, shape.kv_heads, shape.head_dim, shape.scale)
+        let window = shape.window.map(|keys| format!(" window={keys}")).unwrap_or_default();
+        format!(
+            "[heads={}/{} dim={} scale={}{window}]",
+            shape.heads, shape.kv_heads, shape.head_dim, shape.scale
+        )
     };
     match op {
         Op::RmsNorm { eps } | Op::RmsNormGrad { eps, .. } | Op::RmsNormWeightGrad { eps } => {

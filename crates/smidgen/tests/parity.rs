@@ -40,6 +40,21 @@ fn llama_f16_some_layers() {
 }
 
 #[test]
+fn qwen2() {
+    replay("qwen2");
+}
+
+#[test]
+fn qwen3() {
+    replay("qwen3");
+}
+
+#[test]
+fn mistral_window() {
+    replay("mistral-window");
+}
+
+#[test]
 fn every_fixture_is_replayed() {
     let folders = std::fs::read_dir(fixtures()).unwrap().filter_map(|entry| {
         let entry = entry.unwrap();
@@ -47,7 +62,8 @@ fn every_fixture_is_replayed() {
     });
     let mut names: Vec<String> = folders.collect();
     names.sort();
-    assert_eq!(names, ["llama-bias-linear", "llama-f16-some-layers", "llama-gqa-tied", "llama-mha"]);
+    let llamas = ["llama-bias-linear", "llama-f16-some-layers", "llama-gqa-tied", "llama-mha"];
+    assert_eq!(names, [&llamas[..], &["mistral-window", "qwen2", "qwen3"]].concat());
 }
 
 fn replay(name: &str) {

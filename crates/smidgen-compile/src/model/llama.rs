@@ -1,7 +1,8 @@
 //! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and everything else that calls itself so.
 //!
 //! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary
-//! embeddings `default`, `linear` and `llama3`.
+//! embeddings `default`, `linear` and `llama3`. The dialects that differ from it in a few places begin
+//! with [`read_like_llama`].
 
 use super::config::Config;
 use super::spec::DecoderSpec;
@@ -10,6 +11,12 @@ use serde_json::json;
 use smidgen_ir::Activation;
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    let biases = config.flag("attention_bias", false)?;
+    Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama("llama", config)? })
+}
+
+/// What all relatives of Llama spell alike: no biases in attention, no norms of queries, no window.
+pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     config.refuse("quantization_config", &[], "checkpoints in float32, bfloat16 or float16")?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
     let hidden = config.required_size("hidden_size")?;
@@ -33,7 +40,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
     }
     Ok(DecoderSpec {
-        model_type: "llama".into(),
+        model_type: model_type.into(),
         vocabulary: config.required_size("vocab_size")?,
         hidden,
         intermediate: config.required_size("intermediate_size")?,
@@ -44,7 +51,10 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
         rope: config.rope(head_dim)?,
         activation: activation(config.text("hidden_act")?.unwrap_or("silu"))?,
-        attention_bias: config.flag("attention_bias", false)?,
+        qkv_bias: false,
+        output_bias: false,
+        qk_norm: false,
+        window: None,
         mlp_bias: config.flag("mlp_bias", false)?,
         tied_head: config.flag("tie_word_embeddings", false)?,
         max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
@@ -85,7 +95,7 @@ mod tests {
         let spec = read_spec(&config(|_| ())).unwrap();
         assert_eq!((spec.kv_heads, spec.head_dim, spec.stored), (4, 16, DType::F32));
         assert_eq!((spec.norm_eps, spec.rope.theta, spec.rope.scaling), (1e-6, 1e4, RopeScaling::Default));
-        assert!(!spec.tied_head && !spec.attention_bias && !spec.mlp_bias);
+        assert!(!spec.tied_head && !spec.qkv_bias && !spec.output_bias && !spec.mlp_bias);
     }
 
     #[test]
@@ -127,7 +137,7 @@ mod tests {
         );
         assert_eq!(
             message(&|c| c["model_type"] = json!("mamba")),
-            "the architecture `mamba` is not supported (supported: llama)"
+            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral)"
         );
         assert_eq!(
             message(&|c| c["rope_scaling"] = json!({"type": "yarn", "factor": 2.0})),

@@ -18,8 +18,14 @@ pub struct DecoderSpec {
     pub norm_eps: f32,
     pub rope: RopeSpec,
     pub activation: Activation,
-    /// Biases on q, k, v and o.
-    pub attention_bias: bool,
+    /// Biases on q, k and v.
+    pub qkv_bias: bool,
+    /// A bias on o.
+    pub output_bias: bool,
+    /// Queries and keys are normed, head by head, before they are turned.
+    pub qk_norm: bool,
+    /// A query sees so many keys, itself included; `None` is all before it.
+    pub window: Option<usize>,
     /// Biases on gate, up and down.
     pub mlp_bias: bool,
     /// The head is the embedding table.
@@ -51,6 +57,8 @@ pub struct Tensor {
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub const FINAL_NORM: &str = "model.norm.weight";
 pub const HEAD: &str = "lm_head";
+/// Norms of the queries and of the keys of a layer.
+pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 impl DecoderSpec {
     /// Name of the tensor that the head multiplies with.
@@ -67,10 +75,10 @@ impl DecoderSpec {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let (c, i) = (self.hidden, self.intermediate);
         let in_layer = [
-            ("self_attn.q_proj", q, c, self.attention_bias),
-            ("self_attn.k_proj", kv, c, self.attention_bias),
-            ("self_attn.v_proj", kv, c, self.attention_bias),
-            ("self_attn.o_proj", c, q, self.attention_bias),
+            ("self_attn.q_proj", q, c, self.qkv_bias),
+            ("self_attn.k_proj", kv, c, self.qkv_bias),
+            ("self_attn.v_proj", kv, c, self.qkv_bias),
+            ("self_attn.o_proj", c, q, self.output_bias),
             ("mlp.gate_proj", i, c, self.mlp_bias),
             ("mlp.up_proj", i, c, self.mlp_bias),
             ("mlp.down_proj", c, i, self.mlp_bias),
@@ -111,6 +119,10 @@ impl DecoderSpec {
         for layer in 0..self.layers {
             tensors.push(norm(Self::layer_path(layer, "input_layernorm.weight"), Some(layer)));
             tensors.push(norm(Self::layer_path(layer, "post_attention_layernorm.weight"), Some(layer)));
+            for name in QK_NORMS.iter().filter(|_| self.qk_norm) {
+                let name = Self::layer_path(layer, name);
+                tensors.push(tensor(name, Shape::vector(self.head_dim), Some(layer)));
+            }
         }
         tensors.push(norm(FINAL_NORM.into(), None));
         tensors
@@ -148,7 +160,10 @@ pub(crate) mod tests {
             norm_eps: 1e-5,
             rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
             activation: Activation::Silu,
-            attention_bias: false,
+            qkv_bias: false,
+            output_bias: false,
+            qk_norm: false,
+            window: None,
             mlp_bias: false,
             tied_head: false,
             max_positions: 64,

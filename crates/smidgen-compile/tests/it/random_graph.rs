@@ -27,7 +27,8 @@ pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
 
 /// Widths of the activations: 2 heads of 8 channels, and something else.
 const WIDTHS: [usize; 2] = [16, 24];
-const ATTENTION: AttentionShape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35 };
+const ATTENTION: AttentionShape =
+    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None };
 
 struct Grower {
     graph: Graph,

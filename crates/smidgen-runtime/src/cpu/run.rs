@@ -27,7 +27,9 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
     match &step.op {
         Op::Embed => embed::embed(run.i32s(0), run.stored(run.input(1)), 1.0, run.output_rows(0)),
         Op::RmsNorm { eps } => {
-            norm::rms_norm(run.input_rows(0), run.norm_weight(1), *eps, run.output_rows(0));
+            let channels = run.input(1).rows_at(extent);
+            let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
+            norm::rms_norm(x.rows(channels), run.norm_weight(1), *eps, y.rows(channels));
         }
         Op::Dropout { p, stream } => {
             elementwise::dropout(run.input_rows(0), run.u64s(1), *stream, *p, run.output_rows(0));
@@ -48,14 +50,16 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { eps, addend } => {
-            let addend = addend.then(|| run.input_rows(3));
-            let (x, weight, dy) = (run.input_rows(0), run.norm_weight(1), run.input_rows(2));
-            norm::rms_norm_grad(x, weight, *eps, dy, addend, run.output_rows(0));
+            let channels = run.input(1).rows_at(extent);
+            let rows = |input: usize| run.floats(run.input(input)).rows(channels);
+            let addend = addend.then(|| rows(3));
+            let dx = run.floats_mut(run.output(0)).rows(channels);
+            norm::rms_norm_grad(rows(0), run.norm_weight(1), *eps, rows(2), addend, dx);
         }
         Op::RmsNormWeightGrad { eps } => {
             let dw = run.floats_mut(run.update(0));
-            let scratch = run.workspace_floats();
-            norm::rms_norm_weight_grad(run.input_rows(0), *eps, run.input_rows(1), dw, scratch);
+            let rows = |input: usize| run.floats(run.input(input)).rows(dw.len());
+            norm::rms_norm_weight_grad(rows(0), *eps, rows(1), dw, run.workspace_floats());
         }
         Op::LinearGrad { scales } => run.linear_grad(scales),
         Op::WeightGrad { scale } => run.weight_grad(*scale),
@@ -332,7 +336,7 @@ impl Run<'_> {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             scale: shape.scale,
-            window: None,
+            window: shape.window,
             softcap: None,
         }
     }

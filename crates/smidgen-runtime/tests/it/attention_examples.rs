@@ -17,24 +17,32 @@ const ROPE: RopeSpec = RopeSpec { theta: 1e4, dim: 12, scaling: RopeScaling::Def
 
 pub fn examples() -> Vec<Example> {
     vec![
-        attention(&[1, 5, 2, 9], 4, 2, 8),
-        attention(&[6], 1, 1, 16),
-        attention(&[3, 8], 6, 2, 24),
-        attention(&[QUERY_BLOCK + 3, 2, KEY_BLOCK + 11], 3, 1, 8),
+        attention(&[1, 5, 2, 9], 4, 2, 8, None),
+        attention(&[6], 1, 1, 16, None),
+        attention(&[3, 8], 6, 2, 24, Some(4)),
+        attention(&[2, 11], 2, 1, 12, Some(2)),
+        attention(&[QUERY_BLOCK + 3, 2, KEY_BLOCK + 11], 3, 1, 8, None),
         rope(3, 16, false),
         rope(2, 12, true),
         Example { covers: &["rope_table"], proof: Proof::Values(rope_table_holds_cosines_and_sines) },
     ]
 }
 
-fn attention(segments: &[usize], heads: usize, kv_heads: usize, head_dim: usize) -> Example {
+fn attention(
+    segments: &[usize],
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+) -> Example {
     let mut draft = Draft::new(segments, 1);
     let q = draft.tokens("q", heads * head_dim);
     let k = draft.tokens("k", kv_heads * head_dim);
     let v = draft.tokens("v", kv_heads * head_dim);
-    let shape = AttentionShape { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5) };
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window };
     let o = draft.op(Op::Attention(shape), &[q, k, v, draft.boundaries()], &["o", "lse"])[0];
-    let name = format!("attention of {heads}/{kv_heads} heads of {head_dim} over {segments:?}");
+    let name =
+        format!("attention of {heads}/{kv_heads} heads of {head_dim} over {segments:?}, window {window:?}");
     gradient(&["attention", "attention_grad"], draft.gradient_of(&name, o))
 }
 

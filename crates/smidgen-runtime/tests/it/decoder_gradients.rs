@@ -57,6 +57,22 @@ fn every_tensor_of_the_model() {
     assert_eq!(trained.len(), tensors + 2 * 2 * ALL_LINEARS.len());
 }
 
+/// Normed queries and keys, whose weights are trained too, and a window shorter than the samples.
+#[test]
+fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
+    let choice = Choice {
+        name: "normed heads, window",
+        stored: DType::F32,
+        biases: false,
+        qk_norm: true,
+        window: Some(3),
+        train_everything: true,
+        ..Choice::lora()
+    };
+    let trained = check(&choice);
+    assert!(trained.iter().any(|name| name.ends_with("q_norm.weight")), "{trained:?}");
+}
+
 /// The embedding is the head: both gradients meet in one leaf.
 #[test]
 fn every_tensor_of_a_model_with_a_tied_head() {

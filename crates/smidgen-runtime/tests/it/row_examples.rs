@@ -16,6 +16,7 @@ pub fn examples() -> Vec<Example> {
     }
     examples.extend([
         norm_of_gathered_rows(),
+        norm_of_each_head(),
         norm_over_many_rows(),
         norm_beside_a_residual(),
         dropout(),
@@ -53,6 +54,15 @@ fn norm_of_gathered_rows() -> Example {
     let weight = draft.vector("weight", 9, DType::F32);
     let y = draft.op(Op::RmsNorm { eps: 1e-3 }, &[x, weight], &["y"])[0];
     gradient(NORM, draft.gradient_of("norm of gathered rows", y))
+}
+
+/// A weight of a head's size norms each head by itself.
+fn norm_of_each_head() -> Example {
+    let mut draft = Draft::new(&[7, 4], 1);
+    let x = draft.tokens("x", 3 * 11);
+    let weight = draft.vector("weight", 11, DType::Bf16);
+    let y = draft.op(Op::RmsNorm { eps: 1e-5 }, &[x, weight], &["y"])[0];
+    gradient(NORM, draft.gradient_of("norm of each head", y))
 }
 
 /// More rows than one group of partial sums takes.

@@ -25,7 +25,7 @@ fn products_and_norms() {
 #[test]
 fn attention_over_long_segments() {
     let mut draft = Draft::new(&[210, 1, 140], 1);
-    let shape = AttentionShape { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125 };
+    let shape = AttentionShape { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125, window: None };
     let (q_channels, kv_channels) = shape.channels();
     let (q, k, v) =
         (draft.tokens("q", q_channels), draft.tokens("k", kv_channels), draft.tokens("v", kv_channels));

@@ -101,7 +101,7 @@ proptest! {
         check_exact(&cpu, loss(Some(1.0), false), &adapted, &[double(1), gradient(n, rank)], &extent);
 
         let heads = groups * kv_heads;
-        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0 };
+        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0, window: None };
         let (q, kv) = shape.channels();
         check_exact(
             &cpu,

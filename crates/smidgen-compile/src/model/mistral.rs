@@ -1,0 +1,13 @@
+//! `model_type = "mistral"`: Mistral 7B and its relatives.
+//!
+//! Llama in which every layer slides where `sliding_window` is set: a query sees that many keys, itself
+//! included. From v0.2 on it is null and all keys are seen.
+
+use super::config::Config;
+use super::llama::read_like_llama;
+use super::spec::DecoderSpec;
+use crate::error::ModelError;
+
+pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    Ok(DecoderSpec { window: config.size("sliding_window")?, ..read_like_llama("mistral", config)? })
+}
