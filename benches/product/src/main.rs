@@ -27,9 +27,7 @@ struct Case {
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let threads: usize = arguments
-        .next()
-        .map_or(2, |text| text.parse().expect("a number"));
+    let threads: usize = arguments.next().map_or(2, |text| text.parse().expect("a number"));
     let wanted = arguments.next().unwrap_or_default();
     let isa = match arguments.next().as_deref() {
         Some("avx2") if Isa::Avx2.is_supported() => Isa::Avx2,
@@ -53,25 +51,11 @@ fn main() {
         let mut cases = vec![];
         for (n, k) in [(576, 576), (1536, 576), (576, 1536), (192, 576)] {
             cases.push(plain("forward bf16", 1024, n, k, true, Element::Bf16));
-            cases.push(plain(
-                "input gradient bf16",
-                1024,
-                n,
-                k,
-                false,
-                Element::Bf16,
-            ));
+            cases.push(plain("input gradient bf16", 1024, n, k, false, Element::Bf16));
         }
         cases.push(plain("forward f32", 1024, 576, 576, true, Element::F32));
         cases.push(plain("logits bf16", 256, 49152, 576, true, Element::Bf16));
-        cases.push(plain(
-            "logits gradient bf16",
-            256,
-            576,
-            49152,
-            false,
-            Element::Bf16,
-        ));
+        cases.push(plain("logits gradient bf16", 256, 576, 49152, false, Element::Bf16));
         cases.push(plain("skinny x·Aᵀ", 1024, 16, 576, true, Element::F32));
         cases.push(plain("skinny x·Aᵀ", 1024, 16, 1536, true, Element::F32));
         cases.push(plain("skinny dy·B", 1024, 16, 576, false, Element::F32));
@@ -112,11 +96,7 @@ fn measure(case: &Case, threads: usize, isa: Isa) {
         row_stride: columns,
     };
     let (left_row, left_depth) = if case.left_transposed { (1, m) } else { (k, 1) };
-    let (out_row, out_column) = if case.output_transposed {
-        (1, m)
-    } else {
-        (n, 1)
-    };
+    let (out_row, out_column) = if case.output_transposed { (1, m) } else { (n, 1) };
     let (right_depth, right_column) = if case.transposed { (1, k) } else { (n, 1) };
     let flops = 2.0 * m as f64 * n as f64 * k as f64;
     let repeats = ((5e8 / flops) as usize).clamp(1, 50);
@@ -130,11 +110,7 @@ fn measure(case: &Case, threads: usize, isa: Isa) {
                 product(
                     isa,
                     &[Term {
-                        left: Left {
-                            pointer: left.as_ptr(),
-                            row_stride: left_row,
-                            depth_stride: left_depth,
-                        },
+                        left: Left { pointer: left.as_ptr(), row_stride: left_row, depth_stride: left_depth },
                         right: stored,
                         right_transposed: case.transposed,
                         scale: 1.0,
