@@ -42,7 +42,7 @@ fn project_files() -> Vec<String> {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                if path.file_name().is_some_and(|name| name != "__pycache__") {
+                if path.file_name().is_some_and(|name| name != "__pycache__" && name != "target") {
                     walk(&path, root, files);
                 }
             } else {
