@@ -33,7 +33,7 @@ pub struct Planned {
 const PROCESS_BYTES: u64 = 5_950_000;
 /// ... each thread's stack and heap, ...
 const THREAD_BYTES: u64 = 40_000;
-/// ... and each step of the plan. `tests/it/memory.rs` holds these to what a run takes.
+/// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
