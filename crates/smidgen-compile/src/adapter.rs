@@ -23,6 +23,16 @@ impl LoraModule {
     pub fn b_name(&self) -> String {
         format!("{}.lora_B.weight", self.path)
     }
+
+    /// DoRA's trained length of each row.
+    pub fn magnitude_name(&self) -> String {
+        format!("{}.lora_magnitude_vector", self.path)
+    }
+
+    /// Lengths of the rows of weight and adapter together, made by `refresh`.
+    pub fn norm_name(&self) -> String {
+        format!("{}.row_norm", self.path)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

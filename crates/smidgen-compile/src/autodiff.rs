@@ -7,7 +7,7 @@
 //! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
 //! lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{Entry, Graph, Node, Op, Phase, ValueId};
+use smidgen_ir::{Entry, Graph, Node, Norm, Op, Phase, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Part of the gradient of a value.
@@ -37,7 +37,8 @@ pub fn append_backward(graph: &mut Graph) {
 
 /// Values that depend on a trainable leaf, the leaves included.
 fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> HashSet<ValueId> {
-    let mut needs: HashSet<ValueId> = graph.trainable().map(|(leaf, _)| leaf).collect();
+    let ids = (0..graph.values.len()).map(|index| ValueId(index as u32));
+    let mut needs: HashSet<ValueId> = ids.filter(|id| graph.gradient_of(*id).is_some()).collect();
     for node in nodes {
         if node.inputs.iter().any(|input| needs.contains(input)) {
             needs.extend(&node.outputs);
@@ -129,13 +130,14 @@ impl Backward<'_> {
                     self.contribute(node.inputs[1], Contribution::Value(d));
                 }
             }
-            Op::RmsNorm { eps } => self.rms_norm(node, *eps),
+            Op::RmsNorm(norm) => self.rms_norm(node, *norm),
             Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
-            Op::Dropout { p, stream } => {
+            Op::ScaleColumns { bias } => self.scale_columns(node, *bias),
+            Op::Fourier { scale } => self.fourier(node, *scale),
+            Op::Dropout { .. } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     let name = self.name_of_gradient(node.inputs[0]);
-                    let op = Op::Dropout { p: *p, stream: *stream };
-                    let dx = self.emit(op, vec![d, node.inputs[1]], vec![], &[name])[0];
+                    let dx = self.emit(node.op.clone(), vec![d, node.inputs[1]], vec![], &[name])[0];
                     self.contribute(node.inputs[0], Contribution::Value(dx));
                 }
             }
@@ -169,23 +171,28 @@ impl Backward<'_> {
                     }
                 }
             }
-            Op::Embed => {
+            Op::Embed { scale } => {
                 if let Some(table) = self.graph.gradient_of(node.inputs[1])
                     && let Some(d) = self.gradient(node.outputs[0])
                 {
-                    self.emit(Op::EmbedGrad, vec![node.inputs[0], d], vec![table], &[]);
+                    self.emit(Op::EmbedGrad { scale: *scale }, vec![node.inputs[0], d], vec![table], &[]);
                 }
             }
             Op::RopeTable(_) => {}
-            Op::ScatterRows
+            Op::Logits { .. }
+            | Op::ScatterRows
             | Op::RmsNormGrad { .. }
             | Op::RmsNormWeightGrad { .. }
             | Op::LinearGrad { .. }
             | Op::WeightGrad { .. }
             | Op::BiasGrad
+            | Op::MagnitudeGrad
+            | Op::FourierGrad { .. }
             | Op::AttentionGrad(_)
             | Op::GatedActGrad(_)
-            | Op::EmbedGrad
+            | Op::EmbedGrad { .. }
+            | Op::FourierReg { .. }
+            | Op::RowNorms { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::Zero => unreachable!("`{}` is not a forward operation", node.op.name()),
@@ -202,11 +209,11 @@ impl Backward<'_> {
         }
     }
 
-    fn rms_norm(&mut self, node: &Node, eps: f32) {
+    fn rms_norm(&mut self, node: &Node, norm: Norm) {
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let Some(d) = self.gradient(node.outputs[0]) else { return };
         if let Some(gradient) = self.graph.gradient_of(weight) {
-            self.emit(Op::RmsNormWeightGrad { eps }, vec![x, d], vec![gradient], &[]);
+            self.emit(Op::RmsNormWeightGrad { eps: norm.eps }, vec![x, d], vec![gradient], &[]);
         }
         if !self.needs(x) {
             return;
@@ -215,7 +222,7 @@ impl Backward<'_> {
         let mut inputs = vec![x, weight, d];
         inputs.extend(addend);
         let name = self.name_of_gradient(x);
-        let dx = self.emit(Op::RmsNormGrad { eps, addend: addend.is_some() }, inputs, vec![], &[name])[0];
+        let dx = self.emit(Op::RmsNormGrad { norm, addend: addend.is_some() }, inputs, vec![], &[name])[0];
         self.contribute(x, Contribution::Value(dx));
     }
 
@@ -227,11 +234,51 @@ impl Backward<'_> {
             self.weight_gradient(b, dy, h, scale);
             self.contribute(h, Contribution::Term { d: dy, matrix: b, scale });
         }
-        if bias && let Some(gradient) = self.graph.gradient_of(node.inputs[2]) {
-            self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
+        if bias {
+            self.bias_gradient(node.inputs[2], dy);
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         self.weight_gradient(weight, dy, x, 1.0);
         self.contribute(x, Contribution::Term { d: dy, matrix: weight, scale: 1.0 });
+    }
+
+    fn bias_gradient(&mut self, bias: ValueId, dy: ValueId) {
+        if let Some(gradient) = self.graph.gradient_of(bias) {
+            self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
+        }
+    }
+
+    /// y = z·m/n + bias: n is no part of the gradient.
+    fn scale_columns(&mut self, node: &Node, bias: bool) {
+        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        let (z, magnitude, norm) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        if bias {
+            self.bias_gradient(node.inputs[3], dy);
+        }
+        if let Some(gradient) = self.graph.gradient_of(magnitude) {
+            self.emit(Op::MagnitudeGrad, vec![dy, z, norm], vec![gradient], &[]);
+        }
+        if self.needs(z) {
+            let name = self.name_of_gradient(z);
+            let op = Op::ScaleColumns { bias: false };
+            let dz = self.emit(op, vec![dy, magnitude, norm], vec![], &[name])[0];
+            self.contribute(z, Contribution::Value(dz));
+        }
+    }
+
+    /// y = base + φ(s·h·Bᵀ): the argument of φ is formed again inside the gradient, from h.
+    fn fourier(&mut self, node: &Node, scale: f32) {
+        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        let [base, h, b, coefficients, sigma] = node.inputs[..] else {
+            unreachable!("fourier has five inputs")
+        };
+        let updates: Vec<ValueId> =
+            [coefficients, sigma].iter().filter_map(|leaf| self.graph.gradient_of(*leaf)).collect();
+        let name = format!("d {} argument", self.graph.value(node.outputs[0]).name);
+        let inputs = vec![h, b, coefficients, sigma, dy];
+        let dz = self.emit(Op::FourierGrad { scale }, inputs, updates, &[name])[0];
+        self.weight_gradient(b, dz, h, scale);
+        self.contribute(h, Contribution::Term { d: dz, matrix: b, scale });
+        self.contribute(base, Contribution::Value(dy));
     }
 }

@@ -11,6 +11,8 @@ pub mod arena;
 pub mod autodiff;
 pub mod error;
 pub mod forward;
+pub mod leaves;
+mod linear;
 pub mod model;
 pub mod options;
 pub mod passes;
@@ -21,7 +23,7 @@ pub mod update;
 
 pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
-pub use options::{Policy, Recompute, Request};
+pub use options::{AdapterForm, Policy, Recompute, Request, TrainedBiases};
 pub use profile::Profile;
 pub use solve::{Context, Demand, Pins, Solution, solve};
 
@@ -30,6 +32,16 @@ use smidgen_ir::{Plan, verify};
 /// Compiles a request under a policy.
 pub fn compile(request: &Request, policy: &Policy) -> Plan {
     arena::plan_memory(scheduled(request, policy))
+}
+
+/// Compiles what it takes to see the logits of a model, for looking at it rather than training it.
+pub fn compile_logits(request: &Request) -> Plan {
+    let mut graph = forward::build_logits_graph(request);
+    verify::expect_sound("forward", &verify::graph(&graph));
+
+    passes::remove_dead::apply(&mut graph);
+    let shared = passes::reuse_in_place::find(&graph);
+    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
 }
 
 /// All stages before offsets are given: enough to know the live bytes of every step.
@@ -47,7 +59,7 @@ fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
     passes::remove_dead::apply(&mut graph);
     verify::expect_sound("remove_dead", &verify::graph(&graph));
 
-    update::append_update(&mut graph, &request.optimizer);
+    update::append_update(&mut graph, request);
     verify::expect_sound("update", &verify::graph(&graph));
 
     let shared = passes::reuse_in_place::find(&graph);

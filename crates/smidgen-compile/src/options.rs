@@ -15,6 +15,8 @@ pub struct Request {
     /// Storage by tensor name; tensors that are not named here have `spec.stored`.
     pub storage: HashMap<String, Storage>,
     pub adapters: Vec<LoraModule>,
+    pub form: AdapterForm,
+    pub biases: TrainedBiases,
     pub dropout: f32,
     pub optimizer: Optimizer,
     /// Largest micro-batch.
@@ -29,6 +31,28 @@ impl Request {
     pub fn storage_of(&self, tensor: &str) -> Storage {
         self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
     }
+}
+
+/// How the low-rank matrices take part in their linear.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum AdapterForm {
+    /// Added to the weight.
+    #[default]
+    Lora,
+    /// Added to the weight, whose rows then get a trained length.
+    Dora,
+    /// Through a trained function; `reg` pulls it towards the straight line.
+    Fourier { reg: f64 },
+}
+
+/// Biases of the base that are trained along.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrainedBiases {
+    #[default]
+    None,
+    All,
+    /// Those of adapted linears.
+    Adapted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -49,11 +49,16 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
         entries: Vec::new(),
     };
     for (index, value) in graph.values.iter().enumerate() {
-        if let ValueRole::Leaf(leaf) = &value.role {
-            let category = Category::of_leaf(leaf.kind);
-            let bytes = value.ty.bytes(&request.extent);
-            plan.values[index].buffer = Some(add_buffer(&mut plan, bytes, category, Lifetime::Run));
-        }
+        plan.values[index].buffer = match &value.role {
+            ValueRole::Leaf(leaf) => {
+                let category = Category::of_leaf(leaf.kind);
+                let bytes = value.ty.bytes(&request.extent);
+                Some(add_buffer(&mut plan, bytes, category, Lifetime::Run))
+            }
+            // A slice is added behind its leaf.
+            ValueRole::Slice(slice) => plan.values[slice.of.index()].buffer,
+            ValueRole::Temp => None,
+        };
     }
     let usual = request.workload.extent(&request.extent);
     for (entry, nodes) in &graph.entries {

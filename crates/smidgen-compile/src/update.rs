@@ -1,13 +1,16 @@
 //! The optimizer step: norm over all gradients, AdamW for every trained leaf, gradients back to zero.
 //!
 //! The moments are leaves like any other. The update is predicated on the report being finite, so
-//! nothing that is not a number ever reaches a weight.
+//! nothing that is not a number ever reaches a weight. LS-LoRA's regularizer is part of it: once a step, however
+//! many micro-batches the step has.
 
 use crate::forward::{input, state};
-use crate::options::Optimizer;
-use smidgen_ir::{Entry, Graph, LeafKind, Node, Op, Phase, Type, ValueId};
+use crate::leaves::FOURIER_COEFFICIENTS;
+use crate::options::{AdapterForm, Request};
+use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Type, ValueId};
 
-pub fn append_update(graph: &mut Graph, optimizer: &Optimizer) {
+pub fn append_update(graph: &mut Graph, request: &Request) {
+    let optimizer = &request.optimizer;
     let find = |graph: &Graph, name: &str| {
         let found = graph.values.iter().position(|value| value.name == name && !value.is_temp());
         ValueId(found.expect("the forward stage adds every input and state") as u32)
@@ -17,6 +20,13 @@ pub fn append_update(graph: &mut Graph, optimizer: &Optimizer) {
     let trained: Vec<(ValueId, ValueId)> = graph.trainable().collect();
     let mut nodes: Vec<Node> = Vec::new();
     let place = (Phase::Update, None);
+    if let AdapterForm::Fourier { reg } = request.form {
+        let coefficients = find(graph, FOURIER_COEFFICIENTS);
+        let gradient = graph.gradient_of(coefficients).expect("coefficients are trained");
+        let op = Op::FourierReg { weight: reg / (4 * request.adapters.len()) as f64 };
+        let updates = vec![find(graph, state::REG_LOSS), gradient];
+        graph.emit(&mut nodes, op, vec![coefficients], updates, &[], place);
+    }
     let mut inputs = vec![loss];
     inputs.extend(trained.iter().map(|(_, gradient)| *gradient));
     graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
@@ -24,15 +34,11 @@ pub fn append_update(graph: &mut Graph, optimizer: &Optimizer) {
         let (name, shape) = (graph.value(parameter).name.clone(), graph.value(parameter).ty.shape.clone());
         let first = graph.add_leaf(format!("m {name}"), Type::f32(shape.clone()), LeafKind::Moment);
         let second = graph.add_leaf(format!("v {name}"), Type::f32(shape), LeafKind::Moment);
+        // Biases never decay, as trainers have it.
+        let weight_decay = if name.ends_with(".bias") { 0.0 } else { optimizer.adamw.weight_decay };
+        let op = Op::AdamW(AdamW { weight_decay, ..optimizer.adamw });
         let inputs = vec![gradient, report, hyper];
-        graph.emit(
-            &mut nodes,
-            Op::AdamW(optimizer.adamw),
-            inputs,
-            vec![parameter, first, second],
-            &[],
-            place,
-        );
+        graph.emit(&mut nodes, op, inputs, vec![parameter, first, second], &[], place);
     }
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
         graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);

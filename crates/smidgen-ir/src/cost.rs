@@ -73,9 +73,17 @@ pub fn node_cost(
         // Two products forward; backward forms the scores again and four gradients.
         Op::Attention(shape) => 4.0 * size(inputs[0]) * visible(shape, keys_per_query),
         Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
-        Op::Embed
-        | Op::RmsNorm { .. }
+        Op::Logits { lora, .. } => {
+            let adapter = if lora.is_some() { columns(inputs[2]) } else { 0.0 };
+            2.0 * size(updates[0]) * (columns(inputs[0]) + adapter)
+        }
+        Op::Fourier { .. } => 2.0 * size(outputs[0]) * columns(inputs[1]),
+        Op::FourierGrad { .. } => 2.0 * size(outputs[0]) * columns(inputs[0]),
+        Op::RowNorms { .. } => 2.0 * size(inputs[0]) * columns(inputs[2]),
+        Op::Embed { .. }
+        | Op::RmsNorm(_)
         | Op::Dropout { .. }
+        | Op::ScaleColumns { .. }
         | Op::RopeTable(_)
         | Op::Rope { .. }
         | Op::GatedAct(_)
@@ -85,19 +93,23 @@ pub fn node_cost(
         | Op::RmsNormGrad { .. }
         | Op::RmsNormWeightGrad { .. }
         | Op::BiasGrad
+        | Op::MagnitudeGrad
         | Op::GatedActGrad(_)
-        | Op::EmbedGrad
+        | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::Zero => 0.0,
     };
     let bytes = match op {
         // Only the rows that are looked up are read, not the whole table.
-        Op::Embed => 2 * outputs[0].bytes(extent),
-        Op::EmbedGrad => 3 * inputs[1].bytes(extent),
-        Op::RmsNorm { .. }
+        Op::Embed { .. } => 2 * outputs[0].bytes(extent),
+        Op::EmbedGrad { .. } => 3 * inputs[1].bytes(extent),
+        Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::Linear { .. }
+        | Op::ScaleColumns { .. }
+        | Op::Fourier { .. }
         | Op::RopeTable(_)
         | Op::Rope { .. }
         | Op::Attention(_)
@@ -105,14 +117,19 @@ pub fn node_cost(
         | Op::Add
         | Op::GatherRows
         | Op::LmHeadLoss(_)
+        | Op::Logits { .. }
         | Op::ScatterRows
         | Op::RmsNormGrad { .. }
         | Op::RmsNormWeightGrad { .. }
         | Op::LinearGrad { .. }
         | Op::WeightGrad { .. }
         | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::FourierGrad { .. }
         | Op::AttentionGrad(_)
         | Op::GatedActGrad(_)
+        | Op::FourierReg { .. }
+        | Op::RowNorms { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::Zero => moved,

@@ -5,7 +5,7 @@
 //! Whether a leaf is trainable is a property of the leaf, not of its kind.
 
 use crate::op::Op;
-use crate::shape::Type;
+use crate::shape::{Dim, Type};
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,10 +28,12 @@ pub enum Entry {
     Refresh,
     /// The loss of one micro-batch without gradients or dropout.
     Eval,
+    /// The logits of chosen rows; only in plans made for looking at a model.
+    Logits,
 }
 
 impl Entry {
-    pub const ALL: [Entry; 4] = [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval];
+    pub const ALL: [Entry; 5] = [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval, Entry::Logits];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -39,6 +41,7 @@ impl Entry {
             Entry::Update => "update",
             Entry::Refresh => "refresh",
             Entry::Eval => "eval",
+            Entry::Logits => "logits",
         }
     }
 }
@@ -66,6 +69,8 @@ pub enum LeafKind {
     Adapter,
     Gradient,
     Moment,
+    /// What `refresh` computes from adapters.
+    Derived,
     /// Written by the host before an entry point runs.
     Input,
     /// Small state that entry points hand on: the loss so far, the report.
@@ -80,9 +85,19 @@ pub struct Leaf {
     pub shard: Shard,
 }
 
+/// Rows of a leaf as a value of their own: one of several projections that a checkpoint stores as one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub of: ValueId,
+    pub first_row: usize,
+    /// The same rows of the leaf's gradient, if it is trained.
+    pub gradient: Option<ValueId>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum ValueRole {
     Leaf(Leaf),
+    Slice(Slice),
     Temp,
 }
 
@@ -97,12 +112,12 @@ impl Value {
     pub fn leaf(&self) -> Option<&Leaf> {
         match &self.role {
             ValueRole::Leaf(leaf) => Some(leaf),
-            ValueRole::Temp => None,
+            ValueRole::Slice(_) | ValueRole::Temp => None,
         }
     }
 
     pub fn is_temp(&self) -> bool {
-        self.leaf().is_none()
+        self.role == ValueRole::Temp
     }
 }
 
@@ -163,6 +178,16 @@ impl Graph {
         self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, shard: Shard::WHOLE }))
     }
 
+    /// Rows `first_row..first_row + rows` of a leaf, and of its gradient.
+    pub fn add_slice(&mut self, of: ValueId, first_row: usize, rows: usize) -> ValueId {
+        let gradient = self.gradient_of(of).map(|gradient| self.add_slice(gradient, first_row, rows));
+        let (name, ty) = (&self.value(of).name, &self.value(of).ty);
+        let name = format!("{name}[{first_row}..{}]", first_row + rows);
+        let mut ty = ty.clone();
+        ty.shape.0[0] = Dim::Const(rows);
+        self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row, gradient }))
+    }
+
     /// Appends a node to `nodes`, with outputs whose types follow from the operands.
     ///
     /// # Panics
@@ -199,7 +224,11 @@ impl Graph {
 
     /// The leaf's gradient, if it is trained.
     pub fn gradient_of(&self, id: ValueId) -> Option<ValueId> {
-        self.value(id).leaf().and_then(|leaf| leaf.gradient)
+        match &self.value(id).role {
+            ValueRole::Leaf(leaf) => leaf.gradient,
+            ValueRole::Slice(slice) => slice.gradient,
+            ValueRole::Temp => None,
+        }
     }
 
     /// Leaves that are trained, in order.

@@ -10,6 +10,7 @@
 pub mod cost;
 pub mod graph;
 pub mod op;
+mod op_shapes;
 pub mod plan;
 pub mod rope;
 pub mod shape;
@@ -19,8 +20,8 @@ pub mod verify;
 pub mod workspace;
 
 pub use cost::{Cost, Workload};
-pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Shard, Value, ValueId, ValueRole};
-pub use op::{Activation, AdamW, AttentionShape, LossHead, Op, ShapeError};
+pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Shard, Slice, Value, ValueId, ValueRole};
+pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
 pub use plan::{Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Region, Step};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

@@ -60,7 +60,7 @@ impl Category {
     pub fn of_leaf(kind: LeafKind) -> Category {
         match kind {
             LeafKind::Weight => Category::BaseWeights,
-            LeafKind::Adapter => Category::Adapters,
+            LeafKind::Adapter | LeafKind::Derived => Category::Adapters,
             LeafKind::Gradient => Category::Gradients,
             LeafKind::Moment => Category::Optimizer,
             LeafKind::Input | LeafKind::State => Category::Workspace,
@@ -209,7 +209,10 @@ impl Plan {
     }
 
     pub fn leaf_named(&self, name: &str) -> Option<ValueId> {
-        let found = self.values.iter().position(|value| value.name == name && value.role != ValueRole::Temp);
+        let found = self
+            .values
+            .iter()
+            .position(|value| value.name == name && matches!(value.role, ValueRole::Leaf(_)));
         found.map(|i| ValueId(i as u32))
     }
 

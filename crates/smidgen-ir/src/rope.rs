@@ -6,7 +6,7 @@
 use std::fmt;
 
 /// What changes the plain frequencies `theta^(-2i/dim)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     Default,
     /// Positions divided by `factor`.
@@ -20,51 +20,97 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_max_positions: usize,
     },
+    /// Phi 3: every frequency divided by its own factor, `short` for a sample of up to
+    /// `original_max_positions` tokens, `long` for a longer one.
+    LongRope {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        original_max_positions: usize,
+    },
 }
 
 /// The rotary embedding of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     pub theta: f32,
     /// Channels of a head that are turned: the first `dim` of them, in two halves.
     pub dim: usize,
     pub scaling: RopeScaling,
+    /// Cosines and sines are multiplied by this.
+    pub attention_scale: f32,
 }
 
 impl RopeSpec {
-    /// `dim / 2` frequencies.
-    pub fn inverse_frequencies(&self) -> Vec<f32> {
-        (0..self.dim / 2)
-            .map(|i| self.scale(1.0 / self.theta.powf((2 * i) as f32 / self.dim as f32)))
-            .collect()
+    /// Plain frequencies for all `dim` channels.
+    pub fn plain(theta: f32, dim: usize) -> RopeSpec {
+        RopeSpec { theta, dim, scaling: RopeScaling::Default, attention_scale: 1.0 }
     }
 
-    fn scale(&self, frequency: f32) -> f32 {
-        match self.scaling {
-            RopeScaling::Default => frequency,
-            RopeScaling::Linear { factor } => frequency / factor,
+    /// `dim / 2` frequencies: of every sample, or of the short ones where the length decides.
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        let plain = self.plain_frequencies().into_iter();
+        match &self.scaling {
+            RopeScaling::Default => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
-                let context = original_max_positions as f32;
-                let wavelength = std::f32::consts::TAU / frequency;
-                if wavelength < context / high_freq_factor {
-                    frequency
-                } else if wavelength > context / low_freq_factor {
-                    frequency / factor
-                } else {
-                    let smooth =
-                        (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    (1.0 - smooth) * frequency / factor + smooth * frequency
-                }
+                let context = *original_max_positions as f32;
+                let scale = |frequency: f32| {
+                    let wavelength = std::f32::consts::TAU / frequency;
+                    if wavelength < context / high_freq_factor {
+                        frequency
+                    } else if wavelength > context / low_freq_factor {
+                        frequency / factor
+                    } else {
+                        let smooth =
+                            (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        (1.0 - smooth) * frequency / factor + smooth * frequency
+                    }
+                };
+                plain.map(scale).collect()
             }
+            RopeScaling::LongRope { short, .. } => self.divided_frequencies(short),
         }
+    }
+
+    /// The frequencies of samples longer than a number of tokens, where the length decides.
+    pub fn long_frequencies(&self) -> Option<(Vec<f32>, usize)> {
+        match &self.scaling {
+            RopeScaling::LongRope { long, original_max_positions, .. } => {
+                Some((self.divided_frequencies(long), *original_max_positions))
+            }
+            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => None,
+        }
+    }
+
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.scaling, RopeScaling::LongRope { .. })
+    }
+
+    fn powers(&self) -> impl Iterator<Item = f32> + '_ {
+        (0..self.dim / 2).map(|i| self.theta.powf((2 * i) as f32 / self.dim as f32))
+    }
+
+    fn plain_frequencies(&self) -> Vec<f32> {
+        self.powers().map(|power| 1.0 / power).collect()
+    }
+
+    fn divided_frequencies(&self, factors: &[f32]) -> Vec<f32> {
+        assert_eq!(factors.len(), self.dim / 2, "a factor for each frequency");
+        self.powers().zip(factors).map(|(power, factor)| 1.0 / (factor * power)).collect()
     }
 }
 
 impl fmt::Display for RopeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "theta={} dim={}", self.theta, self.dim)?;
-        match self.scaling {
+        if self.attention_scale != 1.0 {
+            write!(f, " scale={}", self.attention_scale)?;
+        }
+        match &self.scaling {
             RopeScaling::Default => Ok(()),
+            RopeScaling::LongRope { original_max_positions, .. } => {
+                write!(f, " longrope from {original_max_positions}")
+            }
             RopeScaling::Linear { factor } => write!(f, " linear/{factor}"),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
                 write!(
@@ -90,7 +136,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_positions: 8192,
         };
-        let got = RopeSpec { theta: 5e5, dim: 128, scaling }.inverse_frequencies();
+        let got = RopeSpec { scaling, ..RopeSpec::plain(5e5, 128) }.inverse_frequencies();
         let golden = [
             (28, 0.003_211_446),
             (29, 0.002_166_570_8),
@@ -106,7 +152,7 @@ mod tests {
 
     #[test]
     fn linear_frequencies() {
-        let spec = |scaling| RopeSpec { theta: 1e4, dim: 8, scaling }.inverse_frequencies();
+        let spec = |scaling| RopeSpec { scaling, ..RopeSpec::plain(1e4, 8) }.inverse_frequencies();
         assert_eq!(spec(RopeScaling::Default), [1.0, 0.1, 0.01, 0.001]);
         assert_eq!(spec(RopeScaling::Linear { factor: 2.0 }), [0.5, 0.05, 0.005, 0.0005]);
     }

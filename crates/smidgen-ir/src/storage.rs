@@ -134,6 +134,14 @@ impl Storage {
         }
     }
 
+    /// Whether a row's bytes lie together, so that some rows of a matrix are a matrix of their own.
+    pub fn rows_lie_together(self) -> bool {
+        match self {
+            Storage::Plain(_) | Storage::Gguf(_) => true,
+            Storage::Int8Rows | Storage::Nf4 { .. } => false,
+        }
+    }
+
     /// Whether a kernel can read this as a matrix of real numbers.
     pub fn is_real(self) -> bool {
         !matches!(self, Storage::Plain(DType::I32 | DType::U64 | DType::F64))

@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// Every leaf, then every entry point with its nodes.
 pub fn render_graph(graph: &Graph) -> String {
     let mut text = String::new();
-    for value in graph.values.iter().filter(|value| !value.is_temp()) {
+    for value in graph.values.iter().filter(|value| value.leaf().is_some()) {
         let trained = if value.leaf().is_some_and(|leaf| leaf.gradient.is_some()) { " trained" } else { "" };
         line(&mut text, format_args!("leaf {} {}{trained}", value.name, value.ty));
     }
@@ -44,7 +44,7 @@ pub fn render_plan(plan: &Plan) -> String {
             plan.transient_bytes
         ),
     );
-    for value in plan.values.iter().filter(|value| value.role != ValueRole::Temp) {
+    for value in plan.values.iter().filter(|value| matches!(value.role, ValueRole::Leaf(_))) {
         if let Some(buffer) = value.buffer.map(|id| plan.buffer(id)) {
             let category = buffer.category.name();
             line(&mut text, format_args!("leaf @{} {category} {} {}", buffer.offset, value.name, value.ty));
@@ -112,23 +112,34 @@ fn render_node<'a>(
 fn render_attributes(op: &Op) -> String {
     let attention = |shape: &AttentionShape| {
         let window = shape.window.map(|keys| format!(" window={keys}")).unwrap_or_default();
+        let cap = shape.softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
         format!(
-            "[heads={}/{} dim={} scale={}{window}]",
+            "[heads={}/{} dim={} scale={}{window}{cap}]",
             shape.heads, shape.kv_heads, shape.head_dim, shape.scale
         )
     };
     match op {
-        Op::RmsNorm { eps } | Op::RmsNormGrad { eps, .. } | Op::RmsNormWeightGrad { eps } => {
-            format!("[eps={eps}]")
+        Op::RmsNorm(norm) | Op::RmsNormGrad { norm, .. } => {
+            format!("[eps={}{}]", norm.eps, if norm.plus_one { " 1+w" } else { "" })
         }
-        Op::Dropout { p, stream } => format!("[p={p} stream={stream}]"),
+        Op::RmsNormWeightGrad { eps } => format!("[eps={eps}]"),
+        Op::Embed { scale } | Op::EmbedGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
+        Op::Dropout { p, stream, rest } => {
+            format!("[p={p} stream={stream}{}]", if *rest { " rest" } else { "" })
+        }
+        Op::Fourier { scale } | Op::FourierGrad { scale } | Op::RowNorms { scale } => {
+            format!("[scale={scale}]")
+        }
+        Op::FourierReg { weight } => format!("[weight={weight}]"),
+        Op::Logits { softcap: Some(cap), .. } => format!("[cap={cap}]"),
         Op::Linear { lora: Some(scale), .. } => format!("[lora={scale}]"),
         Op::RopeTable(rope) => format!("[{rope}]"),
         Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
         Op::Attention(shape) | Op::AttentionGrad(shape) => attention(shape),
         Op::GatedAct(act) | Op::GatedActGrad(act) => format!("[{act:?}]"),
-        Op::LmHeadLoss(LossHead { chunk, gradient, .. }) => {
-            format!("[chunk={chunk}{}]", if *gradient { " gradient" } else { "" })
+        Op::LmHeadLoss(LossHead { chunk, gradient, softcap, .. }) => {
+            let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
+            format!("[chunk={chunk}{}{cap}]", if *gradient { " gradient" } else { "" })
         }
         Op::LinearGrad { scales } if scales.iter().any(|scale| *scale != 1.0) => {
             format!("[scales={scales:?}]")
@@ -141,12 +152,15 @@ fn render_attributes(op: &Op) -> String {
         Op::Linear { .. }
         | Op::LinearGrad { .. }
         | Op::WeightGrad { .. }
-        | Op::Embed
+        | Op::Embed { .. }
+        | Op::Logits { .. }
+        | Op::ScaleColumns { .. }
+        | Op::MagnitudeGrad
         | Op::Add
         | Op::GatherRows
         | Op::ScatterRows
         | Op::BiasGrad
-        | Op::EmbedGrad
+        | Op::EmbedGrad { .. }
         | Op::Zero => String::new(),
     }
 }

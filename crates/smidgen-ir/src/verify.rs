@@ -3,8 +3,9 @@
 //! A violation is a bug of the stage that ran last, never the user's mistake, so [`graph`] and [`plan`]
 //! return all findings as text and callers panic with the name of the stage.
 
-use crate::graph::{Entry, Graph, Node, ValueId, ValueRole};
+use crate::graph::{Entry, Graph, Node, Value, ValueId, ValueRole};
 use crate::plan::{ALIGNMENT, BufferId, Plan, Region, Step};
+use crate::shape::Dim;
 use std::collections::HashSet;
 
 /// Panics with every finding, naming the stage that produced them.
@@ -29,6 +30,11 @@ pub fn graph(graph: &Graph) -> Vec<String> {
             }
         }
     }
+    for value in &graph.values {
+        if let ValueRole::Slice(slice) = &value.role {
+            check_slice(graph.value(slice.of), value, slice.first_row, &mut findings);
+        }
+    }
     for (leaf, gradient) in graph.trainable() {
         let (value, gradient) = (graph.value(leaf), graph.value(gradient));
         if value.ty.shape != gradient.ty.shape {
@@ -36,6 +42,21 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         }
     }
     findings
+}
+
+/// A slice is some rows of a leaf, in the leaf's storage and width.
+fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
+    let rows = |value: &Value| match value.ty.shape.0.first() {
+        Some(Dim::Const(rows)) => *rows,
+        _ => 0,
+    };
+    let fits = leaf.leaf().is_some()
+        && leaf.ty.storage == slice.ty.storage
+        && leaf.ty.shape.0[1..] == slice.ty.shape.0[1..]
+        && first_row + rows(slice) <= rows(leaf);
+    if !fits {
+        findings.push(format!("`{}` {} is no part of `{}` {}", slice.name, slice.ty, leaf.name, leaf.ty));
+    }
 }
 
 fn check_node(

@@ -14,6 +14,8 @@ pub const ROW_BLOCK: usize = 64;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
+/// Rows of LS-LoRA's argument that exist at the same time in the forward pass.
+pub const FOURIER_ROWS: usize = 128;
 /// Parts of a workspace begin at multiples of this.
 pub const LINE_FLOATS: usize = 16;
 /// Elements that one partial sum of squares covers.
@@ -52,6 +54,18 @@ pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
     rows.div_ceil(least) * columns
 }
 
+/// f64 partial sums of LS-LoRA's gradients.
+pub const fn fourier_partials(rows: usize, columns: usize) -> usize {
+    5 * rows.div_ceil(64) * columns.div_ceil(64)
+}
+
+/// Rows of a weight whose sum with its adapter exists at the same time, about 1 MiB of them.
+pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
+    let block = (1 << 18) / columns / 64 * 64;
+    let block = if block < 64 { 64 } else { block };
+    if block < rows { block } else { rows }
+}
+
 /// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none. `inputs` are rows and columns
 /// of the operands at the planned extent.
 pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> usize {
@@ -73,8 +87,25 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         Op::Attention(shape) | Op::AttentionGrad(shape) => {
             attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
-        Op::Embed
-        | Op::RmsNorm { .. }
+        Op::Logits { .. } => product_floats(threads),
+        Op::ScaleColumns { bias: true } => inputs[3].0,
+        Op::Fourier { .. } => {
+            let (rows, n) = inputs[0];
+            aligned_floats(FOURIER_ROWS.min(rows) * n) + product_floats(threads)
+        }
+        Op::FourierGrad { .. } => {
+            let (rows, n) = inputs[4];
+            aligned_floats(2 * fourier_partials(rows, n)) + product_floats(threads)
+        }
+        Op::RowNorms { .. } => {
+            let (n, k) = inputs[0];
+            aligned_floats(norm_block_rows(n, k) * k) + product_floats(threads)
+        }
+        Op::Embed { .. }
+        | Op::RmsNorm(_)
+        | Op::ScaleColumns { bias: false }
+        | Op::MagnitudeGrad
+        | Op::FourierReg { .. }
         | Op::Dropout { .. }
         | Op::RopeTable(_)
         | Op::Rope { .. }
@@ -85,7 +116,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         | Op::RmsNormGrad { .. }
         | Op::BiasGrad
         | Op::GatedActGrad(_)
-        | Op::EmbedGrad
+        | Op::EmbedGrad { .. }
         | Op::AdamW(_)
         | Op::Zero => 0,
     };

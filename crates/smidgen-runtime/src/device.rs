@@ -3,7 +3,7 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{Dim, Extent, Op, Plan, Step, Storage, ValueId};
+use smidgen_ir::{Dim, Extent, Op, Plan, Step, Storage, ValueId, ValueRole};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -30,6 +30,16 @@ pub struct Operand {
     pub rows: Dim,
     pub columns: usize,
     pub storage: Storage,
+    /// Where codes and scales of a matrix lie apart, some of its rows are known by the whole.
+    pub part: Option<RowPart>,
+}
+
+/// Rows of a larger matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPart {
+    pub first_row: usize,
+    /// Rows of the whole.
+    pub total_rows: usize,
 }
 
 impl Operand {
@@ -39,8 +49,23 @@ impl Operand {
         let mut dims = value.ty.shape.0.iter().copied();
         let rows = dims.next().unwrap_or(Dim::Const(1));
         let columns = dims.map(|dim| dim.at(&plan.extent)).product();
-        let bytes = value.ty.bytes(&plan.extent);
-        Operand { offset: buffer.offset, bytes, rows, columns, storage: value.ty.storage }
+        let storage = value.ty.storage;
+        let place = Operand {
+            offset: buffer.offset,
+            bytes: value.ty.bytes(&plan.extent),
+            rows,
+            columns,
+            storage,
+            part: None,
+        };
+        let ValueRole::Slice(slice) = &value.role else { return place };
+        if storage.rows_lie_together() {
+            return Operand { offset: buffer.offset + storage.bytes(slice.first_row, columns), ..place };
+        }
+        let whole = &plan.value(slice.of).ty;
+        let (total_rows, _) = whole.shape.at(&plan.extent);
+        let part = Some(RowPart { first_row: slice.first_row, total_rows });
+        Operand { bytes: whole.bytes(&plan.extent), part, ..place }
     }
 
     pub fn rows_at(&self, extent: &Extent) -> usize {
@@ -52,7 +77,8 @@ impl Operand {
     }
 
     pub fn bytes_at(&self, extent: &Extent) -> usize {
-        self.storage.bytes(self.rows.at(extent), self.columns)
+        let rows = self.part.map_or_else(|| self.rows.at(extent), |part| part.total_rows);
+        self.storage.bytes(rows, self.columns)
     }
 }
 

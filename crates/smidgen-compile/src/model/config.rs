@@ -42,6 +42,14 @@ impl<'a> Config<'a> {
         self.typed(key, "a number above 0", |value| value.as_f64().filter(|n| *n > 0.0 && n.is_finite()))
     }
 
+    /// A cap of scores or logits: `default` where the key is absent, none where it is null.
+    pub fn cap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
+        match self.map.contains_key(key) {
+            true => Ok(self.number(key)?.map(|cap| cap as f32)),
+            false => Ok(default),
+        }
+    }
+
     /// A size: a whole number from 1 to 2^31.
     pub fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.typed(key, "a whole number above 0", |value| {
@@ -53,7 +61,7 @@ impl<'a> Config<'a> {
         self.size(key)?.ok_or(ModelError::Missing { key })
     }
 
-    fn table(&self, key: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>, ModelError> {
+    pub fn table(&self, key: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>, ModelError> {
         let map = self.typed(key, "an object", Value::as_object)?;
         Ok(map.map(|map| Config { map, prefix }))
     }
@@ -97,23 +105,50 @@ impl<'a> Config<'a> {
     pub fn rope(&self, head_dim: usize) -> Result<RopeSpec, ModelError> {
         let newer = self.table("rope_parameters", "rope_parameters.")?;
         let older = self.table("rope_scaling", "rope_scaling.")?;
-        let theta = match newer.map(|table| table.number("rope_theta")).transpose()?.flatten() {
-            Some(theta) => theta,
-            None => self.number("rope_theta")?.unwrap_or(10_000.0),
-        };
-        let scaling = newer.or(older).map_or(Ok(RopeScaling::Default), |table| table.rope_scaling(self))?;
-        Ok(RopeSpec { theta: theta as f32, dim: head_dim, scaling })
+        let theta = self.number("rope_theta")?.unwrap_or(10_000.0);
+        self.rope_of_table(newer.or(older), theta, head_dim)
     }
 
-    fn rope_scaling(&self, config: &Config<'_>) -> Result<RopeScaling, ModelError> {
+    /// The rotary embedding that a table describes; `theta` and the share of turned channels may stand outside.
+    pub fn rope_of_table(
+        &self,
+        table: Option<Config<'a>>,
+        theta: f64,
+        head_dim: usize,
+    ) -> Result<RopeSpec, ModelError> {
+        let own = |key: &str| table.map_or(Ok(None), |table| table.number(key));
+        let theta = own("rope_theta")?.unwrap_or(theta);
+        let share = match own("partial_rotary_factor")? {
+            Some(share) => share,
+            None => self.number("partial_rotary_factor")?.unwrap_or(1.0),
+        };
+        let dim = (head_dim as f64 * share) as usize;
+        if share > 1.0 || !dim.is_multiple_of(2) || dim == 0 {
+            return Err(ModelError::Unsupported {
+                key: "partial_rotary_factor".into(),
+                got: share.to_string(),
+                supported: "a share of the head that is an even number of channels",
+            });
+        }
+        let plain = RopeSpec::plain(theta as f32, dim);
+        table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))
+    }
+
+    fn scaled_rope(&self, plain: RopeSpec, config: &Config<'_>) -> Result<RopeSpec, ModelError> {
         let key = if self.get("rope_type").is_some() { "rope_type" } else { "type" };
         let factor = || -> Result<f32, ModelError> {
             Ok(self.number("factor")?.ok_or(ModelError::Missing { key: "rope_scaling.factor" })? as f32)
         };
-        match self.text(key)?.unwrap_or("default") {
-            "default" => Ok(RopeScaling::Default),
-            "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
-            "llama3" => Ok(RopeScaling::Llama3 {
+        // Early releases of Phi 3 called it `su` or `yarn`.
+        let is_phi = config.text("model_type")? == Some("phi3");
+        let kind = match self.text(key)?.unwrap_or("default") {
+            "su" | "yarn" if is_phi => "longrope",
+            kind => kind,
+        };
+        let scaling = match kind {
+            "default" => return Ok(plain),
+            "linear" => RopeScaling::Linear { factor: factor()? },
+            "llama3" => RopeScaling::Llama3 {
                 factor: factor()?,
                 low_freq_factor: self.number("low_freq_factor")?.unwrap_or(1.0) as f32,
                 high_freq_factor: self.number("high_freq_factor")?.unwrap_or(4.0) as f32,
@@ -121,13 +156,82 @@ impl<'a> Config<'a> {
                     Some(positions) => positions,
                     None => config.required_size("max_position_embeddings")?,
                 },
-            }),
-            other => Err(ModelError::Unsupported {
-                key: self.key(key),
-                got: other.into(),
-                supported: "default, linear, llama3",
-            }),
+            },
+            "longrope" => return self.longrope(plain, config, is_phi),
+            other => {
+                return Err(ModelError::Unsupported {
+                    key: self.key(key),
+                    got: other.into(),
+                    supported: "default, linear, llama3, longrope",
+                });
+            }
+        };
+        Ok(RopeSpec { scaling, ..plain })
+    }
+
+    /// The cosines and sines grow by √(1 + ln(factor) / ln(original)), for short samples too. What stands at the
+    /// top of the config wins over the table.
+    fn longrope(&self, plain: RopeSpec, config: &Config<'_>, is_phi: bool) -> Result<RopeSpec, ModelError> {
+        let key = "original_max_position_embeddings";
+        let original_max_positions = match config.size(key)? {
+            Some(positions) => positions,
+            None if is_phi => 4096,
+            None => match self.size(key)? {
+                Some(positions) => positions,
+                None => config.required_size("max_position_embeddings")?,
+            },
+        };
+        let factor = match self.number("factor")? {
+            Some(factor) => factor,
+            None => config.required_size("max_position_embeddings")? as f64 / original_max_positions as f64,
+        };
+        let attention_scale = match self.number("attention_factor")? {
+            Some(scale) => scale,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original_max_positions as f64).ln()).sqrt(),
+        };
+        let factors = |key: &'static str| {
+            let list = self.numbers(key)?.ok_or(ModelError::Missing { key })?;
+            if list.len() != plain.dim / 2 {
+                let what = format!("`{key}` has {} numbers for {} frequencies", list.len(), plain.dim / 2);
+                return Err(ModelError::Contradiction { what });
+            }
+            Ok(list)
+        };
+        let scaling = RopeScaling::LongRope {
+            short: factors("short_factor")?,
+            long: factors("long_factor")?,
+            original_max_positions,
+        };
+        Ok(RopeSpec { scaling, attention_scale: attention_scale as f32, ..plain })
+    }
+
+    fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        self.typed(key, "a list of numbers above 0", |value| {
+            let positive = |value: &Value| value.as_f64().filter(|n| *n > 0.0 && n.is_finite());
+            value.as_array()?.iter().map(|number| positive(number).map(|n| n as f32)).collect()
+        })
+    }
+
+    /// Which layers slide, where `layer_types` says so.
+    pub fn sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        let key = "layer_types";
+        let expected = "a list of sliding_attention and full_attention";
+        let Some(list) = self.typed(key, expected, Value::as_array)? else { return Ok(None) };
+        if list.len() != layers {
+            let what = format!("`{key}` has {} entries for {layers} layers", list.len());
+            return Err(ModelError::Contradiction { what });
         }
+        let slides = list.iter().map(|word| match word.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(ModelError::Unsupported {
+                key: key.into(),
+                got: word.to_string(),
+                supported: "sliding_attention, full_attention",
+            }),
+        });
+        Ok(Some(slides.collect::<Result<_, _>>()?))
     }
 }
 

@@ -5,10 +5,10 @@
 //! with [`read_like_llama`].
 
 use super::config::Config;
-use super::spec::DecoderSpec;
+use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 use serde_json::json;
-use smidgen_ir::Activation;
+use smidgen_ir::{Activation, Norm};
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
@@ -17,8 +17,11 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
 
 /// What all relatives of Llama spell alike: no biases in attention, no norms of queries, no window.
 pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    config.refuse("quantization_config", &[], "checkpoints in float32, bfloat16 or float16")?;
+    refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
+    for dropout in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+        config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
+    }
     let hidden = config.required_size("hidden_size")?;
     let heads = config.required_size("num_attention_heads")?;
     let kv_heads = config.size("num_key_value_heads")?.unwrap_or(heads);
@@ -39,22 +42,29 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         let supported = "even sizes up to 256";
         return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
     }
+    let layers = config.required_size("num_hidden_layers")?;
     Ok(DecoderSpec {
         model_type: model_type.into(),
         vocabulary: config.required_size("vocab_size")?,
         hidden,
         intermediate: config.required_size("intermediate_size")?,
-        layers: config.required_size("num_hidden_layers")?,
+        layers,
         heads,
         kv_heads,
         head_dim,
-        norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        rope: config.rope(head_dim)?,
-        activation: activation(config.text("hidden_act")?.unwrap_or("silu"))?,
+        norm: Norm { eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32, plus_one: false },
+        sandwich_norms: false,
+        ropes: vec![config.rope(head_dim)?],
+        attention: LayerAttention::uniform(layers, None),
+        attention_scale: (head_dim as f32).powf(-0.5),
+        attention_softcap: None,
+        logit_softcap: None,
+        embedding_scale: 1.0,
+        activation: activation("hidden_act", config.text("hidden_act")?.unwrap_or("silu"))?,
+        fused: false,
         qkv_bias: false,
         output_bias: false,
         qk_norm: false,
-        window: None,
         mlp_bias: config.flag("mlp_bias", false)?,
         tied_head: config.flag("tie_word_embeddings", false)?,
         max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
@@ -62,12 +72,31 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
     })
 }
 
-fn activation(name: &str) -> Result<Activation, ModelError> {
+/// A checkpoint that bitsandbytes stored in 4 bits is read as it lies; any other quantization is refused by name.
+fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
+    let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
+    let supported = "bitsandbytes";
+    match table.text("quant_method")? {
+        Some("bitsandbytes") if table.flag("load_in_4bit", false)? => Ok(()),
+        Some("bitsandbytes") => Err(ModelError::Unsupported {
+            key: "quantization_config.load_in_4bit".into(),
+            got: "false".into(),
+            supported: "true",
+        }),
+        other => Err(ModelError::Unsupported {
+            key: "quantization_config.quant_method".into(),
+            got: other.unwrap_or("unknown").into(),
+            supported,
+        }),
+    }
+}
+
+pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
         other => Err(ModelError::Unsupported {
-            key: "hidden_act".into(),
+            key: key.into(),
             got: other.into(),
             supported: "silu, gelu_pytorch_tanh",
         }),
@@ -79,7 +108,7 @@ mod tests {
     use crate::error::ModelError;
     use crate::model::read_spec;
     use serde_json::{Value, json};
-    use smidgen_ir::{DType, RopeScaling};
+    use smidgen_ir::{DType, RopeScaling, RopeSpec};
 
     fn config(change: impl Fn(&mut Value)) -> Value {
         let mut config = json!({
@@ -94,7 +123,7 @@ mod tests {
     fn defaults() {
         let spec = read_spec(&config(|_| ())).unwrap();
         assert_eq!((spec.kv_heads, spec.head_dim, spec.stored), (4, 16, DType::F32));
-        assert_eq!((spec.norm_eps, spec.rope.theta, spec.rope.scaling), (1e-6, 1e4, RopeScaling::Default));
+        assert_eq!((spec.norm.eps, &spec.ropes), (1e-6, &vec![RopeSpec::plain(1e4, 16)]));
         assert!(!spec.tied_head && !spec.qkv_bias && !spec.output_bias && !spec.mlp_bias);
     }
 
@@ -122,9 +151,10 @@ mod tests {
         }));
         assert_eq!(older, newer);
         let spec = older.unwrap();
-        assert_eq!((spec.rope.theta, spec.rope.scaling, spec.stored), (5e5, llama3, DType::Bf16));
+        assert_eq!(spec.ropes, [RopeSpec { scaling: llama3, ..RopeSpec::plain(5e5, 16) }]);
+        assert_eq!(spec.stored, DType::Bf16);
         let linear = read_spec(&config(|c| c["rope_scaling"] = json!({"type": "linear", "factor": 2})));
-        assert_eq!(linear.unwrap().rope.scaling, RopeScaling::Linear { factor: 2.0 });
+        assert_eq!(linear.unwrap().ropes[0].scaling, RopeScaling::Linear { factor: 2.0 });
     }
 
     #[test]
@@ -137,11 +167,11 @@ mod tests {
         );
         assert_eq!(
             message(&|c| c["model_type"] = json!("mamba")),
-            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral)"
+            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral, phi3, gemma2, gemma3_text)"
         );
         assert_eq!(
             message(&|c| c["rope_scaling"] = json!({"type": "yarn", "factor": 2.0})),
-            "`rope_scaling.type = yarn` in config.json is not supported (supported: default, linear, llama3)"
+            "`rope_scaling.type = yarn` in config.json is not supported (supported: default, linear, llama3, longrope)"
         );
         assert!(
             message(&|c| c["num_key_value_heads"] = json!(3)).contains("4 attention heads cannot share 3")

@@ -5,9 +5,11 @@
 
 use super::config::Config;
 use super::llama::read_like_llama;
-use super::spec::DecoderSpec;
+use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    Ok(DecoderSpec { window: config.size("sliding_window")?, ..read_like_llama("mistral", config)? })
+    let spec = read_like_llama("mistral", config)?;
+    let attention = LayerAttention::uniform(spec.layers, config.size("sliding_window")?);
+    Ok(DecoderSpec { attention, ..spec })
 }

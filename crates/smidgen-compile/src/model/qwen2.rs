@@ -1,15 +1,30 @@
 //! `model_type = "qwen2"`: Qwen 2 and 2.5.
 //!
 //! Llama with biases on q, k and v, which no key of the config says. Released models do not slide
-//! (`use_sliding_window` is false, and the other window keys then mean nothing); one that does is refused.
+//! (`use_sliding_window` is false, and the other window keys then mean nothing); in one that does, the
+//! layers from `max_window_layers` on slide, or those that `layer_types` names.
 
 use super::config::Config;
 use super::llama::read_like_llama;
-use super::spec::DecoderSpec;
+use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
-use serde_json::json;
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    config.refuse("use_sliding_window", &[json!(false)], "false")?;
-    Ok(DecoderSpec { qkv_bias: true, ..read_like_llama("qwen2", config)? })
+    let spec = read_like_llama("qwen2", config)?;
+    Ok(DecoderSpec { qkv_bias: true, attention: sliding_attention(config, spec.layers)?, ..spec })
+}
+
+/// The windows of Qwen 2 and 3.
+pub fn sliding_attention(config: &Config<'_>, layers: usize) -> Result<Vec<LayerAttention>, ModelError> {
+    if !config.flag("use_sliding_window", false)? {
+        return Ok(LayerAttention::uniform(layers, None));
+    }
+    let window = config.required_size("sliding_window")?;
+    let first = config.size("max_window_layers")?.unwrap_or(28);
+    let slides = match config.sliding_layers(layers)? {
+        Some(slides) => slides,
+        None => (0..layers).map(|layer| layer >= first).collect(),
+    };
+    let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
+    Ok(slides.into_iter().map(attention).collect())
 }

@@ -3,7 +3,7 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages
 //! all speak them.
 
-use smidgen_ir::{Activation, DType, RopeSpec, Shape};
+use smidgen_ir::{Activation, DType, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
@@ -15,17 +15,28 @@ pub struct DecoderSpec {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub norm_eps: f32,
-    pub rope: RopeSpec,
+    pub norm: Norm,
+    /// Norms behind attention and MLP too, before their sums with the residual stream.
+    pub sandwich_norms: bool,
+    /// The rotary embeddings that layers choose from.
+    pub ropes: Vec<RopeSpec>,
+    /// What each layer's attention sees.
+    pub attention: Vec<LayerAttention>,
+    /// Scores are multiplied by this before the softmax.
+    pub attention_scale: f32,
+    pub attention_softcap: Option<f32>,
+    pub logit_softcap: Option<f32>,
+    /// Embedded tokens are multiplied by this.
+    pub embedding_scale: f32,
     pub activation: Activation,
+    /// q, k, v are one linear, and so are gate and up.
+    pub fused: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
     /// A bias on o.
     pub output_bias: bool,
     /// Queries and keys are normed, head by head, before they are turned.
     pub qk_norm: bool,
-    /// A query sees so many keys, itself included; `None` is all before it.
-    pub window: Option<usize>,
     /// Biases on gate, up and down.
     pub mlp_bias: bool,
     /// The head is the embedding table.
@@ -34,6 +45,22 @@ pub struct DecoderSpec {
     pub max_positions: usize,
     /// How the checkpoint stores its weights, as far as the config says.
     pub stored: DType,
+}
+
+/// Attention of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerAttention {
+    /// A query sees so many keys, itself included; `None` is all before it.
+    pub window: Option<usize>,
+    /// Index into `ropes`.
+    pub rope: usize,
+}
+
+impl LayerAttention {
+    /// Every layer alike.
+    pub fn uniform(layers: usize, window: Option<usize>) -> Vec<LayerAttention> {
+        vec![LayerAttention { window, rope: 0 }; layers]
+    }
 }
 
 /// A linear of the model: a weight (n, k), perhaps a bias, and the path that adapters go by.
@@ -59,6 +86,10 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 pub const HEAD: &str = "lm_head";
 /// Norms of the queries and of the keys of a layer.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+/// Projections of a layer's input that a checkpoint may store as one, and the parts in their order.
+pub const QKV: (&str, [&str; 3]) =
+    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
 
 impl DecoderSpec {
     /// Name of the tensor that the head multiplies with.
@@ -70,22 +101,45 @@ impl DecoderSpec {
         format!("model.layers.{layer}.{module}")
     }
 
+    /// Rows of the query projection, and of the key and value projections.
+    pub fn projection_rows(&self) -> [usize; 2] {
+        [self.heads * self.head_dim, self.kv_heads * self.head_dim]
+    }
+
+    /// Norms of a layer's residual stream, in the order of the forward pass.
+    pub fn layer_norms(&self) -> &'static [&'static str] {
+        match self.sandwich_norms {
+            true => &[
+                "input_layernorm.weight",
+                "post_attention_layernorm.weight",
+                "pre_feedforward_layernorm.weight",
+                "post_feedforward_layernorm.weight",
+            ],
+            false => &["input_layernorm.weight", "post_attention_layernorm.weight"],
+        }
+    }
+
     /// All linears, the head included, in the order of the forward pass.
     pub fn linears(&self) -> Vec<Linear> {
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let [q, kv] = self.projection_rows();
         let (c, i) = (self.hidden, self.intermediate);
-        let in_layer = [
-            ("self_attn.q_proj", q, c, self.qkv_bias),
-            ("self_attn.k_proj", kv, c, self.qkv_bias),
-            ("self_attn.v_proj", kv, c, self.qkv_bias),
-            ("self_attn.o_proj", c, q, self.output_bias),
-            ("mlp.gate_proj", i, c, self.mlp_bias),
-            ("mlp.up_proj", i, c, self.mlp_bias),
-            ("mlp.down_proj", c, i, self.mlp_bias),
-        ];
+        let mut in_layer: Vec<(&str, usize, usize, bool)> = Vec::with_capacity(7);
+        if self.fused {
+            in_layer.push((QKV.0, q + 2 * kv, c, self.qkv_bias));
+        } else {
+            let rows = [q, kv, kv].into_iter();
+            in_layer.extend(QKV.1.into_iter().zip(rows).map(|(module, n)| (module, n, c, self.qkv_bias)));
+        }
+        in_layer.push(("self_attn.o_proj", c, q, self.output_bias));
+        if self.fused {
+            in_layer.push((GATE_UP.0, 2 * i, c, self.mlp_bias));
+        } else {
+            in_layer.extend(GATE_UP.1.map(|module| (module, i, c, self.mlp_bias)));
+        }
+        in_layer.push(("mlp.down_proj", c, i, self.mlp_bias));
         let mut linears = Vec::with_capacity(self.layers * in_layer.len() + 1);
         for layer in 0..self.layers {
-            for (module, n, k, bias) in in_layer {
+            for &(module, n, k, bias) in &in_layer {
                 linears.push(Linear {
                     path: Self::layer_path(layer, module),
                     n,
@@ -117,8 +171,9 @@ impl DecoderSpec {
             }
         }
         for layer in 0..self.layers {
-            tensors.push(norm(Self::layer_path(layer, "input_layernorm.weight"), Some(layer)));
-            tensors.push(norm(Self::layer_path(layer, "post_attention_layernorm.weight"), Some(layer)));
+            for name in self.layer_norms() {
+                tensors.push(norm(Self::layer_path(layer, name), Some(layer)));
+            }
             for name in QK_NORMS.iter().filter(|_| self.qk_norm) {
                 let name = Self::layer_path(layer, name);
                 tensors.push(tensor(name, Shape::vector(self.head_dim), Some(layer)));
@@ -145,7 +200,6 @@ fn tensor(name: String, shape: Shape, layer: Option<usize>) -> Tensor {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use smidgen_ir::RopeScaling;
 
     pub(crate) fn tiny() -> DecoderSpec {
         DecoderSpec {
@@ -157,13 +211,19 @@ pub(crate) mod tests {
             heads: 4,
             kv_heads: 2,
             head_dim: 8,
-            norm_eps: 1e-5,
-            rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
+            norm: Norm { eps: 1e-5, plus_one: false },
+            sandwich_norms: false,
+            ropes: vec![RopeSpec::plain(1e4, 8)],
+            attention: LayerAttention::uniform(2, None),
+            attention_scale: 8f32.powf(-0.5),
+            attention_softcap: None,
+            logit_softcap: None,
+            embedding_scale: 1.0,
             activation: Activation::Silu,
+            fused: false,
             qkv_bias: false,
             output_bias: false,
             qk_norm: false,
-            window: None,
             mlp_bias: false,
             tied_head: false,
             max_positions: 64,
@@ -179,6 +239,7 @@ pub(crate) mod tests {
             hidden: 576,
             intermediate: 1536,
             layers: 30,
+            attention: LayerAttention::uniform(30, None),
             heads: 9,
             kv_heads: 3,
             head_dim: 64,

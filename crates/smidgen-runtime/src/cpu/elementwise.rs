@@ -86,13 +86,14 @@ pub fn scatter_rows(
     });
 }
 
-/// y = x / (1 - p) where the element is kept, else 0; a copy when p is 0. `y` may be `x`.
+/// y = x / (1 - p) where the element is kept, else 0; a copy when p is 0. With `rest`, x minus that. `y` may be `x`.
 /// An element is dropped with probability p rounded down to a multiple of 2^-32.
 pub fn dropout(
     x: SrcRows,     // (T, C)
     keys: Src<u64>, // (T)
     tensor: u32,
     p: f32,
+    rest: bool,
     y: DstRows, // (T, C)
 ) {
     assert!((0.0..1.0).contains(&p), "`dropout`: probability {p} is not in [0, 1)");
@@ -103,11 +104,12 @@ pub fn dropout(
     let isa = Isa::current();
     for_each_row_chunk(x.rows(), x.columns(), |chunk| {
         for row in chunk.start..chunk.start + chunk.len {
-            match p == 0.0 {
-                true => y.row(row).copy_from(x.row(row)),
-                false => {
+            match (p == 0.0, rest) {
+                (true, false) => y.row(row).copy_from(x.row(row)),
+                (true, true) => y.row(row).fill_zero(),
+                (false, _) => {
                     let key = row_key(keys.get(row), tensor);
-                    drop_row(isa, x.row(row), key, p, y.row(row));
+                    drop_row(isa, x.row(row), key, p, rest, y.row(row));
                 }
             }
         }
@@ -181,7 +183,7 @@ kernel! {
 }
 
 kernel! {
-    fn drop_row(x: Src<f32>, key: u64, p: f32, y: Dst<f32>) {
+    fn drop_row(x: Src<f32>, key: u64, p: f32, rest: bool, y: Dst<f32>) {
         let threshold = (f64::from(p) * 4_294_967_296.0) as u32;
         let scale = (1.0 / (1.0 - f64::from(p))) as f32;
         for_each_block!(block in x.len() => {
@@ -189,7 +191,8 @@ kernel! {
             let mut out = [0.0; LANES];
             for lane in 0..LANES {
                 let bits = channel_bits(key, block.start as u32 + lane as u32);
-                out[lane] = if bits >= threshold { x[lane] * scale } else { 0.0 };
+                let kept = if bits >= threshold { x[lane] * scale } else { 0.0 };
+                out[lane] = if rest { x[lane] - kept } else { kept };
             }
             y.set_lanes(block, out);
         });
@@ -292,12 +295,16 @@ mod tests {
     }
 
     fn dropped(x: &[f32], keys: &[u64], tensor: u32, p: f32, in_place: bool) -> Vec<f32> {
+        run_dropout(x, keys, tensor, p, false, in_place)
+    }
+
+    fn run_dropout(x: &[f32], keys: &[u64], tensor: u32, p: f32, rest: bool, in_place: bool) -> Vec<f32> {
         let columns = x.len() / keys.len();
         on_every_machine(|| {
             let mut y = if in_place { x.to_vec() } else { vec![f32::NAN; x.len()] };
             let view = dst(&mut y);
             let input = if in_place { view.src() } else { src(x) };
-            dropout(input.rows(columns), src(keys), tensor, p, view.rows(columns));
+            dropout(input.rows(columns), src(keys), tensor, p, rest, view.rows(columns));
             y
         })
     }
@@ -320,6 +327,21 @@ mod tests {
             }
             assert_same_bits("in place", &dropped(&x, &keys, 9, 0.25, true), &y);
             assert_same_bits("p = 0", &dropped(&x, &keys, 9, 0.0, false), &x);
+        }
+    }
+
+    #[test]
+    fn dropout_and_the_rest_are_the_whole() {
+        let keys = keys(5);
+        let x = numbers(1, 5 * 33);
+        for p in [0.0, 0.25] {
+            let kept = dropped(&x, &keys, 9, p, false);
+            for in_place in [false, true] {
+                let rest = run_dropout(&x, &keys, 9, p, true, in_place);
+                for ((x, kept), rest) in x.iter().zip(&kept).zip(&rest) {
+                    assert_eq!((x - kept).to_bits(), rest.to_bits());
+                }
+            }
         }
     }
 

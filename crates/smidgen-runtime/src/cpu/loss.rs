@@ -54,6 +54,22 @@ pub fn softmax_loss(
     });
 }
 
+/// Logits z become cap·tanh(z/cap).
+pub fn cap_logits(logits: Dst<f32>, cap: f32) {
+    let isa = Isa::current();
+    for_each_chunk(logits.len(), CHUNK_ELEMENTS, |chunk| {
+        cap_chunk(isa, logits.part(chunk.start, chunk.len), cap);
+    });
+}
+
+kernel! {
+    fn cap_chunk(logits: Dst<f32>, cap: f32) {
+        for_each_block!(block in logits.len() => {
+            logits.set_lanes(block, cap_lanes(logits.src().lanes_or(block, 0.0), cap));
+        });
+    }
+}
+
 /// Columns whose exponentials are added in f32 before the sum is carried on in f64.
 const SEGMENT_COLUMNS: usize = 4096;
 

@@ -13,7 +13,7 @@ use super::product::{Init, Left, Output, Term, product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
 use crate::device::{BoundStep, Operand};
-use smidgen_ir::{AttentionShape, DType, Extent, LossHead, Op, Storage, workspace};
+use smidgen_ir::{AttentionShape, DType, Extent, LossHead, Norm, Op, RopeSpec, Storage, workspace};
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
@@ -25,19 +25,19 @@ pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usi
 pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
     let run = Run { arena, step, extent };
     match &step.op {
-        Op::Embed => embed::embed(run.i32s(0), run.stored(run.input(1)), 1.0, run.output_rows(0)),
-        Op::RmsNorm { eps } => {
+        Op::Embed { scale } => run.embed(*scale),
+        Op::RmsNorm(norm) => {
             let channels = run.input(1).rows_at(extent);
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
-            norm::rms_norm(x.rows(channels), run.norm_weight(1), *eps, y.rows(channels));
+            norm::rms_norm(x.rows(channels), run.norm_weight(1, norm), norm.eps, y.rows(channels));
         }
-        Op::Dropout { p, stream } => {
-            elementwise::dropout(run.input_rows(0), run.u64s(1), *stream, *p, run.output_rows(0));
+        Op::Dropout { p, stream, rest } => {
+            elementwise::dropout(run.input_rows(0), run.u64s(1), *stream, *p, *rest, run.output_rows(0));
         }
         Op::Linear { bias, lora } => run.linear(*bias, *lora),
-        Op::RopeTable(spec) => {
-            rope::rope_table(run.i32s(0), &spec.inverse_frequencies(), 1.0, run.output_rows(0));
-        }
+        Op::ScaleColumns { bias } => run.scale_columns(*bias),
+        Op::Fourier { scale } => run.fourier(*scale),
+        Op::RopeTable(spec) => run.rope_table(spec),
         Op::Rope { heads, inverse } => run.rope(*heads, *inverse),
         Op::Attention(shape) => run.attention(shape),
         Op::GatedAct(kind) => act::gated_act(*kind, run.input_rows(0), run.input_rows(1), run.output_rows(0)),
@@ -48,13 +48,14 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
         ),
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
+        Op::Logits { lora, softcap } => run.all_logits(*lora, *softcap),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
-        Op::RmsNormGrad { eps, addend } => {
+        Op::RmsNormGrad { norm, addend } => {
             let channels = run.input(1).rows_at(extent);
             let rows = |input: usize| run.floats(run.input(input)).rows(channels);
             let addend = addend.then(|| rows(3));
             let dx = run.floats_mut(run.output(0)).rows(channels);
-            norm::rms_norm_grad(rows(0), run.norm_weight(1), *eps, rows(2), addend, dx);
+            norm::rms_norm_grad(rows(0), run.norm_weight(1, norm), norm.eps, rows(2), addend, dx);
         }
         Op::RmsNormWeightGrad { eps } => {
             let dw = run.floats_mut(run.update(0));
@@ -64,14 +65,18 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
         Op::LinearGrad { scales } => run.linear_grad(scales),
         Op::WeightGrad { scale } => run.weight_grad(*scale),
         Op::BiasGrad => elementwise::bias_grad(run.input_rows(0), run.floats_mut(run.update(0))),
+        Op::MagnitudeGrad => run.magnitude_grad(),
+        Op::FourierGrad { scale } => run.fourier_grad(*scale),
         Op::AttentionGrad(shape) => run.attention_grad(shape),
         Op::GatedActGrad(kind) => {
             let (gate, up, dy) = (run.input_rows(0), run.input_rows(1), run.input_rows(2));
             act::gated_act_grad(*kind, gate, up, dy, run.output_rows(0), run.output_rows(1));
         }
-        Op::EmbedGrad => {
-            embed::embed_grad(run.i32s(0), run.input_rows(1), 1.0, run.floats_mut(run.update(0)))
+        Op::EmbedGrad { scale } => {
+            embed::embed_grad(run.i32s(0), run.input_rows(1), *scale, run.floats_mut(run.update(0)))
         }
+        Op::FourierReg { weight } => run.fourier_reg(*weight),
+        Op::RowNorms { scale } => run.row_norms(*scale),
         Op::GradNorm { clip } => run.grad_norm(*clip),
         Op::AdamW(settings) => run.adamw(settings),
         Op::Zero => run.zero(),
@@ -80,26 +85,26 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
 
 /// A step with the memory it works on.
 #[derive(Clone, Copy)]
-struct Run<'a> {
+pub(super) struct Run<'a> {
     arena: &'a Arena,
     step: &'a BoundStep,
     extent: &'a Extent,
 }
 
 impl Run<'_> {
-    fn input(&self, index: usize) -> &Operand {
+    pub(super) fn input(&self, index: usize) -> &Operand {
         &self.step.inputs[index]
     }
 
-    fn output(&self, index: usize) -> &Operand {
+    pub(super) fn output(&self, index: usize) -> &Operand {
         &self.step.outputs[index]
     }
 
-    fn update(&self, index: usize) -> &Operand {
+    pub(super) fn update(&self, index: usize) -> &Operand {
         &self.step.updates[index]
     }
 
-    fn rows_of(&self, operand: &Operand) -> usize {
+    pub(super) fn rows_of(&self, operand: &Operand) -> usize {
         operand.rows_at(self.extent)
     }
 
@@ -108,18 +113,18 @@ impl Run<'_> {
     }
 
     /// All elements of an operand of plain `T`.
-    fn elements<T: Copy>(&self, operand: &Operand) -> Dst<T> {
+    pub(super) fn elements<T: Copy>(&self, operand: &Operand) -> Dst<T> {
         debug_assert_eq!(operand.storage.plain().map(DType::bytes), Some(size_of::<T>()));
         // SAFETY: the range lies in the arena, aligned, for as long as the step runs; the plan gives no
         // two operands overlapping memory but those that the operation may take in place.
         unsafe { Dst::new(self.address(operand), operand.elements_at(self.extent)) }
     }
 
-    fn floats(&self, operand: &Operand) -> Src<f32> {
+    pub(super) fn floats(&self, operand: &Operand) -> Src<f32> {
         self.elements(operand).src()
     }
 
-    fn floats_mut(&self, operand: &Operand) -> Dst<f32> {
+    pub(super) fn floats_mut(&self, operand: &Operand) -> Dst<f32> {
         self.elements(operand)
     }
 
@@ -131,16 +136,20 @@ impl Run<'_> {
         self.elements(self.input(input)).src()
     }
 
-    fn input_rows(&self, index: usize) -> SrcRows {
+    pub(super) fn input_rows(&self, index: usize) -> SrcRows {
         self.floats(self.input(index)).rows(self.input(index).columns)
     }
 
-    fn output_rows(&self, index: usize) -> DstRows {
+    pub(super) fn output_rows(&self, index: usize) -> DstRows {
         self.floats_mut(self.output(index)).rows(self.output(index).columns)
     }
 
-    fn norm_weight(&self, index: usize) -> norm::NormWeight {
-        norm::NormWeight { weight: self.stored(self.input(index)), plus_one: false }
+    fn norm_weight(&self, index: usize, norm: &Norm) -> norm::NormWeight {
+        norm::NormWeight { weight: self.stored(self.input(index)), plus_one: norm.plus_one }
+    }
+
+    fn embed(&self, scale: f32) {
+        embed::embed(self.i32s(0), self.stored(self.input(1)), scale, self.output_rows(0));
     }
 
     fn element(operand: &Operand) -> Element {
@@ -162,7 +171,7 @@ impl Run<'_> {
     }
 
     /// A matrix operand as the right side of a product.
-    fn matrix(&self, operand: &Operand) -> stored::Stored {
+    pub(super) fn matrix(&self, operand: &Operand) -> stored::Stored {
         stored::Stored {
             pointer: self.address(operand),
             element: Self::element(operand),
@@ -190,7 +199,7 @@ impl Run<'_> {
     }
 
     /// The whole workspace.
-    fn workspace_floats(&self) -> Dst<f32> {
+    pub(super) fn workspace_floats(&self) -> Dst<f32> {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
         // SAFETY: the plan gives this range to this step alone.
         unsafe { Dst::new(self.arena.pointer(offset, bytes).cast(), bytes / 4) }
@@ -212,7 +221,7 @@ impl Run<'_> {
         }
     }
 
-    fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+    pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
         unsafe { product(Isa::detect(), terms, init, output, self.workspace_from(floats_taken)) }
@@ -232,21 +241,36 @@ impl Run<'_> {
         self.product(&terms[..count], init, self.product_output(self.output(0)), taken);
     }
 
-    fn transposed_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
+    pub(super) fn transposed_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
         Term { left: self.left(left), right: self.matrix(right), right_transposed: true, scale }
     }
 
-    fn plain_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
+    pub(super) fn plain_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
         Term { left: self.left(left), right: self.matrix(right), right_transposed: false, scale }
     }
 
-    /// The bias as f32, decoded into the front of the workspace, and how many floats that took.
+    /// The bias, and how many floats of the workspace it takes.
     fn bias_row(&self, operand: &Operand) -> (Init, usize) {
-        let (row, stored) = (self.workspace_floats(), self.stored(operand));
+        let row = self.decoded_vector(operand);
+        (Init::Bias(row.address()), workspace::aligned_floats(row.len()))
+    }
+
+    /// A vector as f32, decoded into the front of the workspace.
+    pub(super) fn decoded_vector(&self, operand: &Operand) -> Dst<f32> {
+        let stored = self.stored(operand);
+        let row = self.workspace_floats().part(0, stored.len());
         for index in 0..stored.len() {
             row.set(index, stored.get(index));
         }
-        (Init::Bias(self.workspace_floats().address()), workspace::aligned_floats(stored.len()))
+        row
+    }
+
+    /// The front of the workspace as f64.
+    pub(super) fn workspace_doubles(&self, count: usize) -> Dst<f64> {
+        let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
+        assert!(8 * count <= bytes, "workspace of {bytes} bytes for {count} doubles");
+        // SAFETY: the plan gives this range to this step alone.
+        unsafe { Dst::new(self.arena.pointer(offset, 8 * count).cast(), count) }
     }
 
     /// dx = Σ scale·d·matrix.
@@ -311,6 +335,18 @@ impl Run<'_> {
         self.product(&[term], Init::Accumulate, output, floats_taken);
     }
 
+    fn rope_table(&self, spec: &RopeSpec) {
+        let table = self.output_rows(0);
+        let frequencies = spec.inverse_frequencies();
+        match spec.long_frequencies() {
+            None => rope::rope_table(self.i32s(0), &frequencies, spec.attention_scale, table),
+            Some((long, original)) => {
+                let choice = rope::LongRope { short: &frequencies, long: &long, original };
+                rope::rope_table_by_length(self.i32s(0), self.segments(1), choice, spec.attention_scale, table);
+            }
+        }
+    }
+
     fn rope(&self, heads: usize, inverse: bool) {
         let (x, table) = (self.input_rows(0), self.input_rows(1));
         let shape = rope::RopeShape {
@@ -337,7 +373,7 @@ impl Run<'_> {
             head_dim: shape.head_dim,
             scale: shape.scale,
             window: shape.window,
-            softcap: None,
+            softcap: shape.softcap,
         }
     }
 
@@ -380,9 +416,8 @@ impl Run<'_> {
 
     fn grad_norm(&self, clip: f32) {
         let loss = self.elements::<f64>(self.input(0)).src().get(0);
-        let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
-        // SAFETY: the plan gives this range to this step alone.
-        let scratch: Dst<f64> = unsafe { Dst::new(self.arena.pointer(offset, bytes).cast(), bytes / 8) };
+        let (_, bytes) = self.step.workspace.unwrap_or((0, 0));
+        let scratch = self.workspace_doubles(bytes / 8);
         let squares: f64 = self.step.inputs[1..]
             .iter()
             .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
@@ -444,7 +479,7 @@ impl Run<'_> {
             loss::softmax_loss(
                 logits.rows(stride).column_part(0, vocabulary),
                 labels.part(first, count),
-                None,
+                head.softcap,
                 grad_scale,
                 nll,
             );
@@ -454,6 +489,20 @@ impl Run<'_> {
             }
         }
         total.set(0, total.src().get(0) + sum * weight);
+    }
+
+    fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>) {
+        let mut terms = [Term::NOTHING; 2];
+        let mut count = 1;
+        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
+        if let Some(scale) = lora {
+            terms[1] = self.transposed_term(self.input(2), self.input(3), scale);
+            count = 2;
+        }
+        self.product(&terms[..count], Init::Overwrite, self.product_output(self.update(0)), 0);
+        if let Some(cap) = softcap {
+            loss::cap_logits(self.floats_mut(self.update(0)), cap);
+        }
     }
 
     fn logits(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
@@ -481,7 +530,7 @@ impl Run<'_> {
         Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
     }
 
-    fn row_address(&self, operand: &Operand, row: usize) -> *mut f32 {
+    pub(super) fn row_address(&self, operand: &Operand, row: usize) -> *mut f32 {
         self.floats_mut(operand).part(row * operand.columns, 0).address()
     }
 

@@ -1,0 +1,152 @@
+//! The leaves of a graph: weights, adapters with their gradients, inputs, state.
+//!
+//! A leaf is found by its name, which is that of the checkpoint's tensor or one of `forward::input` and
+//! `forward::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
+
+use crate::forward::{input, state};
+use crate::model::spec::HEAD;
+use crate::options::{AdapterForm, Request, TrainedBiases};
+use smidgen_ir::{DType, Dim, Graph, LeafKind, Shape, Storage, Type, ValueId, ValueRole};
+use std::collections::{HashMap, HashSet};
+
+/// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
+pub const FOURIER_COEFFICIENTS: &str = "fourier_params.weight";
+pub const FOURIER_SIGMA: &str = "fourier_params.sigma";
+
+#[derive(Debug, Default)]
+pub struct Leaves {
+    by_name: HashMap<String, ValueId>,
+    slices: HashMap<(ValueId, usize, usize), ValueId>,
+}
+
+impl Leaves {
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        self.by_name.get(name).copied()
+    }
+
+    pub fn get(&self, name: &str) -> ValueId {
+        self.find(name).unwrap_or_else(|| panic!("no leaf `{name}`"))
+    }
+
+    /// Rows of a leaf; the leaf itself where they are all of it.
+    pub fn slice(&mut self, graph: &mut Graph, of: ValueId, first_row: usize, rows: usize) -> ValueId {
+        if graph.value(of).ty.shape.0[0] == Dim::Const(rows) {
+            return of;
+        }
+        *self.slices.entry((of, first_row, rows)).or_insert_with(|| graph.add_slice(of, first_row, rows))
+    }
+
+    /// One row of a leaf.
+    pub fn row(&mut self, graph: &mut Graph, of: ValueId, row: usize) -> ValueId {
+        self.slice(graph, of, row, 1)
+    }
+
+    fn add(&mut self, graph: &mut Graph, name: &str, ty: Type, kind: LeafKind) -> ValueId {
+        let id = graph.add_leaf(name, ty, kind);
+        self.by_name.insert(name.into(), id);
+        id
+    }
+}
+
+/// Adds every leaf; without `training` none that only a gradient step needs.
+pub fn add_leaves(graph: &mut Graph, request: &Request, training: bool) -> Leaves {
+    let mut leaves = Leaves::default();
+    let biases = trained_biases(request);
+    let mut trained = Vec::new();
+    for tensor in request.spec.tensors() {
+        if biases.contains(&tensor.name) {
+            trained.push(leaves.add(graph, &tensor.name, Type::f32(tensor.shape), LeafKind::Adapter));
+        } else {
+            let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
+            leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
+        }
+    }
+    trained.extend(add_adapters(graph, &mut leaves, request));
+    if training {
+        for leaf in trained {
+            train_leaf(graph, leaf);
+        }
+    }
+    add_inputs_and_state(graph, &mut leaves, request, training);
+    leaves
+}
+
+/// Names of the biases that are trained.
+pub fn trained_biases(request: &Request) -> HashSet<String> {
+    let adapted: HashSet<&str> = request.adapters.iter().map(|module| module.path.as_str()).collect();
+    let linears = request.spec.linears().into_iter().filter(|linear| linear.bias);
+    let chosen = linears.filter(|linear| match request.biases {
+        TrainedBiases::None => false,
+        TrainedBiases::All => true,
+        TrainedBiases::Adapted => adapted.contains(linear.path.as_str()),
+    });
+    chosen.map(|linear| format!("{}.bias", linear.path)).collect()
+}
+
+/// The matrices of every module, and what its form adds. Returns what is trained.
+fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Vec<ValueId> {
+    let sizes: HashMap<String, (usize, usize)> =
+        request.spec.linears().into_iter().map(|linear| (linear.path, (linear.n, linear.k))).collect();
+    let mut trained = Vec::new();
+    for module in &request.adapters {
+        let (n, k) = sizes[&module.path];
+        let mut tensors = vec![
+            (module.a_name(), Shape::matrix(module.rank, k)),
+            (module.b_name(), Shape::matrix(n, module.rank)),
+        ];
+        if request.form == AdapterForm::Dora {
+            tensors.push((module.magnitude_name(), Shape::vector(n)));
+            leaves.add(graph, &module.norm_name(), Type::f32(Shape::vector(n)), LeafKind::Derived);
+        }
+        for (name, shape) in tensors {
+            trained.push(leaves.add(graph, &name, Type::f32(shape), LeafKind::Adapter));
+        }
+    }
+    if let AdapterForm::Fourier { .. } = request.form {
+        let modules = request.adapters.len();
+        for (name, columns) in [(FOURIER_COEFFICIENTS, 4), (FOURIER_SIGMA, 1)] {
+            let ty = Type::f32(Shape::matrix(modules, columns));
+            trained.push(leaves.add(graph, name, ty, LeafKind::Adapter));
+        }
+    }
+    trained
+}
+
+fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Request, training: bool) {
+    let mut add = |name: &str, shape: Shape, dtype: DType, kind: LeafKind| {
+        leaves.add(graph, name, Type::new(shape, Storage::Plain(dtype)), kind);
+    };
+    add(input::IDS, Shape::rows_of(Dim::Tokens), DType::I32, LeafKind::Input);
+    add(input::POSITIONS, Shape::rows_of(Dim::Tokens), DType::I32, LeafKind::Input);
+    add(input::BOUNDARIES, Shape::rows_of(Dim::Boundaries), DType::I32, LeafKind::Input);
+    add(input::ROWS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
+    if !training {
+        let logits = Shape::of(Dim::Rows, request.spec.vocabulary);
+        add(state::LOGITS, logits, DType::F32, LeafKind::State);
+        return;
+    }
+    add(input::LABELS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
+    add(input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
+    add(input::HYPER, Shape::vector(2), DType::F64, LeafKind::Input);
+    if request.dropout > 0.0 {
+        add(input::DROPOUT_KEYS, Shape::rows_of(Dim::Tokens), DType::U64, LeafKind::Input);
+        if request.adapters.iter().any(|module| module.path == HEAD) {
+            add(input::DROPOUT_ROW_KEYS, Shape::rows_of(Dim::Rows), DType::U64, LeafKind::Input);
+        }
+    }
+    add(state::LOSS, Shape::vector(1), DType::F64, LeafKind::State);
+    add(state::REPORT, Shape::vector(4), DType::F64, LeafKind::State);
+    add(state::EVAL_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
+    if let AdapterForm::Fourier { .. } = request.form {
+        add(state::REG_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
+    }
+}
+
+/// Gives a leaf a gradient: from here on it is trained.
+pub fn train_leaf(graph: &mut Graph, leaf: ValueId) {
+    let (name, shape) = (format!("grad {}", graph.value(leaf).name), graph.value(leaf).ty.shape.clone());
+    let gradient = graph.add_leaf(name, Type::f32(shape), LeafKind::Gradient);
+    if let ValueRole::Leaf(leaf) = &mut graph.values[leaf.index()].role {
+        leaf.gradient = Some(gradient);
+    }
+}

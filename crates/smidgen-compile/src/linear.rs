@@ -1,0 +1,170 @@
+//! A linear with its bias and its adapter, as one projection or as several parts of one matrix.
+//!
+//! Where a checkpoint stores q, k and v (or gate and up) as one matrix, each part is a product with some rows of
+//! it: nothing is ever cut out of an activation. Rows of B go with the rows of W, and A is shared, so a fused
+//! linear has one `h` for all its parts.
+//!
+//! LoRA:    y = x·Wᵀ + bias + s·h·Bᵀ, h = dropout(x)·Aᵀ.
+//! DoRA:    y = (x·Wᵀ + s·h·Bᵀ) · m/n + bias, n the row norms of W + s·B·A, which are no part of the gradient.
+//!          Dropout reaches the weight's share of the gain too: y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
+//! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
+
+use crate::forward::{Builder, input};
+use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
+use crate::model::spec::{DecoderSpec, HEAD};
+use crate::options::AdapterForm;
+use smidgen_ir::{Op, ValueId};
+
+/// What an adapter brings to every part of its linear.
+#[derive(Clone, Copy)]
+struct Attached {
+    /// Place among the adapters.
+    index: usize,
+    /// Input of A: x, dropped out while training.
+    input: ValueId,
+    /// x minus that, where DoRA needs it.
+    rest: Option<ValueId>,
+    h: ValueId,
+    b: ValueId,
+    scale: f32,
+}
+
+/// Rows of a linear that give one output.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    output: &'a str,
+    first_row: usize,
+    rows: usize,
+}
+
+impl Builder<'_> {
+    /// Projections of one input: separate linears, or parts of one.
+    pub fn projections<const N: usize>(
+        &mut self,
+        x: ValueId,
+        (fused, separate): (&str, [&str; N]),
+        parts: [(&str, usize); N],
+    ) -> [ValueId; N] {
+        if !self.spec.fused {
+            let mut outputs = separate.into_iter().zip(parts);
+            return std::array::from_fn(|_| {
+                let (module, (output, _)) = outputs.next().expect("as many linears as parts");
+                self.linear(x, module, output)
+            });
+        }
+        let path = self.path(fused);
+        let attached = self.attach(x, &path, fused);
+        let mut first_row = 0;
+        parts.map(|(output, rows)| {
+            let part = Part { output, first_row, rows };
+            first_row += rows;
+            self.part(x, &path, attached, part)
+        })
+    }
+
+    /// A linear of the current layer.
+    pub fn linear(&mut self, x: ValueId, module: &str, output: &str) -> ValueId {
+        let path = self.path(module);
+        let attached = self.attach(x, &path, output);
+        let (rows, _) =
+            self.graph.value(self.leaf(&format!("{path}.weight"))).ty.shape.at(&Default::default());
+        self.part(x, &path, attached, Part { output, first_row: 0, rows })
+    }
+
+    fn path(&self, module: &str) -> String {
+        DecoderSpec::layer_path(self.layer.expect("linears outside the layers are the head"), module)
+    }
+
+    /// h, B and the scale of an adapter on the head, which is always LoRA.
+    pub fn head_adapter(&mut self, x: ValueId) -> Option<(ValueId, ValueId, f32)> {
+        let attached = self.attach(x, HEAD, "head.logits")?;
+        assert_eq!(self.form, AdapterForm::Lora, "an adapter on the head is LoRA");
+        Some((attached.h, attached.b, attached.scale))
+    }
+
+    fn attach(&mut self, x: ValueId, path: &str, name: &str) -> Option<Attached> {
+        let (index, module) = self.adapters.get(path).copied()?;
+        let (mut input, mut rest) = (x, None);
+        if self.dropout > 0.0 {
+            let keys = self.leaf(if path == HEAD { input::DROPOUT_ROW_KEYS } else { input::DROPOUT_KEYS });
+            let dropout = |rest| Op::Dropout { p: self.dropout, stream: index as u32, rest };
+            let (kept, left_out) = (dropout(false), dropout(true));
+            input = self.emit1(kept, vec![x, keys], &format!("{name}.dropped"));
+            if self.form == AdapterForm::Dora {
+                rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
+            }
+        }
+        let a = self.leaf(&module.a_name());
+        let plain = Op::Linear { bias: false, lora: None };
+        let h = self.emit1(plain, vec![input, a], &format!("{name}.h")); // (T, R)
+        Some(Attached { index, input, rest, h, b: self.leaf(&module.b_name()), scale: module.scale })
+    }
+
+    fn rows_of(&mut self, leaf: ValueId, part: Part<'_>) -> ValueId {
+        self.leaves.slice(self.graph, leaf, part.first_row, part.rows)
+    }
+
+    fn part(&mut self, x: ValueId, path: &str, attached: Option<Attached>, part: Part<'_>) -> ValueId {
+        let weight = self.leaf(&format!("{path}.weight"));
+        let weight = self.rows_of(weight, part);
+        let bias = self.leaves.find(&format!("{path}.bias")).map(|bias| self.rows_of(bias, part));
+        let Some(attached) = attached else { return self.product(x, weight, bias, None, part.output) };
+        let b = self.rows_of(attached.b, part);
+        let lora = Some((attached.h, b, attached.scale));
+        match self.form {
+            AdapterForm::Lora => self.product(x, weight, bias, lora, part.output),
+            AdapterForm::Dora => {
+                let module = self.adapters[path].1;
+                let (magnitude, norm) = (self.leaf(&module.magnitude_name()), self.leaf(&module.norm_name()));
+                let gain = [self.rows_of(magnitude, part), self.rows_of(norm, part)];
+                self.dora(weight, bias, lora, attached, gain, part.output)
+            }
+            AdapterForm::Fourier { .. } => {
+                let base = self.product(x, weight, bias, None, &format!("{}.base", part.output));
+                let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
+                    let leaf = self.leaf(name);
+                    self.leaves.row(self.graph, leaf, attached.index)
+                });
+                let op = Op::Fourier { scale: attached.scale };
+                self.emit1(op, vec![base, attached.h, b, coefficients, sigma], part.output)
+            }
+        }
+    }
+
+    fn dora(
+        &mut self,
+        weight: ValueId,
+        bias: Option<ValueId>,
+        lora: Option<(ValueId, ValueId, f32)>,
+        attached: Attached,
+        [magnitude, norm]: [ValueId; 2],
+        output: &str,
+    ) -> ValueId {
+        let z = self.product(attached.input, weight, None, lora, &format!("{output}.z"));
+        let mut inputs = vec![z, magnitude, norm];
+        let Some(rest) = attached.rest else {
+            inputs.extend(bias);
+            return self.emit1(Op::ScaleColumns { bias: bias.is_some() }, inputs, output);
+        };
+        let gained = self.emit1(Op::ScaleColumns { bias: false }, inputs, &format!("{output}.gained"));
+        let rest = self.product(rest, weight, bias, None, &format!("{output}.unchanged"));
+        self.emit1(Op::Add, vec![gained, rest], output)
+    }
+
+    fn product(
+        &mut self,
+        x: ValueId,
+        weight: ValueId,
+        bias: Option<ValueId>,
+        lora: Option<(ValueId, ValueId, f32)>,
+        output: &str,
+    ) -> ValueId {
+        let mut inputs = vec![x, weight];
+        inputs.extend(bias);
+        if let Some((h, b, _)) = lora {
+            inputs.extend([h, b]);
+        }
+        let lora = lora.map(|(_, _, scale)| scale);
+        self.emit1(Op::Linear { bias: bias.is_some(), lora }, inputs, output)
+    }
+}

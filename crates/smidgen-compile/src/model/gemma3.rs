@@ -1,0 +1,53 @@
+//! `model_type = "gemma3_text"`: the text models of Gemma 3.
+//!
+//! Gemma 2 without caps, with norms of queries and keys, and two rotary embeddings: sliding layers turn by
+//! their own base, the others, every sixth unless the config says so, by the large one. A checkpoint with
+//! a vision part calls itself `gemma3` and is refused.
+
+use super::config::Config;
+use super::gemma2::read_like_gemma;
+use super::spec::{DecoderSpec, LayerAttention};
+use crate::error::ModelError;
+
+/// Places in `ropes`.
+const FULL: usize = 0;
+const SLIDING: usize = 1;
+
+pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    let spec = read_like_gemma("gemma3_text", config)?;
+    let window = config.size("sliding_window")?.unwrap_or(4096);
+    let slides = match config.sliding_layers(spec.layers)? {
+        Some(slides) => slides,
+        None => {
+            let pattern = config.size("sliding_window_pattern")?.unwrap_or(6);
+            (0..spec.layers).map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
+        }
+    };
+    let attention = |slides: bool| match slides {
+        true => LayerAttention { window: Some(window), rope: SLIDING },
+        false => LayerAttention { window: None, rope: FULL },
+    };
+    let newer = config.table("rope_parameters", "rope_parameters.")?;
+    let of_kind = |key: &'static str, prefix: &'static str| match newer {
+        Some(table) => table.table(key, prefix),
+        None => Ok(None),
+    };
+    let full = match of_kind("full_attention", "rope_parameters.full_attention.")? {
+        Some(table) => Some(table),
+        None => config.table("rope_scaling", "rope_scaling.")?,
+    };
+    let sliding = of_kind("sliding_attention", "rope_parameters.sliding_attention.")?;
+    let full_theta = config.number("rope_theta")?.unwrap_or(1_000_000.0);
+    let sliding_theta = config.number("rope_local_base_freq")?.unwrap_or(10_000.0);
+    Ok(DecoderSpec {
+        qk_norm: true,
+        attention: slides.into_iter().map(attention).collect(),
+        ropes: vec![
+            config.rope_of_table(full, full_theta, spec.head_dim)?,
+            config.rope_of_table(sliding, sliding_theta, spec.head_dim)?,
+        ],
+        attention_softcap: config.cap("attn_logit_softcapping", None)?,
+        logit_softcap: config.cap("final_logit_softcapping", None)?,
+        ..spec
+    })
+}

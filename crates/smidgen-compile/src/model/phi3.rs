@@ -1,0 +1,24 @@
+//! `model_type = "phi3"`: Phi-3, Phi-3.5 and Phi-4-mini.
+//!
+//! Llama whose q, k and v are one linear and gate and up another, with a window in every layer where
+//! `sliding_window` is set, perhaps a share of each head that is turned, and longrope: short or long
+//! factors by the length of each sample.
+
+use super::config::Config;
+use super::llama::read_like_llama;
+use super::spec::{DecoderSpec, LayerAttention};
+use crate::error::ModelError;
+use serde_json::json;
+use smidgen_ir::Norm;
+
+pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+    config.refuse("attention_bias", &[json!(false)], "false")?;
+    let spec = read_like_llama("phi3", config)?;
+    let eps = config.number("rms_norm_eps")?.unwrap_or(1e-5) as f32;
+    Ok(DecoderSpec {
+        fused: true,
+        norm: Norm { eps, ..spec.norm },
+        attention: LayerAttention::uniform(spec.layers, config.size("sliding_window")?),
+        ..spec
+    })
+}

@@ -1,0 +1,386 @@
+//! The shape rule of every operation: which operands fit, and what comes out.
+//!
+//! A stage that builds a node asks here, and `verify` asks again between the stages. A rule that is broken is a
+//! bug of the stage, so the text names the operation and both sides, for the one who mends it.
+
+use crate::op::{AttentionShape, LossHead, Op, ShapeError};
+use crate::shape::{Dim, Shape, Type};
+use crate::storage::{DType, Storage};
+
+impl Op {
+    /// The shape rule: output types from input types, or what does not fit.
+    pub fn infer(&self, inputs: &[&Type], updates: &[&Type]) -> Result<Vec<Type>, ShapeError> {
+        let rule = Rule { op: self.name(), inputs, updates };
+        match self {
+            Op::Embed { .. } => {
+                rule.count(2, 0)?;
+                rule.integers(0, Dim::Tokens, DType::I32)?;
+                let (_, c) = rule.weight(1)?;
+                Ok(vec![Type::f32(Shape::of(Dim::Tokens, c))])
+            }
+            Op::RmsNorm(_) => {
+                rule.count(2, 0)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.norm_weight(inputs[1], c)?;
+                Ok(vec![Type::f32(Shape::of(rows, c))])
+            }
+            Op::Dropout { .. } => {
+                rule.count(2, 0)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.integers(1, rows, DType::U64)?;
+                Ok(vec![Type::f32(Shape::of(rows, c))])
+            }
+            Op::Linear { bias, lora } => {
+                rule.count(2 + usize::from(*bias) + if lora.is_some() { 2 } else { 0 }, 0)?;
+                let (rows, k) = rule.activation(0)?;
+                let (n, weight_k) = rule.weight(1)?;
+                rule.equal("inner size", k, weight_k)?;
+                if *bias {
+                    rule.real_vector(inputs[2], n)?;
+                }
+                if lora.is_some() {
+                    let first = 2 + usize::from(*bias);
+                    let (h_rows, rank) = rule.activation(first)?;
+                    rule.equal("rows", rows, h_rows)?;
+                    rule.equal("lora b", rule.weight(first + 1)?, (n, rank))?;
+                }
+                Ok(vec![Type::f32(Shape::of(rows, n))])
+            }
+            Op::ScaleColumns { bias } => {
+                rule.count(3 + usize::from(*bias), 0)?;
+                let (rows, n) = rule.activation(0)?;
+                rule.f32_vector(inputs[1], n)?;
+                rule.f32_vector(inputs[2], n)?;
+                if *bias {
+                    rule.real_vector(inputs[3], n)?;
+                }
+                Ok(vec![Type::f32(Shape::of(rows, n))])
+            }
+            Op::Fourier { .. } => {
+                rule.count(5, 0)?;
+                let (rows, n) = rule.activation(0)?;
+                rule.fourier_operands(1, rows, n)?;
+                Ok(vec![Type::f32(Shape::of(rows, n))])
+            }
+            Op::RopeTable(rope) => {
+                rule.count(1 + usize::from(rope.depends_on_length()), 0)?;
+                rule.integers(0, Dim::Tokens, DType::I32)?;
+                if rope.depends_on_length() {
+                    rule.integers(1, Dim::Boundaries, DType::I32)?;
+                }
+                Ok(vec![Type::f32(Shape::of(Dim::Tokens, rope.dim))])
+            }
+            Op::Rope { heads, .. } => {
+                rule.count(2, 0)?;
+                let (rows, c) = rule.activation(0)?;
+                let (table_rows, dim) = rule.activation(1)?;
+                rule.equal("rows", rows, table_rows)?;
+                rule.require(c % heads == 0 && dim <= c / heads && dim % 2 == 0, || {
+                    format!("{c} channels in {heads} heads, {dim} of each turned")
+                })?;
+                Ok(vec![Type::f32(Shape::of(rows, c))])
+            }
+            Op::Attention(shape) => {
+                rule.count(4, 0)?;
+                rule.attention_operands(shape)?;
+                rule.integers(3, Dim::Boundaries, DType::I32)?;
+                let (q, _) = shape.channels();
+                Ok(vec![Type::f32(Shape::of(Dim::Tokens, q)), Type::f32(Shape::of(Dim::Tokens, shape.heads))])
+            }
+            Op::GatedAct(_) | Op::Add => {
+                rule.count(2, 0)?;
+                let shape = rule.activation(0)?;
+                rule.equal("operands", shape, rule.activation(1)?)?;
+                Ok(vec![Type::f32(Shape::of(shape.0, shape.1))])
+            }
+            Op::GatherRows => {
+                rule.count(2, 0)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.equal("rows", rows, Dim::Tokens)?;
+                rule.integers(1, Dim::Rows, DType::I32)?;
+                Ok(vec![Type::f32(Shape::of(Dim::Rows, c))])
+            }
+            Op::LmHeadLoss(head) => rule.lm_head_loss(head),
+            Op::Logits { lora, .. } => {
+                rule.count(if lora.is_some() { 4 } else { 2 }, 1)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.equal("rows", rows, Dim::Rows)?;
+                let (v, head_c) = rule.weight(1)?;
+                rule.equal("channels", c, head_c)?;
+                if lora.is_some() {
+                    let (h_rows, rank) = rule.activation(2)?;
+                    rule.equal("rows", h_rows, Dim::Rows)?;
+                    rule.equal("lora b", rule.weight(3)?, (v, rank))?;
+                }
+                rule.f32_update(0, &Shape::of(Dim::Rows, v))?;
+                Ok(vec![])
+            }
+            Op::ScatterRows => {
+                rule.count(2, 0)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.equal("rows", rows, Dim::Rows)?;
+                rule.integers(1, Dim::Rows, DType::I32)?;
+                Ok(vec![Type::f32(Shape::of(Dim::Tokens, c))])
+            }
+            Op::RmsNormGrad { addend, .. } => {
+                rule.count(3 + usize::from(*addend), 0)?;
+                let shape = rule.activation(0)?;
+                rule.norm_weight(inputs[1], shape.1)?;
+                for operand in 2..inputs.len() {
+                    rule.equal("operands", shape, rule.activation(operand)?)?;
+                }
+                Ok(vec![Type::f32(Shape::of(shape.0, shape.1))])
+            }
+            Op::RmsNormWeightGrad { .. } => {
+                rule.count(2, 1)?;
+                let shape = rule.activation(0)?;
+                rule.equal("operands", shape, rule.activation(1)?)?;
+                rule.norm_weight(updates[0], shape.1)?;
+                rule.f32_update(0, &updates[0].shape)?;
+                Ok(vec![])
+            }
+            Op::LinearGrad { scales } => {
+                rule.count(2 * scales.len(), 0)?;
+                rule.require(!scales.is_empty(), || "no terms".into())?;
+                let (rows, _) = rule.activation(0)?;
+                let (_, k) = rule.weight(1)?;
+                for term in 0..scales.len() {
+                    let (n, term_k) = rule.weight(2 * term + 1)?;
+                    rule.equal("term", rule.activation(2 * term)?, (rows, n))?;
+                    rule.equal("columns", term_k, k)?;
+                }
+                Ok(vec![Type::f32(Shape::of(rows, k))])
+            }
+            Op::WeightGrad { .. } => {
+                rule.count(2, 1)?;
+                let (rows, n) = rule.activation(0)?;
+                let (x_rows, k) = rule.activation(1)?;
+                rule.equal("rows", rows, x_rows)?;
+                rule.f32_update(0, &Shape::matrix(n, k))?;
+                Ok(vec![])
+            }
+            Op::BiasGrad => {
+                rule.count(1, 1)?;
+                let (_, n) = rule.activation(0)?;
+                rule.f32_update(0, &Shape::vector(n))?;
+                Ok(vec![])
+            }
+            Op::MagnitudeGrad => {
+                rule.count(3, 1)?;
+                let shape = rule.activation(0)?;
+                rule.equal("operands", shape, rule.activation(1)?)?;
+                rule.f32_vector(inputs[2], shape.1)?;
+                rule.f32_update(0, &Shape::vector(shape.1))?;
+                Ok(vec![])
+            }
+            Op::FourierGrad { .. } => {
+                rule.count(5, 2)?;
+                let (rows, n) = rule.activation(4)?;
+                rule.fourier_operands(0, rows, n)?;
+                rule.f32_update(0, &Shape::matrix(1, 4))?;
+                rule.f32_update(1, &Shape::matrix(1, 1))?;
+                Ok(vec![Type::f32(Shape::of(rows, n))])
+            }
+            Op::AttentionGrad(shape) => {
+                rule.count(7, 0)?;
+                rule.attention_operands(shape)?;
+                let (q, kv) = shape.channels();
+                rule.equal("o", rule.activation(3)?, (Dim::Tokens, q))?;
+                rule.equal("lse", rule.activation(4)?, (Dim::Tokens, shape.heads))?;
+                rule.equal("do", rule.activation(5)?, (Dim::Tokens, q))?;
+                rule.integers(6, Dim::Boundaries, DType::I32)?;
+                Ok([q, kv, kv].map(|c| Type::f32(Shape::of(Dim::Tokens, c))).to_vec())
+            }
+            Op::GatedActGrad(_) => {
+                rule.count(3, 0)?;
+                let shape = rule.activation(0)?;
+                rule.equal("up", rule.activation(1)?, shape)?;
+                rule.equal("dy", rule.activation(2)?, shape)?;
+                Ok(vec![Type::f32(Shape::of(shape.0, shape.1)); 2])
+            }
+            Op::EmbedGrad { .. } => {
+                rule.count(2, 1)?;
+                rule.integers(0, Dim::Tokens, DType::I32)?;
+                let (_, c) = rule.activation(1)?;
+                let table = &updates[0].shape;
+                rule.require(table.0.len() == 2 && table.0[1] == Dim::Const(c), || format!("table {table}"))?;
+                rule.f32_update(0, table)?;
+                Ok(vec![])
+            }
+            Op::FourierReg { .. } => {
+                rule.count(1, 2)?;
+                let (modules, four) = rule.weight(0)?;
+                rule.equal("coefficients", four, 4)?;
+                rule.scalars(updates[0], 1)?;
+                rule.f32_update(1, &Shape::matrix(modules, 4))?;
+                Ok(vec![])
+            }
+            Op::RowNorms { .. } => {
+                rule.count(3, 1)?;
+                let (n, k) = rule.weight(0)?;
+                let (rank, a_k) = rule.weight(1)?;
+                rule.equal("columns", k, a_k)?;
+                rule.equal("lora b", rule.weight(2)?, (n, rank))?;
+                rule.f32_update(0, &Shape::vector(n))?;
+                Ok(vec![])
+            }
+            Op::GradNorm { .. } => {
+                rule.require(!inputs.is_empty() && updates.len() == 1, || "a loss and a report".into())?;
+                rule.scalars(inputs[0], 1)?;
+                rule.scalars(updates[0], 4)?;
+                for gradient in &inputs[1..] {
+                    rule.require(gradient.storage == Storage::F32, || format!("gradient {gradient}"))?;
+                }
+                Ok(vec![])
+            }
+            Op::AdamW(_) => {
+                rule.count(3, 3)?;
+                for state in 0..3 {
+                    rule.f32_update(state, &inputs[0].shape)?;
+                }
+                rule.scalars(inputs[1], 4)?;
+                rule.scalars(inputs[2], 2)?;
+                Ok(vec![])
+            }
+            Op::Zero => {
+                rule.count(0, 1)?;
+                Ok(vec![])
+            }
+        }
+    }
+}
+
+/// The operands of one node and the ways in which they can be wrong.
+struct Rule<'a> {
+    op: &'static str,
+    inputs: &'a [&'a Type],
+    updates: &'a [&'a Type],
+}
+
+impl Rule<'_> {
+    fn error(&self, what: String) -> ShapeError {
+        ShapeError { op: self.op, what }
+    }
+
+    fn require(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), ShapeError> {
+        if holds { Ok(()) } else { Err(self.error(what())) }
+    }
+
+    fn count(&self, inputs: usize, updates: usize) -> Result<(), ShapeError> {
+        self.require(self.inputs.len() == inputs && self.updates.len() == updates, || {
+            format!(
+                "expected {inputs} inputs and {updates} updates, got {} and {}",
+                self.inputs.len(),
+                self.updates.len()
+            )
+        })
+    }
+
+    fn equal<T: PartialEq + std::fmt::Debug>(&self, what: &str, left: T, right: T) -> Result<(), ShapeError> {
+        self.require(left == right, || format!("{what}: {left:?} against {right:?}"))
+    }
+
+    /// An f32 matrix over T or S rows.
+    fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+        let operand = self.inputs[input];
+        match operand.shape.0.as_slice() {
+            [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)] if operand.storage == Storage::F32 => {
+                Ok((*rows, *c))
+            }
+            _ => Err(self.error(format!("input {input} must be f32 rows, got {operand}"))),
+        }
+    }
+
+    /// A constant matrix of any storage.
+    fn weight(&self, input: usize) -> Result<(usize, usize), ShapeError> {
+        let operand = self.inputs[input];
+        match operand.shape.0.as_slice() {
+            [Dim::Const(n), Dim::Const(k)] if operand.storage.is_real() => Ok((*n, *k)),
+            _ => Err(self.error(format!("input {input} must be a matrix, got {operand}"))),
+        }
+    }
+
+    fn real_vector(&self, operand: &Type, n: usize) -> Result<(), ShapeError> {
+        let fits = operand.shape == Shape::vector(n) && operand.storage.is_real();
+        self.require(fits, || format!("expected {n} numbers, got {operand}"))
+    }
+
+    fn f32_vector(&self, operand: &Type, n: usize) -> Result<(), ShapeError> {
+        let expected = Type::f32(Shape::vector(n));
+        self.require(*operand == expected, || format!("expected {expected}, got {operand}"))
+    }
+
+    /// h, b, coefficients and sigma, from input `first` on, beside activations (rows, n).
+    fn fourier_operands(&self, first: usize, rows: Dim, n: usize) -> Result<(), ShapeError> {
+        let (h_rows, rank) = self.activation(first)?;
+        self.equal("rows", rows, h_rows)?;
+        self.equal("lora b", self.weight(first + 1)?, (n, rank))?;
+        self.equal("coefficients", self.inputs[first + 2], &Type::f32(Shape::matrix(1, 4)))?;
+        self.equal("sigma", self.inputs[first + 3], &Type::f32(Shape::matrix(1, 1)))
+    }
+
+    /// A vector as long as all channels, or as one of several equal groups of them.
+    fn norm_weight(&self, operand: &Type, channels: usize) -> Result<(), ShapeError> {
+        let fits = match operand.shape.0.as_slice() {
+            [Dim::Const(n)] => operand.storage.is_real() && *n > 0 && channels.is_multiple_of(*n),
+            _ => false,
+        };
+        self.require(fits, || format!("a norm over {channels} channels cannot have the weight {operand}"))
+    }
+
+    fn integers(&self, input: usize, dim: Dim, dtype: DType) -> Result<(), ShapeError> {
+        let expected = Type::new(Shape::rows_of(dim), Storage::Plain(dtype));
+        let got = self.inputs[input];
+        self.require(*got == expected, || format!("input {input} must be {expected}, got {got}"))
+    }
+
+    fn scalars(&self, operand: &Type, n: usize) -> Result<(), ShapeError> {
+        let expected = Type::new(Shape::vector(n), Storage::Plain(DType::F64));
+        self.require(*operand == expected, || format!("expected {expected}, got {operand}"))
+    }
+
+    fn f32_update(&self, update: usize, shape: &Shape) -> Result<(), ShapeError> {
+        let got = self.updates[update];
+        self.require(got.storage == Storage::F32 && got.shape == *shape, || {
+            format!("update {update} must be f32 {shape}, got {got}")
+        })
+    }
+
+    fn attention_operands(&self, shape: &AttentionShape) -> Result<(), ShapeError> {
+        let (q, kv) = shape.channels();
+        self.require(shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), || {
+            format!("{shape:?}")
+        })?;
+        self.equal("q", self.activation(0)?, (Dim::Tokens, q))?;
+        self.equal("k", self.activation(1)?, (Dim::Tokens, kv))?;
+        self.equal("v", self.activation(2)?, (Dim::Tokens, kv))
+    }
+
+    fn lm_head_loss(&self, head: &LossHead) -> Result<Vec<Type>, ShapeError> {
+        let adapted = head.lora.is_some();
+        let gradients = usize::from(head.gradient && adapted) + usize::from(head.train_head);
+        self.count(if adapted { 6 } else { 4 }, 1 + gradients)?;
+        self.require(head.gradient || !head.train_head, || "a trained head without a gradient".into())?;
+        let (rows, c) = self.activation(0)?;
+        self.equal("rows", rows, Dim::Rows)?;
+        let (v, head_c) = self.weight(1)?;
+        self.equal("channels", c, head_c)?;
+        self.integers(2, Dim::Rows, DType::I32)?;
+        self.scalars(self.inputs[3], 1)?;
+        self.scalars(self.updates[0], 1)?;
+        let mut outputs = if head.gradient { vec![Type::f32(Shape::of(Dim::Rows, c))] } else { vec![] };
+        if adapted {
+            let (h_rows, rank) = self.activation(4)?;
+            self.equal("rows", h_rows, Dim::Rows)?;
+            self.equal("lora b", self.weight(5)?, (v, rank))?;
+            if head.gradient {
+                outputs.push(Type::f32(Shape::of(Dim::Rows, rank)));
+                self.f32_update(1, &Shape::matrix(v, rank))?;
+            }
+        }
+        if head.train_head {
+            self.f32_update(gradients, &Shape::matrix(v, c))?;
+        }
+        Ok(outputs)
+    }
+}
