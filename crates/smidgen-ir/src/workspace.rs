@@ -52,6 +52,14 @@ pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
     rows.div_ceil(least) * columns
 }
 
+/// Partial sums, in f64, of the gradients of a Fourier module's parameters: five for each group of rows. Groups
+/// have about `SQUARES_CHUNK` elements, and are at most 512; fewer rows never need more of them.
+pub const fn fourier_partials(rows: usize, columns: usize) -> usize {
+    let by_size = (rows * columns).div_ceil(SQUARES_CHUNK);
+    let groups = if by_size < rows { by_size } else { rows };
+    5 * if groups < 512 { groups } else { 512 }
+}
+
 /// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none. `inputs` are rows and columns
 /// of the operands at the planned extent.
 pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> usize {

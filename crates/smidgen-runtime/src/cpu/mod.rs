@@ -11,11 +11,13 @@ pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
 pub mod chunk;
+pub mod columns;
 pub mod convert;
 pub mod counter;
 pub mod elementwise;
 pub mod embed;
 pub mod footprint;
+pub mod fourier;
 pub mod isa;
 #[cfg(test)]
 mod isa_accuracy;
