@@ -54,9 +54,12 @@ pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
     rows.div_ceil(least) * columns
 }
 
-/// f64 partial sums of LS-LoRA's gradients.
+/// Partial sums, in f64, of the gradients of a Fourier module's parameters: five for each group of rows. Groups
+/// have about `SQUARES_CHUNK` elements, and are at most 512; fewer rows never need more of them.
 pub const fn fourier_partials(rows: usize, columns: usize) -> usize {
-    5 * rows.div_ceil(64) * columns.div_ceil(64)
+    let by_size = (rows * columns).div_ceil(SQUARES_CHUNK);
+    let groups = if by_size < rows { by_size } else { rows };
+    5 * if groups < 512 { groups } else { 512 }
 }
 
 /// Rows of a weight whose sum with its adapter exists at the same time, about 1 MiB of them.

@@ -9,7 +9,7 @@
 //! The largest logit is taken out before `exp`; long sums are f32 within a segment, f64 across.
 //! Leaves out means over tokens: the caller chooses the scale.
 
-use super::chunk::for_each_row_chunk;
+use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
 use super::footprint::assert_apart;
 use super::simd::{
     Isa, LANES, Lanes, exp, exp_lanes, for_each_block, kernel, max_lanes, sum_lanes, tanh, tanh_lanes,

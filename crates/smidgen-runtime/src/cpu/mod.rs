@@ -11,12 +11,14 @@ pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
 pub mod chunk;
+pub mod columns;
 pub mod convert;
 pub mod counter;
 mod decode_rows;
 pub mod elementwise;
 pub mod embed;
 pub mod footprint;
+pub mod fourier;
 pub mod isa;
 #[cfg(test)]
 mod isa_accuracy;

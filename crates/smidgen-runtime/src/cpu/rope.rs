@@ -3,6 +3,7 @@
 //! The convention is "rotate half": of a head's first `rotary_dim` channels, channel i of the first
 //! half pairs with channel i of the second; the channels after them pass unchanged.
 //! The gradient of a rotation is the rotation by the opposite angle, so there is no second function.
+//! LongRoPE has two lists of frequencies, and the length of a token's segment chooses between them.
 //! Leaves out how `inv_freq` and the scale follow from a model's settings.
 
 use super::chunk::{Chunk, for_each_row_chunk};
@@ -26,7 +27,48 @@ pub fn rope_table(
     scale: f32,
     table: DstRows, // (T, 2 * half)
 ) {
-    let half = inv_freq.len();
+    fill_table(positions, |_| inv_freq, inv_freq.len(), scale, table);
+}
+
+/// LongRoPE's frequencies: the short list for segments of at most `original` tokens, else the long one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LongRope<'a> {
+    pub short: &'a [f32], // (half)
+    pub long: &'a [f32],  // (half)
+    pub original: usize,
+}
+
+/// `rope_table` with the list that the length of each token's segment asks for. Segment s is the tokens
+/// `segments[s]..segments[s + 1]`; the first boundary is 0, the last one T.
+pub fn rope_table_by_length(
+    positions: Src<i32>, // (T)
+    segments: &[i32],    // (G + 1)
+    frequencies: LongRope<'_>,
+    scale: f32,
+    table: DstRows, // (T, 2 * half)
+) {
+    let LongRope { short, long, original } = frequencies;
+    assert_eq!(short.len(), long.len());
+    assert!(
+        segments.first() == Some(&0) && segments.is_sorted(),
+        "segment boundaries must begin at 0 and never fall"
+    );
+    assert_eq!(segments.last().map(|end| *end as usize), Some(positions.len()));
+    let of_token = |token: usize| {
+        let next = segments.partition_point(|boundary| *boundary as usize <= token);
+        let length = segments[next] - segments[next - 1];
+        if length as usize <= original { short } else { long }
+    };
+    fill_table(positions, of_token, short.len(), scale, table);
+}
+
+fn fill_table<'a>(
+    positions: Src<i32>,
+    frequencies_of_token: impl Fn(usize) -> &'a [f32] + Sync,
+    half: usize,
+    scale: f32,
+    table: DstRows,
+) {
     assert_eq!((table.rows(), table.columns()), (positions.len(), 2 * half));
     assert_apart("rope_table", table, [positions.into()]);
     // Sixteen times smaller pieces: an element here costs as much as sixteen elsewhere.
@@ -34,7 +76,7 @@ pub fn rope_table(
         for token in chunk.start..chunk.start + chunk.len {
             let row = table.row(token);
             let position = positions.get(token) as f32;
-            for (index, frequency) in inv_freq.iter().enumerate() {
+            for (index, frequency) in frequencies_of_token(token).iter().enumerate() {
                 let (sine, cosine) = f64::from(position * frequency).sin_cos();
                 row.set(index, cosine as f32 * scale);
                 row.set(half + index, sine as f32 * scale);
@@ -185,6 +227,43 @@ mod tests {
             assert_close("cos", &row[..half], &cosines, 1e-3, 2e-7);
             assert_close("sin", &row[half..], &sines, 1e-3, 2e-7);
         }
+    }
+
+    /// Segments of 300, 0, 301, 299 and 100 tokens at a switch of 300: only the third takes the long list.
+    #[test]
+    fn the_length_of_a_segment_chooses_the_list() {
+        let (half, original) = (5, 300);
+        let segments = [0, 300, 300, 601, 900, 1000];
+        let positions: Vec<i32> = segments.windows(2).flat_map(|bounds| 0..bounds[1] - bounds[0]).collect();
+        let short = frequencies(half);
+        let long: Vec<f32> = short.iter().map(|frequency| frequency / 3.0).collect();
+        let filled = |fill: &(dyn Fn(DstRows) + Sync)| {
+            on_every_machine(|| {
+                let mut table = vec![f32::NAN; positions.len() * 2 * half];
+                fill(dst(&mut table).rows(2 * half));
+                table
+            })
+        };
+        let by_length = |original: usize| {
+            let lists = LongRope { short: &short, long: &long, original };
+            filled(&|table| rope_table_by_length(src(&positions), &segments, lists, 1.19, table))
+        };
+        let all_short = filled(&|table| rope_table(src(&positions), &short, 1.19, table));
+        let all_long = filled(&|table| rope_table(src(&positions), &long, 1.19, table));
+        let middle = 300 * 2 * half..601 * 2 * half;
+        let mut want = all_short.clone();
+        want[middle.clone()].copy_from_slice(&all_long[middle]);
+        assert_same_bits("mixed", &by_length(original), &want);
+        assert_same_bits("all short", &by_length(301), &all_short);
+        assert_same_bits("all long", &by_length(0), &all_long);
+    }
+
+    #[test]
+    #[should_panic(expected = "must begin at 0 and never fall")]
+    fn falling_boundaries_are_refused() {
+        let mut table = vec![0.0; 8];
+        let lists = LongRope { short: &[1.0], long: &[0.5], original: 2 };
+        rope_table_by_length(src(&[0, 1, 0, 1]), &[0, 3, 2, 4], lists, 1.0, dst(&mut table).rows(2));
     }
 
     #[test]

@@ -342,7 +342,13 @@ impl Run<'_> {
             None => rope::rope_table(self.i32s(0), &frequencies, spec.attention_scale, table),
             Some((long, original)) => {
                 let choice = rope::LongRope { short: &frequencies, long: &long, original };
-                rope::rope_table_by_length(self.i32s(0), self.segments(1), choice, spec.attention_scale, table);
+                rope::rope_table_by_length(
+                    self.i32s(0),
+                    self.segments(1),
+                    choice,
+                    spec.attention_scale,
+                    table,
+                );
             }
         }
     }
