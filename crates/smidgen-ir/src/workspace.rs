@@ -1,7 +1,7 @@
 //! Scratch memory that the CPU device is given for one step: a property of the operation and the target.
 //!
 //! The planner reserves it and the device uses it, so the sizes live here, where both can see them; the
-//! device refuses a plan that gives it less. All counts are in f32 unless a name says bytes.
+//! device refuses a plan that gives it less. All counts are in f32 unless the name or its comment says otherwise.
 
 use crate::op::Op;
 
@@ -48,10 +48,11 @@ pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
     (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
 }
 
-/// Partial sums of a norm's weight gradient: one row of them for each of at most 64 groups of rows.
+/// Partial sums of a norm's weight gradient: one row of them for each group of at least 32 rows, at most 64.
+/// The device may make fewer groups; this bound never falls as rows are added, so it serves every micro-batch.
 pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
-    let least = if rows.div_ceil(64) > 32 { rows.div_ceil(64) } else { 32 };
-    rows.div_ceil(least) * columns
+    let groups = rows.div_ceil(32);
+    columns * if groups < 64 { groups } else { 64 }
 }
 
 /// Partial sums, in f64, of the gradients of a Fourier module's parameters: five for each group of rows. Groups
@@ -124,4 +125,18 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         | Op::Zero => 0,
     };
     4 * floats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
+    #[test]
+    fn partial_sums_never_fall_as_rows_are_added() {
+        for rows in 0..5000 {
+            assert!(norm_partials_floats(rows, 3) <= norm_partials_floats(rows + 1, 3), "{rows} rows");
+            assert!(fourier_partials(rows, 576) <= fourier_partials(rows + 1, 576), "{rows} rows");
+        }
+    }
 }

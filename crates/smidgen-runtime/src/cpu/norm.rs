@@ -394,6 +394,14 @@ mod tests {
     }
 
     #[test]
+    fn the_planned_scratch_is_enough_for_every_row_count() {
+        for rows in 0..5000 {
+            let planned = smidgen_ir::workspace::norm_partials_floats(rows, 3);
+            assert!(rms_norm_weight_grad_scratch_len(rows, 3) <= planned, "{rows} rows");
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "overlaps")]
     fn an_output_over_the_weight_is_refused() {
         let mut values = numbers(1, 8);
