@@ -13,12 +13,12 @@ use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::failure::Failure;
 use crate::host;
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers, Length,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers, Length,
     ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::options;
-use smidgen_compile::{DecoderSpec, Request, model};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, model};
 use smidgen_ir::{AdamW, DType, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -260,6 +260,16 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &ModelFolder) -> Re
     Ok(Request {
         title: title(recipe),
         adapters: build_adapters(recipe, &spec)?,
+        form: match recipe.adapter.kind {
+            AdapterKind::Dora => AdapterForm::Dora,
+            AdapterKind::LsLora => AdapterForm::Fourier { reg: recipe.adapter.reg },
+            AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Full => AdapterForm::Lora,
+        },
+        biases: match recipe.adapter.bias {
+            Bias::None => TrainedBiases::None,
+            Bias::All => TrainedBiases::All,
+            Bias::LoraOnly => TrainedBiases::Adapted,
+        },
         storage,
         dropout: recipe.adapter.dropout as f32,
         optimizer: options::Optimizer {

@@ -109,7 +109,7 @@ pub(super) static KEYS: &[Key] = &[
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),
     key!(adapter.reg, AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
-    key!(adapter.sigma, ABOVE_ZERO, "width of the regularizer of ls-lora"),
+    key!(adapter.sigma, ABOVE_ZERO, "width at which the functions of ls-lora begin"),
     //
     key!(required data.train, TRAIN_FILES, "training data: .json .jsonl .csv .txt .parquet, one or a list, globs"),
     key!(data.eval, EVAL_FILES, "evaluation data, as `data.train`"),

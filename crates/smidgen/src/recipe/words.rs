@@ -84,7 +84,7 @@ closed_words! {
         RsLora = "rslora",
         /// Weight-decomposed: a magnitude per output row.
         Dora = "dora",
-        /// LoRA with the regularizer of `adapter.reg` and `adapter.sigma`.
+        /// Through a trained function with the regularizer `adapter.reg`, from the width `adapter.sigma`.
         LsLora = "ls-lora",
         /// The weights themselves.
         Full = "full",
@@ -94,6 +94,10 @@ closed_words! {
     Bias {
         /// No bias.
         None = "none",
+        /// Every bias of the model.
+        All = "all",
+        /// Those of adapted linears.
+        LoraOnly = "lora_only",
     }
 
     /// How rows of data are to be understood (`data.format`).
