@@ -7,11 +7,11 @@ use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
 use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
 use crate::report::{plan_json, plan_table};
+use crate::train::adapters;
 use crate::train::metrics::MetricsWriter;
 use crate::train::progress::{self, Progress};
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
-use crate::train::tensors;
 use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
@@ -162,7 +162,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     if !planned.fits {
         return Err(planned.refusal());
     }
-    tensors::check_start(&planned.solution.plan, &job, &start)?;
+    adapters::check_start(&planned.solution.plan, &job, &start)?;
     let table = plan_table::render_table(&job, &planned);
     say(table.trim_end());
     // Everything that can be refused is refused above: from here on the folder is written.

@@ -13,10 +13,11 @@ use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::failure::Failure;
 use crate::host;
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers, Length,
-    ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers,
+    Length, ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
 use smidgen_compile::adapter::{self, LoraModule};
+use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, model};
 use smidgen_ir::{AdamW, DType, Extent, Shape, Storage, Workload};
@@ -116,8 +117,8 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
         compute => refuse("model.compute", &compute, "auto, f32"),
     }
     match adapter.kind {
-        AdapterKind::Lora | AdapterKind::RsLora => {}
-        kind => refuse("adapter.kind", &kind, "lora, rslora"),
+        AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
+        kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
     }
     match data.format {
         DataFormat::Auto | DataFormat::Tokens => {}
@@ -299,8 +300,10 @@ fn title(recipe: &Recipe) -> String {
         Batch::Tokens(tokens) => format!("batch of {tokens} tokens"),
     };
     let kind = match recipe.adapter.kind {
+        AdapterKind::Lora | AdapterKind::Full => "LoRA",
         AdapterKind::RsLora => "rsLoRA",
-        _ => "LoRA",
+        AdapterKind::Dora => "DoRA",
+        AdapterKind::LsLora => "LS-LoRA",
     };
     format!("{name} · {kind} r={} · f32 · {batch}", recipe.adapter.rank)
 }
@@ -320,6 +323,13 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     let paths = adapter::target_paths(spec, &targets, &layers).map_err(Failure::recipe)?;
     if paths.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no linear"));
+    }
+    if paths.iter().any(|path| path == HEAD)
+        && matches!(adapter.kind, AdapterKind::Dora | AdapterKind::LsLora)
+    {
+        let kind = adapter.kind;
+        return Err(Failure::recipe(format!("`adapter.kind = {kind}` cannot adapt `{HEAD}`"))
+            .hint("leave the head out of `adapter.targets`, or adapt it with `lora` or `rslora`"));
     }
     let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
     let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;

@@ -21,6 +21,7 @@ pub struct Feed {
     loss_weight: ValueId,
     hyper: ValueId,
     report: ValueId,
+    reg_loss: Option<ValueId>,
     eval_loss: ValueId,
     seed: u64,
 }
@@ -29,6 +30,8 @@ pub struct Feed {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     pub loss: f64,
+    /// What a regularizer added, which `loss` leaves out.
+    pub reg_loss: Option<f64>,
     /// Before clipping.
     pub grad_norm: f64,
     /// Whether loss and norm are; if not, nothing was changed.
@@ -49,6 +52,7 @@ impl Feed {
             loss_weight: leaf(input::LOSS_WEIGHT),
             hyper: leaf(input::HYPER),
             report: leaf(state::REPORT),
+            reg_loss: plan.leaf_named(state::REG_LOSS),
             eval_loss: leaf(state::EVAL_LOSS),
             seed,
         }
@@ -94,7 +98,8 @@ impl Feed {
             *number = read_f64(executor, self.report, index);
         }
         let [loss, grad_norm, _, finite] = numbers;
-        StepReport { loss, grad_norm, finite: finite == 1.0 }
+        let reg_loss = self.reg_loss.map(|id| read_f64(executor, id, 0));
+        StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 }
     }
 
     pub fn clear_eval_loss<D: Device>(&self, executor: &mut Executor<D>) {

@@ -6,8 +6,8 @@
 
 use super::metrics::last_step;
 use super::run_dir::RunDir;
-use super::tensors;
 use super::trainer::RunPolicy;
+use super::{adapters, weights};
 use crate::checkpoint::element::Element;
 use crate::checkpoint::json_file::read_json_file;
 use crate::checkpoint::safetensors::SafetensorsFile;
@@ -84,8 +84,8 @@ pub fn write_state<D: Device>(
     step: u64,
     folder: &Path,
 ) -> Result<(), Failure> {
-    tensors::save_adapter(executor, job, folder)?;
-    let moments = tensors::leaf_names(executor.plan(), LeafKind::Moment);
+    adapters::save_adapter(executor, job, folder)?;
+    let moments = weights::leaf_names(executor.plan(), LeafKind::Moment);
     let specs: Vec<TensorSpec> = moments
         .iter()
         .map(|(id, name)| {
@@ -95,7 +95,9 @@ pub fn write_state<D: Device>(
         })
         .collect();
     write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
-        tensors::copy_out(executor, moments[index].0, out)
+        let id = moments[index].0;
+        let bytes = executor.plan().value(id).ty.bytes(&executor.plan().extent);
+        weights::copy_out(executor, id, 0..bytes, out)
     })
     .map_err(Failure::world)?;
     let state = State {
@@ -114,11 +116,11 @@ pub fn write_state<D: Device>(
 
 /// Reads the adapter and the moments of a checkpoint.
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    tensors::read_adapter(executor, &job.request.adapters, folder)?;
+    adapters::read_adapter(executor, &job.request, folder)?;
     let path = folder.join(MOMENTS_FILE);
     let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
     let mut scratch = vec![0u8; 16 << 10];
-    for (id, name) in tensors::leaf_names(executor.plan(), LeafKind::Moment) {
+    for (id, name) in weights::leaf_names(executor.plan(), LeafKind::Moment) {
         let broken = |what: &str| {
             Failure::world(format!("`{}`: tensor `{name}` {what}", path.display()))
                 .hint("remove that checkpoint folder to continue from the one before")
@@ -129,7 +131,7 @@ pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pat
         if tensor.elements() as usize != plan.value(id).ty.elements(&plan.extent) {
             return Err(broken("has another size than the plan"));
         }
-        tensors::fill_from_file(executor, id, &tensor, &mut scratch)?;
+        weights::fill_from_file(executor, id, &tensor, &mut scratch)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::metrics::{EvalRow, MetricsRow, MetricsWriter, read_rss};
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
-use super::tensors;
+use super::{adapters, weights};
 use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
 use crate::data::tokens::TokenSet;
@@ -65,12 +65,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         let feed = Feed::of(&plan, job.recipe.train.seed);
         let extent = plan.extent;
         let mut executor = Executor::load(plan, device).map_err(device_failure)?;
-        tensors::load_weights(&mut executor, &job.model)?;
+        weights::load_weights(&mut executor, &job.model)?;
         clear(&mut executor, LeafKind::Gradient);
         clear(&mut executor, LeafKind::Moment);
         clear(&mut executor, LeafKind::State);
         match start {
-            Start::Beginning => tensors::start_adapters(&mut executor, job)?,
+            Start::Beginning => adapters::start_adapters(&mut executor, job)?,
             Start::Checkpoint { folder, .. } => resume::read_state(&mut executor, job, folder)?,
         }
         executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
@@ -123,7 +123,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         metrics.sync()?;
         let Trainer { executor, dir, .. } = &mut self;
-        dir.write_folder("adapter", |folder| tensors::save_adapter(executor, job, folder))?;
+        dir.write_folder("adapter", |folder| adapters::save_adapter(executor, job, folder))?;
         Ok(outcome)
     }
 
@@ -163,7 +163,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             step: step + 1,
             epoch,
             loss: report.loss,
-            reg_loss: None,
+            reg_loss: report.reg_loss,
             grad_norm: report.grad_norm,
             lr,
             tokens,
@@ -279,7 +279,7 @@ pub fn device_failure(error: DeviceError) -> Failure {
 
 /// Sets all leaves of a kind to zero.
 fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) {
-    for (id, _) in tensors::leaf_names(executor.plan(), kind) {
+    for (id, _) in weights::leaf_names(executor.plan(), kind) {
         let result: Result<(), std::convert::Infallible> = executor.fill(id, &mut |_, piece| {
             piece.fill(0);
             Ok(())

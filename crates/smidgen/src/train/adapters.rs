@@ -1,0 +1,301 @@
+//! Adapters between disk and device: their start, PEFT folders in and out.
+//!
+//! A tensor of the adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
+//! one leaf. What was written is read back and compared, so that a saved adapter is the trained one.
+
+use super::resume::Start;
+use super::weights::{self, PIECE_BYTES, copy_out, leaf};
+use crate::checkpoint::element::Element;
+use crate::checkpoint::load::read_tensor_into;
+use crate::checkpoint::peft::{
+    self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
+    check_agreement, match_adapter, write_adapter,
+};
+use crate::checkpoint::tensor_ref::TensorRef;
+use crate::failure::Failure;
+use crate::job::Job;
+use crate::recipe::{AdapterKind, Bias, Init, ModelPath};
+use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request};
+use smidgen_ir::{Entry, Plan, ValueId};
+use smidgen_runtime::{Device, Executor, counter};
+use std::collections::{BTreeSet, HashSet};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// A tensor of the adapter and where it lies on the device.
+#[derive(Clone, Debug)]
+pub struct AdapterPlace {
+    pub leaf: ValueId,
+    /// Bytes of the leaf before it.
+    pub offset: usize,
+    pub bytes: usize,
+    pub tensor: AdapterTensor,
+}
+
+/// Every tensor of the adapter, module by module, then the trained biases.
+pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
+    let mut places = Vec::new();
+    for (index, module) in request.adapters.iter().enumerate() {
+        let path = || module.path.clone();
+        places.push(whole(plan, &module.a_name(), AdapterKey::LoraA(path())));
+        places.push(whole(plan, &module.b_name(), AdapterKey::LoraB(path())));
+        match request.form {
+            AdapterForm::Lora => {}
+            AdapterForm::Dora => {
+                places.push(whole(plan, &module.magnitude_name(), AdapterKey::LoraMagnitude(path())));
+            }
+            AdapterForm::Fourier { .. } => {
+                let row = |name: &str, key: AdapterKey, shape: Vec<usize>| {
+                    let bytes = 4 * shape.iter().product::<usize>();
+                    let tensor = AdapterTensor { key, element: Element::F32, shape };
+                    AdapterPlace { leaf: leaf(plan, name), offset: index * bytes, bytes, tensor }
+                };
+                places.push(row(FOURIER_COEFFICIENTS, AdapterKey::FourierWeight(path()), vec![4]));
+                places.push(row(FOURIER_SIGMA, AdapterKey::FourierSigma(path()), vec![]));
+            }
+        }
+    }
+    let adapted: HashSet<&str> = request.adapters.iter().map(|module| module.path.as_str()).collect();
+    let trained = trained_biases(request);
+    for linear in request.spec.linears() {
+        let name = format!("{}.bias", linear.path);
+        if trained.contains(&name) {
+            let key = match adapted.contains(linear.path.as_str()) {
+                true => AdapterKey::BaseLayerBias(linear.path),
+                false => AdapterKey::ModuleBias(linear.path),
+            };
+            places.push(whole(plan, &name, key));
+        }
+    }
+    places
+}
+
+fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
+    let id = leaf(plan, name);
+    let ty = &plan.value(id).ty;
+    let shape = ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
+    let tensor = AdapterTensor { key, element: Element::F32, shape };
+    AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor }
+}
+
+/// Fills every adapter tensor: from another adapter, or as a fresh one begins.
+pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    match &job.recipe.adapter.init {
+        Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
+        Init::Default => init_adapters(executor, job),
+    }
+}
+
+/// A uniform in ±1/√in, B zero; DoRA's magnitudes the lengths of the weight's rows; LS-LoRA's functions the straight
+/// line; biases those of the base.
+fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    let request = &job.request;
+    for (index, module) in request.adapters.iter().enumerate() {
+        let id = leaf(executor.plan(), &module.a_name());
+        let (_, columns) = executor.plan().value(id).ty.shape.at(&executor.plan().extent);
+        let bound = 1.0 / (columns as f32).sqrt();
+        let key = counter::token_key(job.recipe.train.seed, u64::MAX, index as u64, 0);
+        fill_floats(executor, id, |element| (2.0 * counter::uniform(key, element as u64) - 1.0) * bound);
+    }
+    for name in trained_biases(request) {
+        weights::load_weight(executor, &job.model, &name)?;
+    }
+    match request.form {
+        AdapterForm::Lora => {}
+        AdapterForm::Dora => {
+            let extent = executor.plan().extent;
+            executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+            for module in &request.adapters {
+                let norms = leaf(executor.plan(), &module.norm_name());
+                let magnitudes = leaf(executor.plan(), &module.magnitude_name());
+                copy_leaf(executor, norms, magnitudes);
+            }
+        }
+        AdapterForm::Fourier { .. } => {
+            let (coefficients, sigma) = (FOURIER_COEFFICIENTS, FOURIER_SIGMA);
+            let straight = |element: usize| if element % 4 == 1 { 1.0 } else { 0.0 };
+            let id = leaf(executor.plan(), coefficients);
+            fill_floats(executor, id, straight);
+            let (id, width) = (leaf(executor.plan(), sigma), job.recipe.adapter.sigma as f32);
+            fill_floats(executor, id, |_| width);
+        }
+    }
+    Ok(())
+}
+
+fn fill_floats<D: Device>(executor: &mut Executor<D>, id: ValueId, number: impl Fn(usize) -> f32) {
+    let result: Result<(), std::convert::Infallible> = executor.fill(id, &mut |offset, piece| {
+        for (i, bytes) in piece.chunks_exact_mut(4).enumerate() {
+            bytes.copy_from_slice(&number(offset / 4 + i).to_le_bytes());
+        }
+        Ok(())
+    });
+    match result {
+        Ok(()) => {}
+    }
+}
+
+fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) {
+    let bytes = executor.plan().value(from).ty.bytes(&executor.plan().extent);
+    let mut piece = [0u8; 4096];
+    for offset in (0..bytes).step_by(piece.len()) {
+        let length = piece.len().min(bytes - offset);
+        executor.read_at(from, offset, &mut piece[..length]);
+        executor.write_at(to, offset, &piece[..length]);
+    }
+}
+
+/// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
+/// headers only, so that it can be had before anything is written.
+pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+    let places = adapter_places(plan, &job.request);
+    let tensors: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
+    check_agreement(&adapter_config(job), &tensors).map_err(Failure::recipe)?;
+    let folder = match (start, &job.recipe.adapter.init) {
+        (Start::Checkpoint { folder, .. }, _) => folder,
+        (Start::Beginning, Init::Adapter(path)) => &path.resolved,
+        (Start::Beginning, Init::Default) => return Ok(()),
+    };
+    let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
+        true => Failure::world(error),
+        false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
+    })?;
+    let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
+    if found != expected {
+        return Err(Failure::world(format!(
+            "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
+            folder.display()
+        ))
+        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
+    }
+    find_tensors(&places, &file).map(|_| ())
+}
+
+/// Reads a PEFT adapter whose tensors are exactly those of the job.
+pub fn read_adapter<D: Device>(
+    executor: &mut Executor<D>,
+    request: &Request,
+    folder: &Path,
+) -> Result<(), Failure> {
+    let file = AdapterFile::open(folder).map_err(Failure::world)?;
+    let places = adapter_places(executor.plan(), request);
+    let found = find_tensors(&places, &file)?;
+    let (mut piece, mut scratch) = (vec![0u8; PIECE_BYTES], vec![0u8; PIECE_BYTES]);
+    for (place, tensor) in places.iter().zip(&found) {
+        for offset in (0..place.bytes).step_by(piece.len()) {
+            let piece = &mut piece[..PIECE_BYTES.min(place.bytes - offset)];
+            read_tensor_into(tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
+                .map_err(Failure::world)?;
+            executor.write_at(place.leaf, place.offset + offset, piece);
+        }
+    }
+    Ok(())
+}
+
+/// The tensors of an adapter on disk, in the order of `places`.
+fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<TensorRef>, Failure> {
+    let expected: Vec<ExpectedTensor> = places
+        .iter()
+        .map(|place| ExpectedTensor { key: place.tensor.key.clone(), shape: place.tensor.shape.clone() })
+        .collect();
+    // The mismatch says its hints itself.
+    match_adapter(&expected, file).map_err(Failure::world)
+}
+
+/// Writes the adapter as PEFT has it, then reads it back and compares every byte.
+pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
+    let places = adapter_places(executor.plan(), &job.request);
+    let listed: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
+    write_adapter(folder, &adapter_config(job), &listed, |index, out| {
+        let place = &places[index];
+        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out)
+    })
+    .map_err(Failure::world)?;
+    verify_adapter(executor, &places, folder)
+}
+
+fn verify_adapter<D: Device>(
+    executor: &mut Executor<D>,
+    places: &[AdapterPlace],
+    folder: &Path,
+) -> Result<(), Failure> {
+    let file = AdapterFile::open(folder).map_err(Failure::world)?;
+    for place in places {
+        let differs = |what: &str| {
+            let (key, place) = (&place.tensor.key, folder.display());
+            Failure::world(format!("the adapter saved in `{place}` does not read back: `{key}` {what}"))
+        };
+        let stored = file.tensor(&place.tensor.key).ok_or_else(|| differs("is missing"))?;
+        let mut comparison = Comparison { stored: &stored, offset: 0, same: true };
+        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut comparison)
+            .map_err(|error| differs(&error.to_string()))?;
+        if !comparison.same || comparison.offset != stored.bytes() {
+            return Err(differs("has other values"));
+        }
+    }
+    Ok(())
+}
+
+/// A sink that compares what is written to it with a stored tensor.
+struct Comparison<'a> {
+    stored: &'a TensorRef,
+    offset: u64,
+    same: bool,
+}
+
+impl Write for Comparison<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut piece = [0u8; 4096];
+        let length = bytes.len().min(piece.len());
+        let piece = &mut piece[..length];
+        self.stored.read_at(self.offset, piece).map_err(io::Error::other)?;
+        self.same &= piece == &bytes[..length];
+        self.offset += length as u64;
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The `adapter_config.json` of a job.
+fn adapter_config(job: &Job) -> AdapterConfig {
+    let adapter = &job.recipe.adapter;
+    let mut config = AdapterConfig::new(
+        adapter.rank,
+        adapter.alpha,
+        &target_modules(&job.request.adapters, &job.request.spec),
+    );
+    config.base_model_name_or_path = Some(match &job.recipe.model.path {
+        ModelPath::Folder(path) | ModelPath::Gguf(path) => path.resolved.to_string_lossy().into_owned(),
+        other => other.to_string(),
+    });
+    config.lora_dropout = adapter.dropout;
+    config.use_rslora = adapter.kind == AdapterKind::RsLora;
+    config.use_dora = adapter.kind == AdapterKind::Dora;
+    config.fourier = (adapter.kind == AdapterKind::LsLora)
+        .then_some(FourierConfig { reg_weight: adapter.reg, init_sigma: adapter.sigma });
+    config.bias = match adapter.bias {
+        Bias::None => peft::Bias::None,
+        Bias::All => peft::Bias::All,
+        Bias::LoraOnly => peft::Bias::LoraOnly,
+    };
+    config.rank_pattern = adapter.rank_pattern.clone();
+    config.alpha_pattern = adapter.alpha_pattern.clone();
+    config
+}
+
+/// Names where they say exactly which linears are adapted, as every reader of the format understands them;
+/// full paths where only some layers are.
+fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
+    let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();
+    let named = spec.linears().into_iter().filter(|linear| names.contains(&name(&linear.path))).count();
+    if named == modules.len() {
+        return names.into_iter().collect();
+    }
+    modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}

@@ -1,0 +1,89 @@
+//! Base weights from disk into the reservation, and values of the reservation out again.
+//!
+//! Weights go from the file into place by offset, converted on the way through a small buffer where the stored type
+//! differs. Nothing is ever held a second time.
+
+use crate::checkpoint::element::Element;
+use crate::checkpoint::folder::ModelFolder;
+use crate::checkpoint::load::{MAX_PIECE_BYTES, read_tensor_into};
+use crate::checkpoint::tensor_ref::TensorRef;
+use crate::failure::Failure;
+use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_runtime::{Device, Executor};
+use std::io::{self, Write};
+use std::ops::Range;
+
+/// Bytes that pass through host memory at a time; below what the promise on allocations counts.
+pub const PIECE_BYTES: usize = MAX_PIECE_BYTES / 2;
+
+/// Fills every base weight from the checkpoint.
+pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &ModelFolder) -> Result<(), Failure> {
+    for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
+        load_weight(executor, model, &name)?;
+    }
+    Ok(())
+}
+
+/// Fills the leaf of one tensor of the model.
+pub fn load_weight<D: Device>(
+    executor: &mut Executor<D>,
+    model: &ModelFolder,
+    name: &str,
+) -> Result<(), Failure> {
+    let tensor = model.tensor(name).expect("the job has checked that every weight is there");
+    let id = leaf(executor.plan(), name);
+    fill_from_file(executor, id, &tensor, &mut vec![0u8; PIECE_BYTES])
+}
+
+/// Streams bytes of a value from the device to a writer.
+pub fn copy_out<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    range: Range<usize>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut piece = [0u8; 16 << 10];
+    let mut offset = range.start;
+    while offset < range.end {
+        let length = piece.len().min(range.end - offset);
+        executor.read_at(id, offset, &mut piece[..length]);
+        out.write_all(&piece[..length])?;
+        offset += length;
+    }
+    Ok(())
+}
+
+/// Fills a value from a tensor of a file, converted to the value's storage.
+pub fn fill_from_file<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    tensor: &TensorRef,
+    scratch: &mut [u8],
+) -> Result<(), Failure> {
+    let storage = executor.plan().value(id).ty.storage;
+    let Some(to) = element_of(storage) else {
+        return Err(Failure::world(format!("`{}` cannot be loaded as {storage}", tensor.name())));
+    };
+    executor
+        .fill(id, &mut |offset, piece| {
+            read_tensor_into(tensor, (offset / to.size_bytes()) as u64, to, piece, scratch)
+        })
+        .map_err(Failure::world)
+}
+
+fn element_of(storage: Storage) -> Option<Element> {
+    match storage.plain()? {
+        DType::F32 => Some(Element::F32),
+        DType::Bf16 => Some(Element::Bf16),
+        DType::F16 => Some(Element::F16),
+        DType::F64 | DType::I32 | DType::U64 => None,
+    }
+}
+
+pub fn leaf_names(plan: &Plan, kind: LeafKind) -> Vec<(ValueId, String)> {
+    plan.leaves(kind).map(|(id, value)| (id, value.name.clone())).collect()
+}
+
+pub fn leaf(plan: &Plan, name: &str) -> ValueId {
+    plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no leaf `{name}`"))
+}
