@@ -1,10 +1,11 @@
-//! Checkpoints on disk: Hugging Face model folders in, PEFT adapters in and out.
+//! Checkpoints on disk: Hugging Face model folders in, GGUF files in and out, PEFT adapters in and out.
 //! Weights are read by file offset and never mapped or held whole, so a caller decides how much memory a load takes.
 //! Everything a file claims is checked before it is believed, and errors carry the file, the tensor and the numbers.
-//! Left out: GGUF, pickled `.bin` files, and any knowledge of architectures.
+//! Left out: pickled `.bin` files, and, but for the names in a GGUF file, any knowledge of architectures.
 
 pub mod element;
 pub mod folder;
+pub mod gguf;
 mod grouped_digits;
 pub mod json_file;
 pub mod load;

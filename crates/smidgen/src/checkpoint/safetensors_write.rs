@@ -173,10 +173,10 @@ impl Serialize for HeaderJson<'_> {
 }
 
 /// Refuses bytes beyond the tensor's end, which would move every later tensor.
-struct ExactWriter<'a> {
-    writer: &'a mut dyn Write,
-    name: &'a str,
-    left_bytes: u64,
+pub(super) struct ExactWriter<'a> {
+    pub writer: &'a mut dyn Write,
+    pub name: &'a str,
+    pub left_bytes: u64,
 }
 
 impl Write for ExactWriter<'_> {

@@ -1,0 +1,126 @@
+//! GGUF, the model format of llama.cpp: one file with metadata, tokenizer and weights in blocks.
+//! A file opened for reading by offset: the header is read and checked, the data stays on disk.
+//! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
+//! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
+
+pub mod header;
+pub mod model;
+pub mod problem;
+mod rope_divisors;
+pub mod tensor;
+pub mod tensor_names;
+pub mod value;
+pub mod write;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use header::{Header, read_header};
+pub use problem::{GgufError, GgufProblem};
+pub use tensor::GgufTensor;
+pub use value::{Metadata, MetadataProblem, Value};
+
+#[derive(Debug)]
+pub struct GgufFile {
+    path: PathBuf,
+    file: File,
+    file_bytes: u64,
+    alignment: u64,
+    data_offset: u64,
+    metadata: Metadata,
+    tensors: Vec<GgufTensor>,
+    by_name: HashMap<String, usize>,
+}
+
+impl GgufFile {
+    /// Reads and checks the header; no tensor data is read.
+    pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
+        open_checked(path).map_err(|problem| GgufError { path: path.to_path_buf(), problem })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Where the data of the tensors begins.
+    pub fn data_offset(&self) -> u64 {
+        self.data_offset
+    }
+
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, in the order of the header.
+    pub fn tensors(&self) -> &[GgufTensor] {
+        &self.tensors
+    }
+
+    /// The position in `tensors()` of the tensor with this name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
+        self.position(name).map(|position| &self.tensors[position])
+    }
+
+    /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the tensor: a caller's mistake.
+    pub fn read_at(
+        &self,
+        tensor: &GgufTensor,
+        byte_offset: u64,
+        destination: &mut [u8],
+    ) -> Result<(), GgufError> {
+        let bytes = destination.len() as u64;
+        assert!(
+            byte_offset.checked_add(bytes).is_some_and(|end| end <= tensor.bytes),
+            "the range of {bytes} bytes at {byte_offset} reaches beyond the {} bytes of tensor `{}`",
+            tensor.bytes,
+            tensor.name,
+        );
+        self.file.read_exact_at(destination, tensor.file_offset + byte_offset).map_err(|source| GgufError {
+            path: self.path.clone(),
+            problem: GgufProblem::ReadTensor { tensor: tensor.name.clone(), byte_offset, bytes, source },
+        })
+    }
+}
+
+fn open_checked(path: &Path) -> Result<GgufFile, GgufProblem> {
+    // Asked before opening: opening a pipe would wait for a writer.
+    let metadata = fs::metadata(path).map_err(GgufProblem::Open)?;
+    if !metadata.is_file() {
+        return Err(GgufProblem::NotAFile);
+    }
+    let file = File::open(path).map_err(GgufProblem::Open)?;
+    let file_bytes = file.metadata().map_err(GgufProblem::Open)?.len();
+    let Header { metadata, tensors, alignment, data_offset } = read_header(&file, file_bytes)?;
+    let by_name =
+        tensors.iter().enumerate().map(|(position, tensor)| (tensor.name.clone(), position)).collect();
+    Ok(GgufFile {
+        path: path.to_path_buf(),
+        file,
+        file_bytes,
+        alignment,
+        data_offset,
+        metadata,
+        tensors,
+        by_name,
+    })
+}
+
+#[cfg(test)]
+mod tests;

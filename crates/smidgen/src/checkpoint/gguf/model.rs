@@ -1,0 +1,556 @@
+//! A GGUF file as a Hugging Face model: its metadata as the `config.json` that the original had, in the spelling
+//! of transformers 5, and its tensors under their Hugging Face names (`tensor_names`).
+//! Nothing is guessed: an architecture, a key or a tensor that is not understood is refused by name, because
+//! a model that ignores one computes something else without any sign of it.
+//! What GGUF does not keep cannot be given back: the window of the first Mistral is one such thing.
+//! Left out: mixtures of experts, models in several files, and the tokenizer.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value as Json, json};
+use smidgen_ir::Storage;
+use thiserror::Error;
+
+use super::rope_divisors::{rope_parameters_of, shortest};
+use super::tensor_names::{EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, TensorSource, map_tensors};
+use super::value::{Array, Metadata, MetadataProblem, Value, required};
+use super::{GgufError, GgufFile};
+
+/// The architectures that are understood, as `general.architecture` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Also Mistral and SmolLM2, which call themselves so.
+    Llama,
+    Qwen2,
+    Qwen3,
+    Phi3,
+    Gemma2,
+    Gemma3,
+}
+
+impl Architecture {
+    pub const ALL: [Architecture; 6] = [
+        Architecture::Llama,
+        Architecture::Qwen2,
+        Architecture::Qwen3,
+        Architecture::Phi3,
+        Architecture::Gemma2,
+        Architecture::Gemma3,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Qwen2 => "qwen2",
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Phi3 => "phi3",
+            Architecture::Gemma2 => "gemma2",
+            Architecture::Gemma3 => "gemma3",
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+#[error("`{}`: {problem}", path.display())]
+pub struct GgufModelError {
+    pub path: PathBuf,
+    #[source]
+    pub problem: GgufModelProblem,
+}
+
+#[derive(Debug, Error)]
+pub enum GgufModelProblem {
+    #[error(transparent)]
+    Metadata(#[from] MetadataProblem),
+    #[error("the architecture `{got}` is not supported (supported: {supported})")]
+    UnknownArchitecture { got: String, supported: String },
+    #[error("this is file {number} of {count} of a split model; merge them with `llama-gguf-split --merge`")]
+    Split { number: u64, count: u64 },
+    #[error("`{key} = {got}` is not supported (supported: {supported})")]
+    Unsupported { key: String, got: String, supported: &'static str },
+    #[error("`{key} = {got}` is not understood for architecture `{architecture}`")]
+    UnknownKey { key: String, got: String, architecture: &'static str },
+    #[error("{count} tensors have no place in a `{architecture}` of {layers} layers, among them {first}")]
+    UnknownTensors { count: String, architecture: &'static str, layers: usize, first: String },
+    #[error("the tensor `{tensor}` is missing")]
+    MissingTensor { tensor: &'static str },
+    #[error("tensor `{tensor}` should be {expected} positive numbers of f32, it is {dims:?} of `{storage}`")]
+    RopeTensor { tensor: &'static str, expected: usize, dims: Vec<usize>, storage: Storage },
+    #[error("tensor `{tensor}` holds {got}, which divides no frequency")]
+    RopeFactor { tensor: &'static str, got: f32 },
+    #[error("{what}")]
+    Contradiction { what: String },
+    #[error(transparent)]
+    Read(#[from] GgufError),
+}
+
+/// What a GGUF file says of its model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GgufModel {
+    pub architecture: Architecture,
+    /// The `config.json` of the model.
+    pub config: Json,
+    sources: BTreeMap<String, TensorSource>,
+}
+
+impl GgufModel {
+    /// Reads the metadata and, where there are any, the small tensors of rotary factors.
+    pub fn read(file: &GgufFile) -> Result<GgufModel, GgufModelError> {
+        read_checked(file).map_err(|problem| GgufModelError { path: file.path().to_path_buf(), problem })
+    }
+
+    /// Where a tensor of the checkpoint is in the file, by its Hugging Face name.
+    pub fn source(&self, name: &str) -> Option<&TensorSource> {
+        self.sources.get(name)
+    }
+
+    /// All tensors by their Hugging Face names, in the order of the names.
+    pub fn sources(&self) -> impl Iterator<Item = (&str, &TensorSource)> {
+        self.sources.iter().map(|(name, source)| (name.as_str(), source))
+    }
+}
+
+fn read_checked(file: &GgufFile) -> Result<GgufModel, GgufModelProblem> {
+    let metadata = file.metadata();
+    let architecture = architecture_of(metadata)?;
+    if let Some(count) = metadata.whole("split.count")?.filter(|count| *count > 1) {
+        let number = metadata.whole("split.no")?.unwrap_or(0) + 1;
+        return Err(GgufModelProblem::Split { number, count });
+    }
+    let keys = Keys { metadata, architecture };
+    keys.refuse_unknown()?;
+    let sizes = Sizes::read(&keys, file)?;
+    let config = config_of(&keys, &sizes, file)?;
+    let sources = map_tensors(file, architecture, sizes.layers as usize, sizes.head_dim as usize)?;
+    Ok(GgufModel { architecture, config, sources })
+}
+
+fn architecture_of(metadata: &Metadata) -> Result<Architecture, GgufModelProblem> {
+    const KEY: &str = "general.architecture";
+    let got = required(KEY, metadata.text(KEY))?;
+    Architecture::ALL.into_iter().find(|known| known.name() == got).ok_or_else(|| {
+        GgufModelProblem::UnknownArchitecture {
+            got: got.to_string(),
+            supported: Architecture::ALL.map(Architecture::name).join(", "),
+        }
+    })
+}
+
+/// Keys that are read below, without the architecture in front.
+const READ: [&str; 21] = [
+    "attention.causal",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.value_length",
+    "attn_logit_softcapping",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "feed_forward_length",
+    "final_logit_softcapping",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+];
+/// Keys that change nothing, or only what the tensors say already.
+const HARMLESS: [&str; 5] =
+    ["expert_used_count", "rope.scaling.finetuned", "rope.scaling.type", "tensor_data_layout", "vocab_size"];
+
+/// The metadata of one architecture.
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: Architecture,
+}
+
+impl Keys<'_> {
+    fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture.name())
+    }
+
+    fn whole(&self, key: &str) -> Result<Option<u64>, GgufModelProblem> {
+        Ok(self.metadata.whole(&self.full(key))?)
+    }
+
+    /// A size: a whole number from 1 to 2^31.
+    fn size(&self, key: &str) -> Result<u64, GgufModelProblem> {
+        let key = self.full(key);
+        let size = required(&key, self.metadata.whole(&key))?;
+        if (1..=1 << 31).contains(&size) {
+            return Ok(size);
+        }
+        Err(GgufModelProblem::Unsupported { key, got: size.to_string(), supported: "1 to 2^31" })
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, GgufModelProblem> {
+        let key = self.full(key);
+        match self.metadata.number(&key)? {
+            Some(number) if !(number > 0.0 && number.is_finite()) => Err(GgufModelProblem::Unsupported {
+                key,
+                got: number.to_string(),
+                supported: "numbers above 0",
+            }),
+            number => Ok(number),
+        }
+    }
+
+    fn refuse_unknown(&self) -> Result<(), GgufModelProblem> {
+        let prefix = self.full("");
+        // Said first, because its settings are unknown keys too.
+        let key = self.full("rope.scaling.type");
+        if let Some(got @ "yarn") = self.metadata.text(&key)? {
+            return Err(GgufModelProblem::Unsupported {
+                key,
+                got: got.into(),
+                supported: "none, linear, longrope",
+            });
+        }
+        for (key, value) in self.metadata.iter() {
+            let Some(short) = key.strip_prefix(&prefix) else { continue };
+            if !READ.contains(&short) && !HARMLESS.contains(&short) {
+                return Err(GgufModelProblem::UnknownKey {
+                    key: key.to_string(),
+                    got: value.to_string(),
+                    architecture: self.architecture.name(),
+                });
+            }
+        }
+        if let Some(experts) = self.whole("expert_count")?.filter(|experts| *experts > 0) {
+            let key = self.full("expert_count");
+            return Err(GgufModelProblem::Unsupported { key, got: experts.to_string(), supported: "0" });
+        }
+        let key = self.full("attention.causal");
+        match self.metadata.flag(&key)? {
+            Some(false) => Err(GgufModelProblem::Unsupported { key, got: "false".into(), supported: "true" }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The sizes that several parts of a config need.
+struct Sizes {
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    rope_dim: u64,
+    max_positions: u64,
+    vocabulary: u64,
+}
+
+impl Sizes {
+    fn read(keys: &Keys<'_>, file: &GgufFile) -> Result<Sizes, GgufModelProblem> {
+        let hidden = keys.size("embedding_length")?;
+        let heads = keys.size("attention.head_count")?;
+        let kv_heads = match keys.whole("attention.head_count_kv")? {
+            Some(_) => keys.size("attention.head_count_kv")?,
+            None => heads,
+        };
+        let rope_dim = keys.whole("rope.dimension_count")?;
+        let head_dim = match keys.whole("attention.key_length")? {
+            Some(head_dim) => head_dim,
+            // Its converters write no head size, but turn whole heads.
+            None if keys.architecture == Architecture::Llama && rope_dim.is_some() => rope_dim.unwrap_or(0),
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                let what =
+                    format!("hidden size {hidden} is no multiple of {heads} heads and there is no head size");
+                return Err(GgufModelProblem::Contradiction { what });
+            }
+        };
+        let rope_dim = rope_dim.unwrap_or(head_dim);
+        if let Some(value_length) = keys.whole("attention.value_length")?.filter(|length| *length != head_dim)
+        {
+            let what =
+                format!("heads of {head_dim} channels with values of {value_length} are not supported");
+            return Err(GgufModelProblem::Contradiction { what });
+        }
+        let partial = keys.architecture == Architecture::Phi3 && (2..head_dim).contains(&rope_dim);
+        if head_dim < 2 || head_dim % 2 != 0 || rope_dim % 2 != 0 || (rope_dim != head_dim && !partial) {
+            let what =
+                format!("a rotary embedding of {rope_dim} channels in heads of {head_dim} is not supported");
+            return Err(GgufModelProblem::Contradiction { what });
+        }
+        let embedding =
+            file.tensor(EMBEDDING).ok_or(GgufModelProblem::MissingTensor { tensor: EMBEDDING })?;
+        Ok(Sizes {
+            layers: keys.size("block_count")?,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            rope_dim,
+            max_positions: keys.size("context_length")?,
+            vocabulary: embedding.rows() as u64,
+        })
+    }
+}
+
+fn config_of(keys: &Keys<'_>, sizes: &Sizes, file: &GgufFile) -> Result<Json, GgufModelProblem> {
+    let epsilon = "attention.layer_norm_rms_epsilon";
+    let epsilon =
+        keys.number(epsilon)?.ok_or_else(|| MetadataProblem::Missing { key: keys.full(epsilon) })?;
+    let mut config = json!({
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": keys.size("feed_forward_length")?,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "max_position_embeddings": sizes.max_positions,
+        "rms_norm_eps": epsilon,
+        "tie_word_embeddings": file.tensor(HEAD).is_none(),
+    });
+    let map = config.as_object_mut().expect("an object was made above");
+    for (key, name) in [("bos", "bos"), ("eos", "eos"), ("padding", "pad")] {
+        if let Some(id) = keys.metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))? {
+            map.insert(format!("{name}_token_id"), json!(id));
+        }
+    }
+    match keys.architecture {
+        Architecture::Llama => add_llama(map, keys, sizes, file)?,
+        Architecture::Qwen2 | Architecture::Qwen3 => add_qwen(map, keys, sizes)?,
+        Architecture::Phi3 => add_phi3(map, keys, sizes, file)?,
+        Architecture::Gemma2 => add_gemma2(map, keys, sizes)?,
+        Architecture::Gemma3 => add_gemma3(map, keys, sizes)?,
+    }
+    Ok(config)
+}
+
+fn add(map: &mut Map<String, Json>, more: Json) {
+    match more {
+        Json::Object(more) => map.extend(more),
+        other => unreachable!("{other} is no object"),
+    }
+}
+
+fn named(map: &mut Map<String, Json>, model_type: &str, class: &str) {
+    add(map, json!({"model_type": model_type, "architectures": [class]}));
+}
+
+/// `rope_parameters` from the metadata: the base, and a scaling where one is said.
+fn plain_rope(keys: &Keys<'_>) -> Result<Json, GgufModelProblem> {
+    let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    let key = keys.full("rope.scaling.type");
+    let factor = keys.number("rope.scaling.factor")?.filter(|factor| *factor != 1.0);
+    match (keys.metadata.text(&key)?, factor) {
+        (None | Some("none" | "longrope"), None) => Ok(json!({"rope_type": "default", "rope_theta": theta})),
+        // A factor without a type is linear.
+        (None | Some("linear"), Some(factor)) => {
+            Ok(json!({"rope_type": "linear", "rope_theta": theta, "factor": factor}))
+        }
+        (Some(got), _) => Err(GgufModelProblem::Unsupported {
+            key,
+            got: got.to_string(),
+            supported: "none, linear with a factor, longrope without one",
+        }),
+    }
+}
+
+fn add_llama(
+    map: &mut Map<String, Json>,
+    keys: &Keys<'_>,
+    sizes: &Sizes,
+    file: &GgufFile,
+) -> Result<(), GgufModelProblem> {
+    let mut rope = plain_rope(keys)?;
+    if file.tensor(ROPE_DIVISORS).is_some() {
+        let divisors = read_rope_tensor(file, ROPE_DIVISORS, sizes.rope_dim as usize / 2)?;
+        if rope["rope_type"] != "default" {
+            let what = format!("the model has `{ROPE_DIVISORS}` and another scaling of its rotary embedding");
+            return Err(GgufModelProblem::Contradiction { what });
+        }
+        let theta = rope["rope_theta"].as_f64().expect("`plain_rope` gives a number");
+        rope = rope_parameters_of(&divisors, theta, sizes.max_positions);
+        rope["rope_theta"] = json!(theta);
+    }
+    let has = |name: &str| file.tensor(name).is_some();
+    match keys.whole("attention.sliding_window")?.filter(|window| *window > 0) {
+        Some(window) => {
+            named(map, "mistral", "MistralForCausalLM");
+            add(map, json!({"sliding_window": window}));
+        }
+        None => {
+            named(map, "llama", "LlamaForCausalLM");
+            add(
+                map,
+                json!({"attention_bias": has("blk.0.attn_q.bias"), "mlp_bias": has("blk.0.ffn_gate.bias")}),
+            );
+        }
+    }
+    add(map, json!({"hidden_act": "silu", "rope_parameters": rope}));
+    Ok(())
+}
+
+fn add_qwen(map: &mut Map<String, Json>, keys: &Keys<'_>, _: &Sizes) -> Result<(), GgufModelProblem> {
+    refuse_window(keys)?;
+    match keys.architecture {
+        Architecture::Qwen2 => named(map, "qwen2", "Qwen2ForCausalLM"),
+        _ => {
+            named(map, "qwen3", "Qwen3ForCausalLM");
+            add(map, json!({"attention_bias": false}));
+        }
+    }
+    add(
+        map,
+        json!({"hidden_act": "silu", "use_sliding_window": false, "rope_parameters": plain_rope(keys)?}),
+    );
+    Ok(())
+}
+
+fn refuse_window(keys: &Keys<'_>) -> Result<(), GgufModelProblem> {
+    match keys.whole("attention.sliding_window")?.filter(|window| *window > 0) {
+        Some(window) => Err(GgufModelProblem::Unsupported {
+            key: keys.full("attention.sliding_window"),
+            got: window.to_string(),
+            supported: "0",
+        }),
+        None => Ok(()),
+    }
+}
+
+fn add_phi3(
+    map: &mut Map<String, Json>,
+    keys: &Keys<'_>,
+    sizes: &Sizes,
+    file: &GgufFile,
+) -> Result<(), GgufModelProblem> {
+    let original = keys.whole("rope.scaling.original_context_length")?.unwrap_or(sizes.max_positions);
+    let mut rope = plain_rope(keys)?;
+    rope["partial_rotary_factor"] = json!(sizes.rope_dim as f64 / sizes.head_dim as f64);
+    if ROPE_FACTORS.iter().any(|name| file.tensor(name).is_some()) {
+        let [long, short] =
+            ROPE_FACTORS.map(|name| read_rope_tensor(file, name, sizes.rope_dim as usize / 2));
+        let decimals = |factors: Vec<f32>| factors.into_iter().map(shortest).collect::<Vec<f64>>();
+        rope["rope_type"] = json!("longrope");
+        rope["short_factor"] = json!(decimals(short?));
+        rope["long_factor"] = json!(decimals(long?));
+        rope["original_max_position_embeddings"] = json!(original);
+        if let Some(factor) = keys.number("rope.scaling.attn_factor")? {
+            rope["attention_factor"] = json!(factor);
+        }
+    }
+    named(map, "phi3", "Phi3ForCausalLM");
+    let window = keys.whole("attention.sliding_window")?.filter(|window| *window > 0);
+    add(
+        map,
+        json!({
+            "hidden_act": "silu",
+            "original_max_position_embeddings": original,
+            "sliding_window": window,
+            "rope_parameters": rope,
+        }),
+    );
+    Ok(())
+}
+
+/// What both Gemmas have; `period` is how often a layer sees everything.
+fn add_gemma(map: &mut Map<String, Json>, sizes: &Sizes, period: u64, largest_layers: u64) {
+    let layer_type =
+        |layer: u64| if (layer + 1).is_multiple_of(period) { "full_attention" } else { "sliding_attention" };
+    // GGUF has no key for it. Only the largest model of each generation differs from its head size.
+    let scalar = if sizes.layers == largest_layers { sizes.hidden / sizes.heads } else { sizes.head_dim };
+    add(
+        map,
+        json!({
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": false,
+            "query_pre_attn_scalar": scalar,
+            "layer_types": (0..sizes.layers).map(layer_type).collect::<Vec<_>>(),
+        }),
+    );
+}
+
+fn period_of(keys: &Keys<'_>, default: u64) -> Result<u64, GgufModelProblem> {
+    let key = keys.full("attention.sliding_window_pattern");
+    match keys.metadata.get(&key) {
+        // Which layers slide, one by one.
+        Some(Value::Array(Array::Bool(slides))) => {
+            let period = slides.iter().position(|slides| !slides).map_or(u64::MAX, |first| first as u64 + 1);
+            let regular =
+                slides.iter().zip(1..).all(|(slides, layer)| *slides != u64::is_multiple_of(layer, period));
+            if regular {
+                return Ok(period);
+            }
+            let (got, supported) = ("irregular".to_string(), "every n-th layer full");
+            Err(GgufModelProblem::Unsupported { key, got, supported })
+        }
+        _ => Ok(keys
+            .whole("attention.sliding_window_pattern")?
+            .filter(|period| *period > 0)
+            .unwrap_or(default)),
+    }
+}
+
+fn add_gemma2(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Result<(), GgufModelProblem> {
+    const LAYERS_OF_27B: u64 = 46;
+    named(map, "gemma2", "Gemma2ForCausalLM");
+    add_gemma(map, sizes, period_of(keys, 2)?, LAYERS_OF_27B);
+    add(
+        map,
+        json!({
+            "sliding_window": keys.whole("attention.sliding_window")?.unwrap_or(4096),
+            "attn_logit_softcapping": keys.number("attn_logit_softcapping")?.unwrap_or(50.0),
+            "final_logit_softcapping": keys.number("final_logit_softcapping")?.unwrap_or(30.0),
+            "rope_parameters": plain_rope(keys)?,
+        }),
+    );
+    Ok(())
+}
+
+fn add_gemma3(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Result<(), GgufModelProblem> {
+    const LAYERS_OF_27B: u64 = 62;
+    named(map, "gemma3_text", "Gemma3ForCausalLM");
+    let window = keys.whole("attention.sliding_window")?.filter(|window| *window > 0);
+    // Without a window every layer sees everything.
+    let period = if window.is_some() { period_of(keys, 6)? } else { 1 };
+    add_gemma(map, sizes, period, LAYERS_OF_27B);
+    let mut full = plain_rope(keys)?;
+    if keys.number("rope.freq_base")?.is_none() {
+        full["rope_theta"] = json!(1_000_000.0);
+    }
+    let local = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    add(
+        map,
+        json!({
+            "sliding_window": window,
+            "attn_logit_softcapping": keys.number("attn_logit_softcapping")?,
+            "final_logit_softcapping": keys.number("final_logit_softcapping")?,
+            "rope_parameters": {
+                "full_attention": full,
+                "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            },
+        }),
+    );
+    Ok(())
+}
+
+fn read_rope_tensor(
+    file: &GgufFile,
+    name: &'static str,
+    expected: usize,
+) -> Result<Vec<f32>, GgufModelProblem> {
+    let tensor = file.tensor(name).ok_or(GgufModelProblem::MissingTensor { tensor: name })?;
+    if tensor.dims != [expected] || tensor.storage != Storage::F32 {
+        let (dims, storage) = (tensor.dims.clone(), tensor.storage);
+        return Err(GgufModelProblem::RopeTensor { tensor: name, expected, dims, storage });
+    }
+    let mut bytes = vec![0; tensor.bytes as usize];
+    file.read_at(tensor, 0, &mut bytes)?;
+    let (numbers, _) = bytes.as_chunks();
+    let factors: Vec<f32> = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
+    match factors.iter().find(|factor| !(**factor > 0.0 && factor.is_finite())) {
+        Some(&got) => Err(GgufModelProblem::RopeFactor { tensor: name, got }),
+        None => Ok(factors),
+    }
+}

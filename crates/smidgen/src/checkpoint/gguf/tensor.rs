@@ -1,0 +1,129 @@
+//! One tensor of a GGUF file, and the numbers and names of the format's tensor types.
+//! A file lists dimensions fastest first; here they are rows and columns, row-major, as everywhere else.
+//! Types that are known but not supported are told apart from numbers that mean nothing.
+//! Left out: decoding blocks, which belongs to the devices.
+
+use smidgen_ir::{Block, DType, Storage};
+
+/// One tensor of a file; its bytes are known to lie inside the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GgufTensor {
+    pub name: String,
+    /// Row-major: the last is the contiguous one.
+    pub dims: Vec<usize>,
+    pub storage: Storage,
+    /// From the start of the file.
+    pub file_offset: u64,
+    pub bytes: u64,
+}
+
+impl GgufTensor {
+    /// Elements of a row, which lie one after the other.
+    pub fn columns(&self) -> usize {
+        self.dims.last().copied().expect("a tensor has 1 to 4 dimensions")
+    }
+
+    /// 1 for a vector.
+    pub fn rows(&self) -> usize {
+        self.dims[..self.dims.len() - 1].iter().product()
+    }
+
+    pub fn row_bytes(&self) -> u64 {
+        self.bytes / self.rows() as u64
+    }
+}
+
+/// Number, name, and how it is stored here, where it can be.
+const TYPES: [(u32, &str, Option<Storage>); 34] = [
+    (0, "F32", Some(Storage::Plain(DType::F32))),
+    (1, "F16", Some(Storage::Plain(DType::F16))),
+    (2, "Q4_0", Some(Storage::Gguf(Block::Q4_0))),
+    (3, "Q4_1", Some(Storage::Gguf(Block::Q4_1))),
+    (6, "Q5_0", Some(Storage::Gguf(Block::Q5_0))),
+    (7, "Q5_1", Some(Storage::Gguf(Block::Q5_1))),
+    (8, "Q8_0", Some(Storage::Gguf(Block::Q8_0))),
+    (9, "Q8_1", None),
+    (10, "Q2_K", None),
+    (11, "Q3_K", None),
+    (12, "Q4_K", Some(Storage::Gguf(Block::Q4K))),
+    (13, "Q5_K", Some(Storage::Gguf(Block::Q5K))),
+    (14, "Q6_K", Some(Storage::Gguf(Block::Q6K))),
+    (15, "Q8_K", None),
+    (16, "IQ2_XXS", None),
+    (17, "IQ2_XS", None),
+    (18, "IQ3_XXS", None),
+    (19, "IQ1_S", None),
+    (20, "IQ4_NL", None),
+    (21, "IQ3_S", None),
+    (22, "IQ2_S", None),
+    (23, "IQ4_XS", None),
+    (24, "I8", None),
+    (25, "I16", None),
+    (26, "I32", None),
+    (27, "I64", None),
+    (28, "F64", None),
+    (29, "IQ1_M", None),
+    (30, "BF16", Some(Storage::Plain(DType::Bf16))),
+    (34, "TQ1_0", None),
+    (35, "TQ2_0", None),
+    (39, "MXFP4", None),
+    (40, "NVFP4", None),
+    (41, "Q1_0", None),
+];
+
+/// The name of a type's number, and its storage where it is supported.
+pub fn tensor_type(number: u32) -> Option<(&'static str, Option<Storage>)> {
+    TYPES.iter().find(|(known, ..)| *known == number).map(|&(_, name, storage)| (name, storage))
+}
+
+/// The number and name of a storage in a file, where the format has it.
+pub fn type_of_storage(storage: Storage) -> Option<(u32, &'static str)> {
+    TYPES.iter().find(|(.., known)| *known == Some(storage)).map(|&(number, name, _)| (number, name))
+}
+
+pub(super) fn supported_types() -> String {
+    let supported = TYPES.iter().filter(|(.., storage)| storage.is_some());
+    supported.map(|&(_, name, _)| name).collect::<Vec<_>>().join(", ")
+}
+
+/// Elements and bytes of the smallest piece that a row consists of.
+pub(super) fn piece_of(storage: Storage) -> (u64, u64) {
+    match storage {
+        Storage::Gguf(block) => (block.elements() as u64, block.bytes() as u64),
+        Storage::Plain(dtype) => (1, dtype.bytes() as u64),
+        Storage::Int8Rows | Storage::Nf4 { .. } => unreachable!("{storage} does not stand in a GGUF file"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_has_its_number_in_the_format() {
+        for block in Block::ALL {
+            let (number, name) = type_of_storage(Storage::Gguf(block)).unwrap();
+            assert_eq!(name.to_lowercase(), block.name());
+            assert_eq!(tensor_type(number), Some((name, Some(Storage::Gguf(block)))));
+        }
+        assert_eq!(type_of_storage(Storage::Plain(DType::Bf16)), Some((30, "BF16")));
+        assert_eq!(type_of_storage(Storage::Int8Rows), None);
+        assert_eq!(tensor_type(10), Some(("Q2_K", None)));
+        assert_eq!(tensor_type(4), None);
+    }
+
+    #[test]
+    fn rows_and_columns() {
+        let tensor = |dims: &[usize], bytes| GgufTensor {
+            name: "x".into(),
+            dims: dims.to_vec(),
+            storage: Storage::F32,
+            file_offset: 0,
+            bytes,
+        };
+        let matrix = tensor(&[3, 8], 96);
+        assert_eq!((matrix.rows(), matrix.columns(), matrix.row_bytes()), (3, 8, 32));
+        let vector = tensor(&[8], 32);
+        assert_eq!((vector.rows(), vector.columns(), vector.row_bytes()), (1, 8, 32));
+    }
+}

@@ -1,0 +1,254 @@
+//! Configs and names from metadata, one small file an architecture.
+
+use serde_json::{Value as Json, json};
+
+use super::super::GgufFile;
+use super::super::model::GgufModel;
+use super::super::tensor_names::{RowOrder, TensorSource};
+use super::*;
+
+/// The sizes of a small model: two layers, four heads of 8 channels, two of them for keys.
+fn sizes(architecture: &str) -> Metadata {
+    let mut metadata = metadata(&[("general.architecture", text(architecture))]);
+    let numbers = [
+        ("block_count", 2),
+        ("context_length", 128),
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+    ];
+    for (key, number) in numbers {
+        metadata.insert(&format!("{architecture}.{key}"), Value::U32(number)).unwrap();
+    }
+    metadata.set(&format!("{architecture}.attention.layer_norm_rms_epsilon"), Value::F32(1e-5));
+    metadata.set("tokenizer.ggml.eos_token_id", Value::U32(2));
+    metadata
+}
+
+fn model_of(
+    metadata: &Metadata,
+    names: &[&str],
+    given: &[(&str, Vec<f32>)],
+) -> Result<(GgufFile, GgufModel), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let mut specs = vec![spec("token_embd.weight", &[48, 32], Storage::F32)];
+    specs.extend(names.iter().map(|name| spec(name, &[8, 32], Storage::F32)));
+    specs.extend(given.iter().map(|(name, values)| spec(name, &[values.len()], Storage::F32)));
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let given: Vec<(&str, Vec<u8>)> = given.iter().map(|(name, values)| (*name, bytes(values))).collect();
+    write(&path, metadata, &specs, &given);
+    let file = GgufFile::open(&path).unwrap();
+    let start = format!("`{}`: ", path.display());
+    GgufModel::read(&file)
+        .map_err(|error| {
+            error.to_string().strip_prefix(&start).expect("the error names the file").to_string()
+        })
+        .map(|model| (file, model))
+}
+
+fn config_of(metadata: &Metadata, given: &[(&str, Vec<f32>)]) -> Json {
+    model_of(metadata, &[], given).unwrap().1.config
+}
+
+fn with(architecture: &str, more: &[(&str, Value)]) -> Metadata {
+    let mut metadata = sizes(architecture);
+    for (key, value) in more {
+        metadata.set(&format!("{architecture}.{key}"), value.clone());
+    }
+    metadata
+}
+
+#[test]
+fn llama_has_the_config_of_its_original() {
+    let config = config_of(&with("llama", &[("rope.freq_base", Value::F32(1e5))]), &[]);
+    let expected = json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": 2, "hidden_act": "silu",
+        "attention_bias": false, "mlp_bias": false,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+    });
+    assert_eq!(config, expected);
+    let spec = smidgen_compile::model::read_spec(&config).unwrap();
+    assert_eq!((spec.head_dim, spec.kv_heads, spec.norm_eps, spec.rope.theta), (8, 2, 1e-5, 1e5));
+    assert!(spec.tied_head);
+}
+
+#[test]
+fn every_tensor_of_the_compiled_llama_has_its_source() {
+    let layer = [
+        "attn_norm",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ];
+    let mut names = vec!["output_norm.weight".to_string(), "output.weight".to_string()];
+    for number in 0..2 {
+        names.extend(layer.iter().map(|name| format!("blk.{number}.{name}.weight")));
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (file, model) = model_of(&sizes("llama"), &names, &[]).unwrap();
+    let spec = smidgen_compile::model::read_spec(&model.config).unwrap();
+    assert!(!spec.tied_head);
+    assert_eq!(spec.tensors().len(), model.sources().count());
+    for tensor in spec.tensors() {
+        assert!(model.source(&tensor.name).is_some(), "{}", tensor.name);
+    }
+    let source = |name: &str| {
+        let TensorSource { position, rows, added } = model.source(name).unwrap();
+        (file.tensors()[*position].name.as_str(), *rows, *added)
+    };
+    let turned = RowOrder::PairsOfHeads { head_dim: 8 };
+    assert_eq!(source("model.layers.1.self_attn.k_proj.weight"), ("blk.1.attn_k.weight", turned, 0.0));
+    let as_stored = RowOrder::AsStored;
+    assert_eq!(source("model.layers.1.self_attn.v_proj.weight"), ("blk.1.attn_v.weight", as_stored, 0.0));
+    assert_eq!(source("lm_head.weight"), ("output.weight", as_stored, 0.0));
+}
+
+#[test]
+fn llama_3_and_mistral_call_themselves_llama() {
+    // Heads of 8 channels turn at four frequencies, and no settings slow the second down most.
+    let config = config_of(&sizes("llama"), &[("rope_freqs.weight", vec![1.0, 9.0, 2.0, 5.0])]);
+    assert_eq!(config["rope_parameters"]["rope_theta"], 1e4);
+    assert_eq!(config["rope_parameters"]["rope_type"], "longrope");
+    assert_eq!(config["rope_parameters"]["attention_factor"], 1.0);
+    let llama3 = with("llama", &[("rope.freq_base", Value::F32(5e5))]);
+    let config = config_of(&llama3, &[("rope_freqs.weight", vec![1.0, 1.0, 1.0, 8.0])]);
+    assert_eq!(config["rope_parameters"]["rope_type"], "llama3");
+    assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 8192);
+    smidgen_compile::model::read_spec(&config).unwrap();
+    let mistral = config_of(&with("llama", &[("attention.sliding_window", Value::U32(16))]), &[]);
+    assert_eq!((&mistral["model_type"], &mistral["sliding_window"]), (&json!("mistral"), &json!(16)));
+    let linear =
+        with("llama", &[("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(4.0))]);
+    let linear = config_of(&linear, &[]);
+    let expected = json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0});
+    assert_eq!(linear["rope_parameters"], expected);
+}
+
+#[test]
+fn qwen_keeps_its_biases_norms_and_head_size() {
+    let (_, qwen2) = model_of(&sizes("qwen2"), &[], &[("blk.0.attn_q.bias", vec![0.0; 32])]).unwrap();
+    assert_eq!(qwen2.config["model_type"], "qwen2");
+    let source = qwen2.source("model.layers.0.self_attn.q_proj.bias").unwrap();
+    assert_eq!(source.rows, RowOrder::AsStored);
+    let lengths = [("attention.key_length", Value::U32(16)), ("attention.value_length", Value::U32(16))];
+    let (_, qwen3) = model_of(&with("qwen3", &lengths), &["blk.1.attn_q_norm.weight"], &[]).unwrap();
+    assert_eq!((&qwen3.config["model_type"], &qwen3.config["head_dim"]), (&json!("qwen3"), &json!(16)));
+    assert_eq!(qwen3.source("model.layers.1.self_attn.q_norm.weight").unwrap().added, 0.0);
+    smidgen_compile::model::read_spec(&qwen3.config).unwrap();
+}
+
+#[test]
+fn phi3_is_fused_and_turns_part_of_a_head_by_two_lists() {
+    let more = [
+        ("rope.dimension_count", Value::U32(6)),
+        ("rope.scaling.original_context_length", Value::U32(32)),
+        ("rope.scaling.attn_factor", Value::F32(1.1902381)),
+        ("attention.sliding_window", Value::U32(0)),
+    ];
+    let factors = [
+        ("rope_factors_long.weight", vec![1.0, 2.5, 40.0]),
+        ("rope_factors_short.weight", vec![1.0, 1.0, 1.1]),
+    ];
+    let names = ["blk.0.attn_qkv.weight", "blk.0.ffn_up.weight"];
+    let (_, model) = model_of(&with("phi3", &more), &names, &factors).unwrap();
+    let expected = json!({
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.0, 1.1], "long_factor": [1.0, 2.5, 40.0],
+        "original_max_position_embeddings": 32, "attention_factor": 1.1902381,
+    });
+    assert_eq!(model.config["rope_parameters"], expected);
+    assert_eq!(model.config["sliding_window"], Json::Null);
+    assert!(model.source("model.layers.0.self_attn.qkv_proj.weight").is_some());
+    assert!(model.source("model.layers.0.mlp.gate_up_proj.weight").is_some());
+    let plain = config_of(&with("phi3", &[("attention.sliding_window", Value::U32(2047))]), &[]);
+    assert_eq!(plain["sliding_window"], 2047);
+    assert_eq!(plain["rope_parameters"]["rope_type"], "default");
+    let half = model_of(&with("phi3", &more), &[], &factors[..1]).unwrap_err();
+    assert_eq!(half, "the tensor `rope_factors_short.weight` is missing");
+    let short = [("rope_factors_long.weight", vec![1.0]), ("rope_factors_short.weight", vec![1.0; 3])];
+    assert_eq!(
+        model_of(&with("phi3", &more), &[], &short).unwrap_err(),
+        "tensor `rope_factors_long.weight` should be 3 positive numbers of f32, it is [1] of `f32`"
+    );
+}
+
+#[test]
+fn gemma_alternates_and_its_norms_lose_the_one() {
+    let names = ["blk.1.ffn_norm.weight", "blk.1.post_attention_norm.weight", "blk.1.attn_q.weight"];
+    let (_, model) = model_of(&sizes("gemma2"), &names, &[]).unwrap();
+    let config = &model.config;
+    assert_eq!(config["layer_types"], json!(["sliding_attention", "full_attention"]));
+    assert_eq!((&config["attn_logit_softcapping"], &config["sliding_window"]), (&json!(50.0), &json!(4096)));
+    assert_eq!(config["query_pre_attn_scalar"], 8);
+    assert_eq!(model.source("model.layers.1.pre_feedforward_layernorm.weight").unwrap().added, 1.0);
+    assert_eq!(model.source("model.layers.1.self_attn.q_proj.weight").unwrap().added, 0.0);
+    let more = [
+        ("block_count", Value::U32(7)),
+        ("attention.sliding_window", Value::U32(512)),
+        ("rope.freq_base", Value::F32(1e6)),
+        ("rope.scaling.type", text("linear")),
+        ("rope.scaling.factor", Value::F32(8.0)),
+    ];
+    let (_, model) = model_of(&with("gemma3", &more), &["blk.6.attn_k_norm.weight"], &[]).unwrap();
+    let types = model.config["layer_types"].as_array().unwrap();
+    let full: Vec<usize> = (0..7).filter(|layer| types[*layer] == "full_attention").collect();
+    assert_eq!((full, &model.config["model_type"]), (vec![5], &json!("gemma3_text")));
+    let expected = json!({
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    });
+    assert_eq!(model.config["rope_parameters"], expected);
+    assert_eq!(model.source("model.layers.6.self_attn.k_norm.weight").unwrap().added, 1.0);
+    let pattern = Value::Array(Array::Bool(vec![true, true, false, true, true, false, true]));
+    let more = [more[0].clone(), more[1].clone(), ("attention.sliding_window_pattern", pattern)];
+    let (_, model) = model_of(&with("gemma3", &more), &[], &[]).unwrap();
+    assert_eq!(model.config["layer_types"][2], "full_attention");
+    assert_eq!(model.config["layer_types"][6], "sliding_attention");
+}
+
+#[test]
+fn what_is_not_understood_is_named() {
+    let refused = |metadata: &Metadata, names: &[&str]| model_of(metadata, names, &[]).unwrap_err();
+    assert_eq!(
+        refused(&sizes("mamba"), &[]),
+        "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma2, gemma3)"
+    );
+    assert_eq!(
+        refused(&sizes("llama"), &["blk.0.attn_qkv.weight", "blk.2.attn_q.weight"]),
+        "2 tensors have no place in a `llama` of 2 layers, among them `blk.0.attn_qkv.weight`, `blk.2.attn_q.weight`"
+    );
+    assert_eq!(
+        refused(&with("llama", &[("attention.scale", Value::F32(0.1))]), &[]),
+        "`llama.attention.scale = 0.1` is not understood for architecture `llama`"
+    );
+    assert_eq!(
+        refused(&with("llama", &[("expert_count", Value::U32(8))]), &[]),
+        "`llama.expert_count = 8` is not supported (supported: 0)"
+    );
+    assert_eq!(
+        refused(&with("qwen2", &[("rope.scaling.type", text("yarn"))]), &[]),
+        "`qwen2.rope.scaling.type = yarn` is not supported (supported: none, linear, longrope)"
+    );
+    assert_eq!(
+        refused(&with("llama", &[("attention.head_count_kv", Value::Array(Array::U32(vec![1, 2])))]), &[]),
+        "`llama.attention.head_count_kv` is an array of 2 x u32, not a whole number from 0"
+    );
+    assert_eq!(refused(&Metadata::default(), &[]), "the metadata has no `general.architecture`");
+    let mut split = sizes("llama");
+    split.set("split.count", Value::U16(3));
+    split.set("split.no", Value::U16(0));
+    assert_eq!(
+        refused(&split, &[]),
+        "this is file 1 of 3 of a split model; merge them with `llama-gguf-split --merge`"
+    );
+}
