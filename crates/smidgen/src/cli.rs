@@ -2,6 +2,7 @@
 //!
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
 
+use crate::commands::{inspect, merge, print};
 use crate::failure::Failure;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
@@ -16,7 +17,6 @@ use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
 use smidgen_runtime::Cpu;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -36,6 +36,10 @@ enum Command {
     Plan(PlanArgs),
     /// Plan, check, train and save
     Train(TrainArgs),
+    /// Fold an adapter into its base model
+    Merge(merge::Args),
+    /// Show what an adapter, a run or a model folder holds
+    Inspect(inspect::Args),
 }
 
 #[derive(Debug, Args)]
@@ -74,6 +78,8 @@ pub fn run() -> ExitCode {
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
+        Command::Merge(args) => merge::run(args),
+        Command::Inspect(args) => inspect::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -112,16 +118,6 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
     };
     print(&text)?;
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
-}
-
-/// Writes to stdout; a reader that went away (`| head`) is no failure.
-fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::world(format!("stdout cannot be written: {error}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn print_warnings(job: &Job) {

@@ -8,10 +8,12 @@
 pub mod bytes;
 pub mod checkpoint;
 pub mod cli;
+pub mod commands;
 pub mod data;
 pub mod failure;
 pub mod host;
 pub mod job;
+pub mod merge;
 pub mod planning;
 pub mod recipe;
 pub mod report;

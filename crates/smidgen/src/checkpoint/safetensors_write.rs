@@ -2,7 +2,8 @@
 //! A source is asked for one tensor at a time, so that no more than its own buffer is in memory.
 //! The order in the file is the library's: by element type descending (largest alignment first), then by name.
 //! The header is padded with spaces so that the data starts at a multiple of 8.
-//! Left out: sharding, which adapters do not need.
+//! A caller that writes tensors out of order gets the layout instead and puts the bytes where it says.
+//! Left out: sharding, which is the caller's.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -89,6 +90,33 @@ pub fn stage_safetensors(
         Ok(())
     })?;
     Ok(staged)
+}
+
+/// A file before its tensors: what it begins with, and where each tensor goes.
+pub struct FileLayout {
+    /// The length prefix and the header.
+    pub beginning: Vec<u8>,
+    /// From the start of the file, in the order of the caller's list.
+    pub offsets: Vec<u64>,
+    pub file_bytes: u64,
+}
+
+/// The layout that [`write_safetensors`] would write.
+pub fn lay_out_file(
+    metadata: &BTreeMap<String, String>,
+    tensors: &[TensorSpec],
+) -> Result<FileLayout, WriteSafetensorsError> {
+    let layout = lay_out(tensors)?;
+    let header = header_bytes(metadata, &layout, MAX_HEADER_BYTES)?;
+    let mut beginning = (header.len() as u64).to_le_bytes().to_vec();
+    beginning.extend(header);
+    let data_offset = beginning.len() as u64;
+    let mut offsets = vec![0; tensors.len()];
+    for laid in &layout {
+        offsets[laid.position] = data_offset + laid.begin;
+    }
+    let data_bytes = layout.last().map_or(0, |laid| laid.end);
+    Ok(FileLayout { beginning, offsets, file_bytes: data_offset + data_bytes })
 }
 
 struct Laid<'a> {

@@ -1,4 +1,4 @@
-//! `adapter_config.json` of a LoRA adapter, read tolerantly and written minimally.
+//! `adapter_config.json` of a LoRA or LS-LoRA adapter, read tolerantly and written minimally.
 //! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown keys are kept aside.
 //! Writing gives only keys that old and new readers know, laid out as PEFT does (two spaces, sorted, no final newline).
 //! Ranks and alphas of single modules go by the first pattern that matches, in the order of the file.
@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use super::super::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
 use super::pattern::{ModulePattern, PatternError};
+use super::python_json::render_python_json;
 
 /// The names are those of the JSON keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +41,30 @@ pub struct AdapterConfig {
     pub alpha_pattern: Vec<(String, f64)>,
     pub layers_to_transform: Value,
     pub layers_pattern: Value,
+    /// Set for `peft_type` `LSLORA`, a Fourier function on what the adapter adds; without it the type is `LORA`.
+    pub fourier: Option<FourierConfig>,
     /// Keys that are none of the above, as read; never written.
     pub other: Map<String, Value>,
 }
+
+/// What LS-LoRA's config has beyond LoRA's. The key `fourier_position` says where the function is applied; the one
+/// place known is after `B` and the scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FourierConfig {
+    /// `fourier_reg_weight`: how strongly coefficients were held at those of a plain LoRA.
+    pub reg_weight: f64,
+    /// `init_sigma`: where the width of each module began.
+    pub init_sigma: f64,
+}
+
+/// Those of the public LS-LoRA, which does not write them.
+impl Default for FourierConfig {
+    fn default() -> FourierConfig {
+        FourierConfig { reg_weight: 0.01, init_sigma: 1.0 }
+    }
+}
+
+const FOURIER_POSITION: &str = "after_scaling";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -57,10 +79,15 @@ pub enum Bias {
 pub enum AdapterConfigError {
     #[error(transparent)]
     Json(#[from] JsonFileError),
-    #[error("`{}` is of type `{peft_type}`; only `LORA` adapters are read", path.display())]
+    #[error("`{}` is of type `{peft_type}`; only `LORA` and `LSLORA` adapters are read", path.display())]
     NotLora { path: PathBuf, peft_type: String },
     #[error("`{}` gives the rank 0 in `{key}`; a rank is at least 1", path.display())]
     RankZero { path: PathBuf, key: String },
+    #[error(
+        "`{}` applies its Fourier function at `{position}`, which is another function of the same parameters; \
+         only `{FOURIER_POSITION}` is read", path.display()
+    )]
+    FourierPosition { path: PathBuf, position: String },
 }
 
 impl AdapterConfig {
@@ -80,12 +107,23 @@ impl AdapterConfig {
     pub fn read(path: &Path) -> Result<AdapterConfig, AdapterConfigError> {
         let bytes = read_bytes(path, MAX_CONFIG_BYTES)?;
         let json: ConfigJson = parse_json(path, &bytes)?;
-        if json.peft_type != "LORA" {
-            return Err(AdapterConfigError::NotLora { path: path.to_path_buf(), peft_type: json.peft_type });
-        }
+        let is_fourier = match json.peft_type.as_str() {
+            "LORA" => false,
+            "LSLORA" => true,
+            _ => {
+                return Err(AdapterConfigError::NotLora {
+                    path: path.to_path_buf(),
+                    peft_type: json.peft_type,
+                });
+            }
+        };
         let mut config = with_defaults(json);
         config.other = parse_json(path, &bytes)?;
         config.other.retain(|key, _| !KNOWN_KEYS.contains(&key.as_str()));
+        if is_fourier {
+            config.fourier = Some(read_fourier(path, &bytes)?);
+            config.other.retain(|key, _| !FOURIER_KEYS.contains(&key.as_str()));
+        }
         let zero = (config.r == 0).then_some("r").or_else(|| {
             let pattern = config.rank_pattern.iter().find(|(_, rank)| *rank == 0);
             pattern.map(|(key, _)| key.as_str())
@@ -105,7 +143,7 @@ impl AdapterConfig {
         };
         let ranks = pattern(&mut self.rank_pattern.iter().map(|(key, r)| (key, (*r).into())));
         let alphas = pattern(&mut self.alpha_pattern.iter().map(|(key, a)| (key, number(*a))));
-        let keys: BTreeMap<&str, Value> = BTreeMap::from([
+        let mut keys: BTreeMap<&str, Value> = BTreeMap::from([
             ("alpha_pattern", alphas),
             ("base_model_name_or_path", self.base_model_name_or_path.clone().into()),
             ("bias", serde_json::to_value(self.bias).expect("a word is JSON")),
@@ -126,26 +164,13 @@ impl AdapterConfig {
             ("use_dora", self.use_dora.into()),
             ("use_rslora", self.use_rslora.into()),
         ]);
-        serde_json::to_string_pretty(&keys).expect("a map of JSON values is JSON")
-    }
-
-    /// Keys that are set and make the adapter mean something else than `base + scaling * B A` on the unchanged base.
-    pub fn active_variants(&self) -> Vec<&str> {
-        let is_off = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(items) => items.is_empty(),
-            Value::Object(entries) => entries.is_empty(),
-            _ => false,
-        };
-        let mut active: Vec<&str> = (VARIANT_KEYS.iter().copied())
-            .filter(|key| self.other.get(*key).is_some_and(|value| !is_off(value)))
-            .collect();
-        // PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take the first adapter out of the base weights.
-        match self.init_lora_weights.as_str() {
-            None | Some("gaussian" | "orthogonal" | "eva" | "true" | "false") => {}
-            Some(_) => active.push("init_lora_weights"),
+        if let Some(FourierConfig { reg_weight, init_sigma }) = self.fourier {
+            keys.insert("peft_type", "LSLORA".into());
+            keys.insert("fourier_position", FOURIER_POSITION.into());
+            keys.insert("fourier_reg_weight", reg_weight.into());
+            keys.insert("init_sigma", init_sigma.into());
         }
-        active
+        render_python_json(&keys)
     }
 
     pub fn module_scales(&self) -> Result<ModuleScales, PatternError> {
@@ -185,6 +210,7 @@ impl Default for AdapterConfig {
             alpha_pattern: Vec::new(),
             layers_to_transform: Value::Null,
             layers_pattern: Value::Null,
+            fourier: None,
             other: Map::new(),
         }
     }
@@ -220,21 +246,6 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], module_path: &str) -> O
     let found = patterns.iter().find(|(pattern, _)| pattern.matches(module_path));
     found.map(|(_, value)| *value)
 }
-
-/// Variants of LoRA that change the forward pass or the base, of which nothing is known here but the key.
-const VARIANT_KEYS: [&str; 11] = [
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
-];
 
 macro_rules! config_json {
     ($($key:ident: $type:ty,)*) => {
@@ -277,6 +288,31 @@ config_json! {
     alpha_pattern: InOrder<f64>,
     layers_to_transform: Value,
     layers_pattern: Value,
+}
+
+const FOURIER_KEYS: [&str; 3] = ["fourier_position", "fourier_reg_weight", "init_sigma"];
+
+#[derive(Deserialize)]
+struct FourierJson {
+    fourier_position: Option<String>,
+    fourier_reg_weight: Option<f64>,
+    init_sigma: Option<f64>,
+}
+
+fn read_fourier(path: &Path, bytes: &[u8]) -> Result<FourierConfig, AdapterConfigError> {
+    let json: FourierJson = parse_json(path, bytes)?;
+    match json.fourier_position {
+        Some(position) if position != FOURIER_POSITION => {
+            Err(AdapterConfigError::FourierPosition { path: path.to_path_buf(), position })
+        }
+        _ => {
+            let default = FourierConfig::default();
+            Ok(FourierConfig {
+                reg_weight: json.fourier_reg_weight.unwrap_or(default.reg_weight),
+                init_sigma: json.init_sigma.unwrap_or(default.init_sigma),
+            })
+        }
+    }
 }
 
 /// A JSON object in the order of the file, which serde's maps lose.

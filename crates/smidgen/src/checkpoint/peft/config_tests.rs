@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::json;
 
-use super::config::{AdapterConfig, AdapterConfigError, Bias};
+use super::config::{AdapterConfig, AdapterConfigError, Bias, FourierConfig};
 
 fn read(text: &str) -> Result<AdapterConfig, AdapterConfigError> {
     let folder = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ fn nulls_are_defaults_and_unknown_keys_are_kept_aside() {
 fn configs_that_are_wrong_say_where() {
     refused("{}", "missing field `peft_type` at line 1 column 2");
     refused("7", "invalid type: integer `7`, expected an object of settings at line 1 column 1");
-    refused(r#"{"peft_type":"IA3"}"#, "is of type `IA3`; only `LORA` adapters are read");
+    refused(r#"{"peft_type":"IA3"}"#, "is of type `IA3`; only `LORA` and `LSLORA` adapters are read");
     refused(
         "{\"peft_type\":\"LORA\",\n\"r\":\"8\"}",
         "invalid type: string \"8\", expected usize at line 2 column 7",
@@ -149,6 +149,34 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
+fn ls_lora_has_fields_of_its_own() {
+    let config = read(r#"{"peft_type": "LSLORA", "r": 16}"#).unwrap();
+    assert_eq!(config.fourier, Some(FourierConfig { reg_weight: 0.01, init_sigma: 1.0 }));
+    let config = AdapterConfig {
+        fourier: Some(FourierConfig { reg_weight: 0.00005, init_sigma: 0.5 }),
+        ..AdapterConfig::new(16, 32.0, &["q_proj".to_string()])
+    };
+    let text = config.to_json();
+    let expected = "  \"fourier_position\": \"after_scaling\",\n  \"fourier_reg_weight\": 5e-05,\n  \
+                    \"inference_mode\": true,\n  \"init_lora_weights\": true,\n  \"init_sigma\": 0.5,\n";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.contains("\"peft_type\": \"LSLORA\""), "{text}");
+    assert_eq!(read(&text).unwrap(), config);
+    // In a LoRA's config the keys mean nothing and are kept aside like any other.
+    let config = read(r#"{"peft_type": "LORA", "init_sigma": 2}"#).unwrap();
+    assert_eq!((config.fourier, config.other.len()), (None, 1));
+}
+
+#[test]
+fn a_fourier_function_elsewhere_is_refused() {
+    refused(
+        r#"{"peft_type":"LSLORA","fourier_position":"between"}"#,
+        "applies its Fourier function at `between`, which is another function of the same parameters; \
+         only `after_scaling` is read",
+    );
+}
+
+#[test]
 fn variants_that_change_the_meaning_are_listed() {
     let variants = |text: &str| -> Vec<String> {
         let config = read(text).unwrap();
@@ -167,5 +195,15 @@ fn variants_that_change_the_meaning_are_listed() {
                 "init_lora_weights":"pissa_niter_4"}"#
         ),
         ["lora_bias", "trainable_token_indices", "use_qalora", "init_lora_weights"]
+    );
+    assert_eq!(
+        variants(
+            r#"{"peft_type":"LSLORA","use_dora":true,"modules_to_save":["lm_head"],"fan_in_fan_out":true,
+                "megatron_config":{"a":1}}"#
+        ),
+        ["megatron_config", "modules_to_save", "fan_in_fan_out", "use_dora"]
+    );
+    assert!(
+        variants(r#"{"peft_type":"LORA","use_dora":true,"use_rslora":true,"modules_to_save":[]}"#).is_empty()
     );
 }

@@ -1,7 +1,10 @@
 //! An adapter folder opened for reading: its config, and its tensors under typed keys.
 //! Tensors may be F32, F16 and BF16 side by side, as PEFT and TRL write them; data stays on disk until read.
+//! The bias of an adapted module has two names in the wild, `q_proj.base_layer.bias` and the older `q_proj.bias`;
+//! both are read as the first. An adapter that means more than its kind says is refused here, once for everybody.
 //! Left out: pickled `adapter_model.bin`, and named adapters in subfolders (open the subfolder).
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use super::super::safetensors::{SafetensorsError, SafetensorsFile};
 use super::super::tensor_ref::TensorRef;
 use super::config::{AdapterConfig, AdapterConfigError};
 use super::key::AdapterKey;
+use super::unsupported::UnsupportedAdapter;
 
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -23,6 +27,9 @@ pub struct AdapterFile {
     path: PathBuf,
     config: AdapterConfig,
     file: Arc<SafetensorsFile>,
+    /// By position in the file.
+    keys: Vec<AdapterKey>,
+    positions: BTreeMap<AdapterKey, usize>,
 }
 
 #[derive(Debug, Error)]
@@ -49,6 +56,8 @@ pub enum AdapterError {
     #[error("tensor `{key}` in `{}` is of type {element}; an adapter has F32, F16 or BF16", path.display())]
     ElementNotFloat { path: PathBuf, key: String, element: Element },
     #[error(transparent)]
+    Unsupported(#[from] UnsupportedAdapter),
+    #[error(transparent)]
     Config(#[from] AdapterConfigError),
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
@@ -74,6 +83,10 @@ impl AdapterFile {
             (true, false) => return Err(AdapterError::NoWeights { path }),
         }
         let config = AdapterConfig::read(&path.join(CONFIG_FILE))?;
+        let found = config.unsupported();
+        if !found.is_empty() {
+            return Err(UnsupportedAdapter { path, found }.into());
+        }
         let file = SafetensorsFile::open(&path.join(WEIGHTS_FILE))?;
         if let Some(tensor) = (file.tensors().iter()).find(|tensor| !is_adapter_element(tensor.element)) {
             return Err(AdapterError::ElementNotFloat {
@@ -82,7 +95,16 @@ impl AdapterFile {
                 element: tensor.element,
             });
         }
-        Ok(AdapterFile { path, config, file: Arc::new(file) })
+        let keys = read_keys(&file);
+        let positions = keys.iter().cloned().zip(0..).collect();
+        Ok(AdapterFile { path, config, file: Arc::new(file), keys, positions })
+    }
+
+    /// Opens an adapter's folder, or the adapter inside the folder of a run.
+    pub fn open_adapter_or_run(path: &Path) -> Result<AdapterFile, AdapterError> {
+        let inside = path.join("adapter");
+        let is_run = !path.join(CONFIG_FILE).exists() && inside.join(CONFIG_FILE).exists();
+        AdapterFile::open(if is_run { &inside } else { path })
     }
 
     pub fn path(&self) -> &Path {
@@ -95,14 +117,27 @@ impl AdapterFile {
 
     /// Every tensor, in the order of the file.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (AdapterKey, TensorRef)> {
-        (self.file.tensors().iter().enumerate())
-            .map(|(position, entry)| (AdapterKey::parse(&entry.name), TensorRef::new(&self.file, position)))
+        (self.keys.iter().enumerate())
+            .map(|(position, key)| (key.clone(), TensorRef::new(&self.file, position)))
     }
 
     pub fn tensor(&self, key: &AdapterKey) -> Option<TensorRef> {
-        let position = self.file.position(&key.to_string())?;
+        let position = *self.positions.get(key)?;
         Some(TensorRef::new(&self.file, position))
     }
+}
+
+/// The keys of a file, with `q_proj.bias` of an adapted module as `q_proj.base_layer.bias`, unless that is there too.
+fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
+    let has = |key: &AdapterKey| file.position(&key.to_string()).is_some();
+    let key_of = |name: &str| match AdapterKey::parse(name) {
+        AdapterKey::ModuleBias(path) if has(&AdapterKey::LoraA(path.clone())) => {
+            let current = AdapterKey::BaseLayerBias(path.clone());
+            if has(&current) { AdapterKey::ModuleBias(path) } else { current }
+        }
+        key => key,
+    };
+    file.tensors().iter().map(|tensor| key_of(&tensor.name)).collect()
 }
 
 pub(super) fn is_adapter_element(element: Element) -> bool {

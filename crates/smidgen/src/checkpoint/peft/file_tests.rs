@@ -292,3 +292,137 @@ fn a_source_that_fails_leaves_both_old_files() {
     assert_eq!(snapshot(), before);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
+
+#[test]
+fn what_is_not_read_is_refused_by_name_with_the_reason() {
+    let (folder, _file) = written(&config(2), &pair(Q, 2));
+    let text = r#"{"peft_type":"LORA","modules_to_save":["lm_head"],"use_qalora":true}"#;
+    fs::write(folder.path().join("adapter_config.json"), text).unwrap();
+    let error = AdapterFile::open(folder.path()).unwrap_err().to_string();
+    assert_eq!(
+        error.replace(&folder.path().display().to_string(), "DIR"),
+        "the adapter in `DIR` cannot be read as LoRA\
+         \n  `use_qalora`: the input is averaged in groups before A\
+         \n  `modules_to_save`: whole modules were trained beside the adapter"
+    );
+}
+
+#[test]
+fn a_run_folder_leads_to_its_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let (at, tensors) = (folder.path().join("adapter"), pair(Q, 2));
+    write_adapter(&at, &config(2), &tensors, zeros(&tensors)).unwrap();
+    assert_eq!(AdapterFile::open_adapter_or_run(folder.path()).unwrap().path(), at);
+    assert_eq!(AdapterFile::open_adapter_or_run(&at).unwrap().path(), at);
+    let error = AdapterFile::open_adapter_or_run(Path::new("absent")).unwrap_err().to_string();
+    assert_eq!(error, "the adapter folder `absent` does not exist");
+}
+
+#[test]
+fn both_names_of_an_adapted_modules_bias_are_read() {
+    let at = |path: &str| path.to_string();
+    let mut old = pair(Q, 2).to_vec();
+    old.push(tensor(AdapterKey::ModuleBias(at(Q)), &[4]));
+    old.push(tensor(AdapterKey::ModuleBias(at("model.norm")), &[6]));
+    let mut current = pair(Q, 2).to_vec();
+    current.push(tensor(AdapterKey::BaseLayerBias(at(Q)), &[4]));
+    current.push(tensor(AdapterKey::ModuleBias(at("model.norm")), &[6]));
+    for tensors in [&old, &current] {
+        let (_folder, file) = written(&config(2), tensors);
+        assert_eq!(match_adapter(&expected(&current), &file).unwrap().len(), 4);
+        let read = read_modules(&file).unwrap();
+        assert!(read.modules[0].bias.is_some());
+        assert_eq!(read.biases.len(), 1);
+        assert_eq!(read.biases[0].0, "model.norm");
+    }
+    let key = "`base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias`";
+    mismatch(
+        &current[..3],
+        &pair(Q, 2),
+        &config(2),
+        &format!("  1 missing: {key}\n\nhint: the recipe uses trained biases, the adapter does not"),
+    );
+}
+
+/// Coefficients and a scalar sigma beside A and B.
+fn ls_lora(path: &str, rank: usize) -> Vec<AdapterTensor> {
+    let mut tensors = pair(path, rank).to_vec();
+    tensors.push(tensor(AdapterKey::FourierWeight(path.to_string()), &[4]));
+    tensors.push(tensor(AdapterKey::FourierSigma(path.to_string()), &[]));
+    tensors
+}
+
+#[test]
+fn ls_lora_reads_back_with_its_scalars() {
+    let fourier = AdapterConfig { fourier: Some(FourierConfig::default()), ..config(2) };
+    let (_folder, file) = written(&fourier, &ls_lora(Q, 2));
+    assert_eq!(file.config().kind(), StoredKind::LsLora);
+    let found = match_adapter(&expected(&ls_lora(Q, 2)), &file).unwrap();
+    assert_eq!((found[3].shape(), found[3].bytes(), found[3].elements()), (&[][..], 4, 1));
+    let read = read_modules(&file).unwrap();
+    assert_eq!(read.modules[0].fourier.as_ref().unwrap().1.name(), found[3].name());
+    let error = match_adapter(&expected(&pair(Q, 2)), &file).unwrap_err();
+    assert_eq!(error.hints, ["the adapter uses LS-LoRA, the recipe does not"]);
+}
+
+#[test]
+fn modules_come_by_layer_with_their_scales() {
+    let mut by_pattern = config(2);
+    by_pattern.alpha_pattern = vec![("v_proj".to_string(), 3.0)];
+    by_pattern.use_rslora = true;
+    by_pattern.rank_pattern = vec![("v_proj".to_string(), 4)];
+    let tensors =
+        [pair("m.10.x.q_proj", 2), pair("m.2.x.v_proj", 4), pair("v_proj", 4), pair("m.2.x.q_proj", 2)]
+            .concat();
+    let (_folder, file) = written(&by_pattern, &tensors);
+    let read = read_modules(&file).unwrap();
+    let found: Vec<_> = (read.modules.iter())
+        .map(|m| (m.layer(), m.name_in_layer(), m.rank, m.alpha, m.rows(), m.columns()))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (Some(2), "x.q_proj", 2, 16.0, 4, 6),
+            (Some(2), "x.v_proj", 4, 3.0, 4, 6),
+            (Some(10), "x.q_proj", 2, 16.0, 4, 6),
+            (None, "v_proj", 4, 3.0, 4, 6),
+        ]
+    );
+    assert_eq!(read.modules[1].scale, 1.5);
+}
+
+#[test]
+fn tensors_that_make_up_no_module_are_told_at_once() {
+    let incomplete = |config: &AdapterConfig, tensors: &[AdapterTensor], expected: &str| {
+        let (_folder, file) = written(config, tensors);
+        let error = read_modules(&file).unwrap_err().to_string();
+        let (_, problems) = error.split_once('\n').unwrap_or_default();
+        assert_eq!(problems, expected);
+    };
+    incomplete(&config(2), &[], "  there is no `lora_A` among them");
+    incomplete(&config(2), &pair("q_proj", 2)[..1], "  `base_model.model.q_proj.lora_B.weight` is missing");
+    let dora = AdapterConfig { use_dora: true, ..config(2) };
+    incomplete(
+        &dora,
+        &ls_lora("q_proj", 2),
+        "  `base_model.model.q_proj.lora_magnitude_vector` is missing\
+         \n  `base_model.model.q_proj.fourier_params.weight` belongs to LS-LoRA, the config says `dora`\
+         \n  `base_model.model.q_proj.fourier_params.sigma` belongs to LS-LoRA, the config says `dora`",
+    );
+    let mut magnitude = pair("q_proj", 2).to_vec();
+    magnitude.push(tensor(AdapterKey::LoraMagnitude("q_proj".to_string()), &[5]));
+    incomplete(&dora, &magnitude, "  `base_model.model.q_proj.lora_magnitude_vector` is [5], expected [4]");
+    incomplete(
+        &config(2),
+        &magnitude,
+        "  `base_model.model.q_proj.lora_magnitude_vector` belongs to DoRA, the config says `lora`",
+    );
+    let mut more = pair("q_proj", 2).to_vec();
+    more.push(tensor(AdapterKey::BaseTensor("lm_head.weight".to_string()), &[2]));
+    more.push(tensor(AdapterKey::LoraEmbeddingA("embed".to_string()), &[2, 3]));
+    incomplete(
+        &config(2),
+        &more[..3],
+        "  `base_model.model.lm_head.weight` is a whole tensor of the base, the config says `lora`",
+    );
+}

@@ -23,9 +23,16 @@ pub enum AdapterKey {
     LoraMagnitude(String),
     /// `{path}.base_layer.bias`, the bias of an adapted module: `bias = "lora_only"` or `"all"`.
     BaseLayerBias(String),
+    /// `{path}.bias`, the bias of a module without an adapter: `bias = "all"`. Releases of PEFT that had no
+    /// `base_layer` wrote the biases of adapted modules so too.
+    ModuleBias(String),
+    /// `{path}.fourier_params.weight`, shape (4): the coefficients of LS-LoRA.
+    FourierWeight(String),
+    /// `{path}.fourier_params.sigma`, shape (): the width of LS-LoRA.
+    FourierSigma(String),
     /// `{path}.token_adapter.trainable_tokens_delta`: `trainable_token_indices`.
     TrainableTokens(String),
-    /// A tensor of the base model under its own name: `modules_to_save`, or a bias under `bias = "all"`.
+    /// A tensor of the base model under its own name: `modules_to_save`.
     BaseTensor(String),
     /// A key without the prefix, whole.
     Foreign(String),
@@ -33,7 +40,8 @@ pub enum AdapterKey {
 
 type Suffix = (&'static str, fn(String) -> AdapterKey);
 
-const SUFFIXES: [Suffix; 8] = [
+/// The first that fits counts: every bias of a kind of its own comes before the plain one.
+const SUFFIXES: [Suffix; 11] = [
     (".lora_A.weight", AdapterKey::LoraA),
     (".lora_B.weight", AdapterKey::LoraB),
     (".lora_B.bias", AdapterKey::LoraBBias),
@@ -41,6 +49,9 @@ const SUFFIXES: [Suffix; 8] = [
     (".lora_embedding_B", AdapterKey::LoraEmbeddingB),
     (".lora_magnitude_vector", AdapterKey::LoraMagnitude),
     (".base_layer.bias", AdapterKey::BaseLayerBias),
+    (".bias", AdapterKey::ModuleBias),
+    (".fourier_params.weight", AdapterKey::FourierWeight),
+    (".fourier_params.sigma", AdapterKey::FourierSigma),
     (".token_adapter.trainable_tokens_delta", AdapterKey::TrainableTokens),
 ];
 
@@ -61,7 +72,7 @@ impl AdapterKey {
     /// The path of the adapted module; `None` for tensors that are not an adapter's own.
     pub fn module(&self) -> Option<&str> {
         match self {
-            AdapterKey::BaseTensor(_) | AdapterKey::Foreign(_) => None,
+            AdapterKey::BaseTensor(_) | AdapterKey::ModuleBias(_) | AdapterKey::Foreign(_) => None,
             AdapterKey::LoraA(path)
             | AdapterKey::LoraB(path)
             | AdapterKey::LoraBBias(path)
@@ -69,6 +80,8 @@ impl AdapterKey {
             | AdapterKey::LoraEmbeddingB(path)
             | AdapterKey::LoraMagnitude(path)
             | AdapterKey::BaseLayerBias(path)
+            | AdapterKey::FourierWeight(path)
+            | AdapterKey::FourierSigma(path)
             | AdapterKey::TrainableTokens(path) => Some(path),
         }
     }
@@ -94,6 +107,9 @@ impl fmt::Display for AdapterKey {
             AdapterKey::LoraEmbeddingB(path) => write!(f, "{PREFIX}{path}.lora_embedding_B"),
             AdapterKey::LoraMagnitude(path) => write!(f, "{PREFIX}{path}.lora_magnitude_vector"),
             AdapterKey::BaseLayerBias(path) => write!(f, "{PREFIX}{path}.base_layer.bias"),
+            AdapterKey::ModuleBias(path) => write!(f, "{PREFIX}{path}.bias"),
+            AdapterKey::FourierWeight(path) => write!(f, "{PREFIX}{path}.fourier_params.weight"),
+            AdapterKey::FourierSigma(path) => write!(f, "{PREFIX}{path}.fourier_params.sigma"),
             AdapterKey::TrainableTokens(path) => {
                 write!(f, "{PREFIX}{path}.token_adapter.trainable_tokens_delta")
             }
@@ -134,10 +150,9 @@ mod tests {
             AdapterKey::TrainableTokens("model.embed_tokens".to_string()),
         );
         check("base_model.model.lm_head.weight", AdapterKey::BaseTensor("lm_head.weight".to_string()));
-        check(
-            "base_model.model.model.layers.0.self_attn.q_proj.bias",
-            AdapterKey::BaseTensor("model.layers.0.self_attn.q_proj.bias".to_string()),
-        );
+        check(&format!("{at}.bias"), AdapterKey::ModuleBias(q()));
+        check(&format!("{at}.fourier_params.weight"), AdapterKey::FourierWeight(q()));
+        check(&format!("{at}.fourier_params.sigma"), AdapterKey::FourierSigma(q()));
         check(
             "model.layers.0.self_attn.q_proj.lora_A.weight",
             AdapterKey::Foreign("model.layers.0.self_attn.q_proj.lora_A.weight".to_string()),

@@ -1,6 +1,6 @@
 //! Whether an adapter has exactly the tensors a run expects, told all at once.
 //! A list of keys alone seldom says why two adapters differ, so the error adds the reason when the keys and shapes show it:
-//! another rank, DoRA on one side only, other target modules, another base model.
+//! another rank, DoRA, LS-LoRA or biases on one side only, other target modules, another base model.
 //! Left out: taking a part of an adapter; a tensor nobody uses is an error, because it was trained for something.
 
 use std::collections::BTreeSet;
@@ -56,11 +56,9 @@ pub fn match_adapter(
             Some(tensor) => found.push(tensor),
         }
     }
-    let expected_keys: BTreeSet<String> = expected.iter().map(|tensor| tensor.key.to_string()).collect();
-    let mut unexpected: Vec<AdapterKey> = (file.tensors())
-        .filter(|(_, tensor)| !expected_keys.contains(tensor.name()))
-        .map(|(key, _)| key)
-        .collect();
+    let expected_keys: BTreeSet<&AdapterKey> = expected.iter().map(|tensor| &tensor.key).collect();
+    let mut unexpected: Vec<AdapterKey> =
+        file.tensors().map(|(key, _)| key).filter(|key| !expected_keys.contains(key)).collect();
     unexpected.sort();
     if missing.is_empty() && unexpected.is_empty() && shapes.is_empty() {
         return Ok(found);
@@ -122,12 +120,12 @@ fn hints(
             None => "the adapter was made for another base model".to_string(),
         });
     }
-    let has_magnitude =
-        |keys: &[AdapterKey]| keys.iter().any(|key| matches!(key, AdapterKey::LoraMagnitude(_)));
-    match (has_magnitude(missing), has_magnitude(unexpected)) {
-        (true, false) => hints.push("the recipe uses DoRA, the adapter does not".to_string()),
-        (false, true) => hints.push("the adapter uses DoRA, the recipe does not".to_string()),
-        (true, true) | (false, false) => {}
+    for (what, is_part) in PARTS {
+        match (missing.iter().any(is_part), unexpected.iter().any(is_part)) {
+            (true, false) => hints.push(format!("the recipe uses {what}, the adapter does not")),
+            (false, true) => hints.push(format!("the adapter uses {what}, the recipe does not")),
+            (true, true) | (false, false) => {}
+        }
     }
     let recipe_modules: BTreeSet<String> =
         (expected.iter()).filter_map(|tensor| last_name(&tensor.key)).collect();
@@ -141,6 +139,15 @@ fn hints(
     }
     hints
 }
+
+type Part = (&'static str, fn(&AdapterKey) -> bool);
+
+/// What an adapter may have beyond A and B, and the keys that show it.
+const PARTS: [Part; 3] = [
+    ("DoRA", |key| matches!(key, AdapterKey::LoraMagnitude(_))),
+    ("LS-LoRA", |key| matches!(key, AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_))),
+    ("trained biases", |key| matches!(key, AdapterKey::BaseLayerBias(_) | AdapterKey::ModuleBias(_))),
+];
 
 fn rank_hint(shapes: &[ShapeMismatch]) -> Option<String> {
     let pairs: BTreeSet<(usize, usize)> = (shapes.iter().filter(|m| only_the_rank_differs(m)))

@@ -1,0 +1,112 @@
+//! What becomes of each tensor of the base: folded with a module, given a trained bias, converted, or copied.
+//! An adapter of another model is found here, before anything is written, with every tensor that does not fit.
+//! Left out: where a tensor goes (`shards`) and its numbers (`fold`).
+
+use std::collections::BTreeMap;
+
+use super::original::{OriginalModel, OriginalTensor};
+use crate::checkpoint::element::Element;
+use crate::checkpoint::peft::{AdapterFile, AdapterModule, AdapterModules};
+use crate::checkpoint::tensor_ref::TensorRef;
+use crate::failure::Failure;
+
+/// How many tensors an error spells out before it counts the rest.
+const NAMED_AT_MOST: usize = 8;
+
+#[derive(Clone, Debug)]
+pub enum Action {
+    Fold(Box<AdapterModule>),
+    /// With a tensor of the adapter.
+    Replace(TensorRef),
+    /// Into another element type.
+    Convert,
+    Copy,
+}
+
+#[derive(Clone, Debug)]
+pub struct OutputTensor {
+    pub original: OriginalTensor,
+    /// As written.
+    pub element: Element,
+    pub action: Action,
+}
+
+impl OutputTensor {
+    pub fn bytes(&self) -> u64 {
+        let bytes = self.element.tensor_bytes(self.original.shape());
+        bytes.expect("at most twice a size that a file has")
+    }
+}
+
+/// One output for each tensor of the base, in its order.
+pub fn fit_adapter(
+    adapter: &AdapterFile,
+    read: &AdapterModules,
+    original: &OriginalModel,
+    element: Option<Element>,
+) -> Result<Vec<OutputTensor>, Failure> {
+    let mut problems = Vec::new();
+    let mut actions: BTreeMap<String, Action> = BTreeMap::new();
+    for module in &read.modules {
+        let name = format!("{}.weight", module.path);
+        match check(original, &name, &[module.rows(), module.columns()]) {
+            Ok(()) => drop(actions.insert(name, Action::Fold(Box::new(module.clone())))),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let adapted = read.modules.iter().filter_map(|module| Some((&module.path, module.bias.as_ref()?)));
+    for (path, bias) in adapted.chain(read.biases.iter().map(|(path, bias)| (path, bias))) {
+        let name = format!("{path}.bias");
+        match check(original, &name, bias.shape()) {
+            Ok(()) => drop(actions.insert(name, Action::Replace(bias.clone()))),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(misfit(adapter, original, &problems));
+    }
+    let outputs = original.tensors().iter().map(|tensor| {
+        let element = element.filter(|_| tensor.is_real()).unwrap_or(tensor.element());
+        let action = match actions.remove(tensor.name()) {
+            Some(action) => action,
+            None if element == tensor.element() => Action::Copy,
+            None => Action::Convert,
+        };
+        OutputTensor { original: tensor.clone(), element, action }
+    });
+    Ok(outputs.collect())
+}
+
+fn check(original: &OriginalModel, name: &str, shape: &[usize]) -> Result<(), String> {
+    match original.tensor(name) {
+        None if name == "lm_head.weight" => {
+            Err(format!("`{name}` is not in the base: it is tied to the embedding, which would change too"))
+        }
+        None => Err(format!("`{name}` is not in the base")),
+        Some(tensor) if tensor.shape() != shape => {
+            Err(format!("`{name}` is {:?} in the base, the adapter is for {shape:?}", tensor.shape()))
+        }
+        Some(tensor) if !tensor.is_real() => {
+            Err(format!("`{name}` holds {} in the base, which cannot be read as numbers", tensor.element()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+fn misfit(adapter: &AdapterFile, original: &OriginalModel, problems: &[String]) -> Failure {
+    let mut message = format!(
+        "the adapter in `{}` does not fit the base model `{}`",
+        adapter.path().display(),
+        original.path().display()
+    );
+    for problem in problems.iter().take(NAMED_AT_MOST) {
+        message.push_str(&format!("\n  {problem}"));
+    }
+    if problems.len() > NAMED_AT_MOST {
+        message.push_str(&format!("\n  and {} more", problems.len() - NAMED_AT_MOST));
+    }
+    match &adapter.config().base_model_name_or_path {
+        Some(name) => Failure::world(message).hint(format!("the adapter was made for `{name}`")),
+        None => Failure::world(message),
+    }
+}

@@ -1,0 +1,103 @@
+//! Folding an adapter into its base model, file to file: no device, no plan, little memory.
+//!
+//! One direction: a base and an adapter are matched (`fit`), every output tensor gets its place in a shard
+//! (`shards`), and rows pass through in blocks (`fold`, `write`), computed in f32 and rounded once.
+//! Memory is two blocks of `block_bytes` and one module's A, B and magnitude in f32, whatever the model's size.
+//! Left out: LS-LoRA, which is not linear and so has no weight that would do the same.
+
+pub mod fit;
+pub mod fold;
+pub mod original;
+pub mod shards;
+pub mod sidecar;
+pub mod write;
+
+use crate::checkpoint::element::Element;
+use crate::checkpoint::peft::{AdapterFile, StoredKind, read_modules};
+use crate::failure::Failure;
+use fit::fit_adapter;
+use original::OriginalModel;
+use std::path::Path;
+use write::{OutputFolder, Workspace, write_shards};
+
+#[derive(Clone, Copy, Debug)]
+pub struct MergeOptions {
+    /// `None` keeps each tensor's own type.
+    pub element: Option<Element>,
+    /// A shard is no larger, unless one tensor is.
+    pub max_shard_bytes: u64,
+    /// Of each of the two blocks in memory, half for rows in f32 and half for rows as written.
+    pub block_bytes: usize,
+}
+
+impl Default for MergeOptions {
+    fn default() -> MergeOptions {
+        MergeOptions { element: None, max_shard_bytes: 5_000_000_000, block_bytes: 16 << 20 }
+    }
+}
+
+/// What was merged, for a report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merged {
+    pub kind: StoredKind,
+    pub modules: usize,
+    pub biases: usize,
+    pub shards: usize,
+    pub folded: Tally,
+    /// Written in another type, or with a trained bias.
+    pub converted: Tally,
+    /// Byte for byte.
+    pub copied: Tally,
+    /// What the workspace held.
+    pub memory_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub tensors: usize,
+    pub bytes: u64,
+}
+
+/// Writes the merged model into `output`, which appears whole or not at all.
+pub fn merge(
+    adapter: &AdapterFile,
+    original: &OriginalModel,
+    output: &Path,
+    options: MergeOptions,
+) -> Result<Merged, Failure> {
+    let kind = adapter.config().kind();
+    if kind == StoredKind::LsLora {
+        return Err(Failure::world(format!(
+            "the adapter in `{}` is LS-LoRA, which cannot be merged: it adds a Fourier function of \
+             s·B·A·x to what a linear gives, and no weight W does that",
+            adapter.path().display()
+        ))
+        .hint("keep the adapter beside the base model"));
+    }
+    OutputFolder::refuse_existing(output)?;
+    let read = read_modules(adapter).map_err(Failure::world)?;
+    let outputs = fit_adapter(adapter, &read, original, options.element)?;
+    let shards = shards::split_shards(&outputs, options.max_shard_bytes);
+    let mut workspace = Workspace::new(&read.modules, options.block_bytes);
+    let folder = OutputFolder::create(output)?;
+    write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
+    sidecar::copy_sidecars(original, folder.path(), options.element)?;
+    folder.commit()?;
+    let tally = |is_counted: fn(&fit::Action) -> bool| {
+        let counted = outputs.iter().filter(|output| is_counted(&output.action));
+        counted.fold(Tally::default(), |sum, output| Tally {
+            tensors: sum.tensors + 1,
+            bytes: sum.bytes + output.bytes(),
+        })
+    };
+    Ok(Merged {
+        kind,
+        modules: read.modules.len(),
+        biases: outputs.iter().filter(|output| matches!(output.action, fit::Action::Replace(_))).count(),
+        shards: shards.len(),
+        folded: tally(|action| matches!(action, fit::Action::Fold(_))),
+        converted: tally(|action| matches!(action, fit::Action::Convert | fit::Action::Replace(_))),
+        copied: tally(|action| matches!(action, fit::Action::Copy)),
+        memory_bytes: workspace.memory_bytes(),
+    })
+}

@@ -1,0 +1,126 @@
+//! The files of a model folder beside its weights: config, generation settings, tokenizer, chat template.
+//! They are copied as they are, but for the element type in `config.json` when the output has another one.
+//! Left out: pickled weights, other formats of the weights, pictures and cards.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::original::OriginalModel;
+use crate::checkpoint::element::Element;
+use crate::checkpoint::whole_file::write_whole;
+use crate::failure::Failure;
+
+/// Beginnings and ends of the names that are copied.
+const BEGINNINGS: [&str; 7] = [
+    "config.json",
+    "generation_config",
+    "tokenizer",
+    "special_tokens",
+    "added_tokens",
+    "chat_template",
+    "tekken",
+];
+const NAMES: [&str; 5] = ["vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"];
+const ENDS: [&str; 3] = [".jinja", ".tiktoken", ".py"];
+/// A folder of further templates.
+const TEMPLATES: &str = "additional_chat_templates";
+
+pub fn copy_sidecars(
+    original: &OriginalModel,
+    folder: &Path,
+    element: Option<Element>,
+) -> Result<(), Failure> {
+    copy_files(original.path(), folder, is_sidecar)?;
+    let templates = original.path().join(TEMPLATES);
+    if templates.is_dir() {
+        let target = folder.join(TEMPLATES);
+        fs::create_dir(&target).map_err(|error| unwritten(&target, error))?;
+        copy_files(&templates, &target, |_| true)?;
+    }
+    if let Some(element) = element {
+        let text = format!("{:#}\n", with_element(original.config(), element));
+        write_whole(&folder.join("config.json"), |out| out.write_all(text.as_bytes()))
+            .map_err(Failure::world)?;
+    }
+    Ok(())
+}
+
+fn copy_files(from: &Path, to: &Path, is_copied: fn(&str) -> bool) -> Result<(), Failure> {
+    let unread = |error| Failure::world(format!("`{}` could not be read: {error}", from.display()));
+    for entry in fs::read_dir(from).map_err(unread)? {
+        let entry = entry.map_err(unread)?;
+        let name = entry.file_name();
+        if name.to_str().is_some_and(is_copied) && entry.path().is_file() {
+            let target = to.join(&name);
+            let copied = fs::copy(entry.path(), &target).and_then(|_| fs::File::open(&target)?.sync_all());
+            copied.map_err(|error| unwritten(&target, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn is_sidecar(name: &str) -> bool {
+    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+        || NAMES.contains(&name)
+        || ENDS.iter().any(|end| name.ends_with(end))
+}
+
+fn unwritten(path: &Path, error: std::io::Error) -> Failure {
+    Failure::world(format!("`{}` could not be written: {error}", path.display()))
+}
+
+/// The config with the element type of the weights, under whichever name it has: `dtype` since transformers 5,
+/// `torch_dtype` before, in the model's own settings and in those of its text part.
+fn with_element(config: &Value, element: Element) -> Value {
+    let word = match element {
+        Element::F32 => "float32",
+        Element::F16 => "float16",
+        Element::Bf16 => "bfloat16",
+        other => unreachable!("nothing is written as {other}"),
+    };
+    let mut config = config.clone();
+    let set = |settings: &mut Value| {
+        let present = ["dtype", "torch_dtype"].into_iter().filter(|key| settings.get(key).is_some());
+        let present: Vec<&str> = present.collect();
+        present.iter().for_each(|key| settings[key] = json!(word));
+        !present.is_empty()
+    };
+    let in_text = config.get_mut("text_config").is_some_and(set);
+    if !set(&mut config) && !in_text {
+        config["torch_dtype"] = json!(word);
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_config_names_the_type_where_it_did() {
+        let check = |config: Value, expected: Value| {
+            assert_eq!(with_element(&config, Element::F16), expected);
+        };
+        check(json!({"a": 1, "dtype": "float32"}), json!({"a": 1, "dtype": "float16"}));
+        check(json!({"torch_dtype": "bfloat16"}), json!({"torch_dtype": "float16"}));
+        check(json!({"a": 1}), json!({"a": 1, "torch_dtype": "float16"}));
+        check(
+            json!({"text_config": {"dtype": "float32", "torch_dtype": "float32"}}),
+            json!({"text_config": {"dtype": "float16", "torch_dtype": "float16"}}),
+        );
+    }
+
+    #[test]
+    fn weights_and_cards_are_no_sidecars() {
+        for name in
+            ["config.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "merges.txt"]
+        {
+            assert!(is_sidecar(name), "{name}");
+        }
+        for name in ["model.safetensors", "model.safetensors.index.json", "README.md", "pytorch_model.bin"] {
+            assert!(!is_sidecar(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Writing the merged tensors: two workers take blocks of rows in turn and put each at its place in the file.
+//! A block is read, folded, rounded and written by one worker, so that reading, arithmetic and writing overlap
+//! without a queue, and the bytes are the same whoever takes which block.
+//! All memory is reserved before the first tensor; the output folder has a temporary name until all is on disk.
+//! Left out: what is written (`fit`), and where (`shards`).
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::fit::{Action, OutputTensor};
+use super::fold::{Factors, round_into};
+use super::original::{read_f32, read_rows_f32};
+use super::shards::{INDEX_FILE, render_index, shard_name};
+use crate::checkpoint::element::Element;
+use crate::checkpoint::peft::AdapterModule;
+use crate::checkpoint::safetensors_write::{TensorSpec, lay_out_file, pytorch_metadata};
+use crate::checkpoint::whole_file::{folder_of, sync_folder, write_whole};
+use crate::failure::Failure;
+
+const WORKERS: usize = 2;
+
+/// The memory of a merge.
+pub struct Workspace {
+    factors: Factors,
+    workers: Vec<Worker>,
+}
+
+struct Worker {
+    /// Rows in f32.
+    values: Vec<f32>,
+    /// Rows as written, or bytes of a copy.
+    bytes: Vec<u8>,
+}
+
+impl Workspace {
+    pub fn new(modules: &[AdapterModule], block_bytes: usize) -> Workspace {
+        let half_bytes = (block_bytes / 2).max(size_of::<f32>());
+        let worker =
+            |_| Worker { values: vec![0.0; half_bytes / size_of::<f32>()], bytes: vec![0; half_bytes] };
+        Workspace { factors: Factors::with_room_for(modules), workers: (0..WORKERS).map(worker).collect() }
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        let of = |worker: &Worker| worker.values.capacity() * size_of::<f32>() + worker.bytes.capacity();
+        self.factors.room_bytes() + self.workers.iter().map(of).sum::<usize>() as u64
+    }
+}
+
+/// Writes every shard, and the index where there is more than one.
+pub fn write_shards(
+    folder: &Path,
+    outputs: &[OutputTensor],
+    shards: &[Range<usize>],
+    workspace: &mut Workspace,
+) -> Result<(), Failure> {
+    for (number, range) in shards.iter().enumerate() {
+        let path = folder.join(shard_name(number, shards.len()));
+        write_shard(&path, &outputs[range.clone()], workspace)?;
+    }
+    if shards.len() > 1 {
+        let text = render_index(outputs, shards);
+        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes()))
+            .map_err(Failure::world)?;
+    }
+    Ok(())
+}
+
+fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace) -> Result<(), Failure> {
+    let specs: Vec<TensorSpec> = (outputs.iter())
+        .map(|output| TensorSpec {
+            name: output.original.name().to_string(),
+            element: output.element,
+            shape: output.original.shape().to_vec(),
+        })
+        .collect();
+    let layout = lay_out_file(&pytorch_metadata(), &specs).map_err(Failure::world)?;
+    let failed = |error| Failure::world(format!("`{}` could not be written: {error}", path.display()));
+    let file = File::create_new(path).map_err(failed)?;
+    file.set_len(layout.file_bytes).map_err(failed)?;
+    file.write_all_at(&layout.beginning, 0).map_err(failed)?;
+    for (output, &offset) in outputs.iter().zip(&layout.offsets) {
+        let target = Target { file: &file, path, offset };
+        write_tensor(output, &target, workspace)?;
+    }
+    file.sync_all().map_err(failed)
+}
+
+/// Where the bytes of a tensor go.
+struct Target<'a> {
+    file: &'a File,
+    path: &'a Path,
+    offset: u64,
+}
+
+impl Target<'_> {
+    fn write(&self, byte_offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        (self.file.write_all_at(bytes, self.offset + byte_offset)).map_err(|error| {
+            Failure::world(format!("`{}` could not be written: {error}", self.path.display()))
+        })
+    }
+}
+
+fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspace) -> Result<(), Failure> {
+    let Workspace { factors, workers } = workspace;
+    match &output.action {
+        Action::Fold(module) => {
+            factors.load(module)?;
+            write_rows(output, target, workers, |first_row, rows| factors.fold_rows(first_row, rows))
+        }
+        Action::Convert => write_rows(output, target, workers, |_, _| {}),
+        Action::Replace(tensor) => in_blocks(workers, tensor.elements(), 1, |worker, range| {
+            let values = &mut worker.values[..(range.end - range.start) as usize];
+            read_f32(tensor, range.start, values)?;
+            write_rounded(values, &mut worker.bytes, output.element, target, range.start)
+        }),
+        Action::Copy => in_blocks(workers, output.bytes(), 1, |worker, range| {
+            // Counted in bytes, of which a worker holds four for each value.
+            let bytes = &mut worker.bytes[..(range.end - range.start) as usize];
+            output.original.read_bytes(range.start, bytes)?;
+            target.write(range.start, bytes)
+        }),
+    }
+}
+
+fn write_rows(
+    output: &OutputTensor,
+    target: &Target,
+    workers: &mut [Worker],
+    fold: impl Fn(usize, &mut [f32]) + Sync,
+) -> Result<(), Failure> {
+    let (original, width) = (&output.original, output.original.row_elements());
+    // A row longer than the block takes the memory that it needs.
+    for worker in workers.iter_mut().filter(|worker| worker.values.len() < width) {
+        worker.values.resize(width, 0.0);
+        worker.bytes.resize(width * size_of::<f32>(), 0);
+    }
+    in_blocks(workers, original.rows() as u64, width.max(1), |worker, range| {
+        let (first_row, rows) = (range.start as usize, (range.end - range.start) as usize);
+        let values = &mut worker.values[..rows * width];
+        read_rows_f32(original, first_row, rows, values)?;
+        fold(first_row, values);
+        write_rounded(values, &mut worker.bytes, output.element, target, range.start * width as u64)
+    })
+}
+
+fn write_rounded(
+    values: &[f32],
+    bytes: &mut [u8],
+    element: Element,
+    target: &Target,
+    first_element: u64,
+) -> Result<(), Failure> {
+    let bytes = &mut bytes[..values.len() * element.size_bytes()];
+    round_into(values, element, bytes);
+    target.write(first_element * element.size_bytes() as u64, bytes)
+}
+
+/// Hands ranges of `count` items to the workers, as many at a time as a worker has room for when an item takes
+/// `width` values. The first failure ends the work.
+fn in_blocks(
+    workers: &mut [Worker],
+    count: u64,
+    width: usize,
+    work: impl Fn(&mut Worker, Range<u64>) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
+    let at_a_time = workers[0].values.len() / width;
+    let blocks = count.div_ceil(at_a_time as u64) as usize;
+    let next = AtomicUsize::new(0);
+    let run = |worker: &mut Worker| -> Result<(), Failure> {
+        loop {
+            let block = next.fetch_add(1, Ordering::Relaxed);
+            if block >= blocks {
+                return Ok(());
+            }
+            let first = (block * at_a_time) as u64;
+            let outcome = work(worker, first..(first + at_a_time as u64).min(count));
+            if outcome.is_err() {
+                next.store(blocks, Ordering::Relaxed);
+                return outcome;
+            }
+        }
+    };
+    // A thread is not worth its start for one block.
+    let (here, others) = workers.split_first_mut().expect("there are workers");
+    std::thread::scope(|scope| {
+        let needed = others.iter_mut().take(blocks.saturating_sub(1));
+        let threads: Vec<_> = needed.map(|worker| scope.spawn(|| run(worker))).collect();
+        let mut outcome = run(here);
+        for thread in threads {
+            let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            outcome = outcome.and(other);
+        }
+        outcome
+    })
+}
+
+/// A folder that gets its name when it is complete; dropping it before removes it.
+pub struct OutputFolder {
+    target: PathBuf,
+    temporary: PathBuf,
+    renamed: bool,
+}
+
+impl OutputFolder {
+    pub fn refuse_existing(target: &Path) -> Result<(), Failure> {
+        match target.symlink_metadata() {
+            Ok(_) => Err(Failure::world(format!("`{}` is already there", target.display()))
+                .hint("choose another `--output`, or remove it")),
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub fn create(target: &Path) -> Result<OutputFolder, Failure> {
+        let failed =
+            |path: &Path, error| Failure::world(format!("`{}` could not be made: {error}", path.display()));
+        let Some(name) = target.file_name() else {
+            return Err(Failure::recipe(format!("`{}` is no name for a new folder", target.display())));
+        };
+        let parent = folder_of(target);
+        fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.tmp", std::process::id()));
+        let temporary = target.with_file_name(hidden);
+        fs::create_dir(&temporary).map_err(|error| failed(&temporary, error))?;
+        Ok(OutputFolder { target: target.to_path_buf(), temporary, renamed: false })
+    }
+
+    /// Where to write until then.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    pub fn commit(mut self) -> Result<(), Failure> {
+        sync_folder(&self.temporary).map_err(Failure::world)?;
+        fs::rename(&self.temporary, &self.target).map_err(|error| {
+            Failure::world(format!("`{}` could not be renamed: {error}", self.temporary.display()))
+        })?;
+        self.renamed = true;
+        sync_folder(folder_of(&self.target)).map_err(Failure::world)
+    }
+}
+
+impl Drop for OutputFolder {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // Nothing can be done about a failure here, and the error that led here matters more.
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
