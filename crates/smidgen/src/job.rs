@@ -3,8 +3,8 @@
 //! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
 //! config, the adapter, the data. Weights are opened but not read.
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::folder::{FolderError, ModelFolder};
+use crate::checkpoint::folder::FolderError;
+use crate::checkpoint::model::{Model, ModelOpenError};
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use crate::data::source::find_files;
@@ -20,7 +20,7 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, model};
-use smidgen_ir::{AdamW, DType, Extent, Shape, Storage, Workload};
+use smidgen_ir::{AdamW, Code4, DType, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Job {
     pub recipe: Recipe,
-    pub model: ModelFolder,
+    pub model: Model,
     /// The math; its extent is set when the job is planned.
     pub request: Request,
     pub data: Data,
@@ -104,14 +104,6 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     };
     let (model, adapter, data, train, memory) =
         (&recipe.model, &recipe.adapter, &recipe.data, &recipe.train, &recipe.memory);
-    match &model.path {
-        ModelPath::Folder(_) => {}
-        path => refuse("model.path", path, "a folder with a Hugging Face checkpoint"),
-    }
-    match model.base {
-        BaseFormat::AsStored | BaseFormat::F32 | BaseFormat::Bf16 | BaseFormat::F16 => {}
-        base => refuse("model.base", &base, "as-stored, f32, bf16, f16"),
-    }
     match model.compute {
         Compute::Auto | Compute::F32 => {}
         compute => refuse("model.compute", &compute, "auto, f32"),
@@ -167,10 +159,14 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
 }
 
-fn open_model(path: &ModelPath) -> Result<ModelFolder, Failure> {
-    let ModelPath::Folder(path) = path else { unreachable!("other paths are refused before") };
-    ModelFolder::open(&path.resolved).map_err(|error| match &error {
-        FolderError::Missing { .. } => Failure::world(&error)
+fn open_model(path: &ModelPath) -> Result<Model, Failure> {
+    let opened = match path {
+        ModelPath::Folder(path) => Model::open_folder(&path.resolved),
+        ModelPath::Gguf(path) => Model::open_gguf(&path.resolved),
+        other => unreachable!("`{other}`"),
+    };
+    opened.map_err(|error| match &error {
+        ModelOpenError::Folder(FolderError::Missing { .. }) => Failure::world(&error)
             .hint("paths in a recipe are relative to the recipe, those on the command line to the working directory"),
         _ => Failure::world(&error),
     })
@@ -184,7 +180,7 @@ fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
 }
 
 /// The checkpoint holds exactly the tensors that the config describes, in their shapes.
-fn check_weights(spec: &DecoderSpec, model: &ModelFolder) -> Result<(), Failure> {
+fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     if !model.has_weights() {
         return Ok(());
     }
@@ -192,7 +188,7 @@ fn check_weights(spec: &DecoderSpec, model: &ModelFolder) -> Result<(), Failure>
     let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
     for tensor in spec.tensors() {
         let expected = constant_dims(&tensor.shape);
-        match model.tensor(&tensor.name) {
+        match model.weight(&tensor.name) {
             None => problems.push(format!("`{}` is missing", tensor.name)),
             Some(found) if found.shape() != expected => {
                 problems.push(format!(
@@ -201,14 +197,14 @@ fn check_weights(spec: &DecoderSpec, model: &ModelFolder) -> Result<(), Failure>
                     found.shape()
                 ));
             }
-            Some(found) if storage_of(found.element()).is_none() => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element()));
+            Some(found) if !is_trainable_on(&tensor.shape, found.storage()) => {
+                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
             }
             Some(_) => {}
         }
         known.insert(tensor.name);
     }
-    let unknown = model.tensor_names().filter(|name| !known.contains(*name));
+    let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name));
     problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
     if problems.is_empty() {
         return Ok(());
@@ -219,44 +215,73 @@ fn check_weights(spec: &DecoderSpec, model: &ModelFolder) -> Result<(), Failure>
     if more > 0 {
         problems.push(format!("and {more} more"));
     }
-    Err(Failure::world(format!(
-        "config.json contradicts the weights in `{place}`\n  {}",
-        problems.join("\n  ")
-    ))
-    .hint("config.json and the safetensors files have to come from the same model"))
+    let problems = problems.join("\n  ");
+    Err(match model {
+        Model::Folder { .. } => {
+            Failure::world(format!("config.json contradicts the weights in `{place}`\n  {problems}"))
+                .hint("config.json and the safetensors files have to come from the same model")
+        }
+        Model::Gguf { .. } => {
+            Failure::world(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
+        }
+    })
+}
+
+/// Whether operations can read a tensor as it lies: matrices in any storage, vectors as plain numbers.
+fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
+    storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
 }
 
 fn constant_dims(shape: &Shape) -> Vec<usize> {
     shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
 }
 
-/// How an element type of a file lies in memory, where training can read it.
-pub fn storage_of(element: Element) -> Option<DType> {
-    match element {
-        Element::F32 => Some(DType::F32),
-        Element::Bf16 => Some(DType::Bf16),
-        Element::F16 => Some(DType::F16),
-        _ => None,
-    }
+/// How every tensor of the model will lie in memory.
+pub fn build_storage(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
+    let base = recipe.model.base;
+    let linears: HashSet<String> = spec
+        .linears()
+        .into_iter()
+        .filter(|linear| linear.layer.is_some())
+        .map(|linear| format!("{}.weight", linear.path))
+        .collect();
+    let assumed = assumed_storage(spec, model);
+    let storage = spec.tensors().into_iter().map(|tensor| {
+        let is_linear = linears.contains(&tensor.name);
+        let stored = match model.weight(&tensor.name).and_then(|weight| weight.storage()) {
+            Some(storage) => storage,
+            None if is_linear => assumed,
+            None => Storage::Plain(spec.stored),
+        };
+        let nf4 = |double| Storage::Bnb4 { code: Code4::Nf4, double };
+        let storage = match base {
+            BaseFormat::AsStored => stored,
+            BaseFormat::F32 => Storage::F32,
+            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
+            BaseFormat::F16 => Storage::Plain(DType::F16),
+            BaseFormat::Int8 if is_linear => Storage::Int8Rows,
+            BaseFormat::Nf4 if is_linear => nf4(true),
+            BaseFormat::Nf4Single if is_linear => nf4(false),
+            BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
+        };
+        (tensor.name, storage)
+    });
+    storage.collect()
 }
 
-fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &ModelFolder) -> Result<Request, Failure> {
-    let mut spec = spec.clone();
-    let mut storage = HashMap::new();
-    let forced = match recipe.model.base {
-        BaseFormat::F32 => Some(DType::F32),
-        BaseFormat::Bf16 => Some(DType::Bf16),
-        BaseFormat::F16 => Some(DType::F16),
-        BaseFormat::AsStored | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => None,
-    };
-    if let Some(dtype) = forced {
-        spec.stored = dtype;
-    } else {
-        for tensor in spec.tensors() {
-            let stored = model.tensor(&tensor.name).and_then(|found| storage_of(found.element()));
-            storage.extend(stored.map(|dtype| (tensor.name, Storage::Plain(dtype))));
-        }
+/// How linears lie where there are no weights to look at: as the config says.
+fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
+    let quantization = &model.config()["quantization_config"];
+    if model.has_weights() || quantization["load_in_4bit"] != true {
+        return Storage::Plain(spec.stored);
     }
+    let code = if quantization["bnb_4bit_quant_type"] == "nf4" { Code4::Nf4 } else { Code4::Fp4 };
+    Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
+}
+
+fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<Request, Failure> {
+    let storage = build_storage(recipe, spec, model);
+    let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
         title: title(recipe),

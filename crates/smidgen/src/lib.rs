@@ -13,6 +13,7 @@ pub mod data;
 pub mod failure;
 pub mod host;
 pub mod job;
+pub mod logits;
 pub mod merge;
 pub mod planning;
 pub mod recipe;

@@ -7,13 +7,14 @@ use crate::bytes::format_bytes;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
-use crate::job::{Data, Job, Rows};
-use crate::recipe::{Batch, MicroTokens, Recompute};
+use crate::job::{self, Data, Job, Rows};
+use crate::recipe::{BaseFormat, Batch, MicroTokens, Recompute};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
 };
-use smidgen_ir::{DType, Extent};
+use smidgen_ir::{Extent, Storage};
+use std::collections::HashMap;
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
@@ -306,11 +307,22 @@ fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: 
         let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
         offer(&change, "; shorter samples change results", one_sample(tokens));
     }
-    if job.request.storage_of(job.request.spec.head_tensor()).bytes(1, 1) > DType::Bf16.bytes() {
-        let mut narrow = job.request.clone();
-        narrow.spec.stored = DType::Bf16;
-        narrow.storage.clear();
-        offer("`model.base = \"bf16\"`", " and changes results", attempt(&narrow, &recipe_demands, pins));
+    for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
+        let mut recipe = job.recipe.clone();
+        recipe.model.base = base;
+        let storage = job::build_storage(&recipe, &job.request.spec, &job.model);
+        let bytes = |storage: &HashMap<String, Storage>| {
+            let sizes = job.request.spec.tensors().into_iter().map(|tensor| {
+                let (rows, columns) = tensor.shape.at(&Extent::default());
+                storage[&tensor.name].bytes(rows, columns)
+            });
+            sizes.sum::<usize>()
+        };
+        if bytes(&storage) < bytes(&job.request.storage) {
+            let smaller = Request { storage, ..job.request.clone() };
+            let change = format!("`model.base = \"{base}\"`");
+            offer(&change, " and changes results", attempt(&smaller, &recipe_demands, pins));
+        }
     }
     advice.push(format!("`memory.budget = \"{}\"` is the least that fits", budget_words(leanest.peak_bytes)));
     advice

@@ -11,47 +11,53 @@ use smidgen::data::micro_batch::MicroBatch;
 use smidgen::job::{Data, Job, Purpose, Rows};
 use smidgen::recipe::{RecipeSource, parse_recipe};
 use smidgen::train::feed::Feed;
-use smidgen::train::tensors;
+use smidgen::logits::LogitsRun;
+use smidgen::train::{adapters, weights};
 use smidgen_compile::{Policy, Recompute, compile};
-use smidgen_ir::{Entry, Extent, LeafKind, Op, Plan, workspace};
-use smidgen_runtime::{Cpu, Device, Executor};
+use smidgen_ir::{Entry, Extent, ValueRole};
+use smidgen_runtime::{Cpu, Executor};
 use std::path::{Path, PathBuf};
 
 const SEED: u64 = 42;
 
-#[test]
-fn llama_mha() {
-    replay("llama-mha");
+macro_rules! replays {
+    ($($test:ident = $name:literal,)+) => {
+        $(#[test]
+        fn $test() {
+            replay($name);
+        })+
+
+        const REPLAYED: &[&str] = &[$($name),+];
+    };
 }
 
-#[test]
-fn llama_gqa_tied() {
-    replay("llama-gqa-tied");
-}
-
-#[test]
-fn llama_bias_linear() {
-    replay("llama-bias-linear");
-}
-
-#[test]
-fn llama_f16_some_layers() {
-    replay("llama-f16-some-layers");
-}
-
-#[test]
-fn qwen2() {
-    replay("qwen2");
-}
-
-#[test]
-fn qwen3() {
-    replay("qwen3");
-}
-
-#[test]
-fn mistral_window() {
-    replay("mistral-window");
+replays! {
+    gemma2 = "gemma2",
+    gemma3_text = "gemma3-text",
+    gemma3_v4 = "gemma3-v4",
+    llama_bias_linear = "llama-bias-linear",
+    llama_dora = "llama-dora",
+    llama_f16_some_layers = "llama-f16-some-layers",
+    llama_gqa_tied = "llama-gqa-tied",
+    llama_head128 = "llama-head128",
+    llama_head256 = "llama-head256",
+    llama_head64 = "llama-head64",
+    llama_head80 = "llama-head80",
+    llama_head96 = "llama-head96",
+    llama_lslora = "llama-lslora",
+    llama_mha = "llama-mha",
+    mistral_window = "mistral-window",
+    phi3 = "phi3",
+    phi3_dora = "phi3-dora",
+    phi3_longrope = "phi3-longrope",
+    phi3_lslora = "phi3-lslora",
+    phi4_mini = "phi4-mini",
+    phi4_mini_v4 = "phi4-mini-v4",
+    qwen2 = "qwen2",
+    qwen2_bias_all = "qwen2-bias-all",
+    qwen2_bias_lora_only = "qwen2-bias-lora-only",
+    qwen2_dora = "qwen2-dora",
+    qwen3 = "qwen3",
 }
 
 #[test]
@@ -62,8 +68,7 @@ fn every_fixture_is_replayed() {
     });
     let mut names: Vec<String> = folders.collect();
     names.sort();
-    let llamas = ["llama-bias-linear", "llama-f16-some-layers", "llama-gqa-tied", "llama-mha"];
-    assert_eq!(names, [&llamas[..], &["mistral-window", "qwen2", "qwen3"]].concat());
+    assert_eq!(names, REPLAYED);
 }
 
 fn replay(name: &str) {
@@ -157,8 +162,9 @@ impl<'a> Replay<'a> {
         let plan = compile(&request, &Policy { recompute, loss_chunk: 48 });
         let feed = Feed::of(&plan, SEED);
         let mut executor = Executor::load(plan, Cpu::new(2).unwrap()).unwrap();
-        tensors::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
-        tensors::start_adapters(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
+        weights::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
+        adapters::start_adapters(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
+        executor.run(Entry::Refresh, &request.extent).unwrap();
         Replay { case, job, rows, executor, feed, batch: MicroBatch::default() }
     }
 
@@ -169,30 +175,21 @@ impl<'a> Replay<'a> {
         self.executor.run(entry, &self.batch.extent()).unwrap();
     }
 
-    /// `eval` leaves the last chunk of logits where it computed them.
     fn compare_logits(&mut self) {
-        let vocabulary = self.job.request.spec.vocabulary;
+        let extent = Extent { tokens: 64, rows: 64, segments: 1 };
+        let mut run = LogitsRun::load(&self.job.request, &self.job.model, extent)
+            .unwrap_or_else(|failure| panic!("{failure}"));
+        adapters::start_adapters(run.executor_mut(), self.job).unwrap_or_else(|failure| panic!("{failure}"));
+        run.refresh().unwrap_or_else(|failure| panic!("{failure}"));
         for row in 0..2 {
             let expected = self.case.tensor(&format!("logits.{row}"));
-            let tokens = self.rows.train.length(row) as usize;
             self.batch.fill(&self.rows.train, [row as u32]);
-            self.batch.rows = (0..tokens as i32).collect();
-            self.batch.labels = vec![0; tokens];
-            self.feed.write_loss_weight(&mut self.executor, 1.0);
-            self.feed.write_micro_batch(&mut self.executor, &self.batch, 0);
-            self.executor.run(Entry::Eval, &self.batch.extent()).unwrap();
-            assert!(tokens <= 48, "the sample's logits are one chunk");
-            let offset = loss_workspace(self.executor.plan());
-            let mut bytes = vec![0; 4 * tokens * vocabulary];
-            for (row, bytes) in bytes.chunks_mut(4 * vocabulary).enumerate() {
-                let first = 4 * row * workspace::logit_stride(vocabulary);
-                self.executor.device_mut().read(offset + first, bytes);
-            }
-            let worst = floats(&bytes)
-                .iter()
-                .zip(&expected)
-                .map(|(got, want)| (got - want).abs())
-                .fold(0.0, f32::max);
+            let ids: Vec<u32> = self.batch.ids.iter().map(|id| *id as u32).collect();
+            let all: Vec<u32> = (0..ids.len() as u32).collect();
+            let got = run.logits(&ids, &all).unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!(got.len(), expected.len());
+            let worst =
+                got.iter().zip(&expected).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
             assert!(worst < 1e-4, "logits of row {row}: off by {worst}");
         }
     }
@@ -228,31 +225,40 @@ impl<'a> Replay<'a> {
             self.feed.write_hyper(&mut self.executor, self.job.recipe.train.lr, step as u64 + 1);
             let extent = self.batch.extent();
             self.executor.run(Entry::Update, &extent).unwrap();
+            self.executor.run(Entry::Refresh, &extent).unwrap();
             let report = self.feed.read_report(&mut self.executor);
             assert!(report.finite);
             close(&format!("loss of step {step}"), report.loss, losses[step], 2e-6);
             close(&format!("gradient norm of step {step}"), report.grad_norm, norms[step], 1e-5);
+            if let Some(reg_loss) = report.reg_loss {
+                close(&format!("regularizer of step {step}"), reg_loss, self.case.numbers("reg_losses")[step], 1e-5);
+            }
         }
     }
 
     fn compare_gradients(&mut self) {
-        self.compare_leaves(LeafKind::Gradient, "grad ", "grad.base_model.model.", 3e-5);
+        self.compare_tensors(true, "grad", 3e-5);
     }
 
     fn compare_final_adapter(&mut self) {
-        self.compare_leaves(LeafKind::Adapter, "", "final.base_model.model.", 6e-5);
+        self.compare_tensors(false, "final", 6e-5);
     }
 
-    /// Every leaf of a kind against its recorded tensor: norm of the difference ÷ norm.
-    fn compare_leaves(&mut self, kind: LeafKind, prefix: &str, recorded: &str, tolerance: f32) {
-        let leaves = tensors::leaf_names(self.executor.plan(), kind);
-        assert!(leaves.len() >= 6, "{} leaves", leaves.len());
-        for (id, name) in leaves {
-            let path = name.strip_prefix(prefix).unwrap();
-            let expected = self.case.tensor(&format!("{recorded}{path}"));
-            let mut bytes = vec![0; 4 * expected.len()];
-            self.executor.read(id, &mut bytes);
+    /// Every tensor of the adapter, or its gradient, against the record: norm of the difference ÷ norm.
+    fn compare_tensors(&mut self, gradient: bool, recorded: &str, tolerance: f32) {
+        let places = adapters::adapter_places(self.executor.plan(), &self.job.request);
+        assert!(places.len() >= 6, "{} tensors", places.len());
+        for place in places {
+            let leaf = match &self.executor.plan().value(place.leaf).role {
+                ValueRole::Leaf(leaf) if gradient => leaf.gradient.expect("adapters are trained"),
+                _ => place.leaf,
+            };
+            let name = format!("{recorded}.{}", place.tensor.key);
+            let expected = self.case.tensor(&name);
+            let mut bytes = vec![0; place.bytes];
+            self.executor.read_at(leaf, place.offset, &mut bytes);
             let got = floats(&bytes);
+            assert_eq!(got.len(), expected.len(), "`{name}`");
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
             let size = norm(&mut expected.iter().copied());
             let distance = norm(&mut got.iter().zip(&expected).map(|(a, b)| a - b));
@@ -260,12 +266,6 @@ impl<'a> Replay<'a> {
             assert!(distance <= tolerance * size, "`{name}`: off by {distance} of {size}");
         }
     }
-}
-
-fn loss_workspace(plan: &Plan) -> usize {
-    let steps = &plan.entry(Entry::Eval).steps;
-    let step = steps.iter().find(|step| matches!(step.op, Op::LmHeadLoss(_))).expect("eval has a loss");
-    plan.buffer(step.workspace.expect("the loss has a workspace")).offset
 }
 
 fn close(what: &str, got: f64, expected: f64, relative: f64) {

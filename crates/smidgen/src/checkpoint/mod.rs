@@ -3,12 +3,14 @@
 //! Everything a file claims is checked before it is believed, and errors carry the file, the tensor and the numbers.
 //! Left out: pickled `.bin` files, and, but for the names in a GGUF file, any knowledge of architectures.
 
+pub mod bnb;
 pub mod element;
 pub mod folder;
 pub mod gguf;
 mod grouped_digits;
 pub mod json_file;
 pub mod load;
+pub mod model;
 pub mod peft;
 pub mod safetensors;
 pub mod safetensors_header;
@@ -16,4 +18,5 @@ pub mod safetensors_problem;
 pub mod safetensors_write;
 mod shard_index;
 pub mod tensor_ref;
+pub mod weight;
 pub mod whole_file;

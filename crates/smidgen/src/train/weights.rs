@@ -1,14 +1,16 @@
 //! Base weights from disk into the reservation, and values of the reservation out again.
 //!
-//! Weights go from the file into place by offset, converted on the way through a small buffer where the stored type
-//! differs. Nothing is ever held a second time.
+//! Weights go from the file into place by offset, in the storage in which they lie where the plan says so; else a few
+//! rows at a time are converted or quantized on the way. Nothing is ever held a second time.
 
 use crate::checkpoint::element::Element;
-use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::load::{MAX_PIECE_BYTES, read_tensor_into};
+use crate::checkpoint::model::Model;
 use crate::checkpoint::tensor_ref::TensorRef;
+use crate::checkpoint::weight::{Weight, WeightError, WeightRows};
 use crate::failure::Failure;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_runtime::quant::Encoding;
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -16,8 +18,11 @@ use std::ops::Range;
 /// Bytes that pass through host memory at a time; below what the promise on allocations counts.
 pub const PIECE_BYTES: usize = MAX_PIECE_BYTES / 2;
 
+/// Elements that are converted or quantized at a time, or one row where that is more.
+const PIECE_ELEMENTS: usize = 16 << 10;
+
 /// Fills every base weight from the checkpoint.
-pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &ModelFolder) -> Result<(), Failure> {
+pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &Model) -> Result<(), Failure> {
     for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
         load_weight(executor, model, &name)?;
     }
@@ -25,14 +30,58 @@ pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &ModelFolder) 
 }
 
 /// Fills the leaf of one tensor of the model.
-pub fn load_weight<D: Device>(
-    executor: &mut Executor<D>,
-    model: &ModelFolder,
-    name: &str,
-) -> Result<(), Failure> {
-    let tensor = model.tensor(name).expect("the job has checked that every weight is there");
+pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &str) -> Result<(), Failure> {
+    let weight = model.weight(name).expect("the job has checked that every weight is there");
     let id = leaf(executor.plan(), name);
-    fill_from_file(executor, id, &tensor, &mut vec![0u8; PIECE_BYTES])
+    let storage = executor.plan().value(id).ty.storage;
+    if weight.storage() == Some(storage) {
+        let fill = &mut |offset: usize, piece: &mut [u8]| weight.read_stored(offset as u64, piece);
+        return executor.fill(id, fill).map_err(Failure::world);
+    }
+    if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
+        return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
+    }
+    executor.fill(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes)).map_err(Failure::world)
+}
+
+#[derive(Debug, thiserror::Error)]
+enum EncodeWeightError {
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Quant(#[from] smidgen_runtime::quant::QuantError),
+}
+
+/// Converts a whole weight into `bytes`, some rows at a time.
+fn encode_weight(
+    weight: &Weight,
+    storage: Storage,
+    offset: usize,
+    bytes: &mut [u8],
+) -> Result<(), EncodeWeightError> {
+    let (rows, columns) = weight.rows_and_columns();
+    assert!(offset == 0 && bytes.len() == storage.bytes(rows, columns), "a weight is encoded in one piece");
+    let mut encoding = Encoding::begin(storage, rows, columns, bytes)?;
+    let step = rows_at_a_time(columns, encoding.piece_elements());
+    let mut floats = vec![0.0; step.min(rows) * columns];
+    let mut source = WeightRows::open(weight)?;
+    for first in (0..rows).step_by(step) {
+        let count = step.min(rows - first);
+        let floats = &mut floats[..count * columns];
+        source.read(first, count, floats)?;
+        encoding.append(floats);
+    }
+    encoding.finish();
+    Ok(())
+}
+
+/// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
+fn rows_at_a_time(columns: usize, unit: usize) -> usize {
+    let (mut common, mut rest) = (columns, unit);
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    (PIECE_ELEMENTS / columns).max(1).next_multiple_of(unit / common.max(1))
 }
 
 /// Streams bytes of a value from the device to a writer.

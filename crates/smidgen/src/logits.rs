@@ -1,0 +1,64 @@
+//! A model looked at: the logits of a sequence, with or without an adapter, on the CPU.
+//!
+//! The same plan machinery as training, with nothing trained: what a merge reports of its rounding, and what tests
+//! compare with other implementations, comes from here.
+//! Left out: a cache of keys and values; every call computes the whole sequence.
+
+use crate::checkpoint::model::Model;
+use crate::failure::Failure;
+use crate::train::weights::{leaf, load_weights};
+use smidgen_compile::forward::{input, state};
+use smidgen_compile::{Request, compile_logits};
+use smidgen_ir::{Entry, Extent, ValueId};
+use smidgen_runtime::{Cpu, Executor};
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct LogitsRun {
+    executor: Executor<Cpu>,
+    vocabulary: usize,
+}
+
+impl LogitsRun {
+    /// Loads the base weights; adapters hold zeros until the caller fills them.
+    pub fn load(request: &Request, model: &Model, extent: Extent) -> Result<LogitsRun, Failure> {
+        let request = Request { extent, ..request.clone() };
+        let device = Cpu::new(request.threads).map_err(Failure::world)?;
+        let mut executor = Executor::load(compile_logits(&request), device).map_err(Failure::world)?;
+        load_weights(&mut executor, model)?;
+        Ok(LogitsRun { executor, vocabulary: request.spec.vocabulary })
+    }
+
+    pub fn executor_mut(&mut self) -> &mut Executor<Cpu> {
+        &mut self.executor
+    }
+
+    /// What is derived from adapters; after they were filled.
+    pub fn refresh(&mut self) -> Result<(), Failure> {
+        let extent = self.executor.plan().extent;
+        self.executor.run(Entry::Refresh, &extent).map_err(Failure::world)
+    }
+
+    /// Logits behind the tokens at `rows` (rows, V) of one sequence.
+    pub fn logits(&mut self, ids: &[u32], rows: &[u32]) -> Result<Vec<f32>, Failure> {
+        let extent = Extent { tokens: ids.len(), rows: rows.len(), segments: 1 };
+        let id = |name: &str, executor: &Executor<Cpu>| leaf(executor.plan(), name);
+        let positions: Vec<u32> = (0..ids.len() as u32).collect();
+        let arrays: [(&str, &[u32]); 4] = [
+            (input::IDS, ids),
+            (input::POSITIONS, &positions),
+            (input::BOUNDARIES, &[0, ids.len() as u32]),
+            (input::ROWS, rows),
+        ];
+        for (name, numbers) in arrays {
+            let place: ValueId = id(name, &self.executor);
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            self.executor.write(place, &bytes);
+        }
+        self.executor.run(Entry::Logits, &extent).map_err(Failure::world)?;
+        let mut bytes = vec![0; 4 * rows.len() * self.vocabulary];
+        let place = id(state::LOGITS, &self.executor);
+        self.executor.read(place, &mut bytes);
+        Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    }
+}
