@@ -22,10 +22,20 @@ pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usi
     workspace::workspace_bytes(&step.op, &dims, threads)
 }
 
+/// Whether the operation decodes that input span by span, whatever its storage. The others take plain
+/// numbers.
+pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
+    match op {
+        Op::Embed | Op::Linear { .. } | Op::LmHeadLoss(_) => input == 1,
+        Op::LinearGrad { .. } => input % 2 == 1,
+        _ => false,
+    }
+}
+
 pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
     let run = Run { arena, step, extent };
     match &step.op {
-        Op::Embed => embed::embed(run.i32s(0), run.stored(run.input(1)), 1.0, run.output_rows(0)),
+        Op::Embed => embed::embed(run.i32s(0), run.matrix(run.input(1)), 1.0, run.output_rows(0)),
         Op::RmsNorm { eps } => {
             let channels = run.input(1).rows_at(extent);
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
@@ -148,7 +158,7 @@ impl Run<'_> {
             Storage::Plain(DType::F32) => Element::F32,
             Storage::Plain(DType::Bf16) => Element::Bf16,
             Storage::Plain(DType::F16) => Element::F16,
-            storage => unreachable!("`check` refuses real numbers stored as {storage}"),
+            storage => unreachable!("`check` refuses vectors stored as {storage}"),
         }
     }
 
@@ -161,15 +171,10 @@ impl Run<'_> {
         }
     }
 
-    /// A matrix operand as the right side of a product.
+    /// A matrix operand as the right side of a product, or as a table of rows.
     fn matrix(&self, operand: &Operand) -> stored::Stored {
-        stored::Stored {
-            pointer: self.address(operand),
-            element: Self::element(operand),
-            rows: self.rows_of(operand),
-            columns: operand.columns,
-            row_stride: operand.columns,
-        }
+        let (pointer, rows) = (self.address(operand), self.rows_of(operand));
+        stored::Stored::dense(pointer, operand.storage, rows, operand.columns)
     }
 
     /// An activation as the left side of a product.
@@ -298,11 +303,8 @@ impl Run<'_> {
         let term = Term {
             left: Left { pointer: wide.pointer, row_stride: 1, depth_stride: wide.stride },
             right: stored::Stored {
-                pointer: narrow.pointer.cast(),
-                element: Element::F32,
-                rows,
-                columns: narrow.columns,
                 row_stride: narrow.stride,
+                ..stored::Stored::dense_f32(narrow.pointer, rows, narrow.columns)
             },
             right_transposed: false,
             scale,
