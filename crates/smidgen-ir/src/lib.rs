@@ -25,4 +25,4 @@ pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
 pub use plan::{Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Region, Step};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};
-pub use storage::{Block, DType, Storage};
+pub use storage::{Block, Code4, DType, Storage};

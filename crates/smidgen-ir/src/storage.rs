@@ -91,22 +91,71 @@ impl Block {
     }
 }
 
-/// How the elements of a value lie.
+/// What the sixteen codes of bitsandbytes' 4-bit formats mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code4 {
+    /// Quantiles of the normal distribution.
+    Nf4,
+    /// A sign, two bits of exponent, one of mantissa.
+    Fp4,
+}
+
+impl Code4 {
+    pub const ALL: [Code4; 2] = [Code4::Nf4, Code4::Fp4];
+}
+
+/// How the elements of a value lie. Numbers of several bytes are little-endian and nowhere aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// One element after the other.
     Plain(DType),
-    /// One signed byte an element and one f32 scale a row.
+    /// Signed bytes row by row, then an f32 for each row, its largest magnitude: an element is
+    /// byte · (largest · 1/127). [`int8_scales`] says where the second part begins.
     Int8Rows,
-    /// 4-bit codes in blocks of 64 with an f32 scale each; with `double`, the scales are bytes in
-    /// groups of 256 with an f32 scale each, and one f32 offset a tensor.
-    Nf4 { double: bool },
-    /// GGUF blocks along each row.
+    /// 4-bit codes over the flattened tensor, two a byte, the first in the high nibble; then the scale of
+    /// each block of [`BNB4_BLOCK`] elements, which runs on from one row to the next. An element is
+    /// code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
+    /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
+    /// [`bnb4_parts`] says where the parts begin.
+    Bnb4 { code: Code4, double: bool },
+    /// GGUF blocks row by row, as in the file. A row is a whole number of blocks.
     Gguf(Block),
 }
 
-const NF4_BLOCK: usize = 64;
-const NF4_GROUP: usize = 256;
+/// Elements that share a scale in [`Storage::Bnb4`].
+pub const BNB4_BLOCK: usize = 64;
+/// Scales that share a scale in [`Storage::Bnb4`] with `double`.
+pub const BNB4_GROUP: usize = 256;
+
+/// Where the f32 of each row begins in [`Storage::Int8Rows`], in bytes.
+pub const fn int8_scales(rows: usize, columns: usize) -> usize {
+    rows * columns
+}
+
+/// The parts of a tensor in [`Storage::Bnb4`], in bytes from its begin. Codes are the first part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bnb4Parts {
+    pub blocks: usize,
+    /// One scale a block.
+    pub scales: usize,
+    /// One f32 a group; here and in `offset` only where scales are bytes.
+    pub group_scales: usize,
+    pub offset: usize,
+    pub end: usize,
+}
+
+pub const fn bnb4_parts(elements: usize, double: bool) -> Bnb4Parts {
+    let blocks = elements.div_ceil(BNB4_BLOCK);
+    let scales = elements.div_ceil(2);
+    if double {
+        let group_scales = scales + blocks;
+        let offset = group_scales + 4 * blocks.div_ceil(BNB4_GROUP);
+        Bnb4Parts { blocks, scales, group_scales, offset, end: offset + 4 }
+    } else {
+        let end = scales + 4 * blocks;
+        Bnb4Parts { blocks, scales, group_scales: end, offset: end, end }
+    }
+}
 
 impl Storage {
     pub const F32: Storage = Storage::Plain(DType::F32);
@@ -116,12 +165,8 @@ impl Storage {
         let elements = rows * columns;
         match self {
             Storage::Plain(dtype) => elements * dtype.bytes(),
-            Storage::Int8Rows => elements + 4 * rows,
-            Storage::Nf4 { double } => {
-                let blocks = elements.div_ceil(NF4_BLOCK);
-                let scales = if double { blocks + 4 * blocks.div_ceil(NF4_GROUP) + 4 } else { 4 * blocks };
-                elements.div_ceil(2) + scales
-            }
+            Storage::Int8Rows => int8_scales(rows, columns) + 4 * rows,
+            Storage::Bnb4 { double, .. } => bnb4_parts(elements, double).end,
             Storage::Gguf(block) => rows * columns.div_ceil(block.elements()) * block.bytes(),
         }
     }
@@ -130,7 +175,7 @@ impl Storage {
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
-            Storage::Int8Rows | Storage::Nf4 { .. } | Storage::Gguf(_) => None,
+            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) => None,
         }
     }
 
@@ -138,7 +183,7 @@ impl Storage {
     pub fn rows_lie_together(self) -> bool {
         match self {
             Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows | Storage::Nf4 { .. } => false,
+            Storage::Int8Rows | Storage::Bnb4 { .. } => false,
         }
     }
 
@@ -153,8 +198,12 @@ impl fmt::Display for Storage {
         match self {
             Storage::Plain(dtype) => dtype.fmt(f),
             Storage::Int8Rows => f.write_str("int8"),
-            Storage::Nf4 { double: true } => f.write_str("nf4"),
-            Storage::Nf4 { double: false } => f.write_str("nf4-single"),
+            Storage::Bnb4 { code, double } => f.write_str(match (code, double) {
+                (Code4::Nf4, true) => "nf4",
+                (Code4::Nf4, false) => "nf4-single",
+                (Code4::Fp4, true) => "fp4",
+                (Code4::Fp4, false) => "fp4-single",
+            }),
             Storage::Gguf(block) => f.write_str(block.name()),
         }
     }
@@ -173,13 +222,31 @@ mod tests {
 
     /// 4.5 bits a parameter plain, 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).
     #[test]
-    fn nf4_sizes() {
-        let bits = |double| 8.0 * Storage::Nf4 { double }.bytes(18944, 3584) as f64 / (18944.0 * 3584.0);
-        assert!((bits(false) - 4.5).abs() < 1e-3, "{}", bits(false));
-        assert!((bits(true) - 4.127).abs() < 1e-3, "{}", bits(true));
-        // 100 elements: 50 bytes of codes; two blocks, the second one short.
-        assert_eq!(Storage::Nf4 { double: false }.bytes(10, 10), 50 + 8);
-        assert_eq!(Storage::Nf4 { double: true }.bytes(10, 10), 50 + 2 + 4 + 4);
+    fn bnb4_sizes() {
+        for code in Code4::ALL {
+            let bytes = |double, rows, columns| Storage::Bnb4 { code, double }.bytes(rows, columns);
+            let bits = |double| 8.0 * bytes(double, 18944, 3584) as f64 / (18944.0 * 3584.0);
+            assert!((bits(false) - 4.5).abs() < 1e-3, "{}", bits(false));
+            assert!((bits(true) - 4.127).abs() < 1e-3, "{}", bits(true));
+            // 99 elements: 50 bytes of codes; two blocks, the second one short.
+            assert_eq!(bytes(false, 9, 11), 50 + 8);
+            assert_eq!(bytes(true, 9, 11), 50 + 2 + 4 + 4);
+        }
+    }
+
+    #[test]
+    fn bnb4_parts_follow_each_other() {
+        // 257 blocks: two groups.
+        let parts = bnb4_parts(256 * 64 + 1, true);
+        let expected = Bnb4Parts { blocks: 257, scales: 8193, group_scales: 8450, offset: 8458, end: 8462 };
+        assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn names_of_4_bit_storages() {
+        let names =
+            Code4::ALL.map(|code| [true, false].map(|double| Storage::Bnb4 { code, double }.to_string()));
+        assert_eq!(names, [["nf4", "nf4-single"], ["fp4", "fp4-single"]]);
     }
 
     /// Bits a weight as llama.cpp names them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.

@@ -12,6 +12,10 @@ pub enum DeviceError {
     Reserve { device: &'static str, bytes: usize },
     #[error("{device} cannot run `{op}` on {storage} weights")]
     Storage { device: &'static str, op: &'static str, storage: Storage },
+    #[error(
+        "{device} cannot run `{op}` on {storage} weights with rows of {columns}, which are no whole blocks"
+    )]
+    Columns { device: &'static str, op: &'static str, storage: Storage, columns: usize },
     #[error("{device} was given {given} bytes of workspace for `{op}` and needs {needed}")]
     Workspace { device: &'static str, op: &'static str, given: usize, needed: usize },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]

@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod device;
 pub mod executor;
 pub mod null;
+pub mod quant;
 
 pub use cpu::Cpu;
 pub use cpu::counter;

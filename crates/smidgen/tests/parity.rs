@@ -9,9 +9,9 @@ use serde_json::Value;
 use smidgen::checkpoint::safetensors::SafetensorsFile;
 use smidgen::data::micro_batch::MicroBatch;
 use smidgen::job::{Data, Job, Purpose, Rows};
+use smidgen::logits::LogitsRun;
 use smidgen::recipe::{RecipeSource, parse_recipe};
 use smidgen::train::feed::Feed;
-use smidgen::logits::LogitsRun;
 use smidgen::train::{adapters, weights};
 use smidgen_compile::{Policy, Recompute, compile};
 use smidgen_ir::{Entry, Extent, ValueRole};
@@ -188,8 +188,7 @@ impl<'a> Replay<'a> {
             let all: Vec<u32> = (0..ids.len() as u32).collect();
             let got = run.logits(&ids, &all).unwrap_or_else(|failure| panic!("{failure}"));
             assert_eq!(got.len(), expected.len());
-            let worst =
-                got.iter().zip(&expected).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+            let worst = got.iter().zip(&expected).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
             assert!(worst < 1e-4, "logits of row {row}: off by {worst}");
         }
     }
@@ -231,7 +230,12 @@ impl<'a> Replay<'a> {
             close(&format!("loss of step {step}"), report.loss, losses[step], 2e-6);
             close(&format!("gradient norm of step {step}"), report.grad_norm, norms[step], 1e-5);
             if let Some(reg_loss) = report.reg_loss {
-                close(&format!("regularizer of step {step}"), reg_loss, self.case.numbers("reg_losses")[step], 1e-5);
+                close(
+                    &format!("regularizer of step {step}"),
+                    reg_loss,
+                    self.case.numbers("reg_losses")[step],
+                    1e-5,
+                );
             }
         }
     }

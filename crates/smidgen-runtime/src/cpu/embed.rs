@@ -5,10 +5,11 @@
 //! Leaves out vocabulary checks for users: an id outside the table is our own mistake here.
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
-use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
 use super::footprint::assert_apart;
+use super::isa::{self, on_each_isa};
 use super::simd::{Isa, LANES, for_each_block, kernel};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::stored::Stored;
+use super::view::{Dst, DstRows, Src, SrcRows};
 
 /// y[t] = table[ids[t]] * scale.
 pub fn embed(
@@ -17,11 +18,14 @@ pub fn embed(
     scale: f32,
     y: DstRows, // (T, C)
 ) {
-    check_shapes("embed", ids, table.len(), y.rows(), y.columns());
+    assert_eq!(table.columns, y.columns(), "`embed`: columns of the table");
+    check_shapes("embed", ids, table.rows * table.columns, y.rows(), y.columns());
     assert_apart("embed", y, [ids.into(), table.into()]);
     let isa = Isa::current();
     for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        embed_rows(isa, ids, table, scale, y, chunk);
+        // SAFETY: an `Isa` exists only where the CPU has it; ids name rows of the table, which is as
+        // wide as y and readable while the step runs.
+        unsafe { embed_rows(isa.level(), ids, table, scale, y, chunk) };
     });
 }
 
@@ -56,29 +60,32 @@ fn check_shapes(operation: &str, ids: Src<i32>, table_len: usize, rows: usize, c
     }
 }
 
-kernel! {
-    fn embed_rows(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
-        match table.element() {
-            Element::F32 => read_rows::<StoredF32>(ids, table, scale, y, chunk),
-            Element::Bf16 => read_rows::<StoredBf16>(ids, table, scale, y, chunk),
-            Element::F16 => read_rows::<StoredF16>(ids, table, scale, y, chunk),
-        }
-    }
+on_each_isa! {
+    /// # Safety
+    /// The machine supports the instruction set; every id is a row of the readable table, which is as
+    /// wide as `y`.
+    unsafe fn embed_rows(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) = embed_rows_with;
 }
 
 #[inline(always)]
-fn read_rows<E: StoredElement>(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
+unsafe fn embed_rows_with<V: isa::Lanes>(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
     let columns = y.columns();
+    let whole = columns / V::WIDTH * V::WIDTH;
     for token in chunk.start..chunk.start + chunk.len {
-        let stored = table.part(ids.get(token) as usize * columns, columns);
-        let y = y.row(token);
-        for_each_block!(block in columns => {
-            let mut lanes = stored.lanes::<E>(block);
-            for value in &mut lanes {
-                *value *= scale;
+        let target = y.row(token).address();
+        // SAFETY: the caller's promises; a row of y has as many floats as one of the table.
+        unsafe {
+            table.decode_span::<V>(ids.get(token) as usize, 0, columns, target);
+            if scale == 1.0 {
+                continue;
             }
-            y.set_lanes(block, lanes);
-        });
+            for at in (0..whole).step_by(V::WIDTH) {
+                V::load(target.add(at)).mul(V::splat(scale)).store(target.add(at));
+            }
+            for at in whole..columns {
+                *target.add(at) *= scale;
+            }
+        }
     }
 }
 
@@ -105,6 +112,7 @@ kernel! {
 mod tests {
     use super::super::testing::*;
     use super::*;
+    use crate::quant;
 
     const VOCABULARY: usize = 11;
     const SCALE: f32 = 1.75;
@@ -114,22 +122,27 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_from_every_element_type() {
-        for columns in COLUMNS {
-            for element in [Element::F32, Element::Bf16, Element::F16] {
-                let (bytes, table) = stored_bytes(element, &numbers(1, VOCABULARY * columns));
-                let ids = ids(61);
+    fn rows_are_read_from_every_storage() {
+        let widths = COLUMNS.into_iter().chain([512]);
+        for (storage, columns) in widths.flat_map(|columns| storages_with(columns).map(move |s| (s, columns)))
+        {
+            let bytes = sane_bytes(storage, VOCABULARY, columns);
+            let mut table = vec![0.0; VOCABULARY * columns];
+            quant::decode(storage, VOCABULARY, columns, &bytes, 0, &mut table);
+            let ids = ids(61);
+            for scale in [1.0, SCALE] {
                 let y = on_every_machine(|| {
                     let mut y = vec![f32::NAN; 61 * columns];
-                    embed(src(&ids), stored(element, &bytes), SCALE, dst(&mut y).rows(columns));
+                    let table = Stored::dense(bytes.as_ptr(), storage, VOCABULARY, columns);
+                    embed(src(&ids), table, scale, dst(&mut y).rows(columns));
                     y
                 });
                 let want: Vec<f32> = ids
                     .iter()
                     .flat_map(|id| &table[*id as usize * columns..][..columns])
-                    .map(|value| value * SCALE)
+                    .map(|value| value * scale)
                     .collect();
-                assert_same_bits("y", &y, &want);
+                assert_same_bits(&format!("{storage} of {columns} columns"), &y, &want);
             }
         }
     }
@@ -175,9 +188,9 @@ mod tests {
     #[test]
     #[should_panic(expected = "id 11 of token 1 is outside a vocabulary of 11")]
     fn an_id_outside_the_table_is_refused() {
-        let (bytes, _) = stored_bytes(Element::F32, &numbers(1, VOCABULARY));
+        let values = numbers(1, VOCABULARY);
         let mut y = [0.0; 2];
-        let table = stored(Element::F32, &bytes);
+        let table = Stored::dense_f32(values.as_ptr(), VOCABULARY, 1);
         embed(src(&[0, 11]), table, 1.0, dst(&mut y).rows(1));
     }
 }

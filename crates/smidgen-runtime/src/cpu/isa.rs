@@ -98,6 +98,10 @@ pub(crate) use on_each_isa;
 #[allow(clippy::missing_safety_doc)]
 pub trait Lanes: Copy {
     const WIDTH: usize;
+    /// As many whole numbers of 32 bits.
+    type Words: Copy;
+    /// Sixteen floats to look up.
+    type Table: Copy;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(source: *const f32) -> Self;
@@ -126,6 +130,27 @@ pub trait Lanes: Copy {
     unsafe fn scale_by_power(self, exponent: Self) -> Self;
     unsafe fn sum(self) -> f32;
     unsafe fn largest(self) -> f32;
+    /// Every lane is the f16 at `source`.
+    unsafe fn splat_f16(source: *const u8) -> Self;
+    /// Every lane of the first is the f16 at `source`, of the second the one behind it.
+    unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self);
+    /// Signed words as floats.
+    unsafe fn from_words(words: Self::Words) -> Self;
+    unsafe fn widen_u8(source: *const u8) -> Self::Words;
+    unsafe fn widen_i8(source: *const u8) -> Self::Words;
+    /// The codes of `WIDTH / 2` bytes, of each the high nibble and then the low one; the bits above a
+    /// code mean nothing.
+    unsafe fn widen_nibble_pairs(source: *const u8) -> Self::Words;
+    /// Word i is `bits >> i`.
+    unsafe fn bits_from_each_lane(bits: u32) -> Self::Words;
+    unsafe fn and(words: Self::Words, mask: u32) -> Self::Words;
+    unsafe fn or(words: Self::Words, other: Self::Words) -> Self::Words;
+    unsafe fn shift_left(words: Self::Words, count: u32) -> Self::Words;
+    unsafe fn shift_right(words: Self::Words, count: u32) -> Self::Words;
+    /// The values, each times `scale`.
+    unsafe fn table(values: &[f32; 16], scale: f32) -> Self::Table;
+    /// The entries that the low four bits of the words name.
+    unsafe fn look_up(table: Self::Table, words: Self::Words) -> Self;
     /// Writes `scale` times the transpose of the `WIDTH`×`WIDTH` square at `source` to `target`.
     unsafe fn transpose_square(
         source: *const f32,

@@ -3,6 +3,7 @@
 //! It is the only path off x86-64 and the reference for the other two in tests.
 //! Left out: explicit NEON; the compiler vectorises these loops.
 
+use super::convert::f16_to_f32;
 use super::isa::Lanes;
 
 #[derive(Clone, Copy)]
@@ -25,8 +26,15 @@ fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) << 23) as u32)
 }
 
+#[inline(always)]
+fn each_word(make: impl Fn(usize) -> u32) -> [u32; 4] {
+    [make(0), make(1), make(2), make(3)]
+}
+
 impl Lanes for PortableLanes {
     const WIDTH: usize = 4;
+    type Words = [u32; 4];
+    type Table = [f32; 16];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -124,6 +132,64 @@ impl Lanes for PortableLanes {
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         self.0[0].max(self.0[2]).max(self.0[1].max(self.0[3]))
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(source: *const u8) -> Self {
+        // SAFETY: the caller promises a readable half.
+        PortableLanes([f16_to_f32(unsafe { source.cast::<u16>().read_unaligned() }); 4])
+    }
+    #[inline(always)]
+    unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self) {
+        // SAFETY: the caller promises two readable halves.
+        unsafe { (Self::splat_f16(source), Self::splat_f16(source.add(2))) }
+    }
+    #[inline(always)]
+    unsafe fn from_words(words: [u32; 4]) -> Self {
+        each(|i| words[i] as i32 as f32)
+    }
+    #[inline(always)]
+    unsafe fn widen_u8(source: *const u8) -> [u32; 4] {
+        // SAFETY: the caller promises four readable bytes.
+        each_word(|i| u32::from(unsafe { source.add(i).read() }))
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(source: *const u8) -> [u32; 4] {
+        // SAFETY: the caller promises four readable bytes.
+        each_word(|i| i32::from(unsafe { source.cast::<i8>().add(i).read() }) as u32)
+    }
+    #[inline(always)]
+    unsafe fn widen_nibble_pairs(source: *const u8) -> [u32; 4] {
+        // SAFETY: the caller promises two readable bytes.
+        let [first, second] = unsafe { source.cast::<[u8; 2]>().read() }.map(u32::from);
+        [first >> 4, first, second >> 4, second]
+    }
+    #[inline(always)]
+    unsafe fn bits_from_each_lane(bits: u32) -> [u32; 4] {
+        each_word(|i| bits >> i)
+    }
+    #[inline(always)]
+    unsafe fn and(words: [u32; 4], mask: u32) -> [u32; 4] {
+        each_word(|i| words[i] & mask)
+    }
+    #[inline(always)]
+    unsafe fn or(words: [u32; 4], other: [u32; 4]) -> [u32; 4] {
+        each_word(|i| words[i] | other[i])
+    }
+    #[inline(always)]
+    unsafe fn shift_left(words: [u32; 4], count: u32) -> [u32; 4] {
+        each_word(|i| words[i] << count)
+    }
+    #[inline(always)]
+    unsafe fn shift_right(words: [u32; 4], count: u32) -> [u32; 4] {
+        each_word(|i| words[i] >> count)
+    }
+    #[inline(always)]
+    unsafe fn table(values: &[f32; 16], scale: f32) -> [f32; 16] {
+        values.map(|value| value * scale)
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: [f32; 16], words: [u32; 4]) -> Self {
+        each(|i| table[words[i] as usize & 15])
     }
     #[inline(always)]
     unsafe fn transpose_square(

@@ -20,6 +20,17 @@ macro_rules! one_instruction {
     )*};
 }
 
+/// Methods about words and tables, which are bare registers.
+macro_rules! on_registers {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $value:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the caller keeps the promises of `Lanes`.
+            unsafe { $value }
+        }
+    )*};
+}
+
 #[derive(Clone, Copy)]
 pub struct Avx512Lanes(__m512);
 
@@ -33,6 +44,8 @@ fn first_lanes_mask(count: usize) -> __mmask16 {
 
 impl Lanes for Avx512Lanes {
     const WIDTH: usize = 16;
+    type Words = __m512i;
+    type Table = __m512;
 
     one_instruction! {
         fn splat(value: f32) = _mm512_set1_ps(value);
@@ -47,6 +60,43 @@ impl Lanes for Avx512Lanes {
         fn mul_add(self: Self, factor: Self, addend: Self) = _mm512_fmadd_ps(self.0, factor.0, addend.0);
         fn abs(self: Self) = _mm512_abs_ps(self.0);
         fn scale_by_power(self: Self, exponent: Self) = _mm512_scalef_ps(self.0, exponent.0);
+        fn splat_f16(source: *const u8) = _mm512_cvtph_ps(_mm256_set1_epi16(source.cast::<i16>().read_unaligned()));
+        fn from_words(words: __m512i) = _mm512_cvtepi32_ps(words);
+        fn look_up(table: __m512, words: __m512i) = _mm512_permutexvar_ps(words, table);
+    }
+
+    on_registers! {
+        fn widen_u8(source: *const u8) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+        fn widen_i8(source: *const u8) -> __m512i = _mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast()));
+        fn bits_from_each_lane(bits: u32) -> __m512i = {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            _mm512_srlv_epi32(_mm512_set1_epi32(bits as i32), lanes)
+        };
+        fn and(words: __m512i, mask: u32) -> __m512i = _mm512_and_si512(words, _mm512_set1_epi32(mask as i32));
+        fn or(words: __m512i, other: __m512i) -> __m512i = _mm512_or_si512(words, other);
+        fn shift_left(words: __m512i, count: u32) -> __m512i =
+            _mm512_sll_epi32(words, _mm_cvtsi32_si128(count as i32));
+        fn shift_right(words: __m512i, count: u32) -> __m512i =
+            _mm512_srl_epi32(words, _mm_cvtsi32_si128(count as i32));
+        fn table(values: &[f32; 16], scale: f32) -> __m512 =
+            _mm512_mul_ps(_mm512_loadu_ps(values.as_ptr()), _mm512_set1_ps(scale));
+    }
+
+    #[inline(always)]
+    unsafe fn widen_nibble_pairs(source: *const u8) -> __m512i {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(source.cast()));
+            _mm512_or_si512(_mm512_srli_epi64::<4>(bytes), _mm512_slli_epi64::<32>(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let pairs = _mm512_cvtph_ps(_mm256_set1_epi32(source.cast::<i32>().read_unaligned()));
+            (Self(_mm512_moveldup_ps(pairs)), Self(_mm512_movehdup_ps(pairs)))
+        }
     }
 
     #[inline(always)]
@@ -173,6 +223,8 @@ impl Avx2Lanes {
 
 impl Lanes for Avx2Lanes {
     const WIDTH: usize = 8;
+    type Words = __m256i;
+    type Table = [__m256; 2];
 
     one_instruction! {
         fn splat(value: f32) = _mm256_set1_ps(value);
@@ -186,6 +238,54 @@ impl Lanes for Avx2Lanes {
         fn min(self: Self, other: Self) = _mm256_min_ps(self.0, other.0);
         fn mul_add(self: Self, factor: Self, addend: Self) = _mm256_fmadd_ps(self.0, factor.0, addend.0);
         fn abs(self: Self) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0);
+        fn splat_f16(source: *const u8) = _mm256_cvtph_ps(_mm_set1_epi16(source.cast::<i16>().read_unaligned()));
+        fn from_words(words: __m256i) = _mm256_cvtepi32_ps(words);
+    }
+
+    on_registers! {
+        fn widen_u8(source: *const u8) -> __m256i = _mm256_cvtepu8_epi32(_mm_loadl_epi64(source.cast()));
+        fn widen_i8(source: *const u8) -> __m256i = _mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast()));
+        fn bits_from_each_lane(bits: u32) -> __m256i =
+            _mm256_srlv_epi32(_mm256_set1_epi32(bits as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        fn and(words: __m256i, mask: u32) -> __m256i = _mm256_and_si256(words, _mm256_set1_epi32(mask as i32));
+        fn or(words: __m256i, other: __m256i) -> __m256i = _mm256_or_si256(words, other);
+        fn shift_left(words: __m256i, count: u32) -> __m256i =
+            _mm256_sll_epi32(words, _mm_cvtsi32_si128(count as i32));
+        fn shift_right(words: __m256i, count: u32) -> __m256i =
+            _mm256_srl_epi32(words, _mm_cvtsi32_si128(count as i32));
+        fn table(values: &[f32; 16], scale: f32) -> [__m256; 2] = {
+            let scale = _mm256_set1_ps(scale);
+            let (low, high) = (_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8)));
+            [_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale)]
+        };
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: [__m256; 2], words: __m256i) -> Self {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let low = _mm256_permutevar8x32_ps(table[0], words);
+            let high = _mm256_permutevar8x32_ps(table[1], words);
+            // Bit 3 says which half, and the blend looks at the sign bit.
+            let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
+            Self(_mm256_blendv_ps(low, high, is_high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_nibble_pairs(source: *const u8) -> __m256i {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(source.cast::<i32>().read_unaligned()));
+            _mm256_or_si256(_mm256_srli_epi64::<4>(bytes), _mm256_slli_epi64::<32>(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let pairs = _mm256_cvtph_ps(_mm_set1_epi32(source.cast::<i32>().read_unaligned()));
+            (Self(_mm256_moveldup_ps(pairs)), Self(_mm256_movehdup_ps(pairs)))
+        }
     }
 
     #[inline(always)]

@@ -37,15 +37,19 @@ mod run;
 mod run_adapter;
 pub mod simd;
 pub mod stored;
+mod stored_bnb;
+mod stored_gguf;
+#[cfg(test)]
+mod stored_tests;
 pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod view;
 
-use crate::device::{BoundStep, Device, DeviceError, Fill};
+use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
 use arena::Arena;
 use pool::Pool;
-use smidgen_ir::{DType, Extent, Storage};
+use smidgen_ir::{DType, Extent, Op, Storage};
 use std::io;
 
 const NAME: &str = "cpu";
@@ -80,15 +84,11 @@ impl Device for Cpu {
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        for operand in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
-            match operand.storage {
-                Storage::Plain(
-                    DType::F32 | DType::Bf16 | DType::F16 | DType::F64 | DType::I32 | DType::U64,
-                ) => {}
-                storage @ (Storage::Int8Rows | Storage::Nf4 { .. } | Storage::Gguf(_)) => {
-                    return Err(DeviceError::Storage { device: NAME, op: step.op.name(), storage });
-                }
-            }
+        for (index, operand) in step.inputs.iter().enumerate() {
+            check_storage(&step.op, operand, run::decodes_any_storage(&step.op, index))?;
+        }
+        for operand in step.outputs.iter().chain(&step.updates) {
+            check_storage(&step.op, operand, false)?;
         }
         let needed = run::workspace_bytes(step, extent, self.threads());
         let given = step.workspace.map_or(0, |(_, bytes)| bytes);
@@ -114,5 +114,22 @@ impl Device for Cpu {
         let arena = &self.arena;
         self.pool.enter(|| run::run_step(arena, step, extent));
         Ok(())
+    }
+}
+
+fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), DeviceError> {
+    match operand.storage {
+        Storage::Plain(DType::F32 | DType::Bf16 | DType::F16 | DType::F64 | DType::I32 | DType::U64) => {
+            Ok(())
+        }
+        storage @ Storage::Gguf(block)
+            if decodes_any && !operand.columns.is_multiple_of(block.elements()) =>
+        {
+            Err(DeviceError::Columns { device: NAME, op: op.name(), storage, columns: operand.columns })
+        }
+        Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) if decodes_any => Ok(()),
+        storage @ (Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_)) => {
+            Err(DeviceError::Storage { device: NAME, op: op.name(), storage })
+        }
     }
 }

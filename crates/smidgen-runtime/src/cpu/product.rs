@@ -7,12 +7,12 @@
 //! it in the order of the terms: the bytes do not depend on the number of threads.
 //! Left out: the innermost loops (`kernel.rs`) and the copies (`packing.rs`).
 
-use super::convert::Element;
 use super::isa::Isa;
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, TileWrite, tile_product};
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
-use super::stored::Stored;
+use super::stored::{SPAN_STEP, Stored};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
+use smidgen_ir::Storage;
 use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
 
 /// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
@@ -43,8 +43,10 @@ impl Term {
         left: Left { pointer: std::ptr::null(), row_stride: 0, depth_stride: 0 },
         right: Stored {
             pointer: std::ptr::null(),
-            element: Element::F32,
+            storage: Storage::F32,
+            first_row: 0,
             rows: 0,
+            total_rows: 0,
             columns: 0,
             row_stride: 0,
         },
@@ -89,7 +91,8 @@ pub struct Output {
 
 const _: () = assert!(COLUMN_BLOCK.is_multiple_of(PACK_COLUMNS) && DEPTH_BLOCK.is_multiple_of(PACK_DEPTH));
 /// Blocks of depth begin at multiples of this inside a term, for the sake of block formats.
-const DEPTH_STEP: usize = 64;
+const DEPTH_STEP: usize = SPAN_STEP;
+const _: () = assert!(PACK_COLUMNS.is_multiple_of(SPAN_STEP) && PACK_DEPTH.is_multiple_of(SPAN_STEP));
 /// Most pieces of terms in one block of depth.
 const MOST_RUNS: usize = 16;
 /// Tasks that a block is cut into where it is large enough.

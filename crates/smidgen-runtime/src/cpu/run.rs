@@ -22,6 +22,40 @@ pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usi
     workspace::workspace_bytes(&step.op, &dims, threads)
 }
 
+/// Whether the operation decodes that input span by span, whatever its storage. The others take plain
+/// numbers.
+pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
+    match op {
+        Op::Embed { .. } | Op::Linear { .. } | Op::LmHeadLoss(_) | Op::Logits { .. } => input == 1,
+        Op::LinearGrad { .. } => input % 2 == 1,
+        Op::RowNorms { .. } => input == 0,
+        Op::RmsNorm(_)
+        | Op::Dropout { .. }
+        | Op::ScaleColumns { .. }
+        | Op::Fourier { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::Attention(_)
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::WeightGrad { .. }
+        | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::FourierGrad { .. }
+        | Op::AttentionGrad(_)
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::Zero => false,
+    }
+}
+
 pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
     let run = Run { arena, step, extent };
     match &step.op {
@@ -149,7 +183,7 @@ impl Run<'_> {
     }
 
     fn embed(&self, scale: f32) {
-        embed::embed(self.i32s(0), self.stored(self.input(1)), scale, self.output_rows(0));
+        embed::embed(self.i32s(0), self.matrix(self.input(1)), scale, self.output_rows(0));
     }
 
     fn element(operand: &Operand) -> Element {
@@ -157,7 +191,7 @@ impl Run<'_> {
             Storage::Plain(DType::F32) => Element::F32,
             Storage::Plain(DType::Bf16) => Element::Bf16,
             Storage::Plain(DType::F16) => Element::F16,
-            storage => unreachable!("`check` refuses real numbers stored as {storage}"),
+            storage => unreachable!("`check` refuses vectors stored as {storage}"),
         }
     }
 
@@ -170,14 +204,13 @@ impl Run<'_> {
         }
     }
 
-    /// A matrix operand as the right side of a product.
+    /// A matrix operand as the right side of a product, or as a table of rows.
     pub(super) fn matrix(&self, operand: &Operand) -> stored::Stored {
-        stored::Stored {
-            pointer: self.address(operand),
-            element: Self::element(operand),
-            rows: self.rows_of(operand),
-            columns: operand.columns,
-            row_stride: operand.columns,
+        let (pointer, rows) = (self.address(operand), self.rows_of(operand));
+        match operand.part {
+            None => stored::Stored::dense(pointer, operand.storage, rows, operand.columns),
+            Some(part) => stored::Stored::dense(pointer, operand.storage, part.total_rows, operand.columns)
+                .row_slice(part.first_row, rows),
         }
     }
 
@@ -322,11 +355,8 @@ impl Run<'_> {
         let term = Term {
             left: Left { pointer: wide.pointer, row_stride: 1, depth_stride: wide.stride },
             right: stored::Stored {
-                pointer: narrow.pointer.cast(),
-                element: Element::F32,
-                rows,
-                columns: narrow.columns,
                 row_stride: narrow.stride,
+                ..stored::Stored::dense_f32(narrow.pointer, rows, narrow.columns)
             },
             right_transposed: false,
             scale,

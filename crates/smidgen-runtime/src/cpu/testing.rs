@@ -7,6 +7,8 @@ use super::counter::uniform;
 use super::pool::Pool;
 use super::simd::{Isa, with_isa};
 use super::view::{Dst, Src, Stored};
+use crate::quant;
+use smidgen_ir::{Block, Code4, DType, Storage};
 
 /// Channel counts below, at and above a block, and a real model's.
 pub const COLUMNS: [usize; 5] = [1, 7, 16, 33, 576];
@@ -61,6 +63,40 @@ pub fn stored_bytes(element: Element, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
 pub fn stored(element: Element, bytes: &[u8]) -> Stored {
     // SAFETY: see above; the length is in whole elements.
     unsafe { Stored::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
+}
+
+/// Every storage that can hold rows of so many columns as weights.
+pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
+    let plain = [DType::F32, DType::Bf16, DType::F16].map(Storage::Plain);
+    let codes =
+        Code4::ALL.into_iter().flat_map(|code| [false, true].map(|double| Storage::Bnb4 { code, double }));
+    let blocks = Block::ALL.into_iter().filter(move |block| columns.is_multiple_of(block.elements()));
+    plain.into_iter().chain([Storage::Int8Rows]).chain(codes).chain(blocks.map(Storage::Gguf))
+}
+
+/// A tensor in any storage, every bit of its codes random, with scales that keep its numbers finite.
+pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
+    let mut bytes = match storage {
+        Storage::Gguf(_) => vec![0; storage.bytes(rows, columns)],
+        _ => return quant::encode(storage, rows, columns, &numbers(1, rows * columns)).expect("an encoder"),
+    };
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = (uniform(7, index as u64) * 256.0) as u8;
+    }
+    if let Storage::Gguf(block) = storage {
+        let halves: &[usize] = match block {
+            Block::Q4_0 | Block::Q5_0 | Block::Q8_0 => &[0],
+            Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K => &[0, 2],
+            Block::Q6K => &[208],
+        };
+        for (index, bytes) in bytes.chunks_exact_mut(block.bytes()).enumerate() {
+            for offset in halves {
+                let scale = uniform(8, (index * 2 + offset % 3) as u64) - 0.5;
+                bytes[*offset..][..2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());
+            }
+        }
+    }
+    bytes
 }
 
 /// A result down to its last bit, so that -0 differs from 0 and a NaN equals itself.

@@ -11,6 +11,7 @@ use smidgen_ir::{
     DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Shard, Storage, Type,
     ValueId, ValueRole, verify,
 };
+use smidgen_runtime::quant;
 use std::collections::HashMap;
 
 pub struct Draft {
@@ -98,6 +99,15 @@ impl Draft {
     /// A matrix of numbers in (-1, 1) that is not trained.
     pub fn frozen_matrix(&mut self, name: &str, n: usize, k: usize, dtype: DType) -> ValueId {
         self.reals(name, Shape::matrix(n, k), dtype)
+    }
+
+    /// A matrix of numbers in (-1, 1) that is not trained, encoded as `storage`.
+    pub fn quantized_matrix(&mut self, name: &str, n: usize, k: usize, storage: Storage) -> ValueId {
+        let values = random_reals(self.next_seed(), n * k);
+        let bytes = quant::encode(storage, n, k, &values).unwrap();
+        let id = self.graph.add_leaf(name, Type::new(Shape::matrix(n, k), storage), LeafKind::Weight);
+        self.contents.push((id, Content::Bytes(bytes)));
+        id
     }
 
     /// A trained vector of numbers in (-1, 1).

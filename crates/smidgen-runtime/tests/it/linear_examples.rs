@@ -5,10 +5,18 @@
 use crate::draft::Draft;
 use crate::examples::{Example, gradient};
 use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK};
-use smidgen_ir::{DType, Op};
+use smidgen_ir::{Block, Code4, DType, Op, Storage};
 
 const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];
 const WITH_BIAS: &[&str] = &["linear", "linear_grad", "weight_grad", "bias_grad"];
+
+/// One of each family.
+const QUANTIZED: [Storage; 4] = [
+    Storage::Int8Rows,
+    Storage::Bnb4 { code: Code4::Nf4, double: true },
+    Storage::Bnb4 { code: Code4::Fp4, double: false },
+    Storage::Gguf(Block::Q8_0),
+];
 
 pub fn examples() -> Vec<Example> {
     let mut examples = Vec::new();
@@ -23,6 +31,9 @@ pub fn examples() -> Vec<Example> {
     examples.push(linear(DType::F32, true, 5, [6, COLUMN_BLOCK + 13, 9]));
     examples.push(linear(DType::F16, false, 70, [1, 4, 3]));
     examples.push(linear(DType::F32, false, 4, [150, 10, 12]));
+    for storage in QUANTIZED {
+        examples.push(linear_with_quantized_weight(storage));
+    }
     examples.push(linear_over_gathered_rows());
     examples.push(three_on_one_input());
     examples
@@ -44,6 +55,18 @@ fn linear(dtype: DType, bias: bool, rank: usize, [tokens, n, k]: [usize; 3]) -> 
     let y = draft.op(Op::Linear { bias, lora }, &inputs, &["y"])[0];
     let name = format!("linear {dtype} bias={bias} rank={rank} T={tokens} N={n} K={k}");
     gradient(if bias { WITH_BIAS } else { LINEAR }, draft.gradient_of(&name, y))
+}
+
+/// A frozen weight, an adapter and a bias: x gets its gradient through both.
+fn linear_with_quantized_weight(storage: Storage) -> Example {
+    let (n, k) = (37, 96);
+    let mut draft = Draft::new(&[9], 1);
+    let x = draft.tokens("x", k);
+    let weight = draft.quantized_matrix("weight", n, k, storage);
+    let (bias, h) = (draft.vector("bias", n, DType::F32), draft.tokens("h", 3));
+    let b = draft.matrix("b", n, 3, DType::F32);
+    let y = draft.op(Op::Linear { bias: true, lora: Some(1.5) }, &[x, weight, bias, h, b], &["y"])[0];
+    gradient(WITH_BIAS, draft.gradient_of(&format!("linear {storage}"), y))
 }
 
 fn linear_over_gathered_rows() -> Example {

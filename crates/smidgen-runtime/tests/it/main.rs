@@ -18,6 +18,7 @@ mod linear_examples;
 mod loss_examples;
 mod numbers;
 mod product;
+mod quant_fixtures;
 mod recompute_changes_nothing;
 mod row_examples;
 mod subject;

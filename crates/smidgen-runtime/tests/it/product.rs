@@ -6,7 +6,7 @@
 //! Left out: speed.
 
 use smidgen_ir::workspace::product_floats;
-use smidgen_runtime::cpu::convert::Element;
+use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
@@ -23,7 +23,7 @@ enum Start {
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     depth: usize,
-    element: Element,
+    element: DType,
     right_transposed: bool,
     left_rows_contiguous: bool,
     scale: f32,
@@ -49,13 +49,14 @@ fn value(seed: usize, index: usize) -> f32 {
     (bits % 33) as f32 / 16.0 - 1.0
 }
 
-fn encode(values: &[f32], element: Element) -> Vec<u8> {
+fn encode(values: &[f32], element: DType) -> Vec<u8> {
     values
         .iter()
         .flat_map(|&x| match element {
-            Element::F32 => x.to_le_bytes().to_vec(),
-            Element::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
-            Element::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            DType::F32 => x.to_le_bytes().to_vec(),
+            DType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+            DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+            other => panic!("no weights are {other}"),
         })
         .collect()
 }
@@ -126,11 +127,8 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
         .map(|(shape, (left, right))| Term {
             left: Left { pointer: left.0.as_ptr(), row_stride: left.1, depth_stride: left.2 },
             right: Stored {
-                pointer: right.0.as_ptr(),
-                element: shape.element,
-                rows: right.1,
-                columns: right.2,
                 row_stride: right.3,
+                ..Stored::dense(right.0.as_ptr(), Storage::Plain(shape.element), right.1, right.2)
             },
             right_transposed: shape.right_transposed,
             scale: shape.scale,
@@ -173,13 +171,8 @@ fn supported() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_supported())
 }
 
-const PLAIN: Shape = Shape {
-    depth: 0,
-    element: Element::F32,
-    right_transposed: true,
-    left_rows_contiguous: false,
-    scale: 1.0,
-};
+const PLAIN: Shape =
+    Shape { depth: 0, element: DType::F32, right_transposed: true, left_rows_contiguous: false, scale: 1.0 };
 
 #[test]
 fn every_small_shape() {
@@ -208,7 +201,7 @@ fn every_small_shape() {
 #[test]
 fn every_layout_format_and_init() {
     for isa in supported() {
-        for element in [Element::F32, Element::Bf16, Element::F16] {
+        for element in [DType::F32, DType::Bf16, DType::F16] {
             for start in [Start::Overwrite, Start::Accumulate, Start::Bias] {
                 for choice in 0..8 {
                     let shape = Shape {
@@ -238,10 +231,10 @@ fn every_layout_format_and_init() {
 #[test]
 fn sums_of_terms() {
     let mixed = [
-        Shape { depth: 700, element: Element::Bf16, ..PLAIN },
+        Shape { depth: 700, element: DType::Bf16, ..PLAIN },
         Shape { depth: 16, scale: 2.0, ..PLAIN },
         Shape { depth: 0, ..PLAIN },
-        Shape { depth: 100, element: Element::F16, right_transposed: false, ..PLAIN },
+        Shape { depth: 100, element: DType::F16, right_transposed: false, ..PLAIN },
         Shape { depth: 4, left_rows_contiguous: true, scale: 0.5, ..PLAIN },
         Shape { depth: 1301, right_transposed: false, ..PLAIN },
     ];
@@ -295,7 +288,7 @@ fn rows_that_compete_for_the_same_cache_sets_are_copied_right() {
 
 #[test]
 fn the_same_bytes_for_any_number_of_threads() {
-    let base = Shape { depth: 650, element: Element::Bf16, ..PLAIN };
+    let base = Shape { depth: 650, element: DType::Bf16, ..PLAIN };
     let adapter = Shape { depth: 16, scale: 2.0, ..PLAIN };
     let gradient = Shape { depth: 650, right_transposed: false, left_rows_contiguous: true, ..PLAIN };
     for isa in supported() {

@@ -5,7 +5,9 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::Recompute;
-use smidgen_ir::{AttentionShape, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace};
+use smidgen_ir::{
+    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace,
+};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
 /// A step over operands of the given types, all at offset 0.
@@ -149,13 +151,36 @@ fn a_plan_for_fewer_threads_is_refused() {
     assert!(matches!(error, DeviceError::Workspace { .. }), "{error}");
 }
 
-/// Weights in a storage that the device cannot decode are refused by name.
-#[test]
-fn quantized_weights_are_refused() {
-    let ty = Type::new(Shape::matrix(64, 64), Storage::Nf4 { double: true });
+fn refusal(op: Op, inputs: &[Type]) -> Option<String> {
     let extent = Extent { tokens: 2, rows: 2, segments: 1 };
-    let x = Type::f32(Shape::of(Dim::Tokens, 64));
-    let step = bound_step(Op::Linear { bias: false, lora: None }, &[x, ty], &[], &extent);
-    let error = Cpu::new(1).unwrap().check(&step, &extent).unwrap_err();
-    assert_eq!(error.to_string(), "cpu cannot run `linear` on nf4 weights");
+    let mut step = bound_step(op, inputs, &[], &extent);
+    step.workspace = Some((0, 1 << 30));
+    Cpu::new(1).unwrap().check(&step, &extent).err().map(|error| error.to_string())
+}
+
+/// Where an operation decodes its weights, any storage will do; elsewhere it is refused by name.
+#[test]
+fn quantized_weights_are_taken_where_they_are_decoded() {
+    let linear = |bias| Op::Linear { bias, lora: None };
+    let x = |columns| Type::f32(Shape::of(Dim::Tokens, columns));
+    let nf4 = Storage::Bnb4 { code: Code4::Nf4, double: true };
+    let q4_k = Storage::Gguf(Block::Q4K);
+    for storage in [nf4, Storage::Int8Rows, q4_k] {
+        let weight = Type::new(Shape::matrix(64, 512), storage);
+        assert_eq!(refusal(linear(false), &[x(512), weight.clone()]), None);
+        let ids = Type::new(Shape::rows_of(Dim::Tokens), Storage::Plain(DType::I32));
+        assert_eq!(refusal(Op::Embed, &[ids, weight.clone()]), None);
+        assert_eq!(refusal(Op::LinearGrad { scales: vec![1.0] }, &[x(64), weight]), None);
+    }
+    let weight = Type::new(Shape::matrix(64, 64), nf4);
+    let bias = Type::new(Shape::vector(64), nf4);
+    let refused = refusal(linear(true), &[x(64), weight, bias.clone()]).unwrap();
+    assert_eq!(refused, "cpu cannot run `linear` on nf4 weights");
+    let refused = refusal(Op::RmsNorm { eps: 1e-5 }, &[x(64), bias]).unwrap();
+    assert_eq!(refused, "cpu cannot run `rms_norm` on nf4 weights");
+    let refused = refusal(linear(false), &[x(320), Type::new(Shape::matrix(64, 320), q4_k)]).unwrap();
+    assert_eq!(
+        refused,
+        "cpu cannot run `linear` on q4_k weights with rows of 320, which are no whole blocks"
+    );
 }

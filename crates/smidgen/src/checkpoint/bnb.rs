@@ -104,9 +104,11 @@ impl Reading<'_> {
         };
         let double = state.nested_blocksize.is_some() || state.nested_offset.is_some();
         let parts = bnb4_parts(elements, double);
-        let codes = self.part("", |tensor| tensor.bytes() == parts.scales as u64, || {
-            format!("has not the {} bytes of {elements} codes", parts.scales)
-        })?;
+        let codes = self.part(
+            "",
+            |tensor| tensor.bytes() == parts.scales as u64,
+            || format!("has not the {} bytes of {elements} codes", parts.scales),
+        )?;
         let scale_element = if double { Element::U8 } else { Element::F32 };
         let scales = self.vector(".absmax", scale_element, parts.blocks)?;
         self.map(".quant_map", quant::bnb4::code_values(code))?;
@@ -125,11 +127,16 @@ impl Reading<'_> {
         let tensor = self.folder.tensor(self.state_name).expect("it is one of the folder's names");
         self.parts.insert(self.state_name.to_string());
         if tensor.bytes() > MAX_STATE_BYTES || tensor.element() != Element::U8 {
-            return Err(self.wrong_state(format!("is {} of {} bytes, not JSON", tensor.element(), tensor.bytes())));
+            return Err(self.wrong_state(format!(
+                "is {} of {} bytes, not JSON",
+                tensor.element(),
+                tensor.bytes()
+            )));
         }
         let mut bytes = vec![0; tensor.bytes() as usize];
         tensor.read_at(0, &mut bytes)?;
-        serde_json::from_slice(&bytes).map_err(|error| self.wrong_state(format!("is not the JSON it should be: {error}")))
+        serde_json::from_slice(&bytes)
+            .map_err(|error| self.wrong_state(format!("is not the JSON it should be: {error}")))
     }
 
     fn nested(&mut self, state: &State, blocks: usize) -> Result<Nested, BnbError> {
@@ -141,7 +148,8 @@ impl Reading<'_> {
         if state.nested_dtype.as_deref().is_some_and(|dtype| dtype != "float32") {
             return Err(self.wrong_state("has scales of scales that are not float32".into()));
         }
-        let Some(offset) = state.nested_offset.map(|offset| offset as f32).filter(|offset| offset.is_finite())
+        let Some(offset) =
+            state.nested_offset.map(|offset| offset as f32).filter(|offset| offset.is_finite())
         else {
             return Err(self.wrong_state("has no `nested_offset`".into()));
         };
@@ -158,11 +166,14 @@ impl Reading<'_> {
         let (numbers, _) = bytes.as_chunks::<4>();
         match numbers.iter().zip(known).position(|(bytes, known)| f32::from_le_bytes(*bytes) != *known) {
             None => Ok(()),
-            Some(index) => Err(self.wrong_part(suffix, format!(
-                "is another map: entry {index} is {}, known is {}",
-                f32::from_le_bytes(numbers[index]),
-                known[index]
-            ))),
+            Some(index) => Err(self.wrong_part(
+                suffix,
+                format!(
+                    "is another map: entry {index} is {}, known is {}",
+                    f32::from_le_bytes(numbers[index]),
+                    known[index]
+                ),
+            )),
         }
     }
 

@@ -41,7 +41,9 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
     if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
     }
-    executor.fill(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes)).map_err(Failure::world)
+    executor
+        .fill(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes))
+        .map_err(Failure::world)
 }
 
 #[derive(Debug, thiserror::Error)]

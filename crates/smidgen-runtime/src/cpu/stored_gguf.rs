@@ -1,0 +1,226 @@
+//! Spans of GGUF blocks as f32, for each block format.
+//!
+//! Blocks of 32 are decoded whole, blocks of 256 in quarters of 64: spans begin at multiples of 64.
+//! Products of a scale and a code are exact in f32 but for q6_k, and where a minimum is added that is
+//! the only rounding; so fused and separate arithmetic give the same bits.
+//! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
+
+use super::isa::Lanes;
+use super::stored::{SPAN_STEP, Stored};
+use smidgen_ir::Block;
+
+/// Writes elements `first..first + count` of row `row` of the whole tensor.
+///
+/// # Safety
+/// The span lies in the readable tensor, begins at a multiple of 64 and ends at one or with the row;
+/// `target` is good for `count` floats, and the machine supports the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn decode_gguf<V: Lanes>(
+    stored: &Stored,
+    block: Block,
+    row: usize,
+    first: usize,
+    count: usize,
+    target: *mut f32,
+) {
+    let (elements, bytes) = (block.elements(), block.bytes());
+    debug_assert!(stored.columns.is_multiple_of(elements) && first.is_multiple_of(SPAN_STEP));
+    debug_assert!(count.is_multiple_of(elements.min(SPAN_STEP)));
+    // SAFETY: rows are whole blocks; pieces of 32 or 64 elements lie in one block and in the span.
+    unsafe {
+        let row = stored.pointer.add(row * (stored.columns / elements) * bytes);
+        match block {
+            Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => {
+                let blocks = row.add(first / 32 * bytes);
+                for index in 0..count / 32 {
+                    let (source, target) = (blocks.add(index * bytes), target.add(index * 32));
+                    match block {
+                        Block::Q4_0 => decode_q4_0::<V>(source, target),
+                        Block::Q4_1 => decode_q4_1::<V>(source, target),
+                        Block::Q5_0 => decode_q5_0::<V>(source, target),
+                        Block::Q5_1 => decode_q5_1::<V>(source, target),
+                        _ => decode_q8_0::<V>(source, target),
+                    }
+                }
+            }
+            Block::Q4K | Block::Q5K | Block::Q6K => {
+                for at in (0..count).step_by(SPAN_STEP) {
+                    let source = row.add((first + at) / 256 * bytes);
+                    let (quarter, target) = ((first + at) % 256 / SPAN_STEP, target.add(at));
+                    match block {
+                        Block::Q4K => decode_q4_k::<V>(source, quarter, target),
+                        Block::Q5K => decode_q5_k::<V>(source, quarter, target),
+                        _ => decode_q6_k::<V>(source, quarter, target),
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Each function below decodes 32 or 64 elements of the block at `source` to `target`; the caller
+// promises a readable block, writable floats and the instruction set of `V`.
+
+#[inline(always)]
+unsafe fn decode_q4_0<V: Lanes>(source: *const u8, target: *mut f32) {
+    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind the scale.
+    unsafe {
+        let scale = V::splat_f16(source);
+        let middle = V::splat(8.0);
+        for at in (0..16).step_by(V::WIDTH) {
+            let bytes = V::widen_u8(source.add(2 + at));
+            let (low, high) = (V::and(bytes, 15), V::shift_right(bytes, 4));
+            V::from_words(low).sub(middle).mul(scale).store(target.add(at));
+            V::from_words(high).sub(middle).mul(scale).store(target.add(16 + at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q4_1<V: Lanes>(source: *const u8, target: *mut f32) {
+    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind scale and minimum.
+    unsafe {
+        let (scale, minimum) = V::splat_f16_pair(source);
+        for at in (0..16).step_by(V::WIDTH) {
+            let bytes = V::widen_u8(source.add(4 + at));
+            let (low, high) = (V::and(bytes, 15), V::shift_right(bytes, 4));
+            V::from_words(low).mul_add(scale, minimum).store(target.add(at));
+            V::from_words(high).mul_add(scale, minimum).store(target.add(16 + at));
+        }
+    }
+}
+
+/// Codes of five bits: nibbles at `nibbles`, fifth bits in `fifths` from the first element up.
+#[inline(always)]
+unsafe fn five_bits<V: Lanes>(nibbles: *const u8, fifths: u32, at: usize) -> [V; 2] {
+    // SAFETY: the caller's promise; 16 bytes of nibbles.
+    unsafe {
+        let bytes = V::widen_u8(nibbles.add(at));
+        let low_fifth = V::and(V::shift_left(V::bits_from_each_lane(fifths >> at), 4), 16);
+        let high_fifth = V::and(V::shift_left(V::bits_from_each_lane(fifths >> (16 + at)), 4), 16);
+        let low = V::or(V::and(bytes, 15), low_fifth);
+        let high = V::or(V::shift_right(bytes, 4), high_fifth);
+        [V::from_words(low), V::from_words(high)]
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q5_0<V: Lanes>(source: *const u8, target: *mut f32) {
+    // SAFETY: the caller's promise; fifth bits and nibbles lie behind the scale.
+    unsafe {
+        let scale = V::splat_f16(source);
+        let middle = V::splat(16.0);
+        let fifths = source.add(2).cast::<u32>().read_unaligned();
+        for at in (0..16).step_by(V::WIDTH) {
+            let [low, high] = five_bits::<V>(source.add(6), fifths, at);
+            low.sub(middle).mul(scale).store(target.add(at));
+            high.sub(middle).mul(scale).store(target.add(16 + at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q5_1<V: Lanes>(source: *const u8, target: *mut f32) {
+    // SAFETY: the caller's promise; fifth bits and nibbles lie behind scale and minimum.
+    unsafe {
+        let (scale, minimum) = V::splat_f16_pair(source);
+        let fifths = source.add(4).cast::<u32>().read_unaligned();
+        for at in (0..16).step_by(V::WIDTH) {
+            let [low, high] = five_bits::<V>(source.add(8), fifths, at);
+            low.mul_add(scale, minimum).store(target.add(at));
+            high.mul_add(scale, minimum).store(target.add(16 + at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q8_0<V: Lanes>(source: *const u8, target: *mut f32) {
+    // SAFETY: the caller's promise; 32 codes lie behind the scale.
+    unsafe {
+        let scale = V::splat_f16(source);
+        for at in (0..32).step_by(V::WIDTH) {
+            V::from_words(V::widen_i8(source.add(2 + at))).mul(scale).store(target.add(at));
+        }
+    }
+}
+
+/// Scale and minimum of sub-block `index` of a q4_k or q5_k block, six bits each in twelve bytes.
+#[inline(always)]
+unsafe fn six_bit_scales(scales: *const u8, index: usize) -> (f32, f32) {
+    // SAFETY: the caller promises twelve readable bytes.
+    unsafe {
+        let byte = |at: usize| scales.add(at).read();
+        let (scale, minimum) = if index < 4 {
+            (byte(index) & 63, byte(index + 4) & 63)
+        } else {
+            let low = byte(index + 4);
+            (low & 15 | byte(index - 4) >> 6 << 4, low >> 4 | byte(index) >> 6 << 4)
+        };
+        (f32::from(scale), f32::from(minimum))
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q4_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: the caller's promise; a quarter has 32 bytes of nibbles and two sub-blocks.
+    unsafe {
+        let (scale, minimum) = V::splat_f16_pair(source);
+        let nibbles = source.add(16 + 32 * quarter);
+        let (low_scale, low_minimum) = six_bit_scales(source.add(4), 2 * quarter);
+        let (high_scale, high_minimum) = six_bit_scales(source.add(4), 2 * quarter + 1);
+        let (low_scale, low_minimum) = (scale.mul(V::splat(low_scale)), minimum.mul(V::splat(low_minimum)));
+        let (high_scale, high_minimum) =
+            (scale.mul(V::splat(high_scale)), minimum.mul(V::splat(high_minimum)));
+        for at in (0..32).step_by(V::WIDTH) {
+            let bytes = V::widen_u8(nibbles.add(at));
+            let (low, high) = (V::and(bytes, 15), V::shift_right(bytes, 4));
+            V::from_words(low).mul(low_scale).sub(low_minimum).store(target.add(at));
+            V::from_words(high).mul(high_scale).sub(high_minimum).store(target.add(32 + at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q5_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: as for q4_k; 32 bytes hold the fifth bits, a bit for each sub-block.
+    unsafe {
+        let (scale, minimum) = V::splat_f16_pair(source);
+        let nibbles = source.add(48 + 32 * quarter);
+        let (low_scale, low_minimum) = six_bit_scales(source.add(4), 2 * quarter);
+        let (high_scale, high_minimum) = six_bit_scales(source.add(4), 2 * quarter + 1);
+        let (low_scale, low_minimum) = (scale.mul(V::splat(low_scale)), minimum.mul(V::splat(low_minimum)));
+        let (high_scale, high_minimum) =
+            (scale.mul(V::splat(high_scale)), minimum.mul(V::splat(high_minimum)));
+        for at in (0..32).step_by(V::WIDTH) {
+            let bytes = V::widen_u8(nibbles.add(at));
+            let fifths = V::shift_right(V::widen_u8(source.add(16 + at)), 2 * quarter as u32);
+            let low = V::or(V::and(bytes, 15), V::and(V::shift_left(fifths, 4), 16));
+            let high = V::or(V::shift_right(bytes, 4), V::and(V::shift_left(fifths, 3), 16));
+            V::from_words(low).mul(low_scale).sub(low_minimum).store(target.add(at));
+            V::from_words(high).mul(high_scale).sub(high_minimum).store(target.add(32 + at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q6_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: the caller's promise. A half of 128 elements has 64 bytes of nibbles, whose low ones are
+    // its first quarter, 32 bytes of bit pairs and 8 scales.
+    unsafe {
+        let (half, upper) = (quarter / 2, (quarter % 2) as u32);
+        let (nibbles, pairs) = (source.add(64 * half), source.add(128 + 32 * half));
+        let scales = source.add(192 + 4 * quarter).cast::<i8>();
+        let block_scale = V::splat_f16(source.add(208));
+        let middle = V::splat(32.0);
+        for part in 0..2 {
+            for at in (0..32).step_by(V::WIDTH) {
+                let low = V::and(V::shift_right(V::widen_u8(nibbles.add(32 * part + at)), 4 * upper), 15);
+                let pair = V::shift_right(V::widen_u8(pairs.add(at)), 4 * upper + 2 * part as u32);
+                let codes = V::or(low, V::shift_left(V::and(pair, 3), 4));
+                let scale = V::splat(f32::from(scales.add(2 * part + at / 16).read()));
+                let value = V::from_words(codes).sub(middle).mul(block_scale.mul(scale));
+                value.store(target.add(32 * part + at));
+            }
+        }
+    }
+}
