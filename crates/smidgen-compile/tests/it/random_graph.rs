@@ -28,7 +28,7 @@ pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
 /// Widths of the activations: 2 heads of 8 channels, and something else.
 const WIDTHS: [usize; 2] = [16, 24];
 const ATTENTION: AttentionShape =
-    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None };
+    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, softcap: None };
 
 struct Grower {
     graph: Graph,
@@ -49,7 +49,7 @@ pub fn grow(growths: &[Growth]) -> Graph {
     let mut grower = Grower { graph, nodes: Vec::new(), values: [vec![], vec![]] };
     for (index, width) in WIDTHS.into_iter().enumerate() {
         let table = grower.weight("table", Shape::matrix(10, width), false);
-        let x = grower.emit(Op::Embed, vec![ids, table], &["x"])[0];
+        let x = grower.emit(Op::Embed { scale: 1.0 }, vec![ids, table], &["x"])[0];
         grower.values[index].push(x);
     }
     for growth in growths {
@@ -63,7 +63,7 @@ impl Grower {
         let name = format!("{name} {}", self.graph.values.len());
         let id = self.graph.add_leaf(name, Type::f32(shape), LeafKind::Weight);
         if trained {
-            forward::train_leaf(&mut self.graph, id);
+            leaves::train_leaf(&mut self.graph, id);
         }
         id
     }
@@ -86,11 +86,14 @@ impl Grower {
             0 => (width, self.emit(Op::Add, vec![a, b], &["sum"])),
             1 => {
                 let weight = self.weight("norm", Shape::vector(columns), growth.trained);
-                (width, self.emit(Op::RmsNorm { eps: 1e-5 }, vec![a, weight], &["norm"]))
+                (
+                    width,
+                    self.emit(Op::RmsNorm(Norm { eps: 1e-5, plus_one: false }), vec![a, weight], &["norm"]),
+                )
             }
             2 => (width, self.emit(Op::GatedAct(Activation::Silu), vec![a, b], &["act"])),
             3 => {
-                let op = Op::Dropout { p: 0.1, stream: growth.first.into() };
+                let op = Op::Dropout { p: 0.1, stream: growth.first.into(), rest: false };
                 (width, self.emit(op, vec![a, keys], &["dropped"]))
             }
             4 => {
@@ -135,7 +138,13 @@ impl Grower {
         let columns = self.graph.value(x).ty.shape.at(&Default::default()).1;
         let head = self.weight("head", Shape::matrix(10, columns), true);
         let updates: Vec<ValueId> = [loss].into_iter().chain(self.graph.gradient_of(head)).collect();
-        let op = Op::LmHeadLoss(LossHead { chunk: 2, gradient: true, lora: None, train_head: true });
+        let op = Op::LmHeadLoss(LossHead {
+            chunk: 2,
+            gradient: true,
+            lora: None,
+            train_head: true,
+            softcap: None,
+        });
         let names = ["d x".to_string()];
         let place = (Phase::Forward, None);
         self.graph.emit(&mut self.nodes, op, vec![x, head, labels, weight], updates, &names, place);
