@@ -12,6 +12,7 @@ mod broken_plans;
 mod check;
 mod decoder;
 mod decoder_gradients;
+mod decoder_logits;
 mod decoder_updates;
 mod draft;
 mod examples;
