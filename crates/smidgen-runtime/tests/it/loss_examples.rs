@@ -1,6 +1,7 @@
 //! The fused loss: its own gradients to rows, head, and an adapter on the head.
 //!
-//! Logits by themselves are compared with f64. Chunks of rows divide the rows evenly, leave a rest, or hold all of them; the gradients must not care.
+//! Logits by themselves are compared with f64. Chunks of rows divide the rows evenly, leave a rest, or hold all of
+//! them; the gradients must not care.
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
