@@ -207,3 +207,91 @@ fn check_aliases(plan: &Plan, step: &Step, place: &str, findings: &mut Vec<Strin
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::graph as verified;
+    use super::*;
+    use crate::graph::{LeafKind, Slice};
+    use crate::op::Op;
+    use crate::shape::{Shape, Type};
+    use crate::storage::{DType, Storage};
+
+    const ROWS: usize = 10;
+
+    /// A bf16 matrix (10, 6), and rows of it.
+    fn with_slice(first_row: usize, rows: usize) -> (Graph, ValueId) {
+        let mut graph = Graph::default();
+        let ty = Type::new(Shape::matrix(ROWS, 6), Storage::Plain(DType::Bf16));
+        let leaf = graph.add_leaf("w", ty, LeafKind::Weight);
+        let slice = graph.add_slice(leaf, first_row, rows);
+        (graph, slice)
+    }
+
+    fn finding(graph: &Graph) -> String {
+        let findings = verified(graph);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        findings[0].clone()
+    }
+
+    #[test]
+    fn rows_of_a_leaf_are_sound() {
+        for (first_row, rows) in [(0, ROWS), (0, 1), (3, 7), (9, 1)] {
+            assert_eq!(verified(&with_slice(first_row, rows).0), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn rows_outside_a_leaf_are_found() {
+        for (first_row, rows) in [(0, 11), (4, 7), (10, 1)] {
+            let (graph, _) = with_slice(first_row, rows);
+            let name = format!("w[{first_row}..{}]", first_row + rows);
+            assert_eq!(finding(&graph), format!("`{name}` bf16 ({rows}, 6) is no part of `w` bf16 (10, 6)"));
+        }
+    }
+
+    #[test]
+    fn rows_of_another_width_or_storage_are_found() {
+        for ty in [
+            Type::new(Shape::matrix(2, 5), Storage::Plain(DType::Bf16)),
+            Type::f32(Shape::matrix(2, 6)),
+            Type::new(Shape::of(Dim::Tokens, 5), Storage::Plain(DType::Bf16)),
+        ] {
+            let (mut graph, slice) = with_slice(0, 2);
+            graph.values[slice.index()].ty = ty;
+            assert!(finding(&graph).contains("is no part of `w`"));
+        }
+    }
+
+    /// A slice is rows of a leaf: not of an activation, and not of another slice.
+    #[test]
+    fn rows_of_anything_but_a_leaf_are_found() {
+        let (mut graph, slice) = with_slice(2, 4);
+        let ty = graph.value(slice).ty.clone();
+        graph.add_value(
+            "rows of rows",
+            ty,
+            ValueRole::Slice(Slice { of: slice, first_row: 0, gradient: None }),
+        );
+        assert!(finding(&graph).contains("`rows of rows`"));
+    }
+
+    /// A slice may be updated like its leaf, and never written as an output.
+    #[test]
+    fn a_slice_is_no_output() {
+        let (mut graph, slice) = with_slice(2, 4);
+        let node = |outputs, updates| Node {
+            op: Op::Zero,
+            inputs: vec![],
+            outputs,
+            updates,
+            phase: crate::graph::Phase::Update,
+            layer: None,
+        };
+        graph.entries = vec![(Entry::Update, vec![node(vec![], vec![slice])])];
+        assert_eq!(verified(&graph), Vec::<String>::new());
+        graph.entries = vec![(Entry::Update, vec![node(vec![slice], vec![slice])])];
+        let findings = verified(&graph);
+        assert!(findings.iter().any(|finding| finding.contains("as an output")), "{findings:?}");
+    }
+}

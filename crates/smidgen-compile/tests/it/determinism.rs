@@ -5,17 +5,27 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Policy, Recompute, Request, compile};
+use smidgen_compile::{AdapterForm, Policy, Recompute, Request, TrainedBiases, compile};
 use smidgen_ir::text::render_plan;
 
 #[test]
 fn the_same_request_gives_the_same_plan() {
     let spec = shapes::llama(64, 96, 6, (8, 2), 300, true);
-    let request = shapes::request(spec, Targets::AllLinear, Layers::Last(4), 96, 5);
-    let request = Request { dropout: 0.05, ..request };
+    let lora = shapes::request(spec, Targets::AllLinear, Layers::Last(4), 96, 5);
+    same_plans(&Request { dropout: 0.05, ..lora.clone() });
+    let fused = shapes::request(shapes::small_phi3(6), Targets::AllLinear, Layers::All, 96, 5);
+    for form in [AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+        for request in [&lora, &fused] {
+            let biases = TrainedBiases::All;
+            same_plans(&Request { dropout: 0.05, form, biases, ..request.clone() });
+        }
+    }
+}
+
+fn same_plans(request: &Request) {
     for recompute in [Recompute::none(), Recompute { layers: vec![2, 5] }, Recompute::first(6)] {
         let policy = Policy { recompute, loss_chunk: 16 };
-        let first = compile(&request, &policy);
+        let first = compile(request, &policy);
         for _ in 0..3 {
             let again = compile(&request.clone(), &policy);
             assert_eq!(render_plan(&first), render_plan(&again));

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapter_structure;
 mod determinism;
 mod packing;
 mod random_graph;

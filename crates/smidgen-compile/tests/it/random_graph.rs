@@ -4,9 +4,9 @@
 //! trained; every node keeps the shape rules by construction.
 
 use proptest::prelude::*;
-use smidgen_compile::forward;
+use smidgen_compile::{forward, leaves};
 use smidgen_ir::{
-    Activation, AttentionShape, DType, Dim, Entry, Graph, LeafKind, LossHead, Node, Op, Phase, Shape,
+    Activation, AttentionShape, DType, Dim, Entry, Graph, LeafKind, LossHead, Node, Norm, Op, Phase, Shape,
     Storage, Type, ValueId,
 };
 
@@ -20,7 +20,7 @@ pub struct Growth {
 }
 
 pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
-    let growth = (0u8..8, any::<u8>(), any::<u8>(), prop::bool::weighted(0.3));
+    let growth = (0u8..12, any::<u8>(), any::<u8>(), prop::bool::weighted(0.3));
     let growth = growth.prop_map(|(kind, first, second, trained)| Growth { kind, first, second, trained });
     prop::collection::vec(growth, 1..30)
 }
@@ -28,7 +28,7 @@ pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
 /// Widths of the activations: 2 heads of 8 channels, and something else.
 const WIDTHS: [usize; 2] = [16, 24];
 const ATTENTION: AttentionShape =
-    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None };
+    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, softcap: None };
 
 struct Grower {
     graph: Graph,
@@ -49,7 +49,7 @@ pub fn grow(growths: &[Growth]) -> Graph {
     let mut grower = Grower { graph, nodes: Vec::new(), values: [vec![], vec![]] };
     for (index, width) in WIDTHS.into_iter().enumerate() {
         let table = grower.weight("table", Shape::matrix(10, width), false);
-        let x = grower.emit(Op::Embed, vec![ids, table], &["x"])[0];
+        let x = grower.emit(Op::Embed { scale: 3.0 }, vec![ids, table], &["x"])[0];
         grower.values[index].push(x);
     }
     for growth in growths {
@@ -63,7 +63,7 @@ impl Grower {
         let name = format!("{name} {}", self.graph.values.len());
         let id = self.graph.add_leaf(name, Type::f32(shape), LeafKind::Weight);
         if trained {
-            forward::train_leaf(&mut self.graph, id);
+            leaves::train_leaf(&mut self.graph, id);
         }
         id
     }
@@ -86,11 +86,19 @@ impl Grower {
             0 => (width, self.emit(Op::Add, vec![a, b], &["sum"])),
             1 => {
                 let weight = self.weight("norm", Shape::vector(columns), growth.trained);
-                (width, self.emit(Op::RmsNorm { eps: 1e-5 }, vec![a, weight], &["norm"]))
+                (
+                    width,
+                    self.emit(
+                        Op::RmsNorm(Norm { eps: 1e-5, plus_one: growth.first.is_multiple_of(2) }),
+                        vec![a, weight],
+                        &["norm"],
+                    ),
+                )
             }
             2 => (width, self.emit(Op::GatedAct(Activation::Silu), vec![a, b], &["act"])),
             3 => {
-                let op = Op::Dropout { p: 0.1, stream: growth.first.into() };
+                let rest = growth.second % 4 < 2;
+                let op = Op::Dropout { p: 0.1, stream: growth.first.into(), rest };
                 (width, self.emit(op, vec![a, keys], &["dropped"]))
             }
             4 => {
@@ -99,6 +107,9 @@ impl Grower {
                 (0, self.emit(Op::Attention(ATTENTION), vec![q, k, v, boundaries], &["o", "lse"]))
             }
             5 => (other, self.linear(a, other, growth, false)),
+            6 => (width, self.gain(a, width, growth)),
+            7 => (width, self.trained_function(a, b, width, growth)),
+            8 => (width, self.parts_of_one_linear(a, width, growth)),
             _ => (width, self.linear(a, width, growth, true)),
         };
         self.values[into].push(y[0]);
@@ -118,6 +129,47 @@ impl Grower {
         self.emit(Op::Linear { bias, lora: Some(2.0) }, inputs, &["y"])
     }
 
+    /// DoRA's gain, whose norm is never trained.
+    fn gain(&mut self, z: ValueId, width: usize, growth: &Growth) -> Vec<ValueId> {
+        let shape = Shape::vector(WIDTHS[width]);
+        let mut inputs = vec![z, self.weight("magnitude", shape.clone(), growth.trained)];
+        inputs.push(self.weight("row norm", shape.clone(), false));
+        let bias = growth.first.is_multiple_of(2);
+        if bias {
+            inputs.push(self.weight("bias", shape, growth.first.is_multiple_of(3)));
+        }
+        self.emit(Op::ScaleColumns { bias }, inputs, &["gained"])
+    }
+
+    /// LS-LoRA on an earlier base; coefficients and sigma are rows of leaves with two.
+    fn trained_function(&mut self, x: ValueId, base: ValueId, width: usize, growth: &Growth) -> Vec<ValueId> {
+        let n = WIDTHS[width];
+        let a = self.weight("a", Shape::matrix(4, n), growth.trained);
+        let h = self.emit(Op::Linear { bias: false, lora: None }, vec![x, a], &["h"])[0];
+        let b = self.weight("b", Shape::matrix(n, 4), growth.trained);
+        // The gradient of the function always has both sums.
+        let leaves = [("coefficients", 4), ("sigma", 1)].map(|(name, columns)| {
+            let leaf = self.weight(name, Shape::matrix(2, columns), true);
+            self.graph.add_slice(leaf, usize::from(growth.second) % 2, 1)
+        });
+        self.emit(Op::Fourier { scale: 0.5 }, vec![base, h, b, leaves[0], leaves[1]], &["bent"])
+    }
+
+    /// The sum of two parts of one linear, both with rows of one adapter and one bias.
+    fn parts_of_one_linear(&mut self, x: ValueId, width: usize, growth: &Growth) -> Vec<ValueId> {
+        let n = WIDTHS[width];
+        let a = self.weight("a", Shape::matrix(4, n), growth.trained);
+        let h = self.emit(Op::Linear { bias: false, lora: None }, vec![x, a], &["h"])[0];
+        let weight = self.weight("fused weight", Shape::matrix(2 * n, n), growth.first.is_multiple_of(4));
+        let bias = self.weight("fused bias", Shape::vector(2 * n), growth.first.is_multiple_of(3));
+        let b = self.weight("fused b", Shape::matrix(2 * n, 4), growth.trained);
+        let parts = [0, n].map(|first_row| {
+            let [weight, bias, b] = [weight, bias, b].map(|leaf| self.graph.add_slice(leaf, first_row, n));
+            self.emit(Op::Linear { bias: true, lora: Some(2.0) }, vec![x, weight, bias, h, b], &["part"])[0]
+        });
+        self.emit(Op::Add, parts.to_vec(), &["sum of parts"])
+    }
+
     /// The loss of the newest activation.
     fn finish(mut self) -> Graph {
         let newest = *self.values.iter().flatten().max().expect("there is an activation");
@@ -135,7 +187,13 @@ impl Grower {
         let columns = self.graph.value(x).ty.shape.at(&Default::default()).1;
         let head = self.weight("head", Shape::matrix(10, columns), true);
         let updates: Vec<ValueId> = [loss].into_iter().chain(self.graph.gradient_of(head)).collect();
-        let op = Op::LmHeadLoss(LossHead { chunk: 2, gradient: true, lora: None, train_head: true });
+        let op = Op::LmHeadLoss(LossHead {
+            chunk: 2,
+            gradient: true,
+            lora: None,
+            train_head: true,
+            softcap: None,
+        });
         let names = ["d x".to_string()];
         let place = (Phase::Forward, None);
         self.graph.emit(&mut self.nodes, op, vec![x, head, labels, weight], updates, &names, place);

@@ -10,13 +10,20 @@ use proptest::prelude::*;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{remove_dead, reuse_in_place};
-use smidgen_compile::{Policy, Recompute, arena, autodiff, compile, schedule, update};
-use smidgen_ir::{Entry, Extent, Graph, Phase, Plan, ValueId, verify};
+use smidgen_compile::{
+    AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, arena, autodiff, compile,
+    compile_logits, schedule, update,
+};
+use smidgen_ir::{Entry, Extent, Graph, LeafKind, Phase, Plan, ValueId, ValueRole, verify};
 use std::collections::HashSet;
 
+fn request() -> Request {
+    let request = shapes::request(shapes::tiny(), Targets::AllLinear, Layers::All, 12, 2);
+    Request { extent: Extent { tokens: 9, rows: 5, segments: 2 }, ..request }
+}
+
 fn plan(graph: Graph) -> Plan {
-    let mut request = shapes::request(shapes::tiny(), Targets::AllLinear, Layers::All, 12, 2);
-    request.extent = Extent { tokens: 9, rows: 5, segments: 2 };
+    let request = request();
     let shared = reuse_in_place::find(&graph);
     arena::plan_memory(schedule::plan_lifetimes(graph, &shared, &request))
 }
@@ -76,7 +83,7 @@ proptest! {
         remove_dead::apply(&mut graph);
         prop_assert_eq!(verify::graph(&graph), Vec::<String>::new());
         prop_assert_eq!(gradients_added_to(&graph), gradients, "a gradient was lost");
-        update::append_update(&mut graph, &shapes::optimizer());
+        update::append_update(&mut graph, &request());
         prop_assert_eq!(verify::graph(&graph), Vec::<String>::new());
         assert_sound(&plan(graph));
     }
@@ -96,5 +103,63 @@ fn decoders_replay_by_identity() {
     let list = Recompute { layers: vec![1, 5, 6] };
     for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers), list] {
         assert_sound(&compile(&request, &Policy { recompute, loss_chunk: 64 }));
+    }
+}
+
+fn small_dialects() -> [DecoderSpec; 4] {
+    [shapes::tiny(), shapes::small_phi3(3), shapes::small_gemma2(3), shapes::small_gemma3(3)]
+}
+
+/// So does every dialect with every form of adapter, with dropout and trained biases.
+#[test]
+fn every_dialect_and_form_replays_by_identity() {
+    for spec in small_dialects() {
+        for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+            for dropout in [0.0, 0.1] {
+                let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
+                let biases = TrainedBiases::All;
+                let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..spec.clone() };
+                let layers = spec.layers;
+                let request = Request { form, biases, dropout, spec, ..request };
+                for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
+                    assert_sound(&compile(&request, &Policy { recompute, loss_chunk: 8 }));
+                }
+            }
+        }
+    }
+}
+
+/// A plan for looking at a model: two entry points, nothing trained, nothing but weights, adapters and inputs.
+#[test]
+fn logits_are_planned_without_training() {
+    for spec in small_dialects() {
+        for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+            let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
+            let request = Request { form, biases: TrainedBiases::All, dropout: 0.1, ..request };
+            let plan = compile_logits(&request);
+            assert_sound(&plan);
+            let entries: Vec<Entry> = plan.entries.iter().map(|entry| entry.entry).collect();
+            assert_eq!(entries, [Entry::Refresh, Entry::Logits]);
+            for kind in [LeafKind::Gradient, LeafKind::Moment] {
+                assert_eq!(plan.leaves(kind).count(), 0, "{kind:?} in a plan that trains nothing");
+            }
+            let roles = plan.values.iter().map(|value| &value.role);
+            let trained = roles.filter(|role| match role {
+                ValueRole::Leaf(leaf) => leaf.gradient.is_some(),
+                ValueRole::Slice(slice) => slice.gradient.is_some(),
+                ValueRole::Temp => false,
+            });
+            assert_eq!(trained.count(), 0);
+            let logits = &plan.entry(Entry::Logits).steps;
+            assert!(logits.iter().all(|step| step.phase == Phase::Forward && step.op.name() != "dropout"));
+            let ends: Vec<usize> =
+                (0..logits.len()).filter(|step| !logits[*step].updates.is_empty()).collect();
+            assert_eq!(ends, [logits.len() - 1], "one step writes a leaf, the last");
+            let written = plan.value(logits[ends[0]].updates[0]);
+            assert_eq!((written.name.as_str(), written.ty.shape.at(&plan.extent)), ("logits", (22, 64)));
+            let refreshed = plan.entry(Entry::Refresh).steps.len();
+            let modules = request.adapters.len();
+            assert_eq!(refreshed, if form == AdapterForm::Dora { modules } else { 0 });
+        }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Policy, Recompute, Request, compile};
+use smidgen_compile::{AdapterForm, Policy, Recompute, Request, compile};
 use smidgen_ir::{Entry, Op, Phase, Plan, Step};
 use std::collections::BTreeSet;
 
@@ -33,14 +33,30 @@ fn layers_run_again(plan: &Plan) -> BTreeSet<usize> {
     again(plan).iter().filter(|step| is_dear(&step.op)).filter_map(|step| step.layer).collect()
 }
 
+/// Every dialect with every form of adapter, with and without dropout.
+fn every_kind_of_request() -> Vec<Request> {
+    let mut requests = Vec::new();
+    let others = [shapes::small_phi3(LAYERS), shapes::small_gemma2(LAYERS), shapes::small_gemma3(LAYERS)];
+    for spec in others.into_iter().chain([request(0.0).spec]) {
+        for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+            for dropout in [0.0, 0.1] {
+                let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
+                requests.push(Request { form, dropout, ..request });
+            }
+        }
+    }
+    requests
+}
+
 #[test]
 fn without_recompute_no_product_and_no_attention_runs_twice() {
-    for dropout in [0.0, 0.1] {
-        let plan = plan(&request(dropout), Recompute::none());
+    for request in every_kind_of_request() {
+        let plan = plan(&request, Recompute::none());
         let steps = again(&plan);
         assert!(!steps.is_empty(), "norms and activations are rederived");
         for step in steps {
-            assert!(step.op.is_cheap(), "`{}` runs twice", step.op.name());
+            let (model, form) = (&request.spec.model_type, request.form);
+            assert!(step.op.is_cheap(), "{model} {form:?}: `{}` runs twice", step.op.name());
         }
     }
 }
@@ -94,12 +110,14 @@ fn dropout_keeps_no_inputs_of_its_own() {
 /// Each dropped value is made once more, not once for each reader.
 #[test]
 fn nothing_runs_three_times() {
-    let plan = plan(&request(0.1), Recompute::first(LAYERS));
-    let mut seen = BTreeSet::new();
-    for step in again(&plan) {
-        for output in &step.outputs {
-            let name = &plan.value(*output).name;
-            assert!(seen.insert(name.clone()), "`{name}` is computed again twice");
+    for request in every_kind_of_request() {
+        let plan = plan(&request, Recompute::first(LAYERS));
+        let mut seen = BTreeSet::new();
+        for step in again(&plan) {
+            for output in &step.outputs {
+                let name = &plan.value(*output).name;
+                assert!(seen.insert(name.clone()), "`{name}` is computed again twice");
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Replays a plan by identity: which value do these bytes hold?
 //!
 //! A second opinion beside `verify`, made without its ideas: no lifetimes and no rules, only memory in
-//! which every write replaces what it touches, and reads that must find the very value that they name.
+//! which every write replaces what it touches, and reads that must find the very value that they name, or the
+//! leaf of which it is some rows.
 
 use smidgen_ir::{Entry, Plan, ValueId, ValueRole};
 
@@ -9,7 +10,7 @@ use smidgen_ir::{Entry, Plan, ValueId, ValueRole};
 pub fn replay(plan: &Plan, entry: Entry) -> Vec<String> {
     let mut memory = Memory::default();
     for (index, value) in plan.values.iter().enumerate() {
-        if value.role != ValueRole::Temp {
+        if let ValueRole::Leaf(_) = value.role {
             memory.write(plan, ValueId(index as u32));
         }
     }
@@ -56,6 +57,14 @@ impl Memory {
         (buffer.offset, buffer.offset + value.ty.bytes(&plan.extent))
     }
 
+    /// The value whose bytes hold this one.
+    fn whole(plan: &Plan, id: ValueId) -> ValueId {
+        match plan.value(id).role {
+            ValueRole::Slice(slice) => slice.of,
+            ValueRole::Leaf(_) | ValueRole::Temp => id,
+        }
+    }
+
     fn clear(&mut self, start: usize, end: usize) {
         let below = self.pieces.range(..end).rev();
         let hit: Vec<usize> = below.take_while(|(_, piece)| piece.0 > start).map(|(at, _)| *at).collect();
@@ -73,6 +82,7 @@ impl Memory {
     }
 
     fn holds(&self, plan: &Plan, id: ValueId) -> bool {
+        let id = Memory::whole(plan, id);
         let (start, end) = Memory::place(plan, id);
         start == end || self.pieces.get(&start) == Some(&(end, id))
     }

@@ -1,10 +1,10 @@
-//! Named shapes of real Llama models, as their `config.json` has them.
+//! Named shapes of real models, as their `config.json` has them, and small ones of every dialect.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::options::Optimizer;
-use smidgen_compile::{DecoderSpec, Request};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{AdamW, Extent, Workload};
 use std::collections::HashMap;
 
@@ -37,6 +37,63 @@ pub fn llama_70b() -> DecoderSpec {
     llama(8192, 28672, 80, (64, 8), 128_256, false)
 }
 
+/// A checkpoint in bf16 of another dialect, its keys given.
+fn dialect(model_type: &str, keys: &Value) -> DecoderSpec {
+    let mut config = json!({"model_type": model_type, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5});
+    for (key, value) in keys.as_object().expect("keys are an object") {
+        config[key] = value.clone();
+    }
+    read_spec(&config).expect("the shape is valid")
+}
+
+pub fn qwen2_7b() -> DecoderSpec {
+    let keys = json!({
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": false, "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+    });
+    dialect("qwen2", &keys)
+}
+
+pub fn phi4_mini() -> DecoderSpec {
+    let keys = json!({
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "vocab_size": 200_064, "tie_word_embeddings": true,
+        "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 131_072, "sliding_window": 262_144,
+        "rope_scaling": {"type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![2.0; 48]},
+    });
+    dialect("phi3", &keys)
+}
+
+/// Half of each head turned, longrope, a window.
+pub fn small_phi3(layers: usize) -> DecoderSpec {
+    let keys = json!({
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 64, "partial_rotary_factor": 0.5, "sliding_window": 7,
+        "original_max_position_embeddings": 8, "max_position_embeddings": 32,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.25], "long_factor": [2.0, 4.0]},
+    });
+    dialect("phi3", &keys)
+}
+
+fn small_gemma(model_type: &str, layers: usize) -> DecoderSpec {
+    let keys = json!({
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "sliding_window": 7,
+        "sliding_window_pattern": 2,
+    });
+    dialect(model_type, &keys)
+}
+
+pub fn small_gemma2(layers: usize) -> DecoderSpec {
+    small_gemma("gemma2", layers)
+}
+
+pub fn small_gemma3(layers: usize) -> DecoderSpec {
+    small_gemma("gemma3_text", layers)
+}
+
 pub fn tiny() -> DecoderSpec {
     llama(32, 48, 2, (4, 2), 64, false)
 }
@@ -54,6 +111,8 @@ pub fn request(
         title: "test".into(),
         storage: HashMap::new(),
         adapters: paths.into_iter().map(|path| LoraModule { path, rank: 16, scale: 2.0 }).collect(),
+        form: AdapterForm::Lora,
+        biases: TrainedBiases::None,
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens, rows: tokens - segments, segments },

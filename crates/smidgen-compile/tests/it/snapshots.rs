@@ -5,8 +5,10 @@
 use crate::shapes;
 use expect_test::{expect, expect_file};
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
+use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
 use smidgen_ir::text::{render_graph, render_plan};
+use smidgen_ir::{Code4, Category, LeafKind, Storage};
 use std::fmt::Write;
 
 /// One layer with adapters on q and down.
@@ -36,6 +38,23 @@ fn tiny_plan_without_recompute() {
 fn tiny_plan_with_recompute() {
     let plan = compile(&tiny_request(), &policy(Recompute::first(1)));
     expect_file!["snapshots/tiny_plan_recompute_all.txt"].assert_eq(&render_plan(&plan));
+}
+
+/// One fused layer with adapters on q, k and v together and on down.
+#[test]
+fn tiny_plan_of_phi3() {
+    let targets = Targets::Names(vec!["qkv_proj".into(), "down_proj".into()]);
+    let request = shapes::request(shapes::small_phi3(1), targets, Layers::All, 12, 2);
+    let plan = compile(&request, &policy(Recompute::none()));
+    expect_file!["snapshots/tiny_plan_phi3.txt"].assert_eq(&render_plan(&plan));
+}
+
+/// Dropout shows both halves of an input, `refresh` the row norms.
+#[test]
+fn tiny_plan_of_dora() {
+    let request = Request { form: AdapterForm::Dora, dropout: 0.1, ..tiny_request() };
+    let plan = compile(&request, &policy(Recompute::none()));
+    expect_file!["snapshots/tiny_plan_dora.txt"].assert_eq(&render_plan(&plan));
 }
 
 /// Reservation and the rows at the peak, with nothing and with everything recomputed.
@@ -133,4 +152,85 @@ fn bytes_of_llama_70b() {
           workspace           1345280
     "#]]
     .assert_eq(&summary(shapes::llama_70b()));
+}
+
+const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
+
+/// The base weights of a plan with every linear but the head in NF4, everything else as the checkpoint has it.
+fn quantized_base(spec: DecoderSpec) -> String {
+    let linears = spec.linears().into_iter().filter(|linear| linear.path != HEAD);
+    let storage = linears.map(|linear| (format!("{}.weight", linear.path), NF4)).collect();
+    let parameters = spec.parameters();
+    let layers = spec.layers;
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
+    let adapted: usize = request.adapters.len();
+    let request = Request { storage, ..request };
+    let plan = compile(&request, &Policy { recompute: Recompute::first(layers), loss_chunk: 64 });
+
+    let (mut quantized_bytes, mut quantized_parameters, mut other_bytes) = (0, 0, 0);
+    for (_, weight) in plan.leaves(LeafKind::Weight) {
+        let bytes = weight.ty.bytes(&plan.extent);
+        if weight.ty.storage == NF4 {
+            quantized_bytes += bytes;
+            quantized_parameters += weight.ty.elements(&plan.extent);
+        } else {
+            other_bytes += bytes;
+        }
+    }
+    let row =
+        plan.peak().rows.into_iter().find(|(category, _)| *category == Category::BaseWeights).unwrap().1;
+    assert_eq!(row, quantized_bytes + other_bytes);
+    assert_eq!(other_bytes, 2 * (parameters - quantized_parameters), "the rest is bf16");
+    let bits = 8.0 * quantized_bytes as f64 / quantized_parameters as f64;
+    let mut text = String::new();
+    writeln!(text, "parameters            {parameters:>14}").unwrap();
+    writeln!(text, "quantized parameters  {quantized_parameters:>14}").unwrap();
+    writeln!(text, "quantized bytes       {quantized_bytes:>14}").unwrap();
+    writeln!(text, "bits a parameter      {bits:>14.3}").unwrap();
+    writeln!(text, "other bytes           {other_bytes:>14}").unwrap();
+    writeln!(text, "base weights          {row:>14}").unwrap();
+    writeln!(text, "adapted linears       {adapted:>14}").unwrap();
+    text
+}
+
+#[test]
+fn quantized_bytes_of_qwen2_7b() {
+    expect![[r#"
+        parameters                7615616512
+        quantized parameters      6525288448
+        quantized bytes           3366195728
+        bits a parameter               4.127
+        other bytes               2180656128
+        base weights              5546851856
+        adapted linears                  196
+    "#]]
+    .assert_eq(&quantized_base(shapes::qwen2_7b()));
+}
+
+#[test]
+fn quantized_bytes_of_phi4_mini() {
+    expect![[r#"
+        parameters                3836021760
+        quantized parameters      3221225472
+        quantized bytes           1661731328
+        bits a parameter               4.127
+        other bytes               1229592576
+        base weights              2891323904
+        adapted linears                  128
+    "#]]
+    .assert_eq(&quantized_base(shapes::phi4_mini()));
+}
+
+#[test]
+fn quantized_bytes_of_llama_8b() {
+    expect![[r#"
+        parameters                8030261248
+        quantized parameters      6979321856
+        quantized bytes           3600417664
+        bits a parameter               4.127
+        other bytes               2101878784
+        base weights              5702296448
+        adapted linears                  224
+    "#]]
+    .assert_eq(&quantized_base(shapes::llama_8b()));
 }

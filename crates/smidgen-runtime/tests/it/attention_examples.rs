@@ -2,6 +2,7 @@
 //!
 //! Segments are shorter and longer than a tile of queries and a tile of keys.
 
+use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals};
@@ -13,36 +14,43 @@ use smidgen_ir::{
 };
 use std::collections::BTreeSet;
 
-const ROPE: RopeSpec = RopeSpec { theta: 1e4, dim: 12, scaling: RopeScaling::Default };
+const DIM: usize = 12;
+const THETA: f32 = 1e4;
 
 pub fn examples() -> Vec<Example> {
     vec![
-        attention(&[1, 5, 2, 9], 4, 2, 8, None),
-        attention(&[6], 1, 1, 16, None),
-        attention(&[3, 8], 6, 2, 24, Some(4)),
-        attention(&[2, 11], 2, 1, 12, Some(2)),
-        attention(&[QUERY_BLOCK + 3, 2, KEY_BLOCK + 11], 3, 1, 8, None),
+        attention(&[1, 5, 2, 9], [4, 2, 8], None, None),
+        attention(&[6], [1, 1, 16], None, None),
+        attention(&[3, 8], [6, 2, 24], Some(4), None),
+        attention(&[2, 11], [2, 1, 12], Some(2), None),
+        attention(&[QUERY_BLOCK + 3, 2, KEY_BLOCK + 11], [3, 1, 8], None, None),
+        attention(&[1, 5, 9], [4, 2, 8], None, Some(0.5)),
+        attention(&[2, 11], [6, 2, 24], Some(4), Some(0.7)),
+        attention(&[QUERY_BLOCK + 3, KEY_BLOCK + 11], [2, 1, 8], Some(KEY_BLOCK + 1), Some(0.5)),
         rope(3, 16, false),
         rope(2, 12, true),
+        rope_of_long_and_short_samples(),
         Example { covers: &["rope_table"], proof: Proof::Values(rope_table_holds_cosines_and_sines) },
+        Example { covers: &["rope_table"], proof: Proof::Values(longrope_goes_by_the_length_of_a_sample) },
     ]
 }
 
+/// Scores are of size 1/3 here, so caps of 0.5 bend them.
 fn attention(
     segments: &[usize],
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    [heads, kv_heads, head_dim]: [usize; 3],
     window: Option<usize>,
+    softcap: Option<f32>,
 ) -> Example {
     let mut draft = Draft::new(segments, 1);
     let q = draft.tokens("q", heads * head_dim);
     let k = draft.tokens("k", kv_heads * head_dim);
     let v = draft.tokens("v", kv_heads * head_dim);
-    let shape = AttentionShape { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window };
+    let scale = (head_dim as f32).powf(-0.5);
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale, window, softcap };
     let o = draft.op(Op::Attention(shape), &[q, k, v, draft.boundaries()], &["o", "lse"])[0];
-    let name =
-        format!("attention of {heads}/{kv_heads} heads of {head_dim} over {segments:?}, window {window:?}");
+    let sizes = format!("{heads}/{kv_heads} heads of {head_dim} over {segments:?}");
+    let name = format!("attention of {sizes}, window {window:?}, cap {softcap:?}");
     gradient(&["attention", "attention_grad"], draft.gradient_of(&name, o))
 }
 
@@ -51,42 +59,89 @@ fn rope(heads: usize, head_dim: usize, inverse: bool) -> Example {
     let mut draft = Draft::new(&[4, 9], 1);
     let positions = draft.ids("positions", Dim::Tokens, 2000);
     let x = draft.tokens("x", heads * head_dim);
-    let table = draft.op(Op::RopeTable(ROPE), &[positions], &["table"])[0];
+    let table = draft.op(Op::RopeTable(RopeSpec::plain(THETA, DIM)), &[positions], &["table"])[0];
     let y = draft.op(Op::Rope { heads, inverse }, &[x, table], &["y"])[0];
     gradient(&["rope"], draft.gradient_of(&format!("rope of {heads} heads of {head_dim}"), y))
 }
 
-/// Positions have no gradient, so the table is compared with f64 angles. At position 3000 the f32 angle
-/// itself is off by 1e-4.
-fn rope_table_holds_cosines_and_sines() -> BTreeSet<&'static str> {
-    let positions = vec![0, 1, 2, 17, 511, 3000];
+/// Cosines and sines that are scaled: the gradient is turned back by the same table.
+fn rope_of_long_and_short_samples() -> Example {
+    let mut draft = Draft::new(&[4, 9, 1], 1);
+    let positions = draft.ids("positions", Dim::Tokens, 2000);
+    let x = draft.tokens("x", 2 * 16);
+    let inputs = [positions, draft.boundaries()];
+    let table = draft.op(Op::RopeTable(longrope(4)), &inputs, &["table"])[0];
+    let y = draft.op(Op::Rope { heads: 2, inverse: false }, &[x, table], &["y"])[0];
+    gradient(&["rope"], draft.gradient_of("rope of long and short samples", y))
+}
+
+fn longrope(original_max_positions: usize) -> RopeSpec {
+    let (short, long) = (vec![1.0, 1.1, 1.3, 1.5, 1.9, 2.0], vec![1.0, 1.5, 3.0, 7.0, 20.0, 45.0]);
+    let scaling = RopeScaling::LongRope { short, long, original_max_positions };
+    RopeSpec { scaling, attention_scale: 1.19, ..RopeSpec::plain(THETA, DIM) }
+}
+
+/// The table (T, 12) that a spec gives for positions in segments that end at `boundaries`.
+fn table_of(name: &str, spec: &RopeSpec, positions: &[i32], boundaries: &[i32]) -> Vec<f32> {
     let mut graph = Graph::default();
-    let ty = Type::new(Shape::rows_of(Dim::Tokens), Storage::Plain(DType::I32));
-    let input = graph.add_leaf("positions", ty, LeafKind::Input);
+    let mut integers = |name: &str, dim: Dim| {
+        let ty = Type::new(Shape::rows_of(dim), Storage::Plain(DType::I32));
+        graph.add_leaf(name, ty, LeafKind::Input)
+    };
+    let (place, ends) = (integers("positions", Dim::Tokens), integers("boundaries", Dim::Boundaries));
+    let inputs = if spec.depends_on_length() { vec![place, ends] } else { vec![place] };
     let mut nodes = Vec::new();
-    let place = (Phase::Forward, None);
-    let y = graph.emit(&mut nodes, Op::RopeTable(ROPE), vec![input], vec![], &["y".into()], place)[0];
+    let op = Op::RopeTable(spec.clone());
+    let y = graph.emit(&mut nodes, op, inputs, vec![], &["y".into()], (Phase::Forward, None))[0];
     graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Eval, nodes)];
-    let extent = Extent { tokens: positions.len(), rows: 1, segments: 1 };
     let subject = Subject {
-        name: "rope table".into(),
+        name: name.into(),
         graph,
-        extent,
-        contents: vec![(input, Content::Integers(positions.clone()))],
+        extent: Extent { tokens: positions.len(), rows: 1, segments: boundaries.len() - 1 },
+        contents: vec![
+            (place, Content::Integers(positions.to_vec())),
+            (ends, Content::Integers(boundaries.to_vec())),
+        ],
         scalar: Scalar::Dot { y, dy: vec![] },
     };
     subject.run_on_null(subject.roomy_plan(1)).unwrap();
-    let outcome = crate::check::same_bytes_everywhere(&subject);
-    let table = decode_reals(&outcome.result); // (T, 12)
-    for (row, position) in positions.iter().enumerate() {
-        for pair in 0..ROPE.dim / 2 {
-            let angle = f64::from(*position) * 1e4f64.powf(-2.0 * pair as f64 / ROPE.dim as f64);
-            let got = [table[row * ROPE.dim + pair], table[row * ROPE.dim + ROPE.dim / 2 + pair]];
-            for (got, want) in got.into_iter().zip([angle.cos(), angle.sin()]) {
-                let error = (f64::from(got) - want).abs();
-                assert!(error < 5e-4, "position {position}, pair {pair}: got {got}, want {want}");
-            }
+    decode_reals(&same_bytes_everywhere(&subject).result)
+}
+
+/// Compares a row of a table with f64. At position 3000 the f32 angle itself is off by 1e-4.
+fn compare_row(row: &[f32], position: i32, factors: &[f32], scale: f64) {
+    for (pair, factor) in factors.iter().enumerate() {
+        let frequency = f64::from(THETA).powf(-2.0 * pair as f64 / DIM as f64) / f64::from(*factor);
+        let angle = f64::from(position) * frequency;
+        let got = [row[pair], row[DIM / 2 + pair]];
+        for (got, want) in got.into_iter().zip([scale * angle.cos(), scale * angle.sin()]) {
+            let error = (f64::from(got) - want).abs();
+            assert!(error < 5e-4, "position {position}, pair {pair}: got {got}, want {want}");
         }
+    }
+}
+
+/// Positions have no gradient, so the table is compared with f64 angles.
+fn rope_table_holds_cosines_and_sines() -> BTreeSet<&'static str> {
+    let positions = [0, 1, 2, 17, 511, 3000];
+    let table = table_of("rope table", &RopeSpec::plain(THETA, DIM), &positions, &[0, 6]);
+    for (row, position) in table.chunks(DIM).zip(positions) {
+        compare_row(row, position, &[1.0; DIM / 2], 1.0);
+    }
+    BTreeSet::from(["rope_table"])
+}
+
+/// Samples of 5, 6 and 1 tokens in one micro-batch: up to 5 is short.
+fn longrope_goes_by_the_length_of_a_sample() -> BTreeSet<&'static str> {
+    let spec = longrope(5);
+    let RopeScaling::LongRope { short, long, .. } = &spec.scaling else {
+        unreachable!("longrope is longrope")
+    };
+    let positions: Vec<i32> = (0..5).chain(0..6).chain(0..1).map(|position| 97 * position + 1).collect();
+    let table = table_of("longrope table", &spec, &positions, &[0, 5, 11, 12]);
+    for (index, (row, position)) in table.chunks(DIM).zip(&positions).enumerate() {
+        let factors = if (5..11).contains(&index) { long } else { short };
+        compare_row(row, *position, factors, f64::from(spec.attention_scale));
     }
     BTreeSet::from(["rope_table"])
 }

@@ -4,30 +4,30 @@
 //! hand any keep set to recompute.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
-use crate::subject::{Scalar, Subject, optimizer};
+use crate::subject::{Scalar, Subject, plain_request, plain_spec};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::forward::{self, input, state};
+use smidgen_compile::leaves::{self, FOURIER_COEFFICIENTS, FOURIER_SIGMA};
+use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::remove_dead;
-use smidgen_compile::{DecoderSpec, Policy, Recompute, Request, autodiff, update};
-use smidgen_ir::{
-    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Op, RopeScaling, RopeSpec, Storage, ValueId,
-    Workload, verify,
+use smidgen_compile::{
+    AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
-use std::collections::HashMap;
+use smidgen_ir::{
+    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, RopeScaling, RopeSpec, Slice,
+    ValueId, ValueRole, Workload, verify,
+};
 
 /// What a test chooses of the decoder.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub name: &'static str,
-    pub activation: Activation,
-    pub biases: bool,
-    pub tied_head: bool,
-    pub qk_norm: bool,
-    pub window: Option<usize>,
-    pub stored: DType,
+    pub spec: DecoderSpec,
     /// Ends of the paths that carry an adapter of rank 3.
     pub adapted: &'static [&'static str],
+    pub form: AdapterForm,
+    pub biases: TrainedBiases,
     pub dropout: f32,
     /// Whether every tensor of the model is trained as well.
     pub train_everything: bool,
@@ -36,65 +36,121 @@ pub struct Choice {
 pub const LAYERS: usize = 2;
 pub const ALL_LINEARS: &[&str] =
     &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"];
 
 /// Three segments, one of a single token.
 const SEGMENTS: [usize; 3] = [7, 1, 5];
 pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3 };
 const LOSS_CHUNK: usize = 3;
 
+/// Llama with a bias on every linear, in bf16.
+pub fn llama() -> DecoderSpec {
+    DecoderSpec {
+        vocabulary: 23,
+        hidden: 20,
+        intermediate: 28,
+        layers: LAYERS,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        attention: LayerAttention::uniform(LAYERS, None),
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        max_positions: 64,
+        stored: DType::Bf16,
+        ..plain_spec()
+    }
+}
+
+pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
+    DecoderSpec { qkv_bias: false, output_bias: false, mlp_bias: false, ..spec }
+}
+
+/// Fused projections, half of each head turned, a window, and longrope: the first segment is a long one, the
+/// third is just not.
+pub fn phi3() -> DecoderSpec {
+    let scaling = RopeScaling::LongRope {
+        short: vec![1.0, 1.3],
+        long: vec![1.7, 4.0],
+        original_max_positions: SEGMENTS[2],
+    };
+    DecoderSpec {
+        fused: true,
+        ropes: vec![RopeSpec { scaling, attention_scale: 1.2, ..RopeSpec::plain(1e2, 4) }],
+        attention: LayerAttention::uniform(LAYERS, Some(4)),
+        ..without_biases(llama())
+    }
+}
+
+/// Sandwich norms of 1 + weight, capped scores and logits, every other layer slides. The caps are near the size of
+/// what they cap.
+pub fn gemma2() -> DecoderSpec {
+    DecoderSpec {
+        norm: Norm { eps: 1e-5, plus_one: true },
+        sandwich_norms: true,
+        attention: [Some(3), None].map(|window| LayerAttention { window, rope: 0 }).to_vec(),
+        attention_scale: 5f32.powf(-0.5),
+        attention_softcap: Some(1.5),
+        logit_softcap: Some(2.0),
+        embedding_scale: 20f32.sqrt(),
+        activation: Activation::GeluTanh,
+        tied_head: true,
+        ..without_biases(llama())
+    }
+}
+
+/// Gemma 2 without caps, with normed queries and keys, and a rotary embedding of its own where a layer slides.
+pub fn gemma3() -> DecoderSpec {
+    let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
+    DecoderSpec {
+        qk_norm: true,
+        ropes: vec![full, RopeSpec::plain(10.0, 8)],
+        attention: vec![
+            LayerAttention { window: Some(3), rope: 1 },
+            LayerAttention { window: None, rope: 0 },
+        ],
+        attention_softcap: None,
+        logit_softcap: None,
+        ..gemma2()
+    }
+}
+
 impl Choice {
     pub fn lora() -> Choice {
         Choice {
             name: "lora",
-            activation: Activation::Silu,
-            biases: true,
-            tied_head: false,
-            qk_norm: false,
-            window: None,
-            stored: DType::Bf16,
+            spec: llama(),
             adapted: ALL_LINEARS,
+            form: AdapterForm::Lora,
+            biases: TrainedBiases::None,
             dropout: 0.0,
             train_everything: false,
         }
     }
 
+    /// Fused linears that have biases, which no Phi has but DoRA must split as well.
+    pub fn fused() -> Choice {
+        let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..phi3() };
+        Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
+    }
+
     pub fn request(&self) -> Request {
-        let spec = DecoderSpec {
-            model_type: "llama".into(),
-            vocabulary: 23,
-            hidden: 20,
-            intermediate: 28,
-            layers: LAYERS,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 8,
-            norm_eps: 1e-5,
-            rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
-            activation: self.activation,
-            qkv_bias: self.biases,
-            output_bias: self.biases,
-            qk_norm: self.qk_norm,
-            window: self.window,
-            mlp_bias: self.biases,
-            tied_head: self.tied_head,
-            max_positions: 64,
-            stored: self.stored,
-        };
-        let linears = spec.linears();
+        let linears = self.spec.linears();
         let adapted =
             linears.iter().filter(|linear| self.adapted.iter().any(|end| linear.path.ends_with(end)));
         let adapters =
             adapted.map(|linear| LoraModule { path: linear.path.clone(), rank: 3, scale: 0.7 }).collect();
         Request {
             title: self.name.into(),
-            spec,
-            storage: HashMap::new(),
+            spec: self.spec.clone(),
             adapters,
+            form: self.form,
+            biases: self.biases,
             dropout: self.dropout,
-            optimizer: optimizer(),
             extent: EXTENT,
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
-            threads: 1,
+            ..plain_request()
         }
     }
 
@@ -119,9 +175,9 @@ impl Choice {
         verify::expect_sound("recompute", &verify::graph(&graph));
         remove_dead::apply(&mut graph);
         verify::expect_sound("remove_dead", &verify::graph(&graph));
-        update::append_update(&mut graph, &optimizer());
+        update::append_update(&mut graph, &self.request());
         verify::expect_sound("update", &verify::graph(&graph));
-        let contents = contents(&graph);
+        let contents = contents(&graph, self.spec.norm.plus_one);
         // Dropout exists in training alone, so there the loss of `micro_step` is what is differentiated.
         let (entry, leaf) = match self.dropout > 0.0 {
             true => (Entry::MicroStep, state::LOSS),
@@ -150,7 +206,18 @@ fn train_all_weights(graph: &mut Graph) {
         .filter(|id| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight))
         .collect();
     for weight in weights {
-        forward::train_leaf(graph, weight);
+        leaves::train_leaf(graph, weight);
+    }
+    // Slices were made before their leaves were trained.
+    for id in (0..graph.values.len() as u32).map(ValueId) {
+        let ValueRole::Slice(Slice { of, first_row, gradient: None }) = graph.value(id).role else {
+            continue;
+        };
+        let (rows, _) = graph.value(id).ty.shape.at(&EXTENT);
+        let part = graph.gradient_of(of).map(|gradient| graph.add_slice(gradient, first_row, rows));
+        if let ValueRole::Slice(slice) = &mut graph.values[id.index()].role {
+            slice.gradient = part;
+        }
     }
     let values = graph.clone();
     let micro_step = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::MicroStep);
@@ -162,34 +229,43 @@ fn train_all_weights(graph: &mut Graph) {
     }
 }
 
-/// Contents at which every part of the model matters: norms near 1, products of size 1.
-fn contents(graph: &Graph) -> Vec<(ValueId, Content)> {
+/// Contents at which every part of the model matters: norms and magnitudes near 1, products of size 1, sigmas of
+/// both signs.
+fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
     let mut contents = Vec::new();
     for (index, value) in graph.values.iter().enumerate() {
         let Some(leaf) = value.leaf() else { continue };
         let (rows, columns) = value.ty.shape.at(&EXTENT);
-        let (id, seed) = (ValueId(index as u32), 500 + index as u64);
+        let (id, seed, storage) = (ValueId(index as u32), 500 + index as u64, value.ty.storage);
         let content = match leaf.kind {
             LeafKind::Weight | LeafKind::Adapter => {
-                Content::Reals(weight_values(&value.name, value.ty.storage, rows, columns, seed))
+                let (middle, size) = match value.name.as_str() {
+                    FOURIER_COEFFICIENTS => (0.2, 0.6),
+                    FOURIER_SIGMA => {
+                        let sigmas = random_reals(seed, rows);
+                        contents.push((id, Content::Reals(sigmas.into_iter().map(away_from_zero).collect())));
+                        continue;
+                    }
+                    name if name.contains("norm") => (if norms_add_one { 0.0 } else { 1.0 }, 0.4),
+                    name if name.ends_with("lora_magnitude_vector") => (1.0, 0.4),
+                    name if name.ends_with(".bias") => (0.0, 0.3),
+                    name if name.contains("embed_tokens") => (0.0, 1.0),
+                    // Uniform numbers of this size make rows of unit variance.
+                    _ => (0.0, (3.0 / columns as f32).sqrt()),
+                };
+                let reals = random_reals(seed, rows * columns);
+                Content::Reals(reals.iter().map(|value| stored(storage, middle + size * value)).collect())
             }
             LeafKind::Input => input_values(&value.name, seed),
-            LeafKind::Gradient | LeafKind::Moment | LeafKind::State => continue,
+            LeafKind::Gradient | LeafKind::Moment | LeafKind::State | LeafKind::Derived => continue,
         };
         contents.push((id, content));
     }
     contents
 }
 
-fn weight_values(name: &str, storage: Storage, rows: usize, columns: usize, seed: u64) -> Vec<f32> {
-    let (middle, size) = match name {
-        name if name.contains("norm") => (1.0, 0.4),
-        name if name.ends_with(".bias") => (0.0, 0.3),
-        name if name.contains("embed_tokens") => (0.0, 1.0),
-        // Uniform numbers of this size make rows of unit variance.
-        _ => (0.0, (3.0 / columns as f32).sqrt()),
-    };
-    random_reals(seed, rows * columns).iter().map(|value| stored(storage, middle + size * value)).collect()
+fn away_from_zero(value: f32) -> f32 {
+    value + value.signum()
 }
 
 fn input_values(name: &str, seed: u64) -> Content {

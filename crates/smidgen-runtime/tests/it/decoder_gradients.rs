@@ -3,8 +3,9 @@
 //! Curvature and rounding add up over two layers, so the tolerance is wider than for one operation.
 
 use crate::check::check_subject;
-use crate::decoder::{ALL_LINEARS, Choice};
-use smidgen_compile::Recompute;
+use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, LAYERS, gemma2, gemma3, llama, phi3, without_biases};
+use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, TrainedBiases};
 use smidgen_ir::{Activation, DType, Entry};
 
 const TOLERANCE: f64 = 5e-3;
@@ -16,6 +17,14 @@ fn check(choice: &Choice) -> Vec<String> {
     subject.trained().into_iter().map(|(leaf, _)| subject.graph.value(leaf).name.clone()).collect()
 }
 
+fn stored_as(stored: DType, spec: DecoderSpec) -> DecoderSpec {
+    DecoderSpec { stored, ..spec }
+}
+
+fn in_f32(spec: DecoderSpec) -> DecoderSpec {
+    stored_as(DType::F32, spec)
+}
+
 #[test]
 fn adapters_on_every_linear() {
     let trained = check(&Choice::lora());
@@ -24,7 +33,8 @@ fn adapters_on_every_linear() {
 
 #[test]
 fn adapters_with_dropout() {
-    let choice = Choice { name: "dropout", dropout: 0.25, stored: DType::F16, ..Choice::lora() };
+    let choice =
+        Choice { name: "dropout", dropout: 0.25, spec: stored_as(DType::F16, llama()), ..Choice::lora() };
     assert_eq!(check(&choice).len(), 2 * 2 * ALL_LINEARS.len());
 }
 
@@ -33,8 +43,7 @@ fn adapters_on_two_linears_and_the_head() {
     let choice = Choice {
         name: "q, v and head",
         adapted: &["q_proj", "v_proj", "lm_head"],
-        activation: Activation::GeluTanh,
-        biases: false,
+        spec: DecoderSpec { activation: Activation::GeluTanh, ..without_biases(llama()) },
         ..Choice::lora()
     };
     assert_eq!(check(&choice).len(), 2 * 5);
@@ -51,7 +60,8 @@ fn adapters_with_dropout_on_the_head_too() {
 /// Norms, biases, linears, embedding and head, beside adapters.
 #[test]
 fn every_tensor_of_the_model() {
-    let choice = Choice { name: "everything", stored: DType::F32, train_everything: true, ..Choice::lora() };
+    let choice =
+        Choice { name: "everything", spec: in_f32(llama()), train_everything: true, ..Choice::lora() };
     let trained = check(&choice);
     let tensors = choice.request().spec.tensors().len();
     assert_eq!(trained.len(), tensors + 2 * 2 * ALL_LINEARS.len());
@@ -62,10 +72,11 @@ fn every_tensor_of_the_model() {
 fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
     let choice = Choice {
         name: "normed heads, window",
-        stored: DType::F32,
-        biases: false,
-        qk_norm: true,
-        window: Some(3),
+        spec: DecoderSpec {
+            qk_norm: true,
+            attention: LayerAttention::uniform(LAYERS, Some(3)),
+            ..in_f32(without_biases(llama()))
+        },
         train_everything: true,
         ..Choice::lora()
     };
@@ -78,11 +89,9 @@ fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
 fn every_tensor_of_a_model_with_a_tied_head() {
     let choice = Choice {
         name: "everything, tied",
-        stored: DType::F32,
+        spec: DecoderSpec { tied_head: true, ..in_f32(without_biases(llama())) },
         train_everything: true,
-        tied_head: true,
         adapted: &[],
-        biases: false,
         ..Choice::lora()
     };
     assert_eq!(check(&choice).len(), choice.request().spec.tensors().len());
@@ -99,4 +108,142 @@ fn evaluation_is_the_loss_of_training() {
     executor.run(Entry::MicroStep, &subject.extent).unwrap();
     let trained = crate::numbers::decode_doubles(&subject.read_bytes(&mut executor, loss))[0];
     assert_eq!(trained.to_bits(), evaluated.to_bits());
+}
+
+/// Parts of fused linears, whose gradients meet in one leaf; half of each head is turned, one of the samples by the
+/// frequencies for long ones.
+#[test]
+fn every_tensor_of_a_model_like_phi_3() {
+    let choice = Choice {
+        name: "like phi 3",
+        spec: in_f32(phi3()),
+        adapted: ALL_FUSED,
+        train_everything: true,
+        ..Choice::lora()
+    };
+    let trained = check(&choice);
+    assert_eq!(trained.len(), choice.request().spec.tensors().len() + 2 * LAYERS * ALL_FUSED.len());
+    assert!(trained.iter().any(|name| name.ends_with("qkv_proj.weight")), "{trained:?}");
+}
+
+#[test]
+fn adapters_of_a_model_like_phi_3_with_dropout() {
+    let choice = Choice { name: "like phi 3, dropout", dropout: 0.25, ..Choice::fused() };
+    assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_FUSED.len());
+}
+
+/// Four norms of 1 + weight a layer, caps, a scaled and tied embedding.
+#[test]
+fn every_tensor_of_a_model_like_gemma_2() {
+    let choice =
+        Choice { name: "like gemma 2", spec: in_f32(gemma2()), train_everything: true, ..Choice::lora() };
+    let trained = check(&choice);
+    assert!(trained.iter().any(|name| name.ends_with("pre_feedforward_layernorm.weight")), "{trained:?}");
+}
+
+/// An adapter on the head of capped logits, whose weights are bf16.
+#[test]
+fn adapters_of_a_model_like_gemma_2_on_the_head_too() {
+    let adapted = &["k_proj", "down_proj", "lm_head"];
+    let choice = Choice { name: "like gemma 2, head", spec: gemma2(), adapted, ..Choice::lora() };
+    assert_eq!(check(&choice).len(), 2 * (2 * LAYERS + 1));
+}
+
+/// Two rotary embeddings, and norms of 1 + weight over each head.
+#[test]
+fn every_tensor_of_a_model_like_gemma_3() {
+    let choice =
+        Choice { name: "like gemma 3", spec: in_f32(gemma3()), train_everything: true, ..Choice::lora() };
+    let trained = check(&choice);
+    assert!(trained.iter().any(|name| name.ends_with("k_norm.weight")), "{trained:?}");
+}
+
+fn dora(name: &'static str, choice: Choice) -> Choice {
+    Choice { name, form: AdapterForm::Dora, ..choice }
+}
+
+/// A, B and the magnitude of every linear. The row norms stay as `refresh` left them while leaves are moved, as
+/// they are no part of the gradient.
+#[test]
+fn dora_on_linears_with_biases() {
+    let choice = dora("dora", Choice::lora());
+    let trained = check(&choice);
+    assert_eq!(trained.len(), 3 * LAYERS * ALL_LINEARS.len());
+    assert!(trained.iter().any(|name| name.ends_with("lora_magnitude_vector")), "{trained:?}");
+}
+
+#[test]
+fn dora_with_dropout() {
+    let choice = dora("dora, dropout", Choice { dropout: 0.25, ..Choice::lora() });
+    assert_eq!(check(&choice).len(), 3 * LAYERS * ALL_LINEARS.len());
+}
+
+#[test]
+fn dora_on_fused_linears() {
+    for (name, dropout) in [("dora, fused", 0.0), ("dora, fused, dropout", 0.25)] {
+        let choice = dora(name, Choice { dropout, ..Choice::fused() });
+        assert_eq!(check(&choice).len(), 3 * LAYERS * ALL_FUSED.len());
+    }
+}
+
+#[test]
+fn dora_beside_every_tensor_of_the_model() {
+    let everything = Choice { spec: in_f32(llama()), train_everything: true, ..Choice::lora() };
+    let choice = dora("dora, everything", everything);
+    assert_eq!(check(&choice).len(), choice.request().spec.tensors().len() + 3 * LAYERS * ALL_LINEARS.len());
+}
+
+fn ls_lora(name: &'static str, choice: Choice) -> Choice {
+    Choice { name, form: AdapterForm::Fourier { reg: 0.3 }, ..choice }
+}
+
+/// A and B of every linear, and the coefficients and sigmas of all, each one leaf of which a linear reads a row.
+#[test]
+fn ls_lora_on_linears_with_biases() {
+    assert_eq!(check(&ls_lora("ls-lora", Choice::lora())).len(), 2 * LAYERS * ALL_LINEARS.len() + 2);
+}
+
+#[test]
+fn ls_lora_with_dropout() {
+    let choice = ls_lora("ls-lora, dropout", Choice { dropout: 0.25, ..Choice::lora() });
+    assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_LINEARS.len() + 2);
+}
+
+/// One module, so that its row is the whole leaf.
+#[test]
+fn ls_lora_on_one_linear() {
+    let adapted = &["layers.1.mlp.up_proj"];
+    let choice = ls_lora("ls-lora, one", Choice { adapted, ..Choice::lora() });
+    assert_eq!(check(&choice).len(), 2 + 2);
+}
+
+/// Three parts of a linear add to the same coefficients.
+#[test]
+fn ls_lora_on_fused_linears() {
+    for (name, dropout) in [("ls-lora, fused", 0.0), ("ls-lora, fused, dropout", 0.25)] {
+        let choice = ls_lora(name, Choice { dropout, ..Choice::fused() });
+        assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_FUSED.len() + 2);
+    }
+}
+
+/// Trained biases are f32, whatever the model is stored as.
+#[test]
+fn trained_biases() {
+    let adapted = &["v_proj", "down_proj"];
+    for (biases, count) in [(TrainedBiases::All, 7), (TrainedBiases::Adapted, 2)] {
+        let choice = Choice { name: "biases", biases, adapted, ..Choice::lora() };
+        let trained = check(&choice);
+        assert_eq!(trained.iter().filter(|name| name.ends_with(".bias")).count(), count * LAYERS);
+        assert_eq!(trained.len(), (2 * adapted.len() + count) * LAYERS);
+    }
+}
+
+/// A fused bias is trained part by part, behind DoRA's gain as well.
+#[test]
+fn trained_biases_of_fused_linears() {
+    for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.3 }] {
+        let choice = Choice { name: "biases, fused", biases: TrainedBiases::All, form, ..Choice::fused() };
+        let biases = check(&choice).iter().filter(|name| name.ends_with(".bias")).count();
+        assert_eq!(biases, ALL_FUSED.len() * LAYERS, "{form:?}");
+    }
 }

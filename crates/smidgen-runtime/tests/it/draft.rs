@@ -6,7 +6,7 @@
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject};
-use smidgen_compile::{autodiff, forward};
+use smidgen_compile::{autodiff, leaves};
 use smidgen_ir::{
     DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Shard, Storage, Type,
     ValueId, ValueRole, verify,
@@ -117,23 +117,52 @@ impl Draft {
 
     fn weight(&mut self, name: &str, shape: Shape, dtype: DType) -> ValueId {
         let id = self.reals(name, shape, dtype);
-        forward::train_leaf(&mut self.graph, id);
+        leaves::train_leaf(&mut self.graph, id);
         id
     }
 
     fn reals(&mut self, name: &str, shape: Shape, dtype: DType) -> ValueId {
         let ty = Type::new(shape, Storage::Plain(dtype));
         let reals = random_reals(self.next_seed(), ty.elements(&self.extent));
-        let reals = reals.iter().map(|value| stored(ty.storage, *value)).collect();
+        self.given(name, ty.shape, dtype, &reals)
+    }
+
+    fn given(&mut self, name: &str, shape: Shape, dtype: DType, values: &[f32]) -> ValueId {
+        let ty = Type::new(shape, Storage::Plain(dtype));
+        let reals = values.iter().map(|value| stored(ty.storage, *value)).collect();
         let id = self.graph.add_leaf(name, ty, LeafKind::Weight);
         self.contents.push((id, Content::Reals(reals)));
         id
     }
 
+    /// A matrix of numbers that the test gives, trained.
+    pub fn matrix_of(&mut self, name: &str, [n, k]: [usize; 2], dtype: DType, values: &[f32]) -> ValueId {
+        let id = self.given(name, Shape::matrix(n, k), dtype, values);
+        leaves::train_leaf(&mut self.graph, id);
+        id
+    }
+
+    /// A vector of numbers that the test gives, trained.
+    pub fn vector_of(&mut self, name: &str, dtype: DType, values: &[f32]) -> ValueId {
+        let id = self.given(name, Shape::vector(values.len()), dtype, values);
+        leaves::train_leaf(&mut self.graph, id);
+        id
+    }
+
+    /// A vector of numbers that the test gives, not trained.
+    pub fn frozen_vector_of(&mut self, name: &str, values: &[f32]) -> ValueId {
+        self.given(name, Shape::vector(values.len()), DType::F32, values)
+    }
+
+    /// Rows of a leaf; their gradient is part of the leaf's.
+    pub fn rows_of(&mut self, leaf: ValueId, first_row: usize, rows: usize) -> ValueId {
+        self.graph.add_slice(leaf, first_row, rows)
+    }
+
     /// An activation (T, columns) whose gradient is checked.
     pub fn tokens(&mut self, name: &str, columns: usize) -> ValueId {
         let table = self.matrix(&format!("{name} source"), self.extent.tokens, columns, DType::F32);
-        self.op(Op::Embed, &[self.every_token, table], &[name])[0]
+        self.op(Op::Embed { scale: 1.0 }, &[self.every_token, table], &[name])[0]
     }
 
     /// An activation (S, columns) whose gradient is checked.
@@ -182,7 +211,7 @@ impl Draft {
             _ => y,
         };
         let table = self.graph.add_leaf("head", Type::f32(Shape::matrix(2, columns)), LeafKind::Weight);
-        let head = LossHead { chunk: 1, gradient: true, lora: None, train_head: false };
+        let head = LossHead { chunk: 1, gradient: true, lora: None, train_head: false, softcap: None };
         self.loss(head, gathered, table, None);
         let seed = self.nodes[self.nodes.len() - 1].outputs[0];
         let mut graph = self.differentiated(eval);

@@ -5,7 +5,9 @@
 
 use crate::check::check_subject;
 use crate::subject::Subject;
-use crate::{attention_examples, linear_examples, loss_examples, row_examples, update_examples};
+use crate::{
+    adapter_examples, attention_examples, linear_examples, loss_examples, row_examples, update_examples,
+};
 use smidgen_ir::Op;
 use std::collections::BTreeSet;
 
@@ -43,6 +45,7 @@ fn every_operation_has_an_example() {
     let families = [
         row_examples::examples(),
         linear_examples::examples(),
+        adapter_examples::examples(),
         attention_examples::examples(),
         loss_examples::examples(),
         update_examples::examples(),
@@ -65,6 +68,11 @@ fn operations_on_rows() {
 #[test]
 fn operations_around_matrix_products() {
     prove(linear_examples::examples());
+}
+
+#[test]
+fn operations_of_adapters() {
+    prove(adapter_examples::examples());
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //!
 //! Sizes are odd, and some cross a block of the product's depth or columns.
 
+use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
 use crate::examples::{Example, gradient};
+use crate::numbers::random_reals;
+use crate::subject::Subject;
 use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK};
-use smidgen_ir::{Block, Code4, DType, Op, Storage};
+use smidgen_ir::{AttentionShape, Block, Code4, DType, Op, Storage, ValueId};
 
 const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];
 const WITH_BIAS: &[&str] = &["linear", "linear_grad", "weight_grad", "bias_grad"];
@@ -36,6 +39,9 @@ pub fn examples() -> Vec<Example> {
     }
     examples.push(linear_over_gathered_rows());
     examples.push(three_on_one_input());
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        examples.push(gradient(WITH_BIAS, queries_keys_and_values(dtype, true)));
+    }
     examples
 }
 
@@ -100,4 +106,71 @@ fn three_on_one_input() -> Example {
     });
     assert_eq!(terms.max(), Some(6));
     gradient(&["linear_grad"], subject)
+}
+
+const ATTENTION: AttentionShape =
+    AttentionShape { heads: 3, kv_heads: 1, head_dim: 8, scale: 0.35, window: None, softcap: None };
+const INNER: usize = 15;
+const RANK: usize = 3;
+/// Rows of q, k and v.
+const PARTS: [(&str, usize, usize); 3] = [("q", 0, 24), ("k", 24, 8), ("v", 32, 8)];
+const ALL_ROWS: usize = 40;
+
+/// Attention over q, k and v of one x, as three parts of one linear or as three linears of the same numbers.
+fn queries_keys_and_values(dtype: DType, fused: bool) -> Subject {
+    let mut draft = Draft::new(&[4, 6], 1);
+    let (x, h) = (draft.tokens("x", INNER), draft.tokens("h", RANK));
+    let values = |seed: u64, columns: usize| random_reals(seed, ALL_ROWS * columns);
+    let (weight, b, bias) = (values(71, INNER), values(72, RANK), values(73, 1));
+    let whole = |draft: &mut Draft, first: usize, rows: usize, prefix: &str| -> [ValueId; 3] {
+        let part = |values: &[f32], columns: usize| values[first * columns..][..rows * columns].to_vec();
+        [
+            draft.matrix_of(&format!("{prefix}weight"), [rows, INNER], dtype, &part(&weight, INNER)),
+            draft.vector_of(&format!("{prefix}bias"), dtype, &part(&bias, 1)),
+            draft.matrix_of(&format!("{prefix}b"), [rows, RANK], DType::F32, &part(&b, RANK)),
+        ]
+    };
+    let operands: Vec<[ValueId; 3]> = match fused {
+        true => {
+            let leaves = whole(&mut draft, 0, ALL_ROWS, "");
+            PARTS
+                .iter()
+                .map(|(_, first, rows)| leaves.map(|leaf| draft.rows_of(leaf, *first, *rows)))
+                .collect()
+        }
+        false => {
+            let mut leaves = |(name, first, rows): &(&str, usize, usize)| {
+                whole(&mut draft, *first, *rows, &format!("{name} "))
+            };
+            PARTS.iter().map(&mut leaves).collect()
+        }
+    };
+    let mut outputs = Vec::new();
+    for ([weight, bias, b], (name, ..)) in operands.into_iter().zip(PARTS) {
+        let op = Op::Linear { bias: true, lora: Some(0.5) };
+        outputs.push(draft.op(op, &[x, weight, bias, h, b], &[name])[0]);
+    }
+    outputs.push(draft.boundaries());
+    let o = draft.op(Op::Attention(ATTENTION), &outputs, &["o", "lse"])[0];
+    draft.gradient_of(&format!("parts of one linear, {dtype}"), o)
+}
+
+/// Rows of a leaf are what leaves of their own would be, bit for bit, and so are their gradients.
+#[test]
+fn parts_of_one_linear_are_three_linears() {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let [fused, separate] = [true, false].map(|fused| queries_keys_and_values(dtype, fused));
+        let [fused, separate] = [fused, separate].map(|subject| same_bytes_everywhere(&subject));
+        assert!(fused.result == separate.result, "{dtype}: other results");
+        for name in ["x source", "h source"] {
+            assert!(fused.gradients[name] == separate.gradients[name], "{dtype}: other gradient of `{name}`");
+        }
+        for name in ["weight", "bias", "b"] {
+            let parts: Vec<u8> = PARTS
+                .iter()
+                .flat_map(|(part, ..)| separate.gradients[&format!("{part} {name}")].clone())
+                .collect();
+            assert!(fused.gradients[name] == parts, "{dtype}: other gradient of `{name}`");
+        }
+    }
 }

@@ -5,12 +5,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapter_examples;
 mod attention;
 mod attention_examples;
 mod broken_plans;
 mod check;
 mod decoder;
 mod decoder_gradients;
+mod decoder_logits;
+mod decoder_updates;
 mod draft;
 mod examples;
 mod finite_difference;

@@ -2,12 +2,12 @@
 //!
 //! Random subsets of all forward values, not only those that a policy would choose.
 
-use crate::decoder::{Choice, LAYERS};
+use crate::decoder::{Choice, LAYERS, gemma2, gemma3};
 use crate::numbers::random_reals;
 use crate::subject::{Outcome, Subject};
 use proptest::prelude::*;
-use smidgen_compile::Recompute;
 use smidgen_compile::passes::recompute::KeepSet;
+use smidgen_compile::{AdapterForm, Recompute, TrainedBiases};
 use smidgen_ir::{Entry, Graph, Phase};
 
 fn choice() -> Choice {
@@ -37,25 +37,52 @@ fn recomputed_nodes(subject: &Subject) -> usize {
     subject.graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Recompute).count()
 }
 
+/// Every dialect and every form of adapter, with dropout: what a keep set can drop, some of these compute.
+fn all_choices() -> Vec<Choice> {
+    let lora = choice();
+    let fused = Choice { name: "fused", dropout: 0.25, ..Choice::fused() };
+    let (dora, fourier) = (AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 });
+    vec![
+        lora.clone(),
+        Choice { name: "gemma 2", spec: gemma2(), ..lora.clone() },
+        Choice { name: "gemma 3", spec: gemma3(), ..lora.clone() },
+        Choice { name: "dora", form: dora, ..lora.clone() },
+        Choice { name: "dora without dropout", form: dora, dropout: 0.0, ..lora.clone() },
+        Choice { name: "ls-lora", form: fourier, ..lora.clone() },
+        Choice { name: "biases", biases: TrainedBiases::All, ..lora },
+        Choice { name: "dora, fused", form: dora, ..fused.clone() },
+        Choice { name: "ls-lora, fused", form: fourier, biases: TrainedBiases::Adapted, ..fused.clone() },
+        fused,
+    ]
+}
+
 #[test]
 fn policies_agree_to_the_last_bit() {
-    let kept = outcome(&choice().subject_with(Recompute::none()));
-    let lists = [vec![0], vec![1], (0..LAYERS).collect()];
-    for layers in lists {
-        let subject = choice().subject_with(Recompute { layers: layers.clone() });
-        assert!(outcome(&subject) == kept, "recomputing {layers:?} changed a bit");
-        subject.run_on_null(subject.roomy_plan(1)).unwrap();
+    for choice in all_choices() {
+        let nothing = choice.subject_with(Recompute::none());
+        let kept = outcome(&nothing);
+        let lists = [vec![0], vec![1], (0..LAYERS).collect()];
+        for layers in lists {
+            let subject = choice.subject_with(Recompute { layers: layers.clone() });
+            assert!(recomputed_nodes(&subject) > recomputed_nodes(&nothing), "{}: {layers:?}", choice.name);
+            assert!(outcome(&subject) == kept, "{}: recomputing {layers:?} changed a bit", choice.name);
+            subject.run_on_null(subject.roomy_plan(1)).unwrap();
+        }
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_keep_sets_agree_to_the_last_bit(seed in any::<u64>(), share in 0.0f32..1.0) {
-        let everything = choice().subject(|graph| random_keep_set(graph, seed, 2.0));
+    fn random_keep_sets_agree_to_the_last_bit(
+        seed in any::<u64>(),
+        share in 0.0f32..1.0,
+        choice in prop::sample::select(all_choices()),
+    ) {
+        let everything = choice.subject(|graph| random_keep_set(graph, seed, 2.0));
         prop_assert_eq!(recomputed_nodes(&everything), 0);
-        let subject = choice().subject(|graph| random_keep_set(graph, seed, share));
+        let subject = choice.subject(|graph| random_keep_set(graph, seed, share));
         if share < 0.5 {
             prop_assert!(recomputed_nodes(&subject) > 0, "nothing was recomputed");
         }

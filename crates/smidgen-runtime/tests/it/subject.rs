@@ -4,11 +4,12 @@
 //! number the gradients are gradients of.
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
+use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::options::Optimizer;
 use smidgen_compile::passes::reuse_in_place;
-use smidgen_compile::{DecoderSpec, Request, arena, schedule};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Plan, RopeScaling, RopeSpec, ValueId, Workload,
+    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Norm, Plan, RopeSpec, ValueId, Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;
@@ -107,11 +108,12 @@ impl Subject {
         executor.write(leaf, &encode(&Content::Reals(values.to_vec()), storage));
     }
 
-    /// Contents as given, all gradients, moments and state zero.
+    /// Contents as given, all gradients, moments and state zero, and then what `refresh` derives from them.
     pub fn write_contents<D: Device>(&self, executor: &mut Executor<D>) {
         for (index, value) in self.graph.values.iter().enumerate() {
             let kind = value.leaf().map(|leaf| leaf.kind);
-            if matches!(kind, Some(LeafKind::Gradient | LeafKind::Moment | LeafKind::State)) {
+            let cleared = [LeafKind::Gradient, LeafKind::Moment, LeafKind::State, LeafKind::Derived];
+            if kind.is_some_and(|kind| cleared.contains(&kind)) {
                 executor.write(ValueId(index as u32), &vec![0; value.ty.bytes(&self.extent)]);
             }
         }
@@ -121,6 +123,7 @@ impl Subject {
             assert_eq!(bytes.len(), value.ty.bytes(&self.extent), "contents of `{}`", value.name);
             executor.write(*leaf, &bytes);
         }
+        executor.run(Entry::Refresh, &self.extent).unwrap();
     }
 
     pub fn read_bytes(&self, executor: &mut Executor<Cpu>, value: ValueId) -> Vec<u8> {
@@ -150,26 +153,33 @@ impl Subject {
 /// Lays a graph out as `compile` does behind its passes.
 pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
     let shared = reuse_in_place::find(graph);
-    let request = Request {
+    let request = Request { extent: planned, threads, ..plain_request() };
+    arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &request))
+}
+
+/// A request without a model, for stages that ask for sizes and settings alone.
+pub fn plain_request() -> Request {
+    Request {
         title: "test".into(),
-        spec: unused_spec(),
+        spec: plain_spec(),
         storage: HashMap::new(),
         adapters: vec![],
+        form: AdapterForm::Lora,
+        biases: TrainedBiases::None,
         dropout: 0.0,
         optimizer: optimizer(),
-        extent: planned,
+        extent: Extent { tokens: 1, rows: 1, segments: 1 },
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
-        threads,
-    };
-    arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &request))
+        threads: 1,
+    }
 }
 
 pub fn optimizer() -> Optimizer {
     Optimizer { adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }, clip: 1.0 }
 }
 
-/// The layout of a graph asks the request for sizes alone.
-fn unused_spec() -> DecoderSpec {
+/// One small layer without anything that a dialect adds.
+pub fn plain_spec() -> DecoderSpec {
     DecoderSpec {
         model_type: "llama".into(),
         vocabulary: 1,
@@ -179,13 +189,19 @@ fn unused_spec() -> DecoderSpec {
         heads: 1,
         kv_heads: 1,
         head_dim: 8,
-        norm_eps: 1e-5,
-        rope: RopeSpec { theta: 1e4, dim: 8, scaling: RopeScaling::Default },
+        norm: Norm { eps: 1e-5, plus_one: false },
+        sandwich_norms: false,
+        ropes: vec![RopeSpec::plain(1e4, 8)],
+        attention: LayerAttention::uniform(1, None),
+        attention_scale: 8f32.powf(-0.5),
+        attention_softcap: None,
+        logit_softcap: None,
+        embedding_scale: 1.0,
         activation: Activation::Silu,
+        fused: false,
         qkv_bias: false,
         output_bias: false,
         qk_norm: false,
-        window: None,
         mlp_bias: false,
         tied_head: false,
         max_positions: 1,

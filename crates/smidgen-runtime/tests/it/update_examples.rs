@@ -3,12 +3,17 @@
 //! Also what must not happen: a gradient or a loss that is not finite changes no parameter and no moment.
 
 use crate::examples::{Example, Proof};
+use crate::finite_difference::check_gradient;
 use crate::numbers::{Content, decode_doubles, decode_reals, random_reals};
-use crate::subject::{Scalar, Subject};
-use smidgen_compile::forward::{input, state, train_leaf};
+use crate::subject::{Scalar, Subject, plain_request};
+use smidgen_compile::Request;
+use smidgen_compile::forward::{input, state};
+use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::options::Optimizer;
 use smidgen_compile::update::append_update;
-use smidgen_ir::{AdamW, DType, Entry, Extent, Graph, LeafKind, Shape, Storage, Type, ValueId, verify};
+use smidgen_ir::{
+    AdamW, DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId, verify,
+};
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 
@@ -24,6 +29,7 @@ pub fn examples() -> Vec<Example> {
         Example { covers, proof: Proof::Values(with_active_clipping) },
         Example { covers, proof: Proof::Values(with_idle_clipping) },
         Example { covers, proof: Proof::Values(what_is_not_finite_changes_nothing) },
+        Example { covers: &["fourier_reg"], proof: Proof::Values(regularizer_of_coefficients) },
     ]
 }
 
@@ -64,7 +70,8 @@ impl Update {
         let report = doubles(state::REPORT, 4, LeafKind::State);
         let hyper = doubles(input::HYPER, 2, LeafKind::Input);
         graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
-        append_update(&mut graph, &Optimizer { adamw: SETTINGS, clip });
+        let optimizer = Optimizer { adamw: SETTINGS, clip };
+        append_update(&mut graph, &Request { optimizer, ..plain_request() });
         verify::expect_sound("update", &verify::graph(&graph));
         contents.push((hyper, Content::Doubles(vec![1e-3, 1.0])));
         let scalar = Scalar::Loss { entry: Entry::Update, leaf: loss };
@@ -210,4 +217,52 @@ fn what_is_not_finite_changes_nothing() -> BTreeSet<&'static str> {
     assert_eq!(report[3], 0.0, "a loss that is not a number is reported as finite");
     assert!(update.memory(&mut executor, &kept) == before, "the loss was not a number and a leaf changed");
     update.operations()
+}
+
+/// The value is replaced and the gradient is added to what is there.
+fn regularizer_of_coefficients() -> BTreeSet<&'static str> {
+    const MODULES: usize = 5;
+    const WEIGHT: f64 = 0.15;
+    let mut graph = Graph::default();
+    let coefficients =
+        graph.add_leaf("coefficients", Type::f32(Shape::matrix(MODULES, 4)), LeafKind::Adapter);
+    train_leaf(&mut graph, coefficients);
+    let gradient = graph.gradient_of(coefficients).unwrap();
+    let double = Type::new(Shape::vector(1), Storage::Plain(DType::F64));
+    let value = graph.add_leaf(state::REG_LOSS, double, LeafKind::State);
+    let mut nodes = Vec::new();
+    let (op, updates) = (Op::FourierReg { weight: WEIGHT }, vec![value, gradient]);
+    graph.emit(&mut nodes, op, vec![coefficients], updates, &[], (Phase::Update, None));
+    graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, nodes)];
+    let point = random_reals(3, 4 * MODULES);
+    let subject = Subject {
+        name: "regularizer".into(),
+        graph,
+        extent: EXTENT,
+        contents: vec![(coefficients, Content::Reals(point.clone()))],
+        scalar: Scalar::Loss { entry: Entry::Update, leaf: value },
+    };
+    subject.run_on_null(subject.plan(EXTENT, 2)).unwrap();
+    let mut executor = subject.load(subject.plan(EXTENT, 2), 2);
+    let want = WEIGHT
+        * point.chunks(4).map(|a| f64::from(a[0]).powi(2) + (f64::from(a[1]) - 1.0).powi(2)).sum::<f64>()
+        + WEIGHT * point.chunks(4).map(|a| f64::from(a[2]).powi(2) + f64::from(a[3]).powi(2)).sum::<f64>();
+    assert!(want > 0.5, "a value of {want}");
+    let mut added = vec![0.0; point.len()];
+    for run in 1..=2 {
+        executor.run(Entry::Update, &EXTENT).unwrap();
+        let got = decode_doubles(&subject.read_bytes(&mut executor, value))[0];
+        assert!((got - want).abs() < 1e-12, "run {run}: got {got}, want {want}");
+        let twice = decode_reals(&subject.read_bytes(&mut executor, gradient));
+        if run == 1 {
+            added = twice;
+        } else {
+            assert_eq!(twice, added.iter().map(|once| 2.0 * once).collect::<Vec<_>>());
+        }
+    }
+    check_gradient("regularizer", &point, Storage::F32, &added, 1e-5, |moved| {
+        subject.write_reals(&mut executor, coefficients, moved);
+        subject.evaluate(&mut executor)
+    });
+    BTreeSet::from(["fourier_reg"])
 }

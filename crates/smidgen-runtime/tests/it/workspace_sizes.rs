@@ -4,7 +4,7 @@
 
 use crate::decoder::Choice;
 use proptest::prelude::*;
-use smidgen_compile::Recompute;
+use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
     AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace,
 };
@@ -28,7 +28,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
 fn operand(ty: &Type, extent: &Extent) -> Operand {
     let rows = ty.shape.0[0];
     let columns = ty.shape.at(extent).1;
-    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage }
+    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage, part: None }
 }
 
 /// The planned size passes the device's check, one byte less does not.
@@ -80,13 +80,30 @@ proptest! {
         check_exact(
             &cpu,
             Op::Linear { bias: true, lora: Some(1.0) },
-            &[s(k), weight(n, k), bias, s(rank), gradient(n, rank)],
+            &[s(k), weight(n, k), bias.clone(), s(rank), gradient(n, rank)],
             &[],
             &extent,
         );
         check_exact(&cpu, Op::LinearGrad { scales: vec![1.0] }, &[x(n), weight(n, k)], &[], &extent);
         check_exact(&cpu, Op::WeightGrad { scale: 1.0 }, &[x(n), x(k)], &[gradient(n, k)], &extent);
         check_exact(&cpu, Op::RmsNormWeightGrad { eps: 1e-5 }, &[x(k), x(k)], &[Type::f32(Shape::vector(k))], &extent);
+        let vector = |n| Type::f32(Shape::vector(n));
+        check_exact(&cpu, Op::ScaleColumns { bias: false }, &[x(n), vector(n), vector(n)], &[], &extent);
+        let gains = [x(n), vector(n), vector(n), bias.clone()];
+        check_exact(&cpu, Op::ScaleColumns { bias: true }, &gains, &[], &extent);
+        check_exact(&cpu, Op::MagnitudeGrad, &[x(n), x(n), vector(n)], &[vector(n)], &extent);
+        let module = [x(rank), gradient(n, rank), gradient(1, 4), gradient(1, 1)];
+        let forward = [&[x(n)], module.as_slice()].concat();
+        check_exact(&cpu, Op::Fourier { scale: 1.0 }, &forward, &[], &extent);
+        let backward = [module.as_slice(), &[x(n)]].concat();
+        let sums = [gradient(1, 4), gradient(1, 1)];
+        check_exact(&cpu, Op::FourierGrad { scale: 1.0 }, &backward, &sums, &extent);
+        let row_norms = [weight(n, k), gradient(rank, k), gradient(n, rank)];
+        check_exact(&cpu, Op::RowNorms { scale: 1.0 }, &row_norms, &[vector(n)], &extent);
+        let logits = [Type::f32(Shape::of(Dim::Rows, n))];
+        let operands = [s(k), weight(n, k), s(rank), gradient(n, rank)];
+        check_exact(&cpu, Op::Logits { lora: None, softcap: None }, &operands[..2], &logits, &extent);
+        check_exact(&cpu, Op::Logits { lora: Some(1.0), softcap: Some(30.0) }, &operands, &logits, &extent);
         check_exact(&cpu, Op::BiasGrad, &[x(n)], &[Type::f32(Shape::vector(n))], &extent);
         check_exact(
             &cpu,
@@ -95,7 +112,7 @@ proptest! {
             &[double(4)],
             &extent,
         );
-        let loss = |lora, train_head| Op::LmHeadLoss(LossHead { chunk, gradient: true, lora, train_head });
+        let loss = |lora, train_head| Op::LmHeadLoss(LossHead { chunk, gradient: true, lora, train_head, softcap: None });
         let operands = [s(k), weight(n, k), integers(Dim::Rows), double(1)];
         check_exact(&cpu, loss(None, false), &operands, &[double(1)], &extent);
         check_exact(&cpu, loss(None, true), &operands, &[double(1), gradient(n, k)], &extent);
@@ -103,7 +120,7 @@ proptest! {
         check_exact(&cpu, loss(Some(1.0), false), &adapted, &[double(1), gradient(n, rank)], &extent);
 
         let heads = groups * kv_heads;
-        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0, window: None };
+        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0, window: None, softcap: None };
         let (q, kv) = shape.channels();
         check_exact(
             &cpu,
@@ -125,7 +142,15 @@ proptest! {
 /// Steps of a whole plan whose workspace is one byte short, one after the other.
 #[test]
 fn a_plan_with_a_short_workspace_is_refused_at_load() {
-    let subject = Choice::lora().subject_with(Recompute::none());
+    for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+        for choice in [Choice::lora(), Choice::fused()] {
+            short_workspaces_are_refused(&Choice { form, ..choice });
+        }
+    }
+}
+
+fn short_workspaces_are_refused(choice: &Choice) {
+    let subject = choice.subject_with(Recompute::none());
     let plan = subject.roomy_plan(2);
     let cpu = Cpu::new(2).unwrap();
     let steps: Vec<BoundStep> =

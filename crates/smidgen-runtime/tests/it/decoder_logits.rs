@@ -1,0 +1,81 @@
+//! Plans for looking at a model: their logits are those that the loss is made of.
+//!
+//! A decoder is compiled twice, for training and for logits, and given the same leaves by name.
+
+use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
+use crate::numbers::{Content, decode_reals, encode};
+use crate::subject::Subject;
+use smidgen_compile::forward::{input, state};
+use smidgen_compile::{AdapterForm, Recompute, Request, TrainedBiases, compile_logits};
+use smidgen_ir::{Entry, Extent, LeafKind, ValueId};
+use smidgen_runtime::{Cpu, Executor, Null};
+
+fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
+    let found = subject.contents.iter().find(|(leaf, _)| subject.graph.value(*leaf).name == name);
+    &found.unwrap_or_else(|| panic!("no content of `{name}`")).1
+}
+
+/// Logits (S, V) of the plan for logits, from the contents of a training subject.
+fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
+    let Extent { tokens, rows, segments } = EXTENT;
+    let extent = Extent { tokens: tokens + 2, rows: rows + 1, segments: segments + 1 };
+    let plan = compile_logits(&Request { extent, threads, ..choice.request() });
+    let mut executor = Executor::load(plan.clone(), Cpu::new(threads).unwrap()).unwrap();
+    let mut null = Executor::load(plan.clone(), Null::default()).unwrap();
+    for (index, value) in plan.values.iter().enumerate() {
+        let id = ValueId(index as u32);
+        let leaf = |kind: LeafKind| plan.leaves(kind).any(|(leaf, _)| leaf == id);
+        let bytes = if [LeafKind::Weight, LeafKind::Adapter, LeafKind::Input].into_iter().any(leaf) {
+            encode(content(subject, &value.name), value.ty.storage)
+        } else if leaf(LeafKind::Derived) || leaf(LeafKind::State) {
+            vec![0xff; value.ty.bytes(&EXTENT)]
+        } else {
+            continue;
+        };
+        executor.write(id, &bytes);
+        null.write(id, &bytes);
+    }
+    for entry in [Entry::Refresh, Entry::Logits] {
+        null.run(entry, &EXTENT).unwrap();
+        executor.run(entry, &EXTENT).unwrap();
+    }
+    let id = plan.leaf_named(state::LOGITS).unwrap();
+    let mut bytes = vec![0; 4 * EXTENT.rows * choice.spec.vocabulary];
+    executor.read(id, &mut bytes);
+    decode_reals(&bytes)
+}
+
+/// The summed negative log likelihood of the labels, in f64.
+fn loss_of(logits: &[f32], labels: &[i32]) -> f64 {
+    let row_loss = |(row, label): (&[f32], &i32)| {
+        let wide = row.iter().map(|logit| f64::from(*logit));
+        let sum: f64 = wide.map(f64::exp).sum();
+        sum.ln() - f64::from(row[*label as usize])
+    };
+    logits.chunks(logits.len() / labels.len()).zip(labels).map(row_loss).sum()
+}
+
+#[test]
+fn logits_are_what_the_loss_is_made_of() {
+    let head: &[&str] = &["v_proj", "up_proj", "lm_head"];
+    let choices = [
+        Choice { name: "lora", adapted: head, ..Choice::lora() },
+        Choice { name: "like gemma 2", spec: gemma2(), adapted: head, ..Choice::lora() },
+        Choice { name: "like gemma 3", spec: gemma3(), ..Choice::lora() },
+        Choice { name: "fused", biases: TrainedBiases::All, ..Choice::fused() },
+        Choice { name: "dora, fused", form: AdapterForm::Dora, ..Choice::fused() },
+        Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
+    ];
+    for choice in choices {
+        let subject = choice.subject_with(Recompute::none());
+        let expected = subject.evaluate(&mut subject.load(subject.roomy_plan(1), 1));
+        let Content::Integers(labels) = content(&subject, input::LABELS) else {
+            panic!("labels are integers")
+        };
+        let one = logits(&choice, &subject, 1);
+        let got = loss_of(&one, labels);
+        assert!((got - expected).abs() < 2e-6 * expected, "{}: {got} or {expected}", choice.name);
+        let two = logits(&choice, &subject, 2);
+        assert!(one.iter().zip(&two).all(|(one, two)| one.to_bits() == two.to_bits()), "{}", choice.name);
+    }
+}
