@@ -2,7 +2,9 @@
 //!
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
 
+use crate::commands::pull::{self, PullArgs};
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
 use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
@@ -36,6 +38,8 @@ enum Command {
     Plan(PlanArgs),
     /// Plan, check, train and save
     Train(TrainArgs),
+    /// Fetch a model, or say where it is
+    Pull(PullArgs),
 }
 
 #[derive(Debug, Args)]
@@ -74,6 +78,7 @@ pub fn run() -> ExitCode {
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
+        Command::Pull(args) => pull::run(&PullArgs { quiet: cli.quiet, ..args.clone() }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -98,7 +103,7 @@ fn recipe_failure(error: ReadRecipeError) -> Failure {
 
 fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
     let (_, recipe) = read_arguments(&args.recipe)?;
-    let job = Job::prepare(recipe, Purpose::Plan)?;
+    let job = Job::prepare_with(recipe, Purpose::Plan, &Access::from_environment(quiet))?;
     if !quiet {
         print_warnings(&job);
     }
@@ -144,7 +149,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     if !args.resume {
         dir.refuse_run()?;
     }
-    let mut job = Job::prepare(recipe, Purpose::Train)?;
+    let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
     if !quiet {
         print_warnings(&job);
     }

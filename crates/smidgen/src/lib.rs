@@ -8,9 +8,11 @@
 pub mod bytes;
 pub mod checkpoint;
 pub mod cli;
+pub mod commands;
 pub mod data;
 pub mod failure;
 pub mod host;
+pub mod hub;
 pub mod job;
 pub mod planning;
 pub mod recipe;
