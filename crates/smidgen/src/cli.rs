@@ -2,8 +2,10 @@
 //!
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
 
+use crate::commands::pull::{self, PullArgs};
 use crate::commands::{inspect, merge, print};
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
 use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
@@ -40,6 +42,8 @@ enum Command {
     Merge(merge::Args),
     /// Show what an adapter, a run or a model folder holds
     Inspect(inspect::Args),
+    /// Fetch a model, or say where it is
+    Pull(PullArgs),
 }
 
 #[derive(Debug, Args)]
@@ -80,6 +84,7 @@ pub fn run() -> ExitCode {
         Command::Train(args) => train(args, cli.quiet),
         Command::Merge(args) => merge::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Pull(args) => pull::run(&PullArgs { quiet: cli.quiet, ..args.clone() }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -104,7 +109,7 @@ fn recipe_failure(error: ReadRecipeError) -> Failure {
 
 fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
     let (_, recipe) = read_arguments(&args.recipe)?;
-    let job = Job::prepare(recipe, Purpose::Plan)?;
+    let job = Job::prepare_with(recipe, Purpose::Plan, &Access::from_environment(quiet))?;
     if !quiet {
         print_warnings(&job);
     }
@@ -140,7 +145,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     if !args.resume {
         dir.refuse_run()?;
     }
-    let mut job = Job::prepare(recipe, Purpose::Train)?;
+    let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
     if !quiet {
         print_warnings(&job);
     }

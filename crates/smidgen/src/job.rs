@@ -3,8 +3,7 @@
 //! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
 //! config, the adapter, the data. Weights are opened but not read.
 
-use crate::checkpoint::folder::FolderError;
-use crate::checkpoint::model::{Model, ModelOpenError};
+use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use crate::data::source::find_files;
@@ -12,6 +11,7 @@ use crate::data::token_row::{TokensError, read_token_set};
 use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::failure::Failure;
 use crate::host;
+use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
     AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers,
     Length, ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
@@ -68,9 +68,19 @@ pub enum Purpose {
 }
 
 impl Job {
+    /// With a model that lies on this machine: nothing is called.
     pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
+        Job::prepare_with(recipe, purpose, &Access::cache_only())
+    }
+
+    /// With a model that is fetched where `access` allows it; a plan takes no weights.
+    pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
         refuse_unsupported(&recipe)?;
-        let model = open_model(&recipe.model.path)?;
+        let want = match purpose {
+            Purpose::Plan => Want::Config,
+            Purpose::Train => Want::Weights,
+        };
+        let model = open_model(&recipe.model.path, want, access)?;
         let spec = model::read_spec(model.config())
             .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))?;
         if purpose == Purpose::Train && !model.has_weights() {
@@ -159,17 +169,11 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
 }
 
-fn open_model(path: &ModelPath) -> Result<Model, Failure> {
-    let opened = match path {
-        ModelPath::Folder(path) => Model::open_folder(&path.resolved),
-        ModelPath::Gguf(path) => Model::open_gguf(&path.resolved),
-        other => unreachable!("`{other}`"),
-    };
-    opened.map_err(|error| match &error {
-        ModelOpenError::Folder(FolderError::Missing { .. }) => Failure::world(&error)
-            .hint("paths in a recipe are relative to the recipe, those on the command line to the working directory"),
-        _ => Failure::world(&error),
-    })
+fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
+    match hub::locate(path, want, access)? {
+        Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::world),
+        Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::world),
+    }
 }
 
 fn with_hint(failure: Failure, hint: Option<String>) -> Failure {

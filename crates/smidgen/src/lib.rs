@@ -12,6 +12,7 @@ pub mod commands;
 pub mod data;
 pub mod failure;
 pub mod host;
+pub mod hub;
 pub mod job;
 pub mod logits;
 pub mod merge;

@@ -1,149 +1,20 @@
 //! Damaged checkpoint files: valid ones with bytes changed, cut, doubled and numbers blown up.
 //! Opening one may fail but never panics, and never holds more memory than the file's size justifies.
 //! What is accepted keeps the promises its readers rely on, and the safetensors library accepts it too.
-//! Memory is counted per thread by this binary's own allocator, because tests run side by side.
+//! Configs have a binary of their own, `config_mutations.rs`.
 
 #![allow(clippy::unwrap_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod mutation;
+
 use std::fs;
 use std::path::Path;
 
+use mutation::{allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use smidgen::checkpoint::folder::ModelFolder;
 use smidgen::checkpoint::peft::{AdapterConfig, AdapterFile, AdapterKey};
 use smidgen::checkpoint::safetensors::SafetensorsFile;
-
-struct Counting;
-
-thread_local! {
-    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
-    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(change_bytes: isize) {
-    let live = LIVE_BYTES.get() + change_bytes;
-    LIVE_BYTES.set(live);
-    PEAK_BYTES.set(PEAK_BYTES.get().max(live));
-}
-
-// SAFETY: every call goes to the system allocator unchanged; the counters are constant-initialised cells
-// without a destructor, so touching them neither allocates nor fails.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// The result, and the most bytes held above what was held before.
-fn peak_bytes_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = LIVE_BYTES.get();
-    PEAK_BYTES.set(before);
-    let result = work();
-    (result, (PEAK_BYTES.get() - before) as usize)
-}
-
-/// Paths, directory buffers and error texts.
-const ALLOWED_FIXED_BYTES: usize = 128 << 10;
-/// A JSON digit and its comma become a `serde_json::Value` of 32 bytes in a vector that doubles as it grows.
-const ALLOWED_PER_FILE_BYTE: usize = 64;
-
-fn allowed_bytes(file_bytes: usize) -> usize {
-    ALLOWED_FIXED_BYTES + ALLOWED_PER_FILE_BYTE * file_bytes
-}
-
-#[derive(Clone, Debug)]
-enum Mutation {
-    Set(usize, u8),
-    Insert(usize, u8),
-    Remove(usize, usize),
-    Truncate(usize),
-    Double(usize, usize),
-    /// Replaces the digits at or after a place by another number.
-    Number(usize, &'static str),
-    /// Overwrites eight bytes, such as the length prefix.
-    Word(usize, u64),
-}
-
-fn mutation() -> impl Strategy<Value = Mutation> {
-    let numbers = vec![
-        "0",
-        "1",
-        "-1",
-        "4294967296",
-        "9223372036854775807",
-        "18446744073709551615",
-        "18446744073709551616",
-        "1e300",
-        "1.5",
-        "null",
-        "[]",
-    ];
-    let place = || any::<usize>();
-    // Signs of JSON, so that damage is often still text.
-    let byte = prop_oneof![any::<u8>(), proptest::sample::select(br#"{}[]",:0123456789 \"#.to_vec())];
-    prop_oneof![
-        (place(), byte.clone()).prop_map(|(at, byte)| Mutation::Set(at, byte)),
-        (place(), byte).prop_map(|(at, byte)| Mutation::Insert(at, byte)),
-        (place(), 1..20_usize).prop_map(|(at, length)| Mutation::Remove(at, length)),
-        place().prop_map(Mutation::Truncate),
-        (place(), 1..80_usize).prop_map(|(at, length)| Mutation::Double(at, length)),
-        (place(), proptest::sample::select(numbers)).prop_map(|(at, text)| Mutation::Number(at, text)),
-        (prop_oneof![Just(0), place()], any::<u64>()).prop_map(|(at, word)| Mutation::Word(at, word)),
-        (Just(0), 0..200_000_000_u64).prop_map(|(at, word)| Mutation::Word(at, word)),
-    ]
-}
-
-fn mutated(valid: &[u8], mutations: &[Mutation]) -> Vec<u8> {
-    let mut bytes = valid.to_vec();
-    for mutation in mutations {
-        let length = bytes.len();
-        let within = |at: usize| at % (length + 1);
-        match *mutation {
-            Mutation::Set(at, byte) => {
-                if let Some(place) = bytes.get_mut(within(at)) {
-                    *place = byte;
-                }
-            }
-            Mutation::Insert(at, byte) => bytes.insert(within(at), byte),
-            Mutation::Remove(at, count) => {
-                bytes.drain(within(at)..(within(at) + count).min(length));
-            }
-            Mutation::Truncate(at) => bytes.truncate(within(at)),
-            Mutation::Double(at, count) => {
-                let copy = bytes[within(at)..(within(at) + count).min(length)].to_vec();
-                bytes.splice(within(at)..within(at), copy);
-            }
-            Mutation::Number(at, text) => {
-                let from = within(at);
-                let digits = bytes[from..].iter().position(u8::is_ascii_digit);
-                if let Some(begin) = digits.map(|position| from + position) {
-                    let run = bytes[begin..].iter().take_while(|byte| byte.is_ascii_digit());
-                    let end = begin + run.count();
-                    bytes.splice(begin..end, text.bytes());
-                }
-            }
-            Mutation::Word(at, word) => {
-                let from = within(at);
-                let end = (from + 8).min(length);
-                bytes[from..end].copy_from_slice(&word.to_le_bytes()[..end - from]);
-            }
-        }
-    }
-    bytes
-}
 
 fn with_prefix(json: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -213,10 +84,6 @@ const VALID_CONFIG: &[u8] = br#"{"alpha_pattern": {"layers\\.\\d+\\.q_proj": 32,
 "lora_alpha": 16, "lora_dropout": 0.05, "modules_to_save": ["lm_head"], "peft_type": "LORA", "r": 8,
 "rank_pattern": {"^model.layers.[0-9]{1,2}.q_proj": 4}, "target_modules": ["q_proj", "v_proj"], "use_dora": false}"#;
 
-fn cases() -> ProptestConfig {
-    ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
     #![proptest_config(cases())]
 
@@ -238,30 +105,6 @@ proptest! {
                 prop_assert_eq!(tensor.file_path().parent(), Some(folder.path()));
                 model.read_at(&tensor, 0, &mut [0; 2]).unwrap();
             }
-        }
-    }
-
-    #[test]
-    fn a_damaged_adapter_config_is_refused_or_sound(mutations in prop::collection::vec(mutation(), 1..5)) {
-        let text = mutated(VALID_CONFIG, &mutations);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("adapter_config.json");
-        fs::write(&path, &text).unwrap();
-        let (read, peak_bytes) = peak_bytes_of(|| AdapterConfig::read(&path));
-        prop_assert!(peak_bytes <= allowed_bytes(text.len()), "{peak_bytes} for {} bytes", text.len());
-        if let Ok(config) = read {
-            prop_assert!(config.r > 0);
-            // A compiled pattern is bounded by the pattern's own limit of 1 MiB, not by the file.
-            let (scales, peak_bytes) = peak_bytes_of(|| config.module_scales());
-            prop_assert!(peak_bytes <= 16 << 20, "{peak_bytes}");
-            if let Ok(scales) = scales {
-                prop_assert!(scales.rank_for("model.layers.1.self_attn.q_proj") > 0);
-            }
-            let folder = tempfile::tempdir().unwrap();
-            let again = folder.path().join("adapter_config.json");
-            fs::write(&again, config.to_json()).unwrap();
-            let again = AdapterConfig::read(&again).unwrap();
-            prop_assert_eq!(again.to_json(), config.to_json());
         }
     }
 

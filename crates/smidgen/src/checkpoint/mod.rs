@@ -16,7 +16,7 @@ pub mod safetensors;
 pub mod safetensors_header;
 pub mod safetensors_problem;
 pub mod safetensors_write;
-mod shard_index;
+pub mod shard_index;
 pub mod tensor_ref;
 pub mod weight;
 pub mod whole_file;

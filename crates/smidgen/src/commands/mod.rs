@@ -1,10 +1,12 @@
-//! Commands that work on files alone: no recipe, no plan, no device.
+//! Commands that need no recipe: each file holds the arguments of one and what it prints.
 //!
-//! Each has its arguments and a `run`; the work is in the rooms they call, where tests reach it too.
+//! `cli.rs` parses the words and calls their `run`; the work is in the rooms they call, where tests reach it too.
+//! Data goes to stdout and talk to stderr.
 //! Left out: `plan` and `train`, which the command line holds itself.
 
 pub mod inspect;
 pub mod merge;
+pub mod pull;
 
 use crate::failure::Failure;
 use std::io::Write;

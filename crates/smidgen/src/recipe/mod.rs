@@ -5,11 +5,12 @@
 //! Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
 //! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
 //! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
-//! `suggest.rs` hints, `foreign.rs` names from other trainers, `nearest.rs` spelling.
+//! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers, `nearest.rs` spelling.
 
 mod foreign;
 mod keys;
 mod mistake;
+mod model_name;
 mod nearest;
 mod parse;
 mod read;
@@ -23,6 +24,7 @@ mod words;
 mod tests;
 
 pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+pub use model_name::{HfName, MODEL_PATH_FORMS, PypiName, parse_model_path};
 pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{

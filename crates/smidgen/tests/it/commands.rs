@@ -27,6 +27,7 @@ fn help_lists_the_commands() {
         Commands:
           plan   Show what a run will take, before it takes anything
           train  Plan, check, train and save
+          pull   Fetch a model, or say where it is
           help   Print this message or the help of the given subcommand(s)
 
         Options:

@@ -9,8 +9,14 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+#[cfg(unix)]
+mod hub_server;
 mod memory;
 mod plan_json;
+#[cfg(unix)]
+mod pull;
+#[cfg(unix)]
+mod pull_pypi;
 mod resume;
 mod scratch;
 mod training;

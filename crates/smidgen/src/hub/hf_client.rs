@@ -1,0 +1,280 @@
+//! Requests to the hub: what a repository holds, and the bytes of one file from an offset on.
+//!
+//! The token goes to the endpoint alone; storage that a download is redirected to never sees it. What may
+//! pass (a cut connection, a busy server) is told apart from what will not (no such model, no access).
+//! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
+
+use super::digest::{Checksum, is_hex};
+use super::environment;
+use crate::failure::Failure;
+use crate::recipe::HfName;
+use serde::Deserialize;
+use std::io::Read;
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, StatusCode};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+/// Long enough for a slow start of a large file, short enough that nobody waits on a dead connection.
+const SILENCE_ALLOWED: Duration = Duration::from_secs(60);
+const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+/// A listing takes some 300 bytes a file.
+const MAX_LISTING_BYTES: u64 = 64_000_000;
+
+pub struct HubClient {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// A repository at one commit.
+#[derive(Debug)]
+pub struct Listing {
+    pub commit: String,
+    pub files: Vec<RemoteFile>,
+}
+
+#[derive(Clone, Debug)]
+pub struct RemoteFile {
+    pub name: String,
+    pub bytes: u64,
+    pub checksum: Checksum,
+}
+
+/// The rest of a file.
+pub struct Content {
+    /// Where the bytes begin: what was asked for, or 0 where the server does not continue files.
+    pub offset: u64,
+    pub reader: Box<dyn Read>,
+}
+
+pub enum Trouble {
+    /// Worth another attempt.
+    Passing(String),
+    Final(Failure),
+}
+
+impl HubClient {
+    pub fn from_environment() -> Result<HubClient, Failure> {
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_connect(Some(CONNECT_WITHIN))
+            .timeout_recv_response(Some(SILENCE_ALLOWED))
+            .timeout_per_read(Some(SILENCE_ALLOWED))
+            .user_agent(concat!("smidgen/", env!("CARGO_PKG_VERSION")));
+        if let Some(certificates) = read_certificates()? {
+            config = config.tls_config(TlsConfig::builder().root_certs(certificates).build());
+        }
+        let endpoint = environment::hf_endpoint();
+        if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
+            return Err(Failure::world(format!("`HF_ENDPOINT` is `{endpoint}`, which is no http address")));
+        }
+        Ok(HubClient { agent: config.build().into(), endpoint, token: environment::hf_token() })
+    }
+
+    /// The files of a repository at a revision, with sizes and checksums.
+    pub fn list(&self, name: &HfName) -> Result<Listing, Trouble> {
+        let revision = percent_encoded(name.revision_or_main());
+        let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.repo);
+        let mut response = self.get(&url, None)?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refusal(&response, name, None));
+        }
+        let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
+        let bytes = read.map_err(|error| self.passing(&error))?;
+        let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
+            Trouble::Final(Failure::world(format!(
+                "`{}` did not answer as a hub of models does: {error}",
+                self.endpoint
+            )))
+        })?;
+        self.check_listing(name, listing).map_err(Trouble::Final)
+    }
+
+    pub fn open(
+        &self,
+        name: &HfName,
+        commit: &str,
+        file: &RemoteFile,
+        offset: u64,
+    ) -> Result<Content, Trouble> {
+        let path = percent_encoded(&file.name).replace("%2F", "/");
+        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, name.repo);
+        let response = self.get(&url, (offset > 0).then_some(offset))?;
+        let offset = match response.status() {
+            StatusCode::OK => 0,
+            StatusCode::PARTIAL_CONTENT if range_begin(&response) == Some(offset) => offset,
+            StatusCode::PARTIAL_CONTENT => {
+                return Err(Trouble::Passing("the server sent another part than it was asked for".into()));
+            }
+            _ => return Err(self.refusal(&response, name, Some(&file.name))),
+        };
+        Ok(Content { offset, reader: Box::new(response.into_body().into_reader()) })
+    }
+
+    fn get(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, Trouble> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if let Some(offset) = offset {
+            request = request.header("Range", format!("bytes={offset}-"));
+        }
+        request.call().map_err(|error| match error {
+            // The error would spell out the header, and with it the token.
+            ureq::Error::Http(_) => Trouble::Final(
+                Failure::world("the access token has signs that no token has").hint(self.token_hint()),
+            ),
+            error => self.passing(&error),
+        })
+    }
+
+    fn passing(&self, error: &ureq::Error) -> Trouble {
+        Trouble::Passing(match error {
+            ureq::Error::HostNotFound => format!("`{}` was not found", self.endpoint),
+            error => format!("`{}`: {error}", self.endpoint),
+        })
+    }
+
+    fn token_hint(&self) -> String {
+        let file = environment::hf_token_file();
+        let file = file.map(|file| format!(", or write it to `{}`", file.display())).unwrap_or_default();
+        format!("set `HF_TOKEN` to a token of yours from `{}/settings/tokens`{file}", self.endpoint)
+    }
+
+    /// What a status other than success means to the user.
+    fn refusal(&self, response: &Response<Body>, name: &HfName, file: Option<&str>) -> Trouble {
+        let header = |key: &str| response.headers().get(key).and_then(|value| value.to_str().ok());
+        let code = header("x-error-code").unwrap_or_default();
+        let (status, repo) = (response.status().as_u16(), format!("`hf:{}`", name.repo));
+        if matches!(status, 408 | 416 | 429 | 500..=599) {
+            return Trouble::Passing(format!("`{}` answered with status {status}", self.endpoint));
+        }
+        let failure = match (status, code) {
+            (_, "RevisionNotFound") => {
+                let revision = name.revision_or_main();
+                Failure::world(format!("{repo} has no revision `{revision}`"))
+                    .hint("a revision is a branch, a tag or a commit of the repository")
+            }
+            (_, "GatedRepo") | (403, _) => {
+                let page = format!("{}/{}", self.endpoint, name.repo);
+                let gated = Failure::world(format!("{repo} is gated: its owner has not let you in"))
+                    .hint(format!("ask for access at `{page}`"));
+                gated.hint(match self.token {
+                    Some(_) => {
+                        "the token in use has to belong to that account and to read gated models".into()
+                    }
+                    None => self.token_hint(),
+                })
+            }
+            (401 | 404, "EntryNotFound") => {
+                Failure::world(format!("{repo} has no file `{}`", file.unwrap_or_default()))
+            }
+            (401 | 404, _) => match &self.token {
+                Some(_) => Failure::world(format!(
+                    "there is no model {repo} at `{}` that the token in use may see",
+                    self.endpoint
+                )),
+                None => Failure::world(format!("there is no public model {repo} at `{}`", self.endpoint))
+                    .hint(format!("check the name; for a private or gated model {}", self.token_hint())),
+            },
+            _ => Failure::world(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
+        };
+        Trouble::Final(match header("x-error-message") {
+            Some(message) if !message.is_empty() => {
+                let message = format!("{}\n  the hub says: {message}", failure.message);
+                Failure { message, ..failure }
+            }
+            _ => failure,
+        })
+    }
+
+    fn check_listing(&self, name: &HfName, listing: ListingJson) -> Result<Listing, Failure> {
+        let untrue = |what: String| {
+            Failure::world(format!("the listing of `hf:{}` at `{}` {what}", name.repo, self.endpoint))
+        };
+        if !is_hex(&listing.sha, 40) {
+            return Err(untrue(format!("has `{}` as its commit", listing.sha)));
+        }
+        let mut files = Vec::new();
+        for file in listing.siblings {
+            // Names with strange parts are nothing that this program asks for.
+            let plain = |part: &str| crate::checkpoint::shard_index::is_plain_file_name(part);
+            if !file.rfilename.split('/').all(plain) {
+                continue;
+            }
+            let checksum = match (&file.lfs, &file.blob_id) {
+                (Some(lfs), _) => Checksum::sha256(&lfs.sha256),
+                (None, Some(id)) => Checksum::git_blob(id),
+                (None, None) => None,
+            };
+            let bytes = file.lfs.as_ref().map(|lfs| lfs.size).or(file.size);
+            let (Some(checksum), Some(bytes)) = (checksum, bytes) else {
+                return Err(untrue(format!("has no size and checksum for `{}`", file.rfilename)));
+            };
+            files.push(RemoteFile { name: file.rfilename, bytes, checksum });
+        }
+        Ok(Listing { commit: listing.sha, files })
+    }
+}
+
+#[derive(Deserialize)]
+struct ListingJson {
+    sha: String,
+    siblings: Vec<SiblingJson>,
+}
+
+#[derive(Deserialize)]
+struct SiblingJson {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<LfsJson>,
+}
+
+#[derive(Deserialize)]
+struct LfsJson {
+    sha256: String,
+    size: u64,
+}
+
+/// The first byte that `Content-Range: bytes BEGIN-END/TOTAL` announces.
+fn range_begin(response: &Response<Body>) -> Option<u64> {
+    let range = response.headers().get("content-range")?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                encoded.push(char::from(byte))
+            }
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+fn read_certificates() -> Result<Option<RootCerts>, Failure> {
+    let Some((variable, path)) = environment::certificate_file() else { return Ok(None) };
+    let unusable = |what: String| {
+        Failure::world(format!("`{}`, which `{variable}` names, {what}", path.display()))
+            .hint("it is to be a file of certificates in PEM form")
+    };
+    let pem = std::fs::read(&path).map_err(|error| unusable(format!("could not be read: {error}")))?;
+    let mut certificates = Vec::new();
+    for item in parse_pem(&pem) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| unusable(error.to_string()))? {
+            certificates.push(certificate);
+        }
+    }
+    match certificates.is_empty() {
+        true => Err(unusable("holds no certificate".to_owned())),
+        false => Ok(Some(certificates.into())),
+    }
+}

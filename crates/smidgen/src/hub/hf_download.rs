@@ -1,0 +1,214 @@
+//! One file of the hub into the cache: continued where it was cut, checked, and visible only when whole.
+//!
+//! Bytes gather in `CHECKSUM.smidgen.incomplete` beside the blob and stay there when a download ends
+//! early, for the next attempt or the next run. Size and checksum are those that the hub states; a file
+//! that does not match is thrown away, and fetched anew once if part of it was an earlier run's.
+//! Two processes never write one file: the lock is the one that `huggingface_hub` takes.
+
+use super::digest::Hasher;
+use super::hf_cache::{RepoCache, not_written};
+use super::hf_client::{Content, HubClient, RemoteFile, Trouble};
+use super::meter::Meter;
+use crate::bytes::format_bytes;
+use crate::checkpoint::whole_file::{folder_of, sync_folder};
+use crate::failure::Failure;
+use crate::recipe::HfName;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Attempts in a row that bring next to nothing.
+const ATTEMPTS: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// An attempt that brought this much is no failed one.
+const PROGRESS_BYTES: u64 = 1 << 20;
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Calls the hub until it answers or refuses for good.
+pub fn persist<T>(
+    meter: &Meter,
+    what: &str,
+    mut call: impl FnMut() -> Result<T, (Trouble, u64)>,
+) -> Result<T, Failure> {
+    let mut failed = 0;
+    loop {
+        let (reason, gained_bytes) = match call() {
+            Ok(done) => return Ok(done),
+            Err((Trouble::Final(failure), _)) => return Err(failure),
+            Err((Trouble::Passing(reason), gained_bytes)) => (reason, gained_bytes),
+        };
+        failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
+        if failed == ATTEMPTS {
+            return Err(Failure::world(format!("{what} could not be fetched: {reason}"))
+                .hint("what has arrived is kept: the same command continues"));
+        }
+        meter.say(&format!("warning: {reason}; attempt {} of {ATTEMPTS}", failed + 1));
+        sleep(FIRST_PAUSE * (1 << (failed - 1)));
+    }
+}
+
+/// Makes sure that the blob of a file is in the cache.
+pub fn fetch_blob(
+    client: &HubClient,
+    cache: &RepoCache,
+    name: &HfName,
+    commit: &str,
+    file: &RemoteFile,
+    meter: &Meter,
+) -> Result<(), Failure> {
+    let blob = cache.blob(file.checksum.hex());
+    meter.begin(&file.name);
+    let waiting = || meter.say(&format!("waiting for another process that fetches `{}`", file.name));
+    // Held until the function ends.
+    let _lock = cache.lock(file.checksum.hex(), waiting)?;
+    if is_whole(&blob, file.bytes) {
+        meter.advance(file.bytes);
+        return Ok(());
+    }
+    let path = blob.with_file_name(format!("{}.smidgen.incomplete", file.checksum.hex()));
+    let mut partial = Partial::open(&path, file).map_err(|error| not_written(&path, &error))?;
+    meter.advance(partial.length);
+    let mut old_bytes = partial.length;
+    loop {
+        persist(meter, &format!("`{}` of `hf:{}`", file.name, name.repo), || {
+            let before = partial.length;
+            let ended = continue_file(client, name, commit, file, &mut partial, meter);
+            ended.map_err(|trouble| (trouble, partial.length.saturating_sub(before)))
+        })?;
+        let found = std::mem::replace(&mut partial.hasher, Hasher::sha256()).finish_hex();
+        if found == file.checksum.hex() {
+            break;
+        }
+        meter.go_back(partial.length);
+        partial.restart(file).map_err(|error| not_written(&path, &error))?;
+        if old_bytes == 0 {
+            drop(partial);
+            let _ = fs::remove_file(&path);
+            return Err(Failure::world(format!(
+                "`{}` of `hf:{}` arrived damaged: its {} is {found}, the hub says {}",
+                file.name,
+                name.repo,
+                file.checksum.kind(),
+                file.checksum.hex()
+            ))
+            .hint("it was thrown away; the same command fetches it anew"));
+        }
+        meter.say(&format!(
+            "warning: the part of `{}` that was there is damaged: fetching it anew",
+            file.name
+        ));
+        old_bytes = 0;
+    }
+    let placed = partial.file.sync_all().and_then(|()| fs::rename(&path, &blob));
+    placed.map_err(|error| not_written(&blob, &error))?;
+    sync_folder(folder_of(&blob)).map_err(Failure::world)?;
+    meter.end(&file.name, file.bytes);
+    Ok(())
+}
+
+/// Whether a blob is there; its name is its checksum, and it was checked when it got that name.
+pub fn is_whole(blob: &Path, bytes: u64) -> bool {
+    blob.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes)
+}
+
+/// Bytes of a file up to some length, and their hash so far.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    length: u64,
+    hasher: Hasher,
+}
+
+impl Partial {
+    fn open(path: &Path, remote: &RemoteFile) -> io::Result<Partial> {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let hasher = remote.checksum.hasher(remote.bytes);
+        let mut partial = Partial { path: path.to_path_buf(), file, length: 0, hasher };
+        if partial.file.metadata()?.len() > remote.bytes {
+            partial.restart(remote)?;
+        }
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let count = partial.file.read(&mut buffer)?;
+            if count == 0 {
+                return Ok(partial);
+            }
+            partial.hasher.update(&buffer[..count]);
+            partial.length += count as u64;
+        }
+    }
+
+    fn restart(&mut self, remote: &RemoteFile) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        self.length = 0;
+        self.hasher = remote.checksum.hasher(remote.bytes);
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A write that fails halfway leaves bytes that the hash does not know of.
+        let written = self.file.write_all(bytes);
+        if written.is_err() {
+            let _ = self.file.set_len(self.length);
+        }
+        written?;
+        self.hasher.update(bytes);
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// Asks for what is missing and takes what comes, until the file is whole or the connection ends.
+fn continue_file(
+    client: &HubClient,
+    name: &HfName,
+    commit: &str,
+    file: &RemoteFile,
+    partial: &mut Partial,
+    meter: &Meter,
+) -> Result<(), Trouble> {
+    let unwritable = |partial: &Partial, error: io::Error| {
+        let failure = not_written(&partial.path, &error);
+        let (there, all) = (format_bytes(partial.length), format_bytes(file.bytes));
+        let message = format!("{}\n  {there} of the {all} of `{}` are there", failure.message, file.name);
+        Trouble::Final(Failure { message, ..failure })
+    };
+    if partial.length == file.bytes {
+        return Ok(());
+    }
+    let Content { offset, mut reader } = client.open(name, commit, file, partial.length)?;
+    if offset < partial.length {
+        meter.go_back(partial.length);
+        partial.restart(file).map_err(|error| unwritable(partial, error))?;
+    }
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let missing_bytes = file.bytes - partial.length;
+        let count = match reader.read(&mut buffer) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                let there = format_bytes(partial.length);
+                return Err(Trouble::Passing(format!("`{}` was cut after {there}: {error}", file.name)));
+            }
+        };
+        if count == 0 && missing_bytes == 0 {
+            return Ok(());
+        }
+        if count == 0 {
+            let there = format_bytes(partial.length);
+            return Err(Trouble::Passing(format!("`{}` was cut after {there}", file.name)));
+        }
+        if count as u64 > missing_bytes {
+            let (name, bytes) = (&file.name, file.bytes);
+            let message = format!("`{name}` is longer than the {bytes} bytes that the hub says it has");
+            let _ = partial.restart(file);
+            return Err(Trouble::Final(Failure::world(message)));
+        }
+        partial.append(&buffer[..count]).map_err(|error| unwritable(partial, error))?;
+        meter.advance(count as u64);
+    }
+}

