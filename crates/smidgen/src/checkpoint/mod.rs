@@ -5,7 +5,7 @@
 
 pub mod element;
 pub mod folder;
-mod grouped_digits;
+pub mod grouped_digits;
 pub mod json_file;
 pub mod load;
 pub mod peft;
