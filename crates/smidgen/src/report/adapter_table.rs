@@ -146,7 +146,10 @@ fn percent(fraction: f64) -> String {
 fn range(values: impl Iterator<Item = f64> + Clone) -> String {
     let least = values.clone().fold(f64::INFINITY, f64::min);
     let most = values.fold(f64::NEG_INFINITY, f64::max);
-    let text = |value: f64| if value.fract() == 0.0 { value.to_string() } else { short(value) };
+    let text = |value: f64| match value.to_string() {
+        exact if exact.len() <= 6 => exact,
+        _ => short(value),
+    };
     if least == most { text(least) } else { format!("{} to {}", text(least), text(most)) }
 }
 

@@ -1,4 +1,4 @@
-//! Small tables in 80 columns: names to the left, numbers to the right, two spaces between.
+//! Small tables in 80 columns: names to the left, numbers to the right, two spaces between, or one to fit.
 //! A column is as wide as its widest cell, so that a table is no wider than what it says.
 //! Left out: colour, and cutting what is too long.
 
@@ -18,13 +18,15 @@ pub fn render_columns(headings: &[(&str, Side)], rows: &[Vec<String>]) -> String
         cells.max().unwrap_or(0).max(headings[column].0.chars().count())
     };
     let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let loose = 2 + widths.iter().sum::<usize>() + 2 * (widths.len() - 1);
+    let gap = if loose > LINE { " " } else { "  " };
     let line = |cells: Vec<&str>| {
         let padded = cells.iter().enumerate().map(|(column, cell)| match headings[column].1 {
             Side::Left => format!("{cell:<width$}", width = widths[column]),
             Side::Right => format!("{cell:>width$}", width = widths[column]),
         });
         let joined: Vec<String> = padded.collect();
-        format!("  {}", joined.join("  ")).trim_end().to_string() + "\n"
+        format!("  {}", joined.join(gap)).trim_end().to_string() + "\n"
     };
     let mut text = line(headings.iter().map(|(heading, _)| *heading).collect());
     rows.iter().for_each(|row| text.push_str(&line(row.iter().map(String::as_str).collect())));

@@ -47,34 +47,38 @@ fn write_kind(
 #[test]
 fn a_lora() {
     let scratch = Scratch::new();
-    check(&scratch, &["adapter"], expect![[r#"
-        lora adapter in `adapter`
-          base         model
-          rank         6
-          alpha        9
-          scale        1.500
-          modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
-                       self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
-                       self_attn.v_proj
-          parameters   8,640
-          tensors      33.75 KiB, f32
+    check(
+        &scratch,
+        &["adapter"],
+        expect![[r#"
+            lora adapter in `adapter`
+              base         model
+              rank         6
+              alpha        9
+              scale        1.5
+              modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
+                           self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
+                           self_attn.v_proj
+              parameters   8,640
+              tensors      33.75 KiB, f32
 
-          layer  module       ‖A‖     ‖B‖  ‖s·B·A‖
-              0  down_proj  1.436  0.8591   0.7443
-              0  gate_proj  1.476   1.005   0.8914
-              0  up_proj    1.395   1.015   0.8690
-              0  k_proj     1.420  0.6728   0.5888
-              0  o_proj     1.428  0.8873   0.7570
-              0  q_proj     1.429   1.012   0.8894
-              0  v_proj     1.359  0.6887   0.5699
-              1  down_proj  1.394  0.8456   0.7128
-              1  gate_proj  1.403   1.026   0.8773
-              1  up_proj    1.439   1.001   0.8821
-              1  k_proj     1.378  0.6739   0.5585
-              1  o_proj     1.379  0.8471   0.7160
-              1  q_proj     1.431  0.9804   0.8580
-              1  v_proj     1.508  0.6946   0.6162
-    "#]]);
+              layer  module       ‖A‖     ‖B‖  ‖s·B·A‖
+                  0  down_proj  1.436  0.8591   0.7443
+                  0  gate_proj  1.476   1.005   0.8914
+                  0  up_proj    1.395   1.015   0.8690
+                  0  k_proj     1.420  0.6728   0.5888
+                  0  o_proj     1.428  0.8873   0.7570
+                  0  q_proj     1.429   1.012   0.8894
+                  0  v_proj     1.359  0.6887   0.5699
+                  1  down_proj  1.394  0.8456   0.7128
+                  1  gate_proj  1.403   1.026   0.8773
+                  1  up_proj    1.439   1.001   0.8821
+                  1  k_proj     1.378  0.6739   0.5585
+                  1  o_proj     1.379  0.8471   0.7160
+                  1  q_proj     1.431  0.9804   0.8580
+                  1  v_proj     1.508  0.6946   0.6162
+        "#]],
+    );
     scratch.write("run/adapter/adapter_config.json", scratch.read("adapter/adapter_config.json"));
     scratch.write("run/adapter/adapter_model.safetensors", scratch.read("adapter/adapter_model.safetensors"));
     let of_run = scratch.run(&["inspect", "run"]).stdout;
@@ -90,34 +94,38 @@ fn a_dora_beside_its_base() {
         |config| config.use_dora = true,
         |path, rows| vec![(AdapterKey::LoraMagnitude(path.to_string()), vec![rows], vec![0.7; rows])],
     );
-    check(&scratch, &["dora", "--base", "model"], expect![[r#"
-        dora adapter in `dora`
-          base         model
-          rank         6
-          alpha        9
-          scale        1.500
-          modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
-                       self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
-                       self_attn.v_proj
-          parameters   9,344
-          tensors      36.50 KiB, f32
+    check(
+        &scratch,
+        &["dora", "--base", "model"],
+        expect![[r#"
+            dora adapter in `dora`
+              base         model
+              rank         6
+              alpha        9
+              scale        1.5
+              modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
+                           self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
+                           self_attn.v_proj
+              parameters   9,344
+              tensors      36.50 KiB, f32
 
-          layer  module       ‖A‖     ‖B‖  ‖s·B·A‖  mean Δm   max Δm
-              0  down_proj  1.436  0.8591   0.7443  44.59 %  53.23 %
-              0  gate_proj  1.476   1.005   0.8914  45.60 %  56.40 %
-              0  up_proj    1.395   1.015   0.8690  44.81 %  55.12 %
-              0  k_proj     1.420  0.6728   0.5888  46.63 %  52.70 %
-              0  o_proj     1.428  0.8873   0.7570  44.67 %  53.85 %
-              0  q_proj     1.429   1.012   0.8894  45.36 %  57.15 %
-              0  v_proj     1.359  0.6887   0.5699  45.62 %  58.82 %
-              1  down_proj  1.394  0.8456   0.7128  46.22 %  52.45 %
-              1  gate_proj  1.403   1.026   0.8773  45.94 %  56.56 %
-              1  up_proj    1.439   1.001   0.8821  45.49 %  55.07 %
-              1  k_proj     1.378  0.6739   0.5585  46.40 %  54.11 %
-              1  o_proj     1.379  0.8471   0.7160  45.63 %  54.80 %
-              1  q_proj     1.431  0.9804   0.8580  45.54 %  55.01 %
-              1  v_proj     1.508  0.6946   0.6162  44.25 %  53.52 %
-    "#]]);
+              layer  module       ‖A‖     ‖B‖  ‖s·B·A‖  mean Δm   max Δm
+                  0  down_proj  1.436  0.8591   0.7443  44.59 %  53.23 %
+                  0  gate_proj  1.476   1.005   0.8914  45.60 %  56.40 %
+                  0  up_proj    1.395   1.015   0.8690  44.81 %  55.12 %
+                  0  k_proj     1.420  0.6728   0.5888  46.63 %  52.70 %
+                  0  o_proj     1.428  0.8873   0.7570  44.67 %  53.85 %
+                  0  q_proj     1.429   1.012   0.8894  45.36 %  57.15 %
+                  0  v_proj     1.359  0.6887   0.5699  45.62 %  58.82 %
+                  1  down_proj  1.394  0.8456   0.7128  46.22 %  52.45 %
+                  1  gate_proj  1.403   1.026   0.8773  45.94 %  56.56 %
+                  1  up_proj    1.439   1.001   0.8821  45.49 %  55.07 %
+                  1  k_proj     1.378  0.6739   0.5585  46.40 %  54.11 %
+                  1  o_proj     1.379  0.8471   0.7160  45.63 %  54.80 %
+                  1  q_proj     1.431  0.9804   0.8580  45.54 %  55.01 %
+                  1  v_proj     1.508  0.6946   0.6162  44.25 %  53.52 %
+        "#]],
+    );
     let alone = scratch.run(&["inspect", "dora"]).stdout;
     let heading = alone.lines().find(|line| line.contains("‖A‖")).unwrap();
     assert!(heading.ends_with("‖m‖"), "{heading}");
@@ -141,53 +149,57 @@ fn an_ls_lora_with_its_coefficients() {
             ]
         },
     );
-    check(&scratch, &["ls"], expect![[r#"
-        ls-lora adapter in `ls`
-          base         model
-          rank         6
-          alpha        9
-          scale        1.500
-          modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
-                       self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
-                       self_attn.v_proj
-          parameters   8,710
-          tensors      34.02 KiB, f32
+    check(
+        &scratch,
+        &["ls"],
+        expect![[r#"
+            ls-lora adapter in `ls`
+              base         model
+              rank         6
+              alpha        9
+              scale        1.5
+              modules      14 in 2 layers: mlp.down_proj, mlp.gate_proj, mlp.up_proj,
+                           self_attn.k_proj, self_attn.o_proj, self_attn.q_proj,
+                           self_attn.v_proj
+              parameters   8,710
+              tensors      34.02 KiB, f32
 
-          layer  module       ‖A‖     ‖B‖  ‖s·B·A‖
-              0  down_proj  1.436  0.8591   0.7443
-              0  gate_proj  1.476   1.005   0.8914
-              0  up_proj    1.395   1.015   0.8690
-              0  k_proj     1.420  0.6728   0.5888
-              0  o_proj     1.428  0.8873   0.7570
-              0  q_proj     1.429   1.012   0.8894
-              0  v_proj     1.359  0.6887   0.5699
-              1  down_proj  1.394  0.8456   0.7128
-              1  gate_proj  1.403   1.026   0.8773
-              1  up_proj    1.439   1.001   0.8821
-              1  k_proj     1.378  0.6739   0.5585
-              1  o_proj     1.379  0.8471   0.7160
-              1  q_proj     1.431  0.9804   0.8580
-              1  v_proj     1.508  0.6946   0.6162
+              layer  module       ‖A‖     ‖B‖  ‖s·B·A‖
+                  0  down_proj  1.436  0.8591   0.7443
+                  0  gate_proj  1.476   1.005   0.8914
+                  0  up_proj    1.395   1.015   0.8690
+                  0  k_proj     1.420  0.6728   0.5888
+                  0  o_proj     1.428  0.8873   0.7570
+                  0  q_proj     1.429   1.012   0.8894
+                  0  v_proj     1.359  0.6887   0.5699
+                  1  down_proj  1.394  0.8456   0.7128
+                  1  gate_proj  1.403   1.026   0.8773
+                  1  up_proj    1.439   1.001   0.8821
+                  1  k_proj     1.378  0.6739   0.5585
+                  1  o_proj     1.379  0.8471   0.7160
+                  1  q_proj     1.431  0.9804   0.8580
+                  1  v_proj     1.508  0.6946   0.6162
 
-          layer  module         a0      a1       a2      a3  sigma  deviation  non-lin
-              0  down_proj  0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
-              0  gate_proj  0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              0  up_proj    0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              0  k_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
-              0  o_proj     0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
-              0  q_proj     0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              0  v_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
-              1  down_proj  0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
-              1  gate_proj  0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              1  up_proj    0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              1  k_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
-              1  o_proj     0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
-              1  q_proj     0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
-              1  v_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
+              layer  module         a0      a1       a2      a3  sigma  deviation  non-lin
+                  0  down_proj  0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
+                  0  gate_proj  0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  0  up_proj    0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  0  k_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
+                  0  o_proj     0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
+                  0  q_proj     0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  0  v_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
+                  1  down_proj  0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
+                  1  gate_proj  0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  1  up_proj    0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  1  k_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
+                  1  o_proj     0.0117  0.9883  -0.0059  0.0010  1.012    7.75e-5   0.0069
+                  1  q_proj     0.0156  0.9844  -0.0078  0.0010  1.016    1.38e-4   0.0088
+                  1  v_proj     0.0078  0.9922  -0.0039  0.0010  1.008    3.46e-5   0.0049
 
-          0 of 14 modules above 0.01 in non-linearity, |a2|+|a3|
-          strongest: 0 gate_proj 0.0088, 0 up_proj 0.0088, 0 q_proj 0.0088
-    "#]]);
+              0 of 14 modules above 0.01 in non-linearity, |a2|+|a3|
+              strongest: 0 gate_proj 0.0088, 0 up_proj 0.0088, 0 q_proj 0.0088
+        "#]],
+    );
     let ended = scratch.run(&["inspect", "ls", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(report["kind"], "ls-lora");
@@ -235,13 +247,17 @@ fn an_adapter_as_json() {
               "product_norm": "0.7443"
             }
           ]
-        }"#]].assert_eq(&format!("{report:#}"));
+        }"#]]
+    .assert_eq(&format!("{report:#}"));
 }
 
 #[test]
 fn a_model() {
     let scratch = Scratch::of("llama-f16-some-layers");
-    check(&scratch, &["model"], expect![[r#"
+    check(
+        &scratch,
+        &["model"],
+        expect![[r#"
         model in `model`
           architecture LlamaForCausalLM (llama)
           layers       3
@@ -257,7 +273,8 @@ fn a_model() {
           type   tensors  elements       bytes
           f16         30    68,784  134.34 KiB
           total       30    68,784  134.34 KiB
-    "#]]);
+    "#]],
+    );
     let ended = scratch.run(&["inspect", "model", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     expect![[r#"
@@ -287,13 +304,18 @@ fn a_model() {
             "elements": 68784,
             "bytes": 137568
           }
-        }"#]].assert_eq(&format!("{report:#}"));
+        }"#]]
+    .assert_eq(&format!("{report:#}"));
     scratch.write("bare/config.json", "{}");
-    check(&scratch, &["bare"], expect![[r#"
+    check(
+        &scratch,
+        &["bare"],
+        expect![[r#"
         model in `bare`
           architecture not named
           weights      none
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -15,7 +15,8 @@ fn a_merge_says_what_it_wrote() {
           folded        14 tensors   144.00 KiB   W + s·B·A, rounded once
           copied         6 tensors    40.50 KiB   byte for byte
           written       20 tensors   184.50 KiB   one file in `merged`
-    "#]].assert_eq(&ended.stdout);
+    "#]]
+    .assert_eq(&ended.stdout);
     assert_eq!(scratch.text("merged/config.json"), scratch.text("model/config.json"));
     let again = scratch.refused(1, &["merge", "adapter", "--output", "merged"], &[]);
     assert_eq!(again, "error: `merged` is already there\n\nhint: choose another `--output`, or remove it\n");
@@ -55,7 +56,8 @@ fn a_merge_as_json_in_another_type() {
           },
           "memory_bytes": 33557504
         }
-    "#]].assert_eq(&ended.stdout);
+    "#]]
+    .assert_eq(&ended.stdout);
     let config = scratch.json("deep/merged/config.json");
     let named = config.get("dtype").or(config.get("torch_dtype")).unwrap();
     assert_eq!(named, "bfloat16");
