@@ -130,6 +130,7 @@ mod tests {
         ];
         let text = render_fourier_table(&rows);
         expect![[r#"
+            table
               layer module            a0     a1      a2      a3  sigma deviation non-lin
                   2 down_proj     0.0010 1.0020  0.0040 -0.0061  0.998   1.46e-5  0.0101
                   2 q_proj        0.0000 1.0000  0.0000  0.0000  1.000         0  0.0000
@@ -139,7 +140,8 @@ mod tests {
               3 of 4 modules above 0.01 in non-linearity, |a2|+|a3|
               strongest: lm_head 1.0000, 10 gate_up_proj 0.0273, 2 down_proj 0.0101
         "#]]
-        .assert_eq(&text);
+        // Below a line of its own, because a snapshot loses the indentation that all its lines share.
+        .assert_eq(&format!("table\n{text}"));
         assert!(text.lines().all(|line| line.chars().count() <= LINE));
         assert_eq!(rows[3].deviation(), 0.125);
         assert_eq!(rows[3].non_linearity(), 1.0);
