@@ -86,15 +86,18 @@ def run_smidgen(program, *arguments):
 def roundings(ours, theirs):
     """The largest distance between two tensors, in units of the last place of the larger value.
 
-    f32 itself is summed in another order here and there: its unit is taken at the size of the row's largest value."""
+    Both sum in f32, in different orders: four units of f32 at the row's largest value are no distance yet. They matter
+    where W and the adapter nearly cancel, and the result is far smaller than what it was made of."""
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, (ours.dtype, theirs.dtype, ours.shape)
     a, b = ours.double(), theirs.double()
     size = torch.maximum(a.abs(), b.abs())
-    if ours.dtype == torch.float32 and size.dim() == 2:
-        size = size.amax(dim=1, keepdim=True).expand_as(size)
-    info = torch.finfo(ours.dtype)
-    unit = info.eps * 2.0 ** torch.floor(torch.log2(size.clamp_min(info.tiny)))
-    return ((a - b).abs() / unit).max().item()
+
+    def unit(size, dtype):
+        info = torch.finfo(dtype)
+        return info.eps * 2.0 ** torch.floor(torch.log2(size.clamp_min(info.tiny)))
+
+    order = 4 * unit(size.amax(dim=-1, keepdim=True), torch.float32)
+    return (((a - b).abs() - order).clamp_min(0) / unit(size, ours.dtype)).max().item()
 
 
 def check_merge(program, root, dtype_name, kind, settings):
@@ -113,8 +116,7 @@ def check_merge(program, root, dtype_name, kind, settings):
     assert all(torch.equal(ours[name], before[name]) for name in same), "an unadapted tensor changed"
     assert len(changed) == report["folded"]["tensors"] + report["biases"], (len(changed), report)
     worst = max(roundings(ours[name], theirs[name]) for name in changed)
-    limit = 4 if dtype == torch.float32 else 1
-    assert worst <= limit, f"{worst} roundings apart"
+    assert worst <= 1, f"{worst} roundings apart"
     exact = sum((ours[name] == theirs[name]).sum().item() for name in changed)
     total = sum(ours[name].numel() for name in changed)
     # The folder is a model: transformers loads it, and it computes what PEFT's does.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-pub(super) struct Grouped(pub u64);
+pub struct Grouped(pub u64);
 
 impl fmt::Display for Grouped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

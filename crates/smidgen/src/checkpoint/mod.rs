@@ -7,7 +7,7 @@ pub mod bnb;
 pub mod element;
 pub mod folder;
 pub mod gguf;
-mod grouped_digits;
+pub mod grouped_digits;
 pub mod json_file;
 pub mod load;
 pub mod model;

@@ -1,15 +1,53 @@
-//! `smidgen inspect`: what is in an adapter's folder, a run's, or a model's.
+//! `smidgen inspect`: what is in the folder of an adapter, a run or a model.
 //!
-//! Left out for the moment of writing.
+//! For an adapter: its kind and sizes, and how far each module moves the base. For a model: its architecture,
+//! and its tensors by type. Nothing is written.
+//! Left out: GGUF files, and what a run did, which its own files tell.
+
+use super::print;
+use crate::checkpoint::folder::ModelFolder;
+use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
+use crate::merge::original::OriginalModel;
+use crate::report::adapter_summary::summarize_adapter;
+use crate::report::adapter_table::{adapter_json, render_adapter};
+use crate::report::model_table::{model_json, render_model};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The folder of an adapter, a run or a model
     path: PathBuf,
+    /// The base model's folder, to compare DoRA's magnitudes with
+    #[arg(long, value_name = "MODEL")]
+    base: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    Err(Failure::world(args.path.display()))
+    let has = |name: &str| args.path.join(name).exists();
+    let is_model = has("config.json") && !has("adapter_config.json");
+    if is_model {
+        let model = ModelFolder::open(&args.path).map_err(Failure::world)?;
+        return print(&match args.json {
+            true => format!("{:#}\n", model_json(&model)),
+            false => render_model(&model),
+        });
+    }
+    if args.path.is_dir() && !has("adapter_config.json") && !has("adapter") {
+        return Err(Failure::world(format!(
+            "`{}` is the folder of no adapter, run or model: it has none of `adapter_config.json`, `adapter` \
+             and `config.json`",
+            args.path.display()
+        )));
+    }
+    let adapter = AdapterFile::open_adapter_or_run(&args.path).map_err(Failure::world)?;
+    let original = args.base.as_deref().map(OriginalModel::open).transpose()?;
+    let summary = summarize_adapter(&adapter, original.as_ref())?;
+    print(&match args.json {
+        true => format!("{:#}\n", adapter_json(&summary)),
+        false => render_adapter(&summary),
+    })
 }

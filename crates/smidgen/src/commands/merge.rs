@@ -88,7 +88,7 @@ fn render_report(merged: &Merged, original: &Path, output: &Path) -> String {
             );
         }
     };
-    tally("folded", &merged.folded, "W + s·B·A, rounded once".replace("W + s·B·A", formula(merged)));
+    tally("folded", &merged.folded, format!("{}, rounded once", formula(merged)));
     let biases =
         if merged.biases > 0 { format!("{} of them trained biases", merged.biases) } else { String::new() };
     tally("converted", &merged.converted, biases);

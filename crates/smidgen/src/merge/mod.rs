@@ -12,6 +12,9 @@ pub mod shards;
 pub mod sidecar;
 pub mod write;
 
+#[cfg(test)]
+mod merge_tests;
+
 use crate::checkpoint::element::Element;
 use crate::checkpoint::peft::{AdapterFile, StoredKind, read_modules};
 use crate::failure::Failure;

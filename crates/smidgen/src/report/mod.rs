@@ -1,7 +1,12 @@
-//! What a user sees of a plan: a table for people, JSON for programs.
+//! What a user sees: of a plan, a table for people and JSON for programs; of an adapter or a model, what is in it.
 //!
-//! Both read the plan's own buffer table, so neither can say anything else than what the run takes.
+//! A plan's reports read its own buffer table, so neither can say anything else than what the run takes.
 //! Left out: HTML, and anything about a run that is under way.
 
+pub mod adapter_summary;
+pub mod adapter_table;
+pub mod columns;
+pub mod fourier_table;
+pub mod model_table;
 pub mod plan_json;
 pub mod plan_table;

@@ -20,21 +20,22 @@ fn help_lists_the_commands() {
         &scratch,
         &ended.stdout,
         expect![[r#"
-        Fine-tuning of large language models in a smidgen of memory
+            Fine-tuning of large language models in a smidgen of memory
 
-        Usage: smidgen [OPTIONS] <COMMAND>
+            Usage: smidgen [OPTIONS] <COMMAND>
 
-        Commands:
-          plan   Show what a run will take, before it takes anything
-          train  Plan, check, train and save
-          pull   Fetch a model, or say where it is
-          help   Print this message or the help of the given subcommand(s)
+            Commands:
+              plan     Show what a run will take, before it takes anything
+              train    Plan, check, train and save
+              merge    Fold an adapter into its base model
+              inspect  Show what an adapter, a run or a model folder holds
+              help     Print this message or the help of the given subcommand(s)
 
-        Options:
-              --quiet    Say nothing but errors
-          -h, --help     Print help
-          -V, --version  Print version
-    "#]],
+            Options:
+                  --quiet    Say nothing but errors
+              -h, --help     Print help
+              -V, --version  Print version
+        "#]],
     );
     let ended = scratch.run(&["train", "--help"]);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));

@@ -11,7 +11,9 @@ mod bad_recipe;
 mod commands;
 #[cfg(unix)]
 mod hub_server;
+mod inspecting;
 mod memory;
+mod merging;
 mod plan_json;
 #[cfg(unix)]
 mod pull;

@@ -377,15 +377,15 @@ fn modules_come_by_layer_with_their_scales() {
     let (_folder, file) = written(&by_pattern, &tensors);
     let read = read_modules(&file).unwrap();
     let found: Vec<_> = (read.modules.iter())
-        .map(|m| (m.layer(), m.name_in_layer(), m.rank, m.alpha, m.rows(), m.columns()))
+        .map(|m| (split_layer(&m.path), m.rank, m.alpha, m.rows(), m.columns()))
         .collect();
     assert_eq!(
         found,
         [
-            (Some(2), "x.q_proj", 2, 16.0, 4, 6),
-            (Some(2), "x.v_proj", 4, 3.0, 4, 6),
-            (Some(10), "x.q_proj", 2, 16.0, 4, 6),
-            (None, "v_proj", 4, 3.0, 4, 6),
+            ((Some(2), "x.q_proj"), 2, 16.0, 4, 6),
+            ((Some(2), "x.v_proj"), 4, 3.0, 4, 6),
+            ((Some(10), "x.q_proj"), 2, 16.0, 4, 6),
+            ((None, "v_proj"), 4, 3.0, 4, 6),
         ]
     );
     assert_eq!(read.modules[1].scale, 1.5);

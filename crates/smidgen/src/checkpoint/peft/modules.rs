@@ -47,18 +47,23 @@ impl AdapterModule {
         self.b.shape()[0]
     }
 
-    /// The number in the path: `3` of `model.layers.3.mlp.up_proj`.
+    /// See [`split_layer`].
     pub fn layer(&self) -> Option<usize> {
-        self.path.split('.').find_map(|part| part.parse().ok())
+        split_layer(&self.path).0
     }
+}
 
-    /// The path behind the layer's number, or all of it.
-    pub fn name_in_layer(&self) -> &str {
-        let numbered = self.path.split('.').find(|part| part.parse::<usize>().is_ok());
-        numbered
-            .and_then(|number| self.path.split_once(&format!(".{number}.")))
-            .map_or(&self.path, |(_, name)| name)
+/// The layer's number in a module's path, and what follows it: `3` and `mlp.up_proj` of `model.layers.3.mlp.up_proj`.
+/// A path without a number is all name.
+pub fn split_layer(path: &str) -> (Option<usize>, &str) {
+    let mut behind = path;
+    while let Some((part, rest)) = behind.split_once('.') {
+        if let Ok(layer) = part.parse() {
+            return (Some(layer), rest);
+        }
+        behind = rest;
     }
+    (None, path)
 }
 
 #[derive(Clone, Debug)]

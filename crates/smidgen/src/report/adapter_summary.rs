@@ -1,0 +1,209 @@
+//! What is in an adapter: how large it is, and how far each module moves the base.
+//! The length of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so that the product, which
+//! has the size of a base weight, is never made. Sums are in f64; one module's A and B are in memory at a time.
+//! A DoRA magnitude says something only beside the base it began from, so it is compared where a base is given.
+//! Left out: words and columns (`adapter_table`).
+
+use super::fourier_table::FourierRow;
+use crate::checkpoint::peft::{AdapterFile, AdapterModule, Bias, StoredKind, read_modules};
+use crate::checkpoint::tensor_ref::TensorRef;
+use crate::failure::Failure;
+use crate::merge::fold::row_norm;
+use crate::merge::original::{OriginalModel, read_f32, read_rows_f32};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Rows of the base that are in memory at a time.
+const BLOCK_BYTES: usize = 4 << 20;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterSummary {
+    pub path: PathBuf,
+    pub kind: StoredKind,
+    /// As the adapter names it.
+    pub original: Option<String>,
+    pub bias: Bias,
+    pub parameters: u64,
+    /// Of all tensors.
+    pub bytes: u64,
+    /// Element types and how many tensors have them.
+    pub elements: BTreeMap<&'static str, usize>,
+    /// By layer.
+    pub modules: Vec<ModuleSummary>,
+    /// Trained biases, of modules with and without an adapter.
+    pub biases: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModuleSummary {
+    pub path: String,
+    pub rank: usize,
+    pub alpha: f64,
+    pub scale: f64,
+    /// Of the base weight.
+    pub shape: [usize; 2],
+    pub parameters: u64,
+    pub a_norm: f64,
+    pub b_norm: f64,
+    /// Of s·B·A.
+    pub product_norm: f64,
+    pub magnitude: Option<Magnitude>,
+    pub fourier: Option<FourierRow>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Magnitude {
+    Norm(f64),
+    /// |m - n| / n over the rows, where n is the length of the base's row.
+    Change {
+        mean: f64,
+        max: f64,
+    },
+}
+
+pub fn summarize_adapter(
+    adapter: &AdapterFile,
+    original: Option<&OriginalModel>,
+) -> Result<AdapterSummary, Failure> {
+    let read = read_modules(adapter).map_err(Failure::world)?;
+    let mut elements = BTreeMap::new();
+    let (mut parameters, mut bytes) = (0, 0);
+    for (_, tensor) in adapter.tensors() {
+        *elements.entry(tensor.element().name()).or_insert(0) += 1;
+        parameters += tensor.elements();
+        bytes += tensor.bytes();
+    }
+    let modules = read.modules.iter().map(|module| summarize_module(module, original));
+    Ok(AdapterSummary {
+        path: adapter.path().to_path_buf(),
+        kind: adapter.config().kind(),
+        original: adapter.config().base_model_name_or_path.clone(),
+        bias: adapter.config().bias,
+        parameters,
+        bytes,
+        elements,
+        modules: modules.collect::<Result<_, _>>()?,
+        biases: read.biases.len() + read.modules.iter().filter(|module| module.bias.is_some()).count(),
+    })
+}
+
+fn summarize_module(
+    module: &AdapterModule,
+    original: Option<&OriginalModel>,
+) -> Result<ModuleSummary, Failure> {
+    let (a, b) = (read_all(&module.a)?, read_all(&module.b)?); // (R, in), (out, R)
+    let a_gram = gram_of_rows(&a, module.rank);
+    let b_gram = gram_of_columns(&b, module.rank);
+    let trace = |gram: &[f64]| (0..module.rank).map(|i| gram[i * module.rank + i]).sum::<f64>().sqrt();
+    let product: f64 = a_gram.iter().zip(&b_gram).map(|(a, b)| a * b).sum();
+    let magnitude = match &module.magnitude {
+        None => None,
+        Some(magnitude) => Some(summarize_magnitude(module, &read_all(magnitude)?, original)?),
+    };
+    let fourier = match &module.fourier {
+        None => None,
+        Some((weight, sigma)) => {
+            let mut coefficients = [0.0; 4];
+            read_f32(weight, 0, &mut coefficients)?;
+            let mut width = [0.0];
+            read_f32(sigma, 0, &mut width)?;
+            Some(FourierRow { module: module.path.clone(), coefficients, sigma: width[0] })
+        }
+    };
+    let own = [Some(&module.a), Some(&module.b), module.magnitude.as_ref(), module.bias.as_ref()];
+    let fourier_parameters = if module.fourier.is_some() { 5 } else { 0 };
+    Ok(ModuleSummary {
+        path: module.path.clone(),
+        rank: module.rank,
+        alpha: module.alpha,
+        scale: module.scale,
+        shape: [module.rows(), module.columns()],
+        parameters: own.into_iter().flatten().map(TensorRef::elements).sum::<u64>() + fourier_parameters,
+        a_norm: trace(&a_gram),
+        b_norm: trace(&b_gram),
+        // Rounding may leave a tiny negative sum where the product is zero.
+        product_norm: module.scale.abs() * product.max(0.0).sqrt(),
+        magnitude,
+        fourier,
+    })
+}
+
+fn summarize_magnitude(
+    module: &AdapterModule,
+    magnitude: &[f32],
+    original: Option<&OriginalModel>,
+) -> Result<Magnitude, Failure> {
+    let Some(original) = original else { return Ok(Magnitude::Norm(row_norm(magnitude))) };
+    let name = format!("{}.weight", module.path);
+    let weight = original
+        .tensor(&name)
+        .filter(|weight| weight.is_real() && weight.shape() == [module.rows(), module.columns()])
+        .ok_or_else(|| {
+            let place = original.path().display();
+            let shape = [module.rows(), module.columns()];
+            Failure::world(format!("the base model `{place}` has no `{name}` of {shape:?} numbers"))
+        })?;
+    let columns = module.columns();
+    let rows_at_a_time = (BLOCK_BYTES / size_of::<f32>() / columns).clamp(1, module.rows());
+    let mut block = vec![0.0; rows_at_a_time * columns];
+    let (mut sum, mut max) = (0f64, 0f64);
+    for (number, wanted) in magnitude.chunks(rows_at_a_time).enumerate() {
+        let values = &mut block[..wanted.len() * columns];
+        read_rows_f32(weight, number * rows_at_a_time, wanted.len(), values)?;
+        for (row, &wanted) in values.chunks_exact(columns).zip(wanted) {
+            let norm = row_norm(row);
+            let change = (f64::from(wanted) - norm).abs() / norm;
+            sum += change;
+            max = max.max(change);
+        }
+    }
+    Ok(Magnitude::Change { mean: sum / module.rows() as f64, max })
+}
+
+fn read_all(tensor: &TensorRef) -> Result<Vec<f32>, Failure> {
+    let mut values = vec![0.0; tensor.elements() as usize];
+    read_f32(tensor, 0, &mut values)?;
+    Ok(values)
+}
+
+/// A Aᵀ of A (R, n), as (R, R).
+fn gram_of_rows(a: &[f32], rank: usize) -> Vec<f64> {
+    let columns = a.len() / rank;
+    let row = |i: usize| &a[i * columns..][..columns];
+    let mut gram = vec![0.0; rank * rank];
+    for i in 0..rank {
+        for j in 0..=i {
+            let dot: f64 = row(i).iter().zip(row(j)).map(|(p, q)| f64::from(*p) * f64::from(*q)).sum();
+            (gram[i * rank + j], gram[j * rank + i]) = (dot, dot);
+        }
+    }
+    gram
+}
+
+/// Bᵀ B of B (n, R), as (R, R).
+fn gram_of_columns(b: &[f32], rank: usize) -> Vec<f64> {
+    let mut gram = vec![0.0; rank * rank];
+    for row in b.chunks_exact(rank) {
+        for (&left, sums) in row.iter().zip(gram.chunks_exact_mut(rank)) {
+            for (sum, &right) in sums.iter_mut().zip(row) {
+                *sum += f64::from(left) * f64::from(right);
+            }
+        }
+    }
+    gram
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_products_length_needs_no_product() {
+        // A is (2, 3), B is (2, 2): BA = [[1, 2, 3], [2, 7, 6]], whose squares sum to 103.
+        let (a, b) = ([1.0, 2.0, 3.0, 0.0, 3.0, 0.0], [1.0, 0.0, 2.0, 1.0]);
+        let (a_gram, b_gram) = (gram_of_rows(&a, 2), gram_of_columns(&b, 2));
+        assert_eq!(a_gram, [14.0, 6.0, 6.0, 9.0]);
+        assert_eq!(b_gram, [5.0, 2.0, 2.0, 1.0]);
+        assert_eq!(a_gram.iter().zip(&b_gram).map(|(a, b)| a * b).sum::<f64>(), 103.0);
+    }
+}

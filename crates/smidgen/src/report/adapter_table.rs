@@ -1,0 +1,158 @@
+//! An adapter's summary as text in 80 columns, and as JSON.
+//! A column whose cells are all the same is told once above the table and left out of it.
+//! Left out: the numbers themselves (`adapter_summary`).
+
+use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
+use super::columns::{Side, render_columns, render_field, short};
+use super::fourier_table::{FourierRow, fourier_json, render_fourier_table};
+use crate::bytes::format_bytes;
+use crate::checkpoint::grouped_digits::Grouped;
+use crate::checkpoint::peft::{Bias, split_layer};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+pub fn render_adapter(summary: &AdapterSummary) -> String {
+    let modules = &summary.modules;
+    let mut text = format!("{} adapter in `{}`\n", summary.kind, summary.path.display());
+    let mut field = |name: &str, words: &str| text.push_str(&render_field(name, words));
+    field("base", summary.original.as_deref().unwrap_or("not named"));
+    field("rank", &range(modules.iter().map(|module| module.rank as f64)));
+    field("alpha", &range(modules.iter().map(|module| module.alpha)));
+    field("scale", &range(modules.iter().map(|module| module.scale)));
+    let layers: BTreeSet<usize> = modules.iter().filter_map(|module| split_layer(&module.path).0).collect();
+    let names: BTreeSet<&str> = modules.iter().map(|module| split_layer(&module.path).1).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    field("modules", &format!("{} in {}: {}", modules.len(), count(layers.len(), "layer"), names.join(", ")));
+    if summary.bias != Bias::None || summary.biases > 0 {
+        field("biases", &summary.biases.to_string());
+    }
+    field("parameters", &Grouped(summary.parameters).to_string());
+    let elements: Vec<String> = summary.elements.keys().map(|name| name.to_lowercase()).collect();
+    field("tensors", &format!("{}, {}", format_bytes(summary.bytes), elements.join(" and ")));
+    text.push('\n');
+    text.push_str(&render_modules(modules));
+    let fourier: Vec<FourierRow> = modules.iter().filter_map(|module| module.fourier.clone()).collect();
+    if !fourier.is_empty() {
+        text.push('\n');
+        text.push_str(&render_fourier_table(&fourier));
+    }
+    text
+}
+
+pub fn adapter_json(summary: &AdapterSummary) -> Value {
+    let module = |module: &ModuleSummary| {
+        let mut object: Map<String, Value> = Map::new();
+        let mut put = |key: &str, value: Value| drop(object.insert(key.to_string(), value));
+        put("module", json!(module.path));
+        put("layer", json!(split_layer(&module.path).0));
+        put("rank", json!(module.rank));
+        put("alpha", json!(module.alpha));
+        put("scale", json!(module.scale));
+        put("shape", json!(module.shape));
+        put("parameters", json!(module.parameters));
+        put("a_norm", json!(module.a_norm));
+        put("b_norm", json!(module.b_norm));
+        put("product_norm", json!(module.product_norm));
+        match module.magnitude {
+            None => {}
+            Some(Magnitude::Norm(norm)) => put("magnitude_norm", json!(norm)),
+            Some(Magnitude::Change { mean, max }) => {
+                put("magnitude_change", json!({"mean": mean, "max": max}));
+            }
+        }
+        Value::Object(object)
+    };
+    let fourier: Vec<FourierRow> =
+        summary.modules.iter().filter_map(|module| module.fourier.clone()).collect();
+    let mut object = json!({
+        "path": summary.path,
+        "kind": summary.kind.name(),
+        "base": summary.original,
+        "bias": summary.bias,
+        "parameters": summary.parameters,
+        "bytes": summary.bytes,
+        "elements": summary.elements,
+        "biases": summary.biases,
+        "modules": summary.modules.iter().map(module).collect::<Vec<_>>(),
+    });
+    if !fourier.is_empty() {
+        object["fourier"] = fourier_json(&fourier);
+    }
+    object
+}
+
+type Cell = fn(&ModuleSummary) -> String;
+
+fn render_modules(modules: &[ModuleSummary]) -> String {
+    let mut columns: Vec<(&str, Side, Cell)> = vec![
+        ("layer", Side::Right, |module| {
+            split_layer(&module.path).0.map_or(String::new(), |layer| layer.to_string())
+        }),
+        if last_names_tell_apart(modules) {
+            ("module", Side::Left, |module| last_name(&module.path).to_string())
+        } else {
+            ("module", Side::Left, |module| split_layer(&module.path).1.to_string())
+        },
+    ];
+    let optional: [(&str, Cell); 2] =
+        [("rank", |module| module.rank.to_string()), ("scale", |module| short(module.scale))];
+    for (heading, cell) in optional {
+        if modules.iter().any(|module| cell(module) != cell(&modules[0])) {
+            columns.push((heading, Side::Right, cell));
+        }
+    }
+    columns.push(("‖A‖", Side::Right, |module| short(module.a_norm)));
+    columns.push(("‖B‖", Side::Right, |module| short(module.b_norm)));
+    columns.push(("‖s·B·A‖", Side::Right, |module| short(module.product_norm)));
+    match modules.first().and_then(|module| module.magnitude) {
+        None => {}
+        Some(Magnitude::Norm(_)) => columns.push(("‖m‖", Side::Right, |module| match module.magnitude {
+            Some(Magnitude::Norm(norm)) => short(norm),
+            _ => String::new(),
+        })),
+        Some(Magnitude::Change { .. }) => {
+            columns.push(("mean Δm", Side::Right, |module| match module.magnitude {
+                Some(Magnitude::Change { mean, .. }) => percent(mean),
+                _ => String::new(),
+            }));
+            columns.push(("max Δm", Side::Right, |module| match module.magnitude {
+                Some(Magnitude::Change { max, .. }) => percent(max),
+                _ => String::new(),
+            }));
+        }
+    }
+    let headings: Vec<(&str, Side)> = columns.iter().map(|(heading, side, _)| (*heading, *side)).collect();
+    let rows: Vec<Vec<String>> =
+        modules.iter().map(|module| columns.iter().map(|(_, _, cell)| cell(module)).collect()).collect();
+    render_columns(&headings, &rows)
+}
+
+/// Whether `q_proj` and its like are enough to know the module within its layer.
+fn last_names_tell_apart(modules: &[ModuleSummary]) -> bool {
+    let names: BTreeSet<(Option<usize>, &str)> =
+        modules.iter().map(|module| (split_layer(&module.path).0, last_name(&module.path))).collect();
+    names.len() == modules.len()
+}
+
+fn last_name(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.2} %", 100.0 * fraction)
+}
+
+/// One number where all are the same, else the least and the most.
+fn range(values: impl Iterator<Item = f64> + Clone) -> String {
+    let least = values.clone().fold(f64::INFINITY, f64::min);
+    let most = values.fold(f64::NEG_INFINITY, f64::max);
+    let text = |value: f64| match value.to_string() {
+        exact if exact.len() <= 6 => exact,
+        _ => short(value),
+    };
+    if least == most { text(least) } else { format!("{} to {}", text(least), text(most)) }
+}
+
+fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}

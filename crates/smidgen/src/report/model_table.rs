@@ -1,0 +1,110 @@
+//! What is in a model folder: the architecture and sizes of its config, and its tensors by element type.
+//! Sizes are read under the names that Hugging Face configs share; one that is not there is left out.
+//! Left out: whether smidgen can train the model, which `plan` says.
+
+use super::columns::{Side, render_columns, render_field};
+use crate::bytes::format_bytes;
+use crate::checkpoint::element::Element;
+use crate::checkpoint::folder::ModelFolder;
+use crate::checkpoint::grouped_digits::Grouped;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Keys of `config.json` and the words for them.
+const SIZES: [(&str, &str); 8] = [
+    ("num_hidden_layers", "layers"),
+    ("hidden_size", "hidden"),
+    ("intermediate_size", "inner"),
+    ("num_attention_heads", "heads"),
+    ("num_key_value_heads", "kv heads"),
+    ("head_dim", "head size"),
+    ("vocab_size", "vocabulary"),
+    ("max_position_embeddings", "positions"),
+];
+
+#[derive(Clone, Copy, Default)]
+struct Stored {
+    tensors: usize,
+    elements: u64,
+    bytes: u64,
+}
+
+pub fn render_model(model: &ModelFolder) -> String {
+    let mut text = format!("model in `{}`\n", model.path().display());
+    let mut field = |name: &str, words: &str| text.push_str(&render_field(name, words));
+    field("architecture", &architecture(model.config()).unwrap_or("not named".to_string()));
+    for (key, word) in SIZES {
+        if let Some(size) = setting(model.config(), key).and_then(Value::as_u64) {
+            field(word, &Grouped(size).to_string());
+        }
+    }
+    if let Some(method) = setting(model.config(), "quantization_config").and_then(|it| it.get("quant_method"))
+    {
+        field("quantised", method.as_str().unwrap_or("by an unknown method"));
+    }
+    if !model.has_weights() {
+        field("weights", "none");
+        return text;
+    }
+    field("files", &model.files().len().to_string());
+    text.push('\n');
+    let (stored, total) = by_element(model);
+    let row = |name: &str, stored: &Stored| {
+        let elements = Grouped(stored.elements).to_string();
+        vec![name.to_string(), stored.tensors.to_string(), elements, format_bytes(stored.bytes)]
+    };
+    let mut rows: Vec<Vec<String>> =
+        stored.iter().map(|(element, stored)| row(&element.name().to_lowercase(), stored)).collect();
+    rows.push(row("total", &total));
+    let headings =
+        [("type", Side::Left), ("tensors", Side::Right), ("elements", Side::Right), ("bytes", Side::Right)];
+    text.push_str(&render_columns(&headings, &rows));
+    text
+}
+
+pub fn model_json(model: &ModelFolder) -> Value {
+    let (stored, total) = by_element(model);
+    let object = |stored: &Stored| json!({"tensors": stored.tensors, "elements": stored.elements, "bytes": stored.bytes});
+    let sizes: Map<String, Value> = (SIZES.iter())
+        .filter_map(|(key, _)| Some((key.to_string(), setting(model.config(), key)?.clone())))
+        .collect();
+    let elements: Map<String, Value> =
+        stored.iter().map(|(element, stored)| (element.name().to_lowercase(), object(stored))).collect();
+    json!({
+        "path": model.path(),
+        "architecture": architecture(model.config()),
+        "sizes": sizes,
+        "files": model.files().len(),
+        "elements": elements,
+        "total": object(&total),
+    })
+}
+
+fn architecture(config: &Value) -> Option<String> {
+    let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    let kind = config.get("model_type").and_then(Value::as_str);
+    match (class, kind) {
+        (Some(class), Some(kind)) => Some(format!("{class} ({kind})")),
+        (Some(name), None) | (None, Some(name)) => Some(name.to_string()),
+        (None, None) => None,
+    }
+}
+
+/// A setting of the model, or of its text part where the model has several.
+fn setting<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
+    let present = |settings: &'a Value| settings.get(key).filter(|value| !value.is_null());
+    present(config).or_else(|| config.get("text_config").and_then(present))
+}
+
+fn by_element(model: &ModelFolder) -> (BTreeMap<Element, Stored>, Stored) {
+    let mut stored: BTreeMap<Element, Stored> = BTreeMap::new();
+    let mut total = Stored::default();
+    for tensor in model.tensor_names().filter_map(|name| model.tensor(name)) {
+        for sums in [stored.entry(tensor.element()).or_default(), &mut total] {
+            sums.tensors += 1;
+            sums.elements += tensor.elements();
+            sums.bytes += tensor.bytes();
+        }
+    }
+    (stored, total)
+}

@@ -1,0 +1,127 @@
+//! `merge` from outside: what it prints and writes, what it refuses, and that a run's adapter goes in and trains on.
+//!
+//! Its numbers are tested where they are made; here a merged model has to be one that the program itself takes.
+
+use crate::scratch::Scratch;
+use expect_test::expect;
+
+#[test]
+fn a_merge_says_what_it_wrote() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["merge", "adapter", "--output", "merged"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    expect![[r#"
+        merged lora into `model`
+          folded        14 tensors   144.00 KiB   W + s·B·A, rounded once
+          copied         6 tensors    40.50 KiB   byte for byte
+          written       20 tensors   184.50 KiB   one file in `merged`
+    "#]]
+    .assert_eq(&ended.stdout);
+    assert_eq!(scratch.text("merged/config.json"), scratch.text("model/config.json"));
+    let again = scratch.refused(1, &["merge", "adapter", "--output", "merged"], &[]);
+    assert_eq!(again, "error: `merged` is already there\n\nhint: choose another `--output`, or remove it\n");
+}
+
+#[test]
+fn a_merge_as_json_in_another_type() {
+    let scratch = Scratch::new();
+    let arguments =
+        ["merge", "adapter", "--output", "deep/merged", "--base", "model", "--dtype", "bf16", "--json"];
+    let ended = scratch.run(&arguments);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    expect![[r#"
+        {
+          "adapter": "adapter",
+          "base": "model",
+          "output": "deep/merged",
+          "kind": "lora",
+          "modules": 14,
+          "biases": 0,
+          "shards": 1,
+          "folded": {
+            "tensors": 14,
+            "bytes": 73728
+          },
+          "converted": {
+            "tensors": 6,
+            "bytes": 20736
+          },
+          "copied": {
+            "tensors": 0,
+            "bytes": 0
+          },
+          "written": {
+            "tensors": 20,
+            "bytes": 94464
+          },
+          "memory_bytes": 33557504
+        }
+    "#]]
+    .assert_eq(&ended.stdout);
+    let config = scratch.json("deep/merged/config.json");
+    let named = config.get("dtype").or(config.get("torch_dtype")).unwrap();
+    assert_eq!(named, "bfloat16");
+}
+
+#[test]
+fn a_runs_adapter_is_merged_and_the_result_trains_on() {
+    let scratch = Scratch::new();
+    scratch.train("run", &["train.steps=4"]);
+    let ended = scratch.run(&["merge", "run", "--output", "merged"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    scratch.train("next", &["model.path=merged", "train.steps=4"]);
+    // The merged model begins where the run ended, give or take the batches.
+    let (first, next) = (scratch.losses("run"), scratch.losses("next"));
+    assert!(next[0] < first[0], "{first:?} then {next:?}");
+}
+
+#[test]
+fn an_adapter_without_its_base_asks_for_it() {
+    let scratch = Scratch::new();
+    scratch.edit_json("adapter/adapter_config.json", |config| {
+        config["base_model_name_or_path"] = "somebody/some-model".into();
+    });
+    let said = scratch.refused(2, &["merge", "adapter", "--output", "merged"], &["`somebody/some-model`"]);
+    assert!(said.ends_with("\n\nhint: `--base` gives the base model's folder\n"), "{said}");
+    scratch.edit_json("adapter/adapter_config.json", |config| {
+        config["base_model_name_or_path"] = serde_json::Value::Null;
+    });
+    scratch.refused(2, &["merge", "adapter", "--output", "merged"], &["names no base model"]);
+    scratch.refused(
+        1,
+        &["merge", "adapter", "--output", "merged", "--base", "adapter"],
+        &["holds an adapter"],
+    );
+}
+
+#[test]
+fn an_adapter_of_another_model_is_refused() {
+    let scratch = Scratch::new();
+    let other = crate::scratch::fixture("qwen3").join("model");
+    let said = scratch.refused(
+        1,
+        &["merge", "adapter", "--output", "merged", "--base", other.to_str().unwrap()],
+        &[
+            "does not fit the base model",
+            "in the base, the adapter is for [",
+            "hint: the adapter was made for `model`",
+        ],
+    );
+    assert!(said.lines().count() < 14, "{said}");
+}
+
+#[test]
+fn what_cannot_be_merged_is_refused_by_name() {
+    let scratch = Scratch::new();
+    scratch.edit_json("adapter/adapter_config.json", |config| config["peft_type"] = "LSLORA".into());
+    scratch.refused(1, &["merge", "adapter", "--output", "merged"], &["is LS-LoRA, which cannot be merged"]);
+    scratch.edit_json("adapter/adapter_config.json", |config| config["peft_type"] = "IA3".into());
+    scratch.refused(1, &["merge", "adapter", "--output", "merged"], &["of type `IA3`"]);
+    scratch.edit_json("adapter/adapter_config.json", |config| {
+        config["peft_type"] = "LORA".into();
+        config["modules_to_save"] = serde_json::json!(["lm_head"]);
+    });
+    scratch.refused(1, &["merge", "adapter", "--output", "merged"], &["`modules_to_save`: whole modules"]);
+    scratch.refused(1, &["merge", "model", "--output", "merged"], &["holds a model and not an adapter"]);
+    scratch.refused(1, &["merge", "absent", "--output", "merged"], &["`absent` does not exist"]);
+}
