@@ -1,18 +1,21 @@
 //! Measures the matrix product in GFLOP/s, alternating with the `gemm` crate as a yardstick.
 //!
 //! Arguments: number of threads (default 2), then optionally a part of a case's name and an instruction
-//! set (`avx2` or `portable`; else the best of the machine).
+//! set (`avx2` or `portable`; else the best of the machine). `pack` instead of a case times the packing
+//! of every storage.
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
 
 use smidgen_ir::workspace::product_floats;
-use smidgen_runtime::cpu::convert::Element;
+use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
 use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
 use smidgen_runtime::cpu::stored::Stored;
 use std::time::Instant;
+
+mod pack;
 
 struct Case {
     name: &'static str,
@@ -22,7 +25,7 @@ struct Case {
     transposed: bool,
     left_transposed: bool,
     output_transposed: bool,
-    element: Element,
+    element: DType,
 }
 
 fn main() {
@@ -34,6 +37,10 @@ fn main() {
         Some("portable") => Isa::Portable,
         _ => Isa::detect(),
     };
+    if wanted == "pack" {
+        pack::measure_packing(isa);
+        return;
+    }
     // The yardstick takes its threads from the global pool of rayon.
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().expect("a pool");
     Pool::new(threads).expect("a pool").enter(|| {
@@ -50,24 +57,24 @@ fn main() {
         };
         let mut cases = vec![];
         for (n, k) in [(576, 576), (1536, 576), (576, 1536), (192, 576)] {
-            cases.push(plain("forward bf16", 1024, n, k, true, Element::Bf16));
-            cases.push(plain("input gradient bf16", 1024, n, k, false, Element::Bf16));
+            cases.push(plain("forward bf16", 1024, n, k, true, DType::Bf16));
+            cases.push(plain("input gradient bf16", 1024, n, k, false, DType::Bf16));
         }
-        cases.push(plain("forward f32", 1024, 576, 576, true, Element::F32));
-        cases.push(plain("logits bf16", 256, 49152, 576, true, Element::Bf16));
-        cases.push(plain("logits gradient bf16", 256, 576, 49152, false, Element::Bf16));
-        cases.push(plain("skinny x·Aᵀ", 1024, 16, 576, true, Element::F32));
-        cases.push(plain("skinny x·Aᵀ", 1024, 16, 1536, true, Element::F32));
-        cases.push(plain("skinny dy·B", 1024, 16, 576, false, Element::F32));
-        cases.push(plain("small K", 1024, 576, 16, true, Element::F32));
-        let mut gradient = plain("dB = dyᵀ·h", 576, 16, 1024, false, Element::F32);
+        cases.push(plain("forward f32", 1024, 576, 576, true, DType::F32));
+        cases.push(plain("logits bf16", 256, 49152, 576, true, DType::Bf16));
+        cases.push(plain("logits gradient bf16", 256, 576, 49152, false, DType::Bf16));
+        cases.push(plain("skinny x·Aᵀ", 1024, 16, 576, true, DType::F32));
+        cases.push(plain("skinny x·Aᵀ", 1024, 16, 1536, true, DType::F32));
+        cases.push(plain("skinny dy·B", 1024, 16, 576, false, DType::F32));
+        cases.push(plain("small K", 1024, 576, 16, true, DType::F32));
+        let mut gradient = plain("dB = dyᵀ·h", 576, 16, 1024, false, DType::F32);
         gradient.left_transposed = true;
         cases.push(gradient);
-        let mut gradient = plain("dAᵀ = xᵀ·dh", 576, 16, 1024, false, Element::F32);
+        let mut gradient = plain("dAᵀ = xᵀ·dh", 576, 16, 1024, false, DType::F32);
         gradient.left_transposed = true;
         gradient.output_transposed = true;
         cases.push(gradient);
-        let mut gradient = plain("dW = dyᵀ·x", 576, 1536, 1024, false, Element::F32);
+        let mut gradient = plain("dW = dyᵀ·x", 576, 1536, 1024, false, DType::F32);
         gradient.left_transposed = true;
         cases.push(gradient);
         for case in cases.iter().filter(|case| case.name.contains(&wanted)) {
@@ -85,16 +92,11 @@ fn measure(case: &Case, threads: usize, isa: Isa) {
     let mut theirs = vec![0.0f32; m * n];
     let mut workspace = vec![0.0f32; product_floats(threads)];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
-    let stored = Stored {
-        pointer: match case.element {
-            Element::F32 => right.as_ptr().cast(),
-            _ => halves.as_ptr().cast(),
-        },
-        element: case.element,
-        rows,
-        columns,
-        row_stride: columns,
+    let pointer = match case.element {
+        DType::F32 => right.as_ptr().cast(),
+        _ => halves.as_ptr().cast(),
     };
+    let stored = Stored::dense(pointer, Storage::Plain(case.element), rows, columns);
     let (left_row, left_depth) = if case.left_transposed { (1, m) } else { (k, 1) };
     let (out_row, out_column) = if case.output_transposed { (1, m) } else { (n, 1) };
     let (right_depth, right_column) = if case.transposed { (1, k) } else { (n, 1) };

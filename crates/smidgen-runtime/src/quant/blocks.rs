@@ -90,8 +90,16 @@ pub fn encode_q8_0(values: &[f32], target: &mut [u8]) {
     let reciprocal = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     target[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
     for (value, code) in values.iter().zip(&mut target[2..]) {
-        *code = (value * reciprocal).round() as i8 as u8;
+        *code = round_half_away(value * reciprocal) as u8;
     }
+}
+
+/// The nearest whole number, of two the larger magnitude.
+fn round_half_away(value: f32) -> i8 {
+    let magnitude = value.abs();
+    let whole = magnitude as i32;
+    let rounded = whole + i32::from(magnitude - whole as f32 >= 0.5);
+    (if value < 0.0 { -rounded } else { rounded }) as i8
 }
 
 #[cfg(test)]

@@ -147,10 +147,6 @@ fn encode_block(code: Code4, values: &[f32], codes: &mut [u8]) -> f32 {
         Code4::Nf4 => (&NF4_THRESHOLDS, &NF4_ORDER),
         Code4::Fp4 => (&FP4_THRESHOLDS, &FP4_ORDER),
     };
-    let nearest = |normed: f32| {
-        let above: u8 = thresholds.iter().map(|threshold| u8::from(normed > *threshold)).sum();
-        order[usize::from(above)]
-    };
     let mut normed = [0.0; BNB4_BLOCK];
     let mut scale = largest_magnitude(values);
     if values.len() == BNB4_BLOCK {
@@ -164,8 +160,16 @@ fn encode_block(code: Code4, values: &[f32], codes: &mut [u8]) -> f32 {
             *normed = value / scale;
         }
     }
-    for (pair, byte) in normed.chunks_exact(2).zip(&mut codes[..values.len().div_ceil(2)]) {
-        *byte = nearest(pair[0]) << 4 | nearest(pair[1]);
+    // How many thresholds an element is above, for all elements at once: this way round it becomes
+    // vector code.
+    let mut above = [0u8; BNB4_BLOCK];
+    for threshold in thresholds {
+        for (above, normed) in above.iter_mut().zip(&normed) {
+            *above += u8::from(*normed > *threshold);
+        }
+    }
+    for (pair, byte) in above.chunks_exact(2).zip(&mut codes[..values.len().div_ceil(2)]) {
+        *byte = order[usize::from(pair[0])] << 4 | order[usize::from(pair[1])];
     }
     scale
 }
@@ -192,7 +196,7 @@ mod tests {
             0.292_013_76,
             0.389_312_54,
             0.501_663_45,
-            0.642_786_92,
+            0.642_786_9,
             0.861_478_45,
         ];
         assert_eq!(NF4_THRESHOLDS, expected);

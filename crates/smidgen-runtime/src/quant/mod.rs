@@ -173,12 +173,10 @@ fn encode_plain(dtype: DType, value: f32, target: &mut [u8]) {
     }
 }
 
-/// The largest magnitude; NaN where there is one.
+/// The largest magnitude; NaN where there is one. Bits of magnitudes are ordered as the magnitudes are,
+/// with NaN above, and the largest of integers may be found in any order.
 fn largest_magnitude(values: &[f32]) -> f32 {
-    values.iter().fold(0.0, |largest: f32, value| {
-        let magnitude = value.abs();
-        if magnitude > largest || magnitude.is_nan() { magnitude } else { largest }
-    })
+    f32::from_bits(values.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0))
 }
 
 fn read_f32(bytes: &[u8], offset: usize) -> f32 {
