@@ -15,4 +15,5 @@ pub mod job;
 pub mod planning;
 pub mod recipe;
 pub mod report;
+pub mod tokenizer;
 pub mod train;

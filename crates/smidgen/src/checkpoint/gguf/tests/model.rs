@@ -123,7 +123,8 @@ fn llama_3_and_mistral_call_themselves_llama() {
     let llama3 = with("llama", &[("rope.freq_base", Value::F32(5e5))]);
     let config = config_of(&llama3, &[("rope_freqs.weight", vec![1.0, 1.0, 1.0, 8.0])]);
     assert_eq!(config["rope_parameters"]["rope_type"], "llama3");
-    assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 8192);
+    // With 8192 positions the third frequency would be blended already, see `turns` in `rope_divisors`.
+    assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 32768);
     smidgen_compile::model::read_spec(&config).unwrap();
     let mistral = config_of(&with("llama", &[("attention.sliding_window", Value::U32(16))]), &[]);
     assert_eq!((&mistral["model_type"], &mistral["sliding_window"]), (&json!("mistral"), &json!(16)));
