@@ -15,8 +15,11 @@ pub(super) struct PreTokenizer {
     pub add_bos: bool,
 }
 
-/// Names that mean the same stand together; the first is the one that converters write today.
-const NAMES: [(&[&str], fn() -> PreTokenizer); 8] = [
+/// Names that mean the same way, and the way.
+type Named = (&'static [&'static str], fn() -> PreTokenizer);
+
+/// The first of each is the one that converters write today.
+const NAMES: [Named; 8] = [
     (&["gpt-2", "phi-2", "mpt", "olmo"], gpt2),
     (&["smollm", "starcoder", "refact", "command-r", "codeshell"], single_digits),
     (&["llama-bpe", "llama3", "llama-v3"], llama3),
