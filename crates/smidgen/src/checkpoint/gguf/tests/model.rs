@@ -67,7 +67,8 @@ fn llama_has_the_config_of_its_original() {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"],
         "vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": 2, "hidden_act": "silu",
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "bos_token_id": null, "eos_token_id": 2, "pad_token_id": null,
+        "hidden_act": "silu",
         "attention_bias": false, "mlp_bias": false,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
     });
