@@ -19,4 +19,5 @@ pub mod merge;
 pub mod planning;
 pub mod recipe;
 pub mod report;
+pub mod tokenizer;
 pub mod train;

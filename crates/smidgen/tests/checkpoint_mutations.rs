@@ -13,8 +13,14 @@ use std::path::Path;
 use mutation::{allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use smidgen::checkpoint::folder::ModelFolder;
+use smidgen::checkpoint::gguf::GgufFile;
+use smidgen::checkpoint::gguf::model::GgufModel;
+use smidgen::checkpoint::gguf::value::{Array, Metadata, Value};
+use smidgen::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
 use smidgen::checkpoint::peft::{AdapterConfig, AdapterFile, AdapterKey};
 use smidgen::checkpoint::safetensors::SafetensorsFile;
+use smidgen::tokenizer::Tokenizer;
+use smidgen_ir::{Block, DType, Storage};
 
 fn with_prefix(json: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -68,6 +74,110 @@ fn check_safetensors(bytes: &[u8]) -> bool {
     }
 }
 
+/// A model of one layer with every kind of metadata, a tokenizer, and blocks of two kinds.
+fn valid_gguf() -> Vec<u8> {
+    let text = |text: &str| Value::String(text.into());
+    let texts =
+        |texts: &[&str]| Value::Array(Array::String(texts.iter().map(|text| (*text).into()).collect()));
+    let pairs = [
+        ("general.architecture", text("llama")),
+        ("general.alignment", Value::U32(32)),
+        ("llama.block_count", Value::U32(1)),
+        ("llama.context_length", Value::U64(64)),
+        ("llama.embedding_length", Value::I32(32)),
+        ("llama.feed_forward_length", Value::U16(32)),
+        ("llama.attention.head_count", Value::U8(2)),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+        ("tokenizer.ggml.model", text("gpt2")),
+        ("tokenizer.ggml.pre", text("smollm")),
+        ("tokenizer.ggml.tokens", texts(&["<s>", "a", "b", "ab", "<0>"])),
+        ("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![3, 1, 1, 1, 4]))),
+        ("tokenizer.ggml.merges", texts(&["a b"])),
+        ("tokenizer.ggml.bos_token_id", Value::U32(0)),
+        ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+        ("other", Value::Array(Array::Bool(vec![true, false]))),
+    ];
+    let mut metadata = Metadata::default();
+    for (key, value) in pairs {
+        metadata.insert(key, value).unwrap();
+    }
+    let spec = |name: &str, dims: &[usize], storage| GgufTensorSpec {
+        name: name.into(),
+        dims: dims.to_vec(),
+        storage,
+    };
+    let specs = [
+        spec("token_embd.weight", &[5, 32], Storage::Gguf(Block::Q8_0)),
+        spec("output_norm.weight", &[32], Storage::F32),
+        spec("blk.0.attn_q.weight", &[32, 32], Storage::Gguf(Block::Q4_1)),
+        spec("blk.0.attn_v.bias", &[3], Storage::Plain(DType::Bf16)),
+        spec("rope_freqs.weight", &[8], Storage::F32),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let one = 1_f32.to_le_bytes();
+    write_gguf(&path, &metadata, &specs, |position, writer| {
+        let bytes = [170, 128, 640, 6, 32][position];
+        writer.write_all(&one.repeat(bytes / 4 + 1)[..bytes])
+    })
+    .unwrap();
+    fs::read(&path).unwrap()
+}
+
+/// Where the data of the undamaged file begins.
+fn gguf_header_bytes(valid: &[u8]) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    fs::write(&path, valid).unwrap();
+    let file = GgufFile::open(&path).unwrap();
+    GgufModel::read(&file).unwrap();
+    Tokenizer::from_gguf(&file).unwrap();
+    file.data_offset() as usize
+}
+
+/// What every reader relies on: tensors of the right size inside the file, apart from each other, all readable.
+fn check_gguf_promises(file: &GgufFile) {
+    let mut ranges = Vec::new();
+    for tensor in file.tensors() {
+        assert_eq!(tensor.storage.bytes(tensor.rows(), tensor.columns()) as u64, tensor.bytes);
+        let mut data = vec![0; tensor.bytes as usize];
+        file.read_at(tensor, 0, &mut data).unwrap();
+        assert_eq!(file.tensor(&tensor.name), Some(tensor));
+        ranges.push((tensor.file_offset, tensor.file_offset + tensor.bytes));
+    }
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+    assert!(ranges.iter().all(|&(begin, end)| begin >= file.data_offset() && end <= file.file_bytes()));
+}
+
+#[track_caller]
+fn check_gguf(bytes: &[u8]) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    fs::write(&path, bytes).unwrap();
+    let (opened, peak_bytes) = peak_bytes_of(|| GgufFile::open(&path));
+    assert!(peak_bytes <= allowed_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
+    match opened {
+        Ok(file) => {
+            check_gguf_promises(&file);
+            let (model, peak_bytes) = peak_bytes_of(|| GgufModel::read(&file));
+            assert!(peak_bytes <= allowed_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
+            if let Err(error) = model {
+                assert!(error.to_string().contains("m.gguf"), "{error}");
+            }
+            match Tokenizer::from_gguf(&file) {
+                Ok(tokenizer) => drop(tokenizer.encode("<s>ab ab12<0>\u{e9}", true)),
+                Err(error) => assert!(error.to_string().contains("m.gguf"), "{error}"),
+            }
+            true
+        }
+        Err(error) => {
+            assert!(error.to_string().contains("m.gguf"), "{error}");
+            false
+        }
+    }
+}
+
 fn write_model(folder: &Path, index: &[u8]) {
     fs::write(folder.join("config.json"), "{}").unwrap();
     fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
@@ -90,6 +200,11 @@ proptest! {
     #[test]
     fn a_damaged_safetensors_file_is_refused_or_sound(mutations in prop::collection::vec(mutation(), 1..5)) {
         check_safetensors(&mutated(&valid_safetensors(), &mutations));
+    }
+
+    #[test]
+    fn a_damaged_gguf_file_is_refused_or_sound(mutations in prop::collection::vec(mutation(), 1..5)) {
+        check_gguf(&mutated(&valid_gguf(), &mutations));
     }
 
     #[test]
@@ -146,6 +261,7 @@ proptest! {
 #[test]
 fn the_undamaged_files_are_accepted() {
     assert!(check_safetensors(&valid_safetensors()));
+    assert!(check_gguf(&valid_gguf()));
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), VALID_INDEX);
     assert_eq!(ModelFolder::open(folder.path()).unwrap().tensor_names().count(), 2);
@@ -179,4 +295,38 @@ fn many_small_things_cost_in_proportion() {
     assert!(check_safetensors(&with_prefix(&json, &vec![0; 20_000])));
     let deep = format!(r#"{{"x":{}"#, "[".repeat(200_000));
     assert!(!check_safetensors(&with_prefix(&deep, &[])));
+}
+
+#[test]
+fn a_gguf_file_cut_anywhere_is_refused() {
+    let valid = valid_gguf();
+    // The last tensor is a multiple of the alignment, so that no padding follows it.
+    for length in 0..valid.len() {
+        assert!(!check_gguf(&valid[..length]), "cut at {length}");
+    }
+}
+
+#[test]
+fn a_gguf_file_with_any_byte_changed_is_refused_or_sound() {
+    let valid = valid_gguf();
+    for at in 0..gguf_header_bytes(&valid) {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut bytes = valid.clone();
+            bytes[at] ^= flip;
+            check_gguf(&bytes);
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_that_lies_about_sizes_costs_nothing() {
+    let valid = valid_gguf();
+    // Every eight bytes of the header that could be a count, a length, a dimension or an offset.
+    for at in 8..gguf_header_bytes(&valid) - 8 {
+        for claim in [u64::MAX, u64::MAX / 8, 1 << 40, valid.len() as u64] {
+            let mut bytes = valid.clone();
+            bytes[at..at + 8].copy_from_slice(&claim.to_le_bytes());
+            check_gguf(&bytes);
+        }
+    }
 }

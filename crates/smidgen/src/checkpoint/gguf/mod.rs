@@ -61,6 +61,12 @@ impl GgufFile {
         &self.metadata
     }
 
+    /// Forgets the metadata, whose vocabulary takes more memory than all tensor descriptions together.
+    /// For when the config and the tokenizer have been read and only weights are wanted from here on.
+    pub fn release_metadata(&mut self) {
+        self.metadata = Metadata::default();
+    }
+
     /// All tensors, in the order of the header.
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.tensors

@@ -312,10 +312,10 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, file: &GgufFile) -> Result<Json, Gg
         "tie_word_embeddings": file.tensor(HEAD).is_none(),
     });
     let map = config.as_object_mut().expect("an object was made above");
+    // Null where the file has none: transformers would take the ids of the family's first model.
     for (key, name) in [("bos", "bos"), ("eos", "eos"), ("padding", "pad")] {
-        if let Some(id) = keys.metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))? {
-            map.insert(format!("{name}_token_id"), json!(id));
-        }
+        let id = keys.metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))?;
+        map.insert(format!("{name}_token_id"), json!(id));
     }
     match keys.architecture {
         Architecture::Llama => add_llama(map, keys, sizes, file)?,

@@ -67,7 +67,8 @@ fn llama_has_the_config_of_its_original() {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"],
         "vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": 2, "hidden_act": "silu",
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "bos_token_id": null, "eos_token_id": 2, "pad_token_id": null,
+        "hidden_act": "silu",
         "attention_bias": false, "mlp_bias": false,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
     });
@@ -123,7 +124,8 @@ fn llama_3_and_mistral_call_themselves_llama() {
     let llama3 = with("llama", &[("rope.freq_base", Value::F32(5e5))]);
     let config = config_of(&llama3, &[("rope_freqs.weight", vec![1.0, 1.0, 1.0, 8.0])]);
     assert_eq!(config["rope_parameters"]["rope_type"], "llama3");
-    assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 8192);
+    // With 8192 positions the third frequency would be blended already, see `turns` in `rope_divisors`.
+    assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 32768);
     smidgen_compile::model::read_spec(&config).unwrap();
     let mistral = config_of(&with("llama", &[("attention.sliding_window", Value::U32(16))]), &[]);
     assert_eq!((&mistral["model_type"], &mistral["sliding_window"]), (&json!("mistral"), &json!(16)));

@@ -55,8 +55,10 @@ fn what_is_written_is_read_back() {
         let sizes = [80, 20, 36, 210];
         write_gguf(&path, &metadata, &specs, |position, w| w.write_all(&data(position, sizes[position])))
             .unwrap();
-        let file = GgufFile::open(&path).unwrap();
+        let mut file = GgufFile::open(&path).unwrap();
         assert_eq!(file.metadata(), &metadata);
+        file.release_metadata();
+        assert!(file.metadata().is_empty());
         assert_eq!(file.alignment(), u64::from(alignment.unwrap_or(32)));
         assert_eq!(file.tensors().len(), specs.len());
         for (position, (tensor, spec)) in file.tensors().iter().zip(&specs).enumerate() {

@@ -1,0 +1,218 @@
+//! A model's chat template: messages to the text that the model was trained on.
+//! Templates are Jinja as transformers sets it up: blocks take the line's end and the space before them, values
+//! print as in Python, and `raise_exception`, `strftime_now` and `tojson` are there.
+//! `{% generation %}` marks what the assistant says; its body is rendered as it is and its range reported.
+//! Left out: reading files from a template, which the engine here cannot do, and turning text into tokens.
+
+use std::ops::Range;
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value, escape_formatter};
+use regex::Regex;
+use serde_json::{Map, Value as Json};
+use thiserror::Error;
+
+use super::python::{json_dumps, print, strftime};
+
+const NAME: &str = "chat template";
+/// What a rendered generation stands between: characters that Unicode keeps out of texts.
+const BEGIN: char = '\u{fdd0}';
+const END: char = '\u{fdd1}';
+
+#[derive(Debug, Error)]
+pub enum ChatTemplateError {
+    #[error("the chat template cannot be read: {reason}")]
+    Parse { reason: String },
+    /// The template's own words.
+    #[error("the chat template refuses these messages: {message}")]
+    Refused { message: String },
+    #[error("the chat template failed: {reason}")]
+    Render { reason: String },
+    #[error("the messages have the character U+{:04X}, which stands for nothing and is used here", *character as u32)]
+    Noncharacter { character: char },
+}
+
+/// What a template is rendered with.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatInput<'a> {
+    /// A list of objects with `role` and `content`.
+    pub messages: &'a Json,
+    pub tools: Option<&'a Json>,
+    pub documents: Option<&'a Json>,
+    /// Ends with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// More variables, such as `enable_thinking`.
+    pub more: Option<&'a Map<String, Json>>,
+    /// What `strftime_now` says, in UTC. One moment for a whole data set keeps runs repeatable.
+    pub now: SystemTime,
+}
+
+impl<'a> ChatInput<'a> {
+    pub fn new(messages: &'a Json, now: SystemTime) -> ChatInput<'a> {
+        ChatInput { messages, tools: None, documents: None, add_generation_prompt: false, more: None, now }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    pub text: String,
+    /// Bytes of `text` inside `{% generation %}`, in order.
+    pub generated: Vec<Range<usize>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: Map<String, Json>,
+    marks_generation: bool,
+}
+
+impl ChatTemplate {
+    /// `special` has `bos_token` and the like as texts.
+    pub fn new(source: &str, special: Map<String, Json>) -> Result<ChatTemplate, ChatTemplateError> {
+        let (source, marks_generation) = with_marked_generation(source);
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.expect("the usual delimiters are sound"));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, state, value| match value.kind() {
+            ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
+                let text = print(value)?;
+                out.write_str(&text).map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
+            }
+            _ => escape_formatter(out, state, value),
+        });
+        environment.add_filter("tojson", to_json);
+        environment.add_filter("generation_marked", |body: String| format!("{BEGIN}{body}{END}"));
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            let error = Error::new(ErrorKind::InvalidOperation, message.clone());
+            Err(error.with_source(RefusedByTemplate { message }))
+        });
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| ChatTemplateError::Parse { reason: reason_of(&error) })?;
+        Ok(ChatTemplate { environment, special, marks_generation })
+    }
+
+    /// Whether the template marks what the assistant says.
+    pub fn marks_generation(&self) -> bool {
+        self.marks_generation
+    }
+
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, ChatTemplateError> {
+        if self.marks_generation {
+            refuse_marks(input.messages)?;
+        }
+        let mut variables: Vec<(&str, Value)> = vec![
+            ("messages", from_json(input.messages)),
+            ("tools", from_json(input.tools.unwrap_or(&Json::Null))),
+            ("documents", from_json(input.documents.unwrap_or(&Json::Null))),
+            ("add_generation_prompt", Value::from(input.add_generation_prompt)),
+        ];
+        let more = input.more.into_iter().flatten();
+        variables
+            .extend(self.special.iter().chain(more).map(|(key, value)| (key.as_str(), from_json(value))));
+        let now = input.now;
+        variables.push((
+            "strftime_now",
+            Value::from_function(move |format: String| {
+                strftime(now, &format).map_err(|code| {
+                    let message = format!("`strftime_now` does not know `%{code}`");
+                    Error::new(ErrorKind::InvalidOperation, message)
+                })
+            }),
+        ));
+        let template = self.environment.get_template(NAME).expect("the template was added by `new`");
+        let context = Value::from_pairs(variables);
+        let text = template.render(context).map_err(|error| match refusal_of(&error) {
+            Some(message) => ChatTemplateError::Refused { message },
+            None => ChatTemplateError::Render { reason: reason_of(&error) },
+        })?;
+        Ok(if self.marks_generation {
+            without_marks(&text)
+        } else {
+            Rendered { text, generated: Vec::new() }
+        })
+    }
+}
+
+fn from_json(json: &Json) -> Value {
+    Value::from(Serde(json))
+}
+
+/// A `filter` block has the same effect on the space around it as the tag that it replaces.
+fn with_marked_generation(source: &str) -> (String, bool) {
+    let tag = Regex::new(r"\{%([-+]?)[ \t\r\n]*(end)?generation[ \t\r\n]*([-+]?)%\}");
+    let tag = tag.expect("the expression is sound");
+    let marked = tag.replace_all(source, |found: &regex::Captures<'_>| {
+        let block = if found.get(2).is_some() { "endfilter" } else { "filter generation_marked" };
+        format!("{{%{} {block} {}%}}", &found[1], &found[3])
+    });
+    (marked.to_string(), tag.is_match(source))
+}
+
+fn refuse_marks(messages: &Json) -> Result<(), ChatTemplateError> {
+    let text = messages.to_string();
+    match text.chars().find(|character| [BEGIN, END].contains(character)) {
+        Some(character) => Err(ChatTemplateError::Noncharacter { character }),
+        None => Ok(()),
+    }
+}
+
+fn without_marks(marked: &str) -> Rendered {
+    let mut text = String::with_capacity(marked.len());
+    let mut generated = Vec::new();
+    let mut begin = None;
+    for character in marked.chars() {
+        match character {
+            BEGIN => begin = Some(text.len()),
+            END => generated.extend(begin.take().map(|begin| begin..text.len())),
+            character => text.push(character),
+        }
+    }
+    Rendered { text, generated }
+}
+
+/// transformers replaces Jinja's own filter, which would escape HTML.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // Both are what is done anyway in every template known.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    let _: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
+    match json_dumps(value, indent) {
+        Ok(text) => Ok(Value::from(text)),
+        Err(error) => Err(Error::new(ErrorKind::BadSerialization, error.to_string())),
+    }
+}
+
+#[derive(Debug, Error)]
+#[error("{message}")]
+struct RefusedByTemplate {
+    message: String,
+}
+
+fn refusal_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(RefusedByTemplate { message }) = error.downcast_ref() {
+            return Some(message.clone());
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// What went wrong and where, on one line.
+fn reason_of(error: &Error) -> String {
+    let mut reason = error.kind().to_string();
+    if let Some(detail) = error.detail() {
+        reason = format!("{reason}: {detail}");
+    }
+    match error.line() {
+        Some(line) => format!("{reason} (line {line})"),
+        None => reason,
+    }
+}

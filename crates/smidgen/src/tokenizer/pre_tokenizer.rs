@@ -1,0 +1,101 @@
+//! How a byte-level BPE tokenizer cuts text before merging, by the names that GGUF files have for it.
+//! A file only names the way; the expressions are those of the `tokenizer.json` of the model that a name comes
+//! from, so that ids are the ones that the model was trained with.
+//! Left out: names of architectures that are not supported; they are refused by name.
+
+use serde_json::{Value as Json, json};
+
+/// A way of cutting, and what else depends on its name.
+pub(super) struct PreTokenizer {
+    pub normalizer: Json,
+    pub pre_tokenizer: Json,
+    /// A piece that is a token is taken as it is, even if no merges lead to it.
+    pub ignore_merges: bool,
+    /// Whether a text begins with the token for it where the file does not say.
+    pub add_bos: bool,
+}
+
+/// Names that mean the same way, and the way.
+type Named = (&'static [&'static str], fn() -> PreTokenizer);
+
+/// The first of each is the one that converters write today.
+const NAMES: [Named; 8] = [
+    (&["gpt-2", "phi-2", "mpt", "olmo"], gpt2),
+    (&["smollm", "starcoder", "refact", "command-r", "codeshell"], single_digits),
+    (&["llama-bpe", "llama3", "llama-v3"], llama3),
+    (&["dbrx", "smaug-bpe"], dbrx),
+    (&["qwen2", "deepseek-r1-qwen"], qwen2),
+    (&["gpt-4o", "llama4"], gpt4o),
+    (&["tekken"], tekken),
+    (&["default"], unnamed),
+];
+
+pub(super) fn pre_tokenizer(name: &str) -> Option<PreTokenizer> {
+    NAMES.iter().find(|(names, _)| names.contains(&name)).map(|(_, make)| make())
+}
+
+pub(super) fn supported_names() -> String {
+    NAMES.iter().flat_map(|(names, _)| names.iter().copied()).collect::<Vec<_>>().join(", ")
+}
+
+/// Contractions, letters, digits and other signs, each with a space in front where there is one.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Bytes as letters; `regex` cuts as GPT-2 does before that.
+fn byte_level(regex: bool) -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
+}
+
+fn cut_by(expression: &str) -> Json {
+    json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
+}
+
+fn sequence(steps: Vec<Json>) -> Json {
+    json!({"type": "Sequence", "pretokenizers": steps})
+}
+
+fn plain(pre_tokenizer: Json) -> PreTokenizer {
+    PreTokenizer { normalizer: Json::Null, pre_tokenizer, ignore_merges: false, add_bos: false }
+}
+
+fn gpt2() -> PreTokenizer {
+    plain(byte_level(true))
+}
+
+fn single_digits() -> PreTokenizer {
+    plain(sequence(vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]))
+}
+
+fn llama3() -> PreTokenizer {
+    PreTokenizer { ignore_merges: true, add_bos: true, ..dbrx() }
+}
+
+fn dbrx() -> PreTokenizer {
+    plain(sequence(vec![cut_by(LLAMA3), byte_level(false)]))
+}
+
+fn qwen2() -> PreTokenizer {
+    let pre_tokenizer = sequence(vec![cut_by(QWEN2), byte_level(false)]);
+    PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(pre_tokenizer) }
+}
+
+fn gpt4o() -> PreTokenizer {
+    plain(sequence(vec![cut_by(GPT4O), byte_level(false)]))
+}
+
+fn tekken() -> PreTokenizer {
+    let pre_tokenizer = sequence(vec![cut_by(TEKKEN), byte_level(false)]);
+    PreTokenizer { ignore_merges: true, add_bos: true, ..plain(pre_tokenizer) }
+}
+
+/// What llama.cpp does with models whose way it does not know: four cuts, one after the other.
+fn unnamed() -> PreTokenizer {
+    let cuts = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
+    let mut steps: Vec<Json> = cuts.iter().map(|expression| cut_by(expression)).collect();
+    steps.push(byte_level(false));
+    plain(sequence(steps))
+}
