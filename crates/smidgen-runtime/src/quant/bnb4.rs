@@ -3,7 +3,7 @@
 //! A block's scale is its largest magnitude; a normed weight takes the nearest code, a tie the lower
 //! value. As in the library, whole blocks are normed by the reciprocal of the scale and a short last
 //! block by division, and a short block's scale is at least 1e-38: all of that can turn a tie.
-//! The library's CPU path is what is followed; on CUDA, FP4 gives small negative weights the other zero.
+//! The library's CPU path is what is followed and compared with; its CUDA path is not.
 
 use super::dynamic_map::{SIGNED_MAP, encode_group};
 use super::{cascade_sum, largest_magnitude, read_f32};

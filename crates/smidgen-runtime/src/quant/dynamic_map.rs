@@ -3,8 +3,8 @@
 //! For e = 0..=6 the 2^e midpoints of 2^e + 1 boundaries spaced equally on [0.1, 1], times 10^(e - 6),
 //! with both signs; and 0 and 1. Values are rounded as torch rounds them, where `linspace` is a fused
 //! multiply-add from the nearer end; files that carry the map carry exactly these floats.
-//! Encoding follows the library's CPU path, which looks normed values up on a grid of 2^16 points: off
-//! the nearest code by one about once in a thousand. Its CUDA path has no such grid.
+//! Encoding follows the library's CPU path, which norms by the reciprocal and looks up on a grid of 2^16
+//! points: beside the nearest code once or twice in a thousand, near zero by up to four codes.
 
 use super::largest_magnitude;
 

@@ -1,8 +1,8 @@
 //! bitsandbytes' int8 weights: a signed byte an element, and the largest magnitude of each row.
 //!
 //! The library quantizes a model's weights after rounding them to f16; whoever wants its bytes rounds
-//! first. Decoding is its backward pass, byte · (largest · 1/127); its forward pass and
-//! `int8_vectorwise_dequant` round in another order, which differs in the last bit.
+//! first. Decoding is that of its backward pass, byte · (largest · 1/127); `int8_vectorwise_dequant` rounds
+//! (byte · largest) · 1/127, another last bit in three of ten elements.
 
 use super::{largest_magnitude, read_f32};
 use smidgen_ir::storage::int8_scales;
