@@ -8,7 +8,7 @@ use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
 use smidgen_ir::text::{render_graph, render_plan};
-use smidgen_ir::{Code4, Category, LeafKind, Storage};
+use smidgen_ir::{Category, Code4, LeafKind, Storage};
 use std::fmt::Write;
 
 /// One layer with adapters on q and down.
