@@ -2,13 +2,18 @@
 //!
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
 
+use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{inspect, merge, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
-use crate::recipe::{ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
+use crate::recipe::{
+    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
+};
+use crate::report::adapter_summary::fourier_rows;
+use crate::report::fourier_table::render_fourier_table;
 use crate::report::{plan_json, plan_table};
 use crate::train::adapters;
 use crate::train::metrics::MetricsWriter;
@@ -19,6 +24,7 @@ use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
 use smidgen_runtime::Cpu;
+use smidgen_runtime::heap::return_free_memory;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -179,6 +185,8 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    // What was read and dropped until here is no part of the plan.
+    return_free_memory();
     let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
@@ -190,7 +198,12 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         true => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
         false => String::new(),
     };
-    say(&format!("done: {} steps{losses}, adapter in `{}`", outcome.steps, output.join("adapter").display()));
+    let adapter = output.join("adapter");
+    say(&format!("done: {} steps{losses}, adapter in `{}`", outcome.steps, adapter.display()));
+    if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
+        let file = AdapterFile::open(&adapter).map_err(Failure::world)?;
+        say(render_fourier_table(&fourier_rows(&file)?).trim_end());
+    }
     Ok(())
 }
 

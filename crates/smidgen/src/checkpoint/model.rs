@@ -39,9 +39,11 @@ impl Model {
     }
 
     pub fn open_gguf(path: &Path) -> Result<Model, ModelOpenError> {
-        let file = Arc::new(GgufFile::open(path)?);
+        let mut file = GgufFile::open(path)?;
         let model = Box::new(GgufModel::read(&file)?);
-        Ok(Model::Gguf { file, model })
+        // The vocabulary is the larger part of it, and only a tokenizer needs it.
+        file.release_metadata();
+        Ok(Model::Gguf { file: Arc::new(file), model })
     }
 
     /// A folder, or a file that is taken to be GGUF.

@@ -100,16 +100,7 @@ fn summarize_module(
         None => None,
         Some(magnitude) => Some(summarize_magnitude(module, &read_all(magnitude)?, original)?),
     };
-    let fourier = match &module.fourier {
-        None => None,
-        Some((weight, sigma)) => {
-            let mut coefficients = [0.0; 4];
-            read_f32(weight, 0, &mut coefficients)?;
-            let mut width = [0.0];
-            read_f32(sigma, 0, &mut width)?;
-            Some(FourierRow { module: module.path.clone(), coefficients, sigma: width[0] })
-        }
-    };
+    let fourier = fourier_row(module)?;
     let own = [Some(&module.a), Some(&module.b), module.magnitude.as_ref(), module.bias.as_ref()];
     let fourier_parameters = if module.fourier.is_some() { 5 } else { 0 };
     Ok(ModuleSummary {
@@ -126,6 +117,20 @@ fn summarize_module(
         magnitude,
         fourier,
     })
+}
+
+/// The functions of an LS-LoRA adapter, module by module.
+pub fn fourier_rows(adapter: &AdapterFile) -> Result<Vec<FourierRow>, Failure> {
+    let read = read_modules(adapter).map_err(Failure::world)?;
+    read.modules.iter().filter_map(|module| fourier_row(module).transpose()).collect()
+}
+
+fn fourier_row(module: &AdapterModule) -> Result<Option<FourierRow>, Failure> {
+    let Some((weight, sigma)) = &module.fourier else { return Ok(None) };
+    let (mut coefficients, mut width) = ([0.0; 4], [0.0]);
+    read_f32(weight, 0, &mut coefficients)?;
+    read_f32(sigma, 0, &mut width)?;
+    Ok(Some(FourierRow { module: module.path.clone(), coefficients, sigma: width[0] }))
 }
 
 fn summarize_magnitude(

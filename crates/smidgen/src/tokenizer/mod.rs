@@ -5,6 +5,7 @@
 //! that transformers loads.
 //! Left out: training tokenizers, and `tokenizer.model` files without a `tokenizer.json`.
 
+pub mod beside;
 pub mod chat_template;
 pub mod from_folder;
 pub mod from_gguf;

@@ -20,6 +20,7 @@ use crate::host;
 use crate::job::{Data, Job};
 use crate::planning::for_each_eval_batch;
 use crate::recipe::{self, Warmup};
+use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
 use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_runtime::{Device, DeviceError, Executor};
@@ -122,8 +123,19 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
         }
         metrics.sync()?;
-        let Trainer { executor, dir, .. } = &mut self;
-        dir.write_folder("adapter", |folder| adapters::save_adapter(executor, job, folder))?;
+        let Trainer { mut executor, dir, .. } = self;
+        let mut warning = None;
+        dir.write_folder("adapter", |folder| {
+            adapters::save_adapter(&mut executor, job, folder)?;
+            // The reservation goes first: a vocabulary in memory is no part of the plan.
+            drop(executor);
+            // What was trained is worth more than the files beside it.
+            warning = save_beside(&job.model, folder).err();
+            Ok(())
+        })?;
+        if let Some(error) = warning {
+            progress.say(&format!("warning: the tokenizer is not beside the adapter: {error}"));
+        }
         Ok(outcome)
     }
 
