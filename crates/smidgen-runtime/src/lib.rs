@@ -6,7 +6,6 @@
 pub mod cpu;
 pub mod device;
 pub mod executor;
-pub mod heap;
 pub mod null;
 pub mod quant;
 

@@ -24,7 +24,6 @@ use crate::train::trainer::{RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
 use smidgen_runtime::Cpu;
-use smidgen_runtime::heap::return_free_memory;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -185,8 +184,6 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    // What was read and dropped until here is no part of the plan.
-    return_free_memory();
     let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
