@@ -113,14 +113,14 @@ const ADAPTER_KEYS: &[&str] = &[
     "inference_mode",
 ];
 
-/// Values in tables cost most: `[{"x":0}]` becomes a vector and a table, each with room for four.
+/// Values in tables cost most: the eight signs of `[{"x":]}` become a vector and a table, each with room for four.
 fn allowed_config_bytes(file_bytes: usize) -> usize {
     mutation::allowed_bytes(2 * file_bytes)
 }
 
 /// Keys that the reader knows and those that it keeps aside are read one after the other, each as values.
 fn allowed_adapter_bytes(file_bytes: usize) -> usize {
-    mutation::allowed_bytes(3 * file_bytes)
+    2 * allowed_config_bytes(file_bytes)
 }
 
 /// One file, written anew for each case of a test.
