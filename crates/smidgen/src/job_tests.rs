@@ -44,10 +44,10 @@ fn check(place: &str, expected: Expect) {
     let (_, spec) = open(&fixture(place));
     let by_base = BASES.map(|base| storage(&fixture(place), base));
     let mut table = String::new();
-    for tensor in spec.tensors().into_iter().filter(|tensor| !tensor.name.contains("layers.1.")) {
+    for tensor in spec.tensors().into_iter().filter(|tensor| tensor.layer.is_none_or(|layer| layer == 0)) {
         let columns = by_base.each_ref().map(|storage| format!("{:<11}", storage[&tensor.name].to_string()));
         let name = tensor.name.replace("model.layers.0.", "0.");
-        table.push_str(format!("{name:<32}{}", columns.concat()).trim_end());
+        table.push_str(format!("{name:<36}{}", columns.concat()).trim_end());
         table.push('\n');
     }
     expected.assert_eq(&table);
@@ -60,23 +60,89 @@ fn every_base_is_checked() {
 
 #[test]
 fn a_plain_model_with_biases() {
-    check("qwen2-nf4/model", expect![""]);
+    check(
+        "qwen2-nf4/model",
+        expect![[r#"
+        model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.self_attn.q_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.q_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.self_attn.k_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.k_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.self_attn.v_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.v_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.self_attn.o_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.gate_proj.weight              bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.up_proj.weight                bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.down_proj.weight              bf16       f32        bf16       f16        int8       nf4        nf4-single
+        0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16
+        model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16
+    "#]],
+    );
 }
 
 #[test]
 fn a_4_bit_model() {
-    check("llama-bnb-nf4/model", expect![""]);
+    check(
+        "llama-bnb-nf4/model",
+        expect![[r#"
+        model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.self_attn.q_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.k_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.v_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.o_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.gate_proj.weight              nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.up_proj.weight                nf4        f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.down_proj.weight              nf4        f32        bf16       f16        int8       nf4        nf4-single
+        lm_head.weight                      bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16
+        0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16
+        model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16
+    "#]],
+    );
 }
 
 #[test]
 fn a_gguf_model_of_several_block_formats() {
-    check("gguf-kquants/model.gguf", expect![""]);
+    check(
+        "gguf-kquants/model.gguf",
+        expect![[r#"
+        model.embed_tokens.weight           q6_k       f32        bf16       f16        q6_k       q6_k       q6_k
+        0.self_attn.q_proj.weight           q4_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.k_proj.weight           q5_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.v_proj.weight           q6_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.o_proj.weight           q4_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.gate_proj.weight              q4_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.up_proj.weight                q5_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.down_proj.weight              q6_k       f32        bf16       f16        int8       nf4        nf4-single
+        0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32
+        0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32
+        model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32
+    "#]],
+    );
 }
 
 /// Norms are f32, whatever the file has: the one that it added is taken off.
 #[test]
 fn a_gguf_model_whose_norms_are_shifted() {
-    check("gguf-gemma2/model.gguf", expect![""]);
+    check(
+        "gguf-gemma2/model.gguf",
+        expect![[r#"
+        model.embed_tokens.weight           q8_0       f32        bf16       f16        q8_0       q8_0       q8_0
+        0.self_attn.q_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.k_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.v_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.self_attn.o_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.gate_proj.weight              q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.up_proj.weight                q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.mlp.down_proj.weight              q8_0       f32        bf16       f16        int8       nf4        nf4-single
+        0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32
+        0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32
+        0.pre_feedforward_layernorm.weight  f32        f32        bf16       f16        f32        f32        f32
+        0.post_feedforward_layernorm.weight f32        f32        bf16       f16        f32        f32        f32
+        model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32
+    "#]],
+    );
 }
 
 /// The linears of the layers and nothing else: no head, embedding, norm or bias.
@@ -135,16 +201,18 @@ fn a_config_alone_says_how_a_4_bit_model_lies() {
 #[test]
 fn what_a_config_does_not_say_is_the_default_of_the_library() {
     let linear = "model.layers.0.mlp.up_proj.weight";
-    let stored = |quantization: Value| {
+    let stored = |quantization: Option<Value>| {
         let mut config = config_of("llama-bnb-nf4/model");
-        config["quantization_config"] = quantization;
+        config["quantization_config"] = quantization.map_or(Value::Null, |mut keys| {
+            keys["quant_method"] = json!("bitsandbytes");
+            keys
+        });
         storage(config_alone(&config).path(), BaseFormat::AsStored)[linear].to_string()
     };
-    assert_eq!(stored(json!({"load_in_4bit": true})), "fp4-single");
-    assert_eq!(stored(json!({"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"})), "nf4-single");
-    assert_eq!(stored(json!({"load_in_4bit": true, "bnb_4bit_use_double_quant": true})), "fp4");
-    assert_eq!(stored(json!({"load_in_4bit": false, "bnb_4bit_quant_type": "nf4"})), "bf16");
-    assert_eq!(stored(Value::Null), "bf16");
+    assert_eq!(stored(Some(json!({"load_in_4bit": true}))), "fp4-single");
+    assert_eq!(stored(Some(json!({"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}))), "nf4-single");
+    assert_eq!(stored(Some(json!({"load_in_4bit": true, "bnb_4bit_use_double_quant": true}))), "fp4");
+    assert_eq!(stored(None), "bf16");
 }
 
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
@@ -178,12 +246,25 @@ fn parts_without_a_state_are_tensors_that_no_config_describes() {
         parts.push(part(format!("{Q}.absmax"), "U8", &[3], vec![0; 3]));
     })
     .unwrap_err();
-    expect![""].assert_eq(&failure.to_string());
+    expect![[r#"
+        error: config.json contradicts the weights in `FOLDER`
+          `model.layers.0.self_attn.q_proj.weight.absmax` is in the file but not in the config's model
+
+        hint: config.json and the safetensors files have to come from the same model"#]]
+    .assert_eq(&failure.to_string());
     let failure = checked("llama-bnb-nf4/model", |parts| {
         parts.retain(|part| !(part.is_state() && part.name.starts_with(Q)));
     })
     .unwrap_err();
-    expect![""].assert_eq(&failure.to_string());
+    expect![[r#"
+        error: config.json contradicts the weights in `FOLDER`
+          `model.layers.0.self_attn.q_proj.weight` is [968, 1], the config says [44, 44]
+          `model.layers.0.self_attn.q_proj.weight.absmax` is in the file but not in the config's model
+          `model.layers.0.self_attn.q_proj.weight.nested_absmax` is in the file but not in the config's model
+          `model.layers.0.self_attn.q_proj.weight.nested_quant_map` is in the file but not in the config's model
+          `model.layers.0.self_attn.q_proj.weight.quant_map` is in the file but not in the config's model
+
+        hint: config.json and the safetensors files have to come from the same model"#]].assert_eq(&failure.to_string());
 }
 
 #[test]
@@ -197,7 +278,12 @@ fn a_4_bit_matrix_of_another_shape_contradicts_the_config() {
         state.make_vector();
     })
     .unwrap_err();
-    expect![""].assert_eq(&failure.to_string());
+    expect![[r#"
+        error: config.json contradicts the weights in `FOLDER`
+          `model.layers.0.self_attn.q_proj.weight` is [1936, 1], the config says [44, 44]
+
+        hint: config.json and the safetensors files have to come from the same model"#]]
+    .assert_eq(&failure.to_string());
 }
 
 #[test]
@@ -208,5 +294,10 @@ fn elements_that_nothing_trains_on_are_named() {
         }
     })
     .unwrap_err();
-    expect![""].assert_eq(&failure.to_string());
+    expect![[r#"
+        error: config.json contradicts the weights in `FOLDER`
+          `model.layers.0.self_attn.q_proj.weight` is stored as U32
+
+        hint: config.json and the safetensors files have to come from the same model"#]]
+    .assert_eq(&failure.to_string());
 }

@@ -125,36 +125,114 @@ fn states_that_say_something_unknown() {
             "`FOLDER`: the quantization state of `x.weight` is of type `int4`; known are `nf4` and `fp4`"
         ],
     );
-    check_state(|state| state["blocksize"] = json!(128), expect![""]);
-    check_state(|state| state["nested_blocksize"] = json!(128), expect![""]);
-    check_state(|state| drop(state.as_object_mut().unwrap().remove("nested_blocksize")), expect![""]);
-    check_state(|state| state["nested_dtype"] = json!("float16"), expect![""]);
+    check_state(
+        |state| state["blocksize"] = json!(128),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has blocks of 128; only blocks of 64 are read"
+        ],
+    );
+    check_state(
+        |state| state["nested_blocksize"] = json!(128),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has groups of 128 scales; only groups of 256 are read"
+        ],
+    );
+    check_state(
+        |state| drop(state.as_object_mut().unwrap().remove("nested_blocksize")),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has groups of 0 scales; only groups of 256 are read"
+        ],
+    );
+    check_state(
+        |state| state["nested_dtype"] = json!("float16"),
+        expect!["`FOLDER`: the quantization state of `x.weight` has scales of scales that are not float32"],
+    );
 }
 
 #[test]
 fn states_without_a_usable_offset() {
-    check_state(|state| drop(state.as_object_mut().unwrap().remove("nested_offset")), expect![""]);
-    check_state(|state| state["nested_offset"] = json!(null), expect![""]);
-    check_state(|state| state["nested_offset"] = json!(1e300), expect![""]);
-    check_state(|state| state["nested_offset"] = json!("0.1"), expect![""]);
+    check_state(
+        |state| drop(state.as_object_mut().unwrap().remove("nested_offset")),
+        expect!["`FOLDER`: the quantization state of `x.weight` has no finite `nested_offset`"],
+    );
+    check_state(
+        |state| state["nested_offset"] = json!(null),
+        expect!["`FOLDER`: the quantization state of `x.weight` has no finite `nested_offset`"],
+    );
+    check_state(
+        |state| state["nested_offset"] = json!(1e300),
+        expect!["`FOLDER`: the quantization state of `x.weight` has no finite `nested_offset`"],
+    );
+    check_state(
+        |state| state["nested_offset"] = json!("0.1"),
+        expect![[
+            r#"`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid type: string "0.1", expected f64 at line 1 column 140"#
+        ]],
+    );
 }
 
 #[test]
 fn shapes_that_are_no_matrix_or_another() {
-    check_state(|state| state["shape"] = json!([u64::MAX, 2]), expect![""]);
-    check_state(|state| state["shape"] = json!([1u64 << 40, 1u64 << 40]), expect![""]);
-    check_state(|state| state["shape"] = json!([0, 51]), expect![""]);
-    check_state(|state| state["shape"] = json!([20451]), expect![""]);
-    check_state(|state| state["shape"] = json!([401, 51, 1]), expect![""]);
-    check_state(|state| state["shape"] = json!([-401, 51]), expect![""]);
-    check_state(|state| state["shape"] = json!([401, 52]), expect![""]);
-    check_state(|state| state["shape"] = json!([u64::MAX, 1]), expect![""]);
+    check_state(
+        |state| state["shape"] = json!([u64::MAX, 2]),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has the shape [18446744073709551615, 2], which is no matrix"
+        ],
+    );
+    check_state(
+        |state| state["shape"] = json!([1u64 << 40, 1u64 << 40]),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has the shape [1099511627776, 1099511627776], which is no matrix"
+        ],
+    );
+    check_state(
+        |state| state["shape"] = json!([0, 51]),
+        expect!["`FOLDER`: the quantization state of `x.weight` has the shape [0, 51], which is no matrix"],
+    );
+    check_state(
+        |state| state["shape"] = json!([20451]),
+        expect!["`FOLDER`: the quantization state of `x.weight` has the shape [20451], which is no matrix"],
+    );
+    check_state(
+        |state| state["shape"] = json!([401, 51, 1]),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has the shape [401, 51, 1], which is no matrix"
+        ],
+    );
+    check_state(
+        |state| state["shape"] = json!([-401, 51]),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid value: integer `-401`, expected usize at line 1 column 67"
+        ],
+    );
+    check_state(
+        |state| state["shape"] = json!([401, 52]),
+        expect![
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10426 bytes of 20852 codes"
+        ],
+    );
+    check_state(
+        |state| state["shape"] = json!([u64::MAX, 1]),
+        expect![
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 9223372036854775808 bytes of 18446744073709551615 codes"
+        ],
+    );
 }
 
 #[test]
 fn states_that_are_not_the_json_they_should_be() {
-    check_state(|state| *state = json!(null), expect![""]);
-    check_state(|state| drop(state.as_object_mut().unwrap().remove("shape")), expect![""]);
+    check_state(
+        |state| *state = json!(null),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid type: null, expected struct State at line 1 column 4"
+        ],
+    );
+    check_state(
+        |state| drop(state.as_object_mut().unwrap().remove("shape")),
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: missing field `shape` at line 1 column 136"
+        ],
+    );
     let state = ".quant_state.bitsandbytes__nf4";
     check_part(
         state,
@@ -162,7 +240,9 @@ fn states_that_are_not_the_json_they_should_be() {
             part.data.truncate(40);
             part.make_vector();
         },
-        expect![""],
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: EOF while parsing a string at line 1 column 40"
+        ],
     );
     check_part(
         state,
@@ -170,7 +250,7 @@ fn states_that_are_not_the_json_they_should_be() {
             part.data = vec![b' '; (64 << 10) + 1];
             part.make_vector();
         },
-        expect![""],
+        expect!["`FOLDER`: the quantization state of `x.weight` is U8 of 65537 bytes, not JSON"],
     );
     check_part(
         state,
@@ -178,7 +258,7 @@ fn states_that_are_not_the_json_they_should_be() {
             part.dtype = "I8";
             part.make_vector();
         },
-        expect![""],
+        expect!["`FOLDER`: the quantization state of `x.weight` is I8 of 153 bytes, not JSON"],
     );
     check_part(
         state,
@@ -186,17 +266,31 @@ fn states_that_are_not_the_json_they_should_be() {
             part.data = vec![0xff; 8];
             part.make_vector();
         },
-        expect![""],
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: expected value at line 1 column 1"
+        ],
     );
 }
 
 #[test]
 fn parts_that_are_missing() {
-    check_without("", expect![""]);
-    check_without(".absmax", expect![""]);
-    check_without(".quant_map", expect![""]);
-    check_without(".nested_absmax", expect![""]);
-    check_without(".nested_quant_map", expect![""]);
+    check_without("", expect!["`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, is missing"]);
+    check_without(
+        ".absmax",
+        expect!["`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, is missing"],
+    );
+    check_without(
+        ".quant_map",
+        expect!["`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is missing"],
+    );
+    check_without(
+        ".nested_absmax",
+        expect!["`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, is missing"],
+    );
+    check_without(
+        ".nested_quant_map",
+        expect!["`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is missing"],
+    );
 }
 
 #[test]
@@ -207,12 +301,48 @@ fn parts_that_are_too_short_or_too_long() {
             part.make_vector();
         }
     };
-    check_part("", resize(-1), expect![""]);
-    check_part("", resize(1), expect![""]);
-    check_part(".absmax", resize(-1), expect![""]);
-    check_part(".quant_map", resize(4), expect![""]);
-    check_part(".nested_absmax", resize(-4), expect![""]);
-    check_part(".nested_quant_map", resize(-1024), expect![""]);
+    check_part(
+        "",
+        resize(-1),
+        expect![
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10226 bytes of 20451 codes"
+        ],
+    );
+    check_part(
+        "",
+        resize(1),
+        expect![
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10226 bytes of 20451 codes"
+        ],
+    );
+    check_part(
+        ".absmax",
+        resize(-1),
+        expect![
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of U8"
+        ],
+    );
+    check_part(
+        ".quant_map",
+        resize(4),
+        expect![
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, has not 16 numbers of F32"
+        ],
+    );
+    check_part(
+        ".nested_absmax",
+        resize(-4),
+        expect![
+            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, has not 2 numbers of F32"
+        ],
+    );
+    check_part(
+        ".nested_quant_map",
+        resize(-1024),
+        expect![
+            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, has not 256 numbers of F32"
+        ],
+    );
 }
 
 #[test]
@@ -223,16 +353,36 @@ fn parts_of_another_type() {
             part.make_vector();
         }
     };
-    check_part(".absmax", retype("I8"), expect![""]);
-    check_part(".quant_map", retype("BF16"), expect![""]);
-    check_part(".nested_absmax", retype("I64"), expect![""]);
+    check_part(
+        ".absmax",
+        retype("I8"),
+        expect![
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of U8"
+        ],
+    );
+    check_part(
+        ".quant_map",
+        retype("BF16"),
+        expect![
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, has not 16 numbers of F32"
+        ],
+    );
+    check_part(
+        ".nested_absmax",
+        retype("I64"),
+        expect![
+            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, has not 2 numbers of F32"
+        ],
+    );
     // Scales of one byte in a state that speaks of no second level.
     check_state(
         |state| {
             let state = state.as_object_mut().unwrap();
             state.retain(|key, _| !key.starts_with("nested_"));
         },
-        expect![""],
+        expect![
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of F32"
+        ],
     );
 }
 
@@ -241,15 +391,35 @@ fn maps_that_are_another() {
     let replace = |at: usize, number: f32| {
         move |part: &mut Part| part.data[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes())
     };
-    check_part(".quant_map", replace(3, -0.5), expect![""]);
-    check_part(".quant_map", replace(15, f32::NAN), expect![""]);
-    check_part(".nested_quant_map", replace(255, 0.5), expect![""]);
+    check_part(
+        ".quant_map",
+        replace(3, -0.5),
+        expect![
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 3 is -0.5, known is -0.3949175"
+        ],
+    );
+    check_part(
+        ".quant_map",
+        replace(15, f32::NAN),
+        expect![
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 15 is NaN, known is 1"
+        ],
+    );
+    check_part(
+        ".nested_quant_map",
+        replace(255, 0.5),
+        expect![
+            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 255 is 0.5, known is 1"
+        ],
+    );
     // Codes of one type under the map of another.
     check(
         |parts| {
             edit_state(parts, |state| state["quant_type"] = json!("fp4"));
         },
-        expect![""],
+        expect![
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 0 is -1, known is 0"
+        ],
     );
 }
 
@@ -261,6 +431,8 @@ fn a_tensor_has_one_state() {
             second.name = format!("{NAME}.quant_state.bitsandbytes__fp4");
             parts.push(second);
         },
-        expect![""],
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` is there twice, the second time as `x.weight.quant_state.bitsandbytes__nf4`"
+        ],
     );
 }
