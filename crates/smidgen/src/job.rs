@@ -482,3 +482,7 @@ fn read_tokens(
         ReadData::Wrong(with_hint(failure, error.hint()))
     })
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

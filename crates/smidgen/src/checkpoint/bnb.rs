@@ -73,7 +73,11 @@ pub fn find_bnb_weights(folder: &ModelFolder) -> Result<BnbWeights, BnbError> {
     let mut found = BnbWeights::default();
     for state_name in folder.tensor_names().filter(|name| name.contains(STATE)) {
         let (name, _) = state_name.split_once(STATE).expect("filtered by it");
-        let weight = Reading { folder, name, state_name, parts: &mut found.parts }.read()?;
+        let reading = Reading { folder, name, state_name, parts: &mut found.parts };
+        if found.weights.contains_key(name) {
+            return Err(reading.wrong_state(format!("is there twice, the second time as `{state_name}`")));
+        }
+        let weight = reading.read()?;
         found.weights.insert(name.to_string(), weight);
     }
     Ok(found)
@@ -151,7 +155,7 @@ impl Reading<'_> {
         let Some(offset) =
             state.nested_offset.map(|offset| offset as f32).filter(|offset| offset.is_finite())
         else {
-            return Err(self.wrong_state("has no `nested_offset`".into()));
+            return Err(self.wrong_state("has no finite `nested_offset`".into()));
         };
         self.map(".nested_quant_map", &quant::dynamic_map::SIGNED_MAP)?;
         let group_scales = self.vector(".nested_absmax", Element::F32, blocks.div_ceil(BNB4_GROUP))?;
@@ -236,3 +240,7 @@ impl BnbWeight {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "bnb_tests.rs"]
+mod tests;

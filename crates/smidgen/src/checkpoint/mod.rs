@@ -6,6 +6,9 @@
 pub mod bnb;
 pub mod element;
 pub mod folder;
+#[cfg(test)]
+#[path = "../../tests/four_bit/mod.rs"]
+pub(crate) mod four_bit;
 pub mod gguf;
 pub mod grouped_digits;
 pub mod json_file;

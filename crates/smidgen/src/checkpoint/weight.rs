@@ -57,6 +57,12 @@ impl GgufWeight {
         }
     }
 
+    /// Whether its numbers are the file's less something; these are f32, because rounded numbers cannot hold them.
+    /// A vector in blocks is left as it is: nothing reads it.
+    fn is_shifted(&self) -> bool {
+        self.source.added != 0.0 && self.tensor().storage.plain().is_some()
+    }
+
     /// Bytes in the file's storage, rows in the order of the checkpoint.
     fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
         if self.source.rows == RowOrder::AsStored {
@@ -98,8 +104,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => plain_storage(tensor.element()).map(Storage::Plain),
             Weight::Bnb(weight) => Some(weight.storage),
-            // A shift cannot be undone in rounded numbers.
-            Weight::Gguf(weight) if weight.source.added != 0.0 => Some(Storage::F32),
+            Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
         }
     }
@@ -126,17 +131,24 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => Ok(tensor.read_at(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Bnb(weight) => Ok(weight.read_stored(byte_offset, destination)?),
-            Weight::Gguf(weight) if weight.source.added != 0.0 => {
-                let mut rows = WeightRows::open(self)?;
-                let mut floats = vec![0.0; destination.len() / 4];
-                rows.read(byte_offset as usize / 4, floats.len(), &mut floats)?;
-                for (bytes, float) in destination.chunks_exact_mut(4).zip(floats) {
-                    bytes.copy_from_slice(&float.to_le_bytes());
-                }
-                Ok(())
-            }
+            Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
             Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
         }
+    }
+
+    /// Bytes of the rows as f32, for any range: it may begin or end inside an element.
+    fn read_unshifted(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+        let (_, columns) = self.rows_and_columns();
+        let row_bytes = 4 * columns;
+        let (begin, end) = (byte_offset as usize, byte_offset as usize + destination.len());
+        let (first, after) = (begin / row_bytes, end.div_ceil(row_bytes));
+        let mut floats = vec![0.0; (after - first) * columns];
+        WeightRows::open(self)?.read(first, after - first, &mut floats)?;
+        let bytes = floats.iter().flat_map(|float| float.to_le_bytes()).skip(begin - first * row_bytes);
+        for (target, byte) in destination.iter_mut().zip(bytes) {
+            *target = byte;
+        }
+        Ok(())
     }
 }
 
@@ -206,3 +218,7 @@ impl<'a> WeightRows<'a> {
 
 /// Bytes that a conversion of plain elements passes through.
 const PLAIN_SCRATCH: usize = 16 << 10;
+
+#[cfg(test)]
+#[path = "weight_tests.rs"]
+mod tests;

@@ -138,3 +138,7 @@ pub fn leaf_names(plan: &Plan, kind: LeafKind) -> Vec<(ValueId, String)> {
 pub fn leaf(plan: &Plan, name: &str) -> ValueId {
     plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no leaf `{name}`"))
 }
+
+#[cfg(test)]
+#[path = "weights_tests.rs"]
+mod tests;

@@ -9,6 +9,8 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+#[path = "../four_bit/mod.rs"]
+mod four_bit;
 #[cfg(unix)]
 mod hub_server;
 mod inspecting;
@@ -19,6 +21,7 @@ mod plan_json;
 mod pull;
 #[cfg(unix)]
 mod pull_pypi;
+mod quantized;
 mod resume;
 mod scratch;
 mod training;

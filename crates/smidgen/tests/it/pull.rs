@@ -45,6 +45,7 @@ impl Pulling {
                 command.env_remove(variable);
             }
         }
+        command.env_remove("HF_HUB_OFFLINE");
         command.env("HF_HOME", self.scratch.path("cache")).env("HF_ENDPOINT", &self.server.address);
         command
     }

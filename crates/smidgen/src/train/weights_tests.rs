@@ -1,0 +1,117 @@
+//! Quantizing at load gives what quantizing the whole tensor gives, whatever the pieces and the source.
+
+use super::*;
+use crate::checkpoint::four_bit::{Part, file_of, floats, part, parts_of};
+use smidgen_ir::Code4;
+use smidgen_runtime::quant;
+use std::path::{Path, PathBuf};
+
+fn fixture(place: &str) -> Model {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(place);
+    Model::open(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn model_of(folder: &Path, parts: &[Part]) -> Model {
+    std::fs::write(folder.join("config.json"), "{}").unwrap();
+    std::fs::write(folder.join("model.safetensors"), file_of(parts)).unwrap();
+    Model::open(folder).unwrap()
+}
+
+const STORAGES: [Storage; 6] = [
+    Storage::Int8Rows,
+    Storage::Bnb4 { code: Code4::Nf4, double: true },
+    Storage::Bnb4 { code: Code4::Nf4, double: false },
+    Storage::F32,
+    Storage::Plain(DType::Bf16),
+    Storage::Plain(DType::F16),
+];
+
+#[track_caller]
+fn check_encoding(name: &str, weight: &Weight) {
+    let (rows, columns) = weight.rows_and_columns();
+    let mut values = vec![0.0; rows * columns];
+    WeightRows::open(weight).unwrap().read(0, rows, &mut values).unwrap();
+    for storage in STORAGES {
+        let expected = quant::encode(storage, rows, columns, &values).unwrap();
+        let mut found = vec![0xAA; expected.len()];
+        encode_weight(weight, storage, 0, &mut found).unwrap();
+        assert!(found == expected, "{name} as {storage}");
+    }
+}
+
+#[test]
+fn every_matrix_of_every_kind_of_model_is_encoded_as_a_whole_would_be() {
+    for place in [
+        "qwen2-nf4/model",
+        "llama-f16-some-layers/model",
+        "llama-bnb-nf4/model",
+        "llama-bnb-fp4/model",
+        "gguf-llama/model.gguf",
+        "gguf-kquants/model.gguf",
+        "gguf-gemma2/model.gguf",
+    ] {
+        let model = fixture(place);
+        for name in model.weight_names() {
+            let weight = model.weight(name).unwrap();
+            check_encoding(&format!("{place}: {name}"), &weight);
+        }
+    }
+}
+
+/// Several pieces, the last of them short; blocks that run over the ends of rows.
+#[test]
+fn pieces_do_not_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let shapes = [(40_001, 1), (1_001, 50), (700, 64), (401, 100), (3, 18_944), (130, 257)];
+    let parts: Vec<Part> = shapes
+        .iter()
+        .map(|&(rows, columns)| {
+            let values: Vec<f32> = (0..rows * columns).map(|i| (i as f32 * 0.37).sin() * 0.02).collect();
+            part(format!("{columns}"), "F32", &[rows as u64, columns as u64], floats(&values))
+        })
+        .collect();
+    let model = model_of(folder.path(), &parts);
+    for (rows, columns) in shapes {
+        let weight = model.weight(&columns.to_string()).unwrap();
+        assert_eq!(weight.rows_and_columns(), (rows, columns));
+        let step = rows_at_a_time(columns, 64);
+        assert!(step < rows && rows % step != 0 || columns == 18_944, "{rows} rows in steps of {step}");
+        check_encoding(&format!("({rows}, {columns})"), &weight);
+    }
+}
+
+#[test]
+fn a_tensor_in_4_bits_is_encoded_again_from_its_numbers() {
+    for (code, double) in [(Code4::Nf4, true), (Code4::Fp4, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = model_of(folder.path(), &parts_of("x", code, double, 1_001, 50));
+        check_encoding("x", &model.weight("x").unwrap());
+    }
+}
+
+/// (16384 / columns) rows, up to where they are whole blocks: gcd(50, 64) = 2 asks for a multiple of 32 rows,
+/// gcd(100, 64) = 4 for one of 16, an odd number of columns for one of 64.
+#[test]
+fn rows_at_a_time_are_whole_blocks() {
+    let of_blocks = [1, 50, 64, 100, 18_944, 18_945].map(|columns| rows_at_a_time(columns, 64));
+    assert_eq!(of_blocks, [16_384, 352, 256, 176, 1, 64]);
+    let of_rows = [1, 50, 64, 100, 18_944, 18_945].map(|columns| rows_at_a_time(columns, columns));
+    assert_eq!(of_rows, [16_384, 327, 256, 163, 1, 1]);
+    for columns in 1..400 {
+        for unit in [1, 32, 64, 256, columns] {
+            let rows = rows_at_a_time(columns, unit);
+            assert!((rows * columns).is_multiple_of(unit), "{rows} rows of {columns} in units of {unit}");
+            assert!(rows * columns <= PIECE_ELEMENTS + unit * columns, "{rows} rows of {columns}");
+        }
+    }
+}
+
+#[test]
+fn what_nothing_encodes_is_an_error() {
+    let model = fixture("gguf-llama/model.gguf");
+    let weight = model.weight("model.layers.0.mlp.up_proj.weight").unwrap();
+    let storage = Storage::Gguf(smidgen_ir::Block::Q4K);
+    let (rows, columns) = weight.rows_and_columns();
+    let error = encode_weight(&weight, storage, 0, &mut vec![0; storage.bytes(rows, columns)]).unwrap_err();
+    assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
+}

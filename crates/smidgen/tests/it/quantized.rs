@@ -1,0 +1,393 @@
+//! Models in other storages through the program: GGUF files, 4-bit checkpoints, plain ones quantized at load.
+//!
+//! What is planned, that it trains, and what is said of damaged ones: exit code 1, the file and the tensor by name,
+//! nothing written. Numbers are compared with PyTorch in `parity.rs`.
+
+use crate::four_bit::{file_of, parts_of_file};
+use crate::scratch::Scratch;
+use expect_test::{Expect, expect};
+use serde_json::Value;
+
+const WEIGHTS: &str = "model/model.safetensors";
+const GGUF: &str = "model.gguf";
+
+/// The line of the base weights in the plan, then two steps that have to be finite and to learn.
+fn check_run(case: &str, overrides: &[&str], expected: Expect) -> Scratch {
+    let scratch = Scratch::of(case);
+    let ended = scratch.run(&[&["plan", "recipe.toml"][..], overrides].concat());
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "{case}");
+    let line = ended.stdout.lines().find(|line| line.contains("base weights ")).unwrap();
+    expected.assert_eq(line.trim());
+    assert!(!scratch.exists("run"));
+    let two_steps = ["train.steps=2", "train.warmup=0", "train.batch=5", "data.shuffle=false"];
+    scratch.train("run", &[&two_steps[..], overrides].concat());
+    let losses = scratch.losses("run");
+    assert!(losses.len() == 2 && losses.iter().all(|loss| loss.is_finite()), "{case}: {losses:?}");
+    assert!(scratch.exists("run/adapter/adapter_model.safetensors"));
+    scratch
+}
+
+#[test]
+fn gguf_files_are_planned_and_trained_on() {
+    check_run(
+        "gguf-kquants",
+        &["model.path=model.gguf"],
+        expect!["base weights      252.34 KiB   q4_k and q6_k and q5_k and f32, as stored"],
+    );
+    check_run(
+        "gguf-gemma3",
+        &["model.path=model.gguf"],
+        expect!["base weights       63.85 KiB   q8_0 and f16 and f32, as stored"],
+    );
+    check_run(
+        "gguf-llama",
+        &["model.path=model.gguf", "model.base=nf4"],
+        expect!["base weights       52.39 KiB   nf4 and f16 and q8_0 and f32"],
+    );
+}
+
+#[test]
+fn checkpoints_in_4_bits_are_planned_and_trained_on() {
+    check_run("llama-bnb-nf4", &[], expect!["base weights       76.95 KiB   nf4 and bf16, as stored"]);
+    check_run("llama-bnb-fp4", &[], expect!["base weights       41.19 KiB   fp4-single and f16, as stored"]);
+    check_run("llama-bnb-fp4", &["model.base=bf16"], expect!["base weights      112.88 KiB   bf16"]);
+}
+
+#[test]
+fn plain_checkpoints_are_quantized_at_load() {
+    check_run("qwen2-nf4", &[], expect!["base weights      177.75 KiB   bf16, as stored"]);
+    check_run("qwen2-nf4", &["model.base=nf4"], expect!["base weights       60.92 KiB   nf4 and bf16"]);
+    check_run(
+        "qwen2-nf4",
+        &["model.base=nf4-single"],
+        expect!["base weights       64.55 KiB   nf4-single and bf16"],
+    );
+    check_run("qwen2-nf4", &["model.base=int8"], expect!["base weights      101.94 KiB   int8 and bf16"]);
+}
+
+/// Quantized at load or stored so: the same numbers, so the same run to the bit.
+#[test]
+fn a_model_quantized_at_load_is_the_model_stored_so() {
+    let base = ["train.steps=2", "model.base=nf4"];
+    let scratch = Scratch::of("llama-gqa-tied");
+    scratch.train("at-load", &base);
+    let (stored, said) = stored_in_4_bits(&scratch);
+    stored.train("as-stored", &["train.steps=2"]);
+    assert_eq!(stored.losses("as-stored"), scratch.losses("at-load"));
+    assert!(stored.adapter("as-stored") == scratch.adapter("at-load"));
+    assert_eq!(said, 14);
+}
+
+/// The model of a scratch folder as bitsandbytes would have stored it, and how many of its tensors it quantized.
+fn stored_in_4_bits(scratch: &Scratch) -> (Scratch, usize) {
+    use crate::four_bit::parts_of_values;
+    use smidgen_ir::Code4;
+    let mut quantized = 0;
+    let mut parts = Vec::new();
+    for part in parts_of_file(&scratch.read(WEIGHTS)) {
+        if part.name.ends_with("_proj.weight") {
+            let numbers: Vec<f32> = part
+                .data
+                .chunks_exact(4)
+                .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+                .collect();
+            let [rows, columns] = [0, 1].map(|at| part.shape[at] as usize);
+            parts.extend(parts_of_values(&part.name, Code4::Nf4, true, rows, columns, &numbers));
+            quantized += 1;
+        } else {
+            parts.push(part);
+        }
+    }
+    let stored = Scratch::of("llama-gqa-tied");
+    stored.write(WEIGHTS, file_of(&parts));
+    (stored, quantized)
+}
+
+/// A plan needs no weights: the config of a 4-bit model says how they will lie.
+#[test]
+fn a_4_bit_model_is_planned_from_its_config_alone() {
+    for case in ["llama-bnb-nf4", "llama-bnb-fp4"] {
+        let scratch = Scratch::of(case);
+        let with_weights = scratch.plan(&[]);
+        std::fs::remove_file(scratch.path(WEIGHTS)).unwrap();
+        assert_eq!(scratch.plan(&[]), with_weights, "{case}");
+        scratch.train_refused(1, &[], &["model` holds no weights, only a config"]);
+    }
+}
+
+/// A run that has to be refused as a plan and as training, with the same words.
+fn check_refused(scratch: &Scratch, overrides: &[&str], expected: Expect) {
+    let said = scratch.train_refused(1, overrides, &[]);
+    expected.assert_eq(&scratch.neutral(&said));
+    let plan = [&["plan", "recipe.toml"][..], overrides].concat();
+    assert_eq!(scratch.refused(1, &plan, &[]), said);
+}
+
+fn check_gguf(edit: impl FnOnce(&mut Vec<u8>), expected: Expect) {
+    let scratch = Scratch::of("gguf-llama");
+    let mut bytes = scratch.read(GGUF);
+    edit(&mut bytes);
+    scratch.write(GGUF, &bytes);
+    check_refused(&scratch, &["model.path=model.gguf"], expected);
+}
+
+#[test]
+fn truncated_gguf_files() {
+    check_gguf(
+        |bytes| bytes.truncate(bytes.len() - 1),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: 107,103 of at least 107,104 bytes, tensor `output.weight` is incomplete; download it again
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes.truncate(bytes.len() / 2),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: 53,552 of at least 66,912 bytes, tensor `blk.1.attn_q.weight` is incomplete; download it again
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes.truncate(1_000),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 105 elements of `tokenizer.ggml.tokens`, at least 840 bytes, and has 282 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes.truncate(30),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 24 metadata pairs, at least 312 bytes, and has 6 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes.truncate(6),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: the version needs 4 bytes at 4, the file has 6; download it again
+    "#]],
+    );
+    check_gguf(
+        Vec::clear,
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: the magic needs 4 bytes at 0, the file has 0; download it again
+    "#]],
+    );
+}
+
+#[test]
+fn gguf_files_of_another_kind() {
+    // Magic, version, number of tensors, number of metadata pairs: the numbers the other way round.
+    check_gguf(
+        |bytes| bytes[4..8].reverse(),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is big-endian; only little-endian GGUF can be read, download or convert it so
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes[..4].reverse(),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is big-endian; only little-endian GGUF can be read, download or convert it so
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes[4] = 4,
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file has GGUF version 4; versions 2 and 3 can be read, convert the model again
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes[4] = 1,
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file has GGUF version 1; versions 2 and 3 can be read, convert the model again
+    "#]],
+    );
+    check_gguf(
+        |bytes| bytes[..4].copy_from_slice(b"ggml"),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: this is not a GGUF file: it starts with [67, 67, 6d, 6c], not with `GGUF`
+    "#]],
+    );
+    let rename = |bytes: &mut Vec<u8>| {
+        let key = b"general.architecture";
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+        // The type and the length of the text stand between.
+        assert_eq!(&bytes[at + 12..at + 17], b"llama");
+        bytes[at + 12..at + 17].copy_from_slice(b"mamba");
+    };
+    check_gguf(
+        rename,
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma2, gemma3)
+    "#]],
+    );
+}
+
+#[test]
+fn gguf_files_that_lie_about_counts() {
+    let claim = |at: usize, number: u64| {
+        move |bytes: &mut Vec<u8>| bytes[at..at + 8].copy_from_slice(&number.to_le_bytes())
+    };
+    check_gguf(
+        claim(8, u64::MAX),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 tensors, at least uncountable bytes, and has 104,664 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        claim(8, 1 << 20),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 1,048,576 tensors, at least 33,554,432 bytes, and has 104,664 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        claim(8, 0),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the tensor `token_embd.weight` is missing
+    "#]],
+    );
+    check_gguf(
+        claim(16, u64::MAX),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 metadata pairs, at least uncountable bytes, and has 107,080 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        claim(16, 1 << 20),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file claims 1,048,576 metadata pairs, at least 13,631,488 bytes, and has 107,080 left; it is damaged
+    "#]],
+    );
+    check_gguf(
+        claim(16, 0),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: tensor `general.architecture` has 8 dimensions; 1 to 4 are possible
+    "#]],
+    );
+    // The length of the first key.
+    check_gguf(
+        claim(24, u64::MAX),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: metadata key 0 needs 18,446,744,073,709,551,615 bytes at 32, the file has 107,104; download it again
+    "#]],
+    );
+    check_gguf(
+        claim(24, 1 << 40),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: the file is truncated: metadata key 0 needs 1,099,511,627,776 bytes at 32, the file has 107,104; download it again
+    "#]],
+    );
+}
+
+#[test]
+fn a_text_file_that_is_called_gguf() {
+    check_gguf(
+        |bytes| *bytes = b"<html>404</html>\n".repeat(20),
+        expect![[r#"
+        error: `FOLDER/model.gguf`: this is not a GGUF file: it starts with [3c, 68, 74, 6d], not with `GGUF`
+    "#]],
+    );
+}
+
+/// Takes tensors out of the weights, or changes them.
+fn check_folder(case: &str, edit: impl FnOnce(&mut Vec<crate::four_bit::Part>), expected: Expect) {
+    let scratch = Scratch::of(case);
+    let mut parts = parts_of_file(&scratch.read(WEIGHTS));
+    edit(&mut parts);
+    scratch.write(WEIGHTS, file_of(&parts));
+    check_refused(&scratch, &[], expected);
+}
+
+#[test]
+fn checkpoints_in_4_bits_with_a_part_removed() {
+    let without = |suffix: &'static str| {
+        move |parts: &mut Vec<crate::four_bit::Part>| {
+            let name = format!("model.layers.1.mlp.up_proj.weight{suffix}");
+            let before = parts.len();
+            parts.retain(|part| part.name != name);
+            assert_eq!(parts.len(), before - 1, "{name}");
+        }
+    };
+    check_folder(
+        "llama-bnb-nf4",
+        without(""),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        without(".absmax"),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight.absmax`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        without(".quant_map"),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        without(".nested_absmax"),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight.nested_absmax`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        without(".nested_quant_map"),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight.nested_quant_map`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        without(".quant_state.bitsandbytes__nf4"),
+        expect![[r#"
+        error: config.json contradicts the weights in `FOLDER/model`
+          `model.layers.1.mlp.up_proj.weight` is [8800, 1], the config says [400, 44]
+          `model.layers.1.mlp.up_proj.weight.absmax` is in the file but not in the config's model
+          `model.layers.1.mlp.up_proj.weight.nested_absmax` is in the file but not in the config's model
+          `model.layers.1.mlp.up_proj.weight.nested_quant_map` is in the file but not in the config's model
+          `model.layers.1.mlp.up_proj.weight.quant_map` is in the file but not in the config's model
+
+        hint: config.json and the safetensors files have to come from the same model
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-fp4",
+        without(".absmax"),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.1.mlp.up_proj.weight.absmax`, a part of the 4-bit tensor `model.layers.1.mlp.up_proj.weight`, is missing
+    "#]],
+    );
+}
+
+#[test]
+fn checkpoints_in_4_bits_with_a_state_changed() {
+    let with = |key: &'static str, value: Value| {
+        move |parts: &mut Vec<crate::four_bit::Part>| {
+            crate::four_bit::edit_state(parts, |state| state[key] = value);
+        }
+    };
+    check_folder(
+        "llama-bnb-nf4",
+        with("blocksize", 128.into()),
+        expect![[r#"
+        error: `FOLDER/model`: the quantization state of `model.layers.0.mlp.down_proj.weight` has blocks of 128; only blocks of 64 are read
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        with("shape", vec![400, 45].into()),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, has not the 9000 bytes of 18000 codes
+    "#]],
+    );
+    check_folder(
+        "llama-bnb-nf4",
+        with("quant_type", "fp4".into()),
+        expect![[r#"
+        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, is another map: entry 0 is -1, known is 0
+    "#]],
+    );
+}
