@@ -9,6 +9,7 @@ use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
 use crate::job::{self, Data, Job, Rows};
 use crate::recipe::{BaseFormat, Batch, MicroTokens, Recompute};
+use crate::train::weights::load_scratch_bytes;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
@@ -31,9 +32,11 @@ pub struct Planned {
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
-const PROCESS_BYTES: u64 = 5_950_000;
+const PROCESS_BYTES: u64 = 9_950_000;
 /// ... each thread's stack and heap, ...
 const THREAD_BYTES: u64 = 40_000;
+/// ... each weight of the model, its names and places, ...
+const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
 
@@ -109,7 +112,15 @@ fn context(job: &Job) -> Context {
         Data::Assumed { .. } => 0,
     };
     let threads = job.request.threads as u64 * THREAD_BYTES;
-    Context { bytes: PROCESS_BYTES + threads + data as u64, step_bytes: STEP_BYTES }
+    let tensors = job.request.spec.tensors();
+    let weights = tensors.len() as u64 * WEIGHT_BYTES;
+    let scratch = tensors.iter().filter_map(|tensor| {
+        let weight = job.model.weight(&tensor.name)?;
+        Some(load_scratch_bytes(&weight, job.request.storage_of(&tensor.name)))
+    });
+    let loading = scratch.max().unwrap_or(0) as u64;
+    let bytes = PROCESS_BYTES + threads + weights + loading + data as u64;
+    Context { bytes, step_bytes: STEP_BYTES }
 }
 
 fn pinned_recompute(job: &Job) -> Result<Option<options::Recompute>, Failure> {

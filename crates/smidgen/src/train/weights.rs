@@ -9,6 +9,7 @@ use crate::checkpoint::model::Model;
 use crate::checkpoint::tensor_ref::TensorRef;
 use crate::checkpoint::weight::{Weight, WeightError, WeightRows};
 use crate::failure::Failure;
+use smidgen_ir::storage::BNB4_BLOCK;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::quant::Encoding;
 use smidgen_runtime::{Device, Executor};
@@ -75,6 +76,24 @@ fn encode_weight(
     }
     encoding.finish();
     Ok(())
+}
+
+/// Heap that filling a value of `storage` from the weight takes for a while, in bytes.
+pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
+    if weight.storage() == Some(storage) {
+        return 0;
+    }
+    let (rows, columns) = weight.rows_and_columns();
+    let scales = match storage {
+        Storage::Bnb4 { .. } => 4 * (rows * columns).div_ceil(BNB4_BLOCK),
+        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) => 0,
+    };
+    let whole = match weight {
+        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
+        Weight::Plain(_) | Weight::Gguf(_) => 0,
+    };
+    // The floats of a piece, and the bytes that they are read from.
+    scales + whole + 8 * PIECE_ELEMENTS.max(columns)
 }
 
 /// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
