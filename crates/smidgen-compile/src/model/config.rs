@@ -38,8 +38,9 @@ impl<'a> Config<'a> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
+    /// A number above 0 that stays one in f32, in which the devices compute.
     pub fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        self.typed(key, "a number above 0", |value| value.as_f64().filter(|n| *n > 0.0 && n.is_finite()))
+        self.typed(key, "a number above 0 that f32 can hold", positive)
     }
 
     /// A cap of scores or logits: `default` where the key is absent, none where it is null.
@@ -61,6 +62,28 @@ impl<'a> Config<'a> {
         self.size(key)?.ok_or(ModelError::Missing { key })
     }
 
+    /// A dimension of the model: the bytes of everything that is made of them can still be counted.
+    pub fn dimension(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.at_most(key, MOST_CHANNELS, "sizes up to 4194304")
+    }
+
+    pub fn required_dimension(&self, key: &'static str) -> Result<usize, ModelError> {
+        self.dimension(key)?.ok_or(ModelError::Missing { key })
+    }
+
+    pub fn required_layers(&self, key: &'static str) -> Result<usize, ModelError> {
+        self.at_most(key, MOST_LAYERS, "up to 4096 layers")?.ok_or(ModelError::Missing { key })
+    }
+
+    fn at_most(&self, key: &str, most: usize, supported: &'static str) -> Result<Option<usize>, ModelError> {
+        match self.size(key)? {
+            Some(size) if size > most => {
+                Err(ModelError::Unsupported { key: self.key(key), got: size.to_string(), supported })
+            }
+            size => Ok(size),
+        }
+    }
+
     pub fn table(&self, key: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>, ModelError> {
         let map = self.typed(key, "an object", Value::as_object)?;
         Ok(map.map(|map| Config { map, prefix }))
@@ -80,7 +103,7 @@ impl<'a> Config<'a> {
     pub fn refuse(&self, key: &str, harmless: &[Value], supported: &'static str) -> Result<(), ModelError> {
         match self.get(key) {
             Some(value) if !harmless.contains(value) => {
-                Err(ModelError::Unsupported { key: self.key(key), got: value.to_string(), supported })
+                Err(ModelError::Unsupported { key: self.key(key), got: shortened(value), supported })
             }
             _ => Ok(()),
         }
@@ -208,7 +231,6 @@ impl<'a> Config<'a> {
 
     fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
         self.typed(key, "a list of numbers above 0", |value| {
-            let positive = |value: &Value| value.as_f64().filter(|n| *n > 0.0 && n.is_finite());
             value.as_array()?.iter().map(|number| positive(number).map(|n| n as f32)).collect()
         })
     }
@@ -227,7 +249,7 @@ impl<'a> Config<'a> {
             Some("full_attention") => Ok(false),
             _ => Err(ModelError::Unsupported {
                 key: key.into(),
-                got: word.to_string(),
+                got: shortened(word),
                 supported: "sliding_attention, full_attention",
             }),
         });
@@ -235,10 +257,23 @@ impl<'a> Config<'a> {
     }
 }
 
+/// Most channels of a layer and most entries of a vocabulary.
+const MOST_CHANNELS: usize = 1 << 22;
+const MOST_LAYERS: usize = 4096;
+
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| (*number as f32) > 0.0 && (*number as f32).is_finite())
+}
+
 fn wrong(key: &str, expected: &'static str, value: &Value) -> ModelError {
-    let mut got = value.to_string();
-    if got.len() > 60 {
-        got = format!("{}…", got.chars().take(60).collect::<String>());
+    ModelError::WrongType { key: key.into(), expected, got: shortened(value) }
+}
+
+/// The beginning of a value, for a message.
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.len() > 60 {
+        true => format!("{}…", text.chars().take(60).collect::<String>()),
+        false => text,
     }
-    ModelError::WrongType { key: key.into(), expected, got }
 }

@@ -22,9 +22,9 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
     for dropout in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
     }
-    let hidden = config.required_size("hidden_size")?;
-    let heads = config.required_size("num_attention_heads")?;
-    let kv_heads = config.size("num_key_value_heads")?.unwrap_or(heads);
+    let hidden = config.required_dimension("hidden_size")?;
+    let heads = config.required_dimension("num_attention_heads")?;
+    let kv_heads = config.dimension("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");
         return Err(ModelError::Contradiction { what });
@@ -38,16 +38,21 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
             return Err(ModelError::Contradiction { what });
         }
     };
+    if heads * head_dim > 1 << 22 {
+        let supported = "heads with up to 4194304 channels in all";
+        let key = "num_attention_heads".to_string();
+        return Err(ModelError::Unsupported { key, got: heads.to_string(), supported });
+    }
     if !head_dim.is_multiple_of(2) || head_dim > 256 {
         let supported = "even sizes up to 256";
         return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
     }
-    let layers = config.required_size("num_hidden_layers")?;
+    let layers = config.required_layers("num_hidden_layers")?;
     Ok(DecoderSpec {
         model_type: model_type.into(),
-        vocabulary: config.required_size("vocab_size")?,
+        vocabulary: config.required_dimension("vocab_size")?,
         hidden,
-        intermediate: config.required_size("intermediate_size")?,
+        intermediate: config.required_dimension("intermediate_size")?,
         layers,
         heads,
         kv_heads,
@@ -165,6 +170,16 @@ mod tests {
             message(&|c| c["hidden_size"] = json!("64")),
             "`hidden_size` in config.json must be a whole number above 0, got \"64\""
         );
+        assert_eq!(
+            message(&|c| c["num_hidden_layers"] = json!(2_000_000_000)),
+            "`num_hidden_layers = 2000000000` in config.json is not supported (supported: up to 4096 layers)"
+        );
+        assert!(message(&|c| c["vocab_size"] = json!(1u32 << 31)).contains("sizes up to 4194304"));
+        for (key, value) in [("rms_norm_eps", 1e-300), ("rope_theta", 1e300)] {
+            assert!(message(&|c| c[key] = json!(value)).contains("a number above 0 that f32 can hold"));
+        }
+        let long = "x".repeat(1_000_000);
+        assert!(message(&|c| c["pretraining_tp"] = json!(long)).len() < 300);
         assert_eq!(
             message(&|c| c["model_type"] = json!("mamba")),
             "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral, phi3, gemma2, gemma3_text)"

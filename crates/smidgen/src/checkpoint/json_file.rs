@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use super::grouped_digits::Grouped;
 
-/// Configs are a few KiB; parsed into a `serde_json::Value` they can grow some thirtyfold.
-pub const MAX_CONFIG_BYTES: u64 = 4_000_000;
+/// Configs are a few KiB; parsed into a `serde_json::Value` they can grow more than a hundredfold.
+pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
 /// A weight map takes about 100 bytes a tensor, and the largest mixtures have some 200,000 tensors.
 pub const MAX_INDEX_BYTES: u64 = 100_000_000;
 
