@@ -4,7 +4,7 @@
 
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{inspect, merge, print};
+use crate::commands::{export, inspect, merge, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -45,6 +45,8 @@ enum Command {
     Train(TrainArgs),
     /// Fold an adapter into its base model
     Merge(merge::Args),
+    /// Write an adapter, or a model with it, as a GGUF file for llama.cpp
+    Export(export::Args),
     /// Show what an adapter, a run or a model folder holds
     Inspect(inspect::Args),
     /// Fetch a model, or say where it is
@@ -87,7 +89,8 @@ pub fn run() -> ExitCode {
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
-        Command::Merge(args) => merge::run(args),
+        Command::Merge(args) => merge::run(args, cli.quiet),
+        Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
         Command::Pull(args) => pull::run(&PullArgs { quiet: cli.quiet, ..args.clone() }),
     };

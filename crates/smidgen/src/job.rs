@@ -184,7 +184,7 @@ fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
 }
 
 /// The checkpoint holds exactly the tensors that the config describes, in their shapes.
-fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
+pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     if !model.has_weights() {
         return Ok(());
     }

@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapted;
 pub mod bytes;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod data;
+pub mod export;
 pub mod failure;
 pub mod host;
 pub mod hub;

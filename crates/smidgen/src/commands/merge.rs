@@ -1,19 +1,22 @@
 //! `smidgen merge`: an adapter folded into its base model, as a model folder of its own.
 //!
-//! The base is the one the adapter names, a path from the current folder, unless `--base` gives another.
-//! Left out: downloading a base that is named but not here.
+//! The base is the one the adapter names unless `--base` gives another: a folder, a GGUF file or a name. What is
+//! quantized in it is decoded, and the report says how far the merged model's logits are from those of base + adapter.
 
+use super::original::{Original, open_original};
 use super::print;
 use crate::bytes::format_bytes;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
-use crate::merge::original::OriginalModel;
+use crate::hub::{Access, Want};
+use crate::merge::difference::{LogitsDifference, TOKENS, compare_logits};
+use crate::merge::original::{DECODED, OriginalModel};
 use crate::merge::{MergeOptions, Merged, Tally, merge};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -22,12 +25,15 @@ pub struct Args {
     /// The folder to make
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// The base model's folder, instead of the one the adapter names
+    /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
     #[arg(long, value_name = "MODEL")]
-    base: Option<PathBuf>,
-    /// The element type of all tensors, instead of each one's own
+    base: Option<String>,
+    /// The element type of all tensors, instead of each one's own (bf16 where it was quantized)
     #[arg(long)]
     dtype: Option<Dtype>,
+    /// Compare the logits with those of base + adapter, which is always done for a quantized base
+    #[arg(long)]
+    check: bool,
     /// The report as JSON
     #[arg(long)]
     json: bool,
@@ -40,10 +46,11 @@ enum Dtype {
     F16,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
-    let path = find_original(&adapter, args.base.as_deref())?;
-    let original = OriginalModel::open(&path)?;
+    let access = Access::from_environment(quiet);
+    let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
+    let original = OriginalModel::new(model)?;
     let element = args.dtype.map(|dtype| match dtype {
         Dtype::F32 => Element::F32,
         Dtype::Bf16 => Element::Bf16,
@@ -51,81 +58,129 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let options = MergeOptions { element, ..MergeOptions::default() };
     let merged = merge(&adapter, &original, &args.output, options)?;
-    print(&match args.json {
-        true => format!("{:#}\n", render_json(&merged, &adapter, &path, &args.output)),
-        false => render_report(&merged, &path, &args.output),
-    })
-}
-
-/// The folder of the base model that an adapter belongs to: the one given, or the one the adapter names.
-pub fn find_original(adapter: &AdapterFile, given: Option<&Path>) -> Result<PathBuf, Failure> {
-    if let Some(given) = given {
-        return Ok(given.to_path_buf());
-    }
-    let hint = "`--base` gives the base model's folder";
-    let place = adapter.path().display();
-    match &adapter.config().base_model_name_or_path {
-        None => Err(Failure::recipe(format!("the adapter in `{place}` names no base model")).hint(hint)),
-        Some(name) if !Path::new(name).is_dir() => Err(Failure::recipe(format!(
-            "the adapter in `{place}` names the base model `{name}`, which is no folder here"
-        ))
-        .hint(hint)),
-        Some(name) => Ok(PathBuf::from(name)),
-    }
-}
-
-fn render_report(merged: &Merged, original: &Path, output: &Path) -> String {
-    let mut text = String::new();
-    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-    line(format!("merged {} into `{}`", merged.kind, original.display()));
-    let mut tally = |what: &str, tally: &Tally, note: String| {
-        if tally.tensors > 0 {
-            let bytes = format_bytes(tally.bytes);
-            line(
-                format!("  {what:<10}{:>6} tensors {bytes:>12}   {note}", tally.tensors)
-                    .trim_end()
-                    .to_string(),
-            );
+    let mut report = Report { name, merged, difference: None, args, original: &original, adapter: &adapter };
+    let mut failed = None;
+    if args.check || original.is_quantized() {
+        match compare_logits(&original, &adapter, &args.output) {
+            Ok(difference) => report.difference = Some(difference),
+            Err(failure) if args.check => failed = Some(failure),
+            Err(failure) => {
+                report.merged.notes.push(format!("the logits were not compared: {}", failure.message))
+            }
         }
-    };
-    tally("folded", &merged.folded, format!("{}, rounded once", formula(merged)));
-    let biases =
-        if merged.biases > 0 { format!("{} of them trained biases", merged.biases) } else { String::new() };
-    tally("converted", &merged.converted, biases);
-    tally("copied", &merged.copied, "byte for byte".to_string());
-    let total = total(merged);
-    let shards =
-        if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
-    tally("written", &total, format!("{shards} in `{}`", output.display()));
-    text
-}
-
-fn formula(merged: &Merged) -> &'static str {
-    if merged.kind.has_magnitude() { "(m/n)·(W + s·B·A)" } else { "W + s·B·A" }
-}
-
-fn total(merged: &Merged) -> Tally {
-    let all = [merged.folded, merged.converted, merged.copied];
-    Tally {
-        tensors: all.iter().map(|tally| tally.tensors).sum(),
-        bytes: all.iter().map(|tally| tally.bytes).sum(),
+    }
+    print(&match args.json {
+        true => format!("{:#}\n", report.json()),
+        false => report.text(),
+    })?;
+    match failed {
+        None => Ok(()),
+        Some(failure) => {
+            Err(Failure { message: format!("merged, but not checked: {}", failure.message), ..failure })
+        }
     }
 }
 
-fn render_json(merged: &Merged, adapter: &AdapterFile, original: &Path, output: &Path) -> Value {
-    let tally = |tally: Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
-    json!({
-        "adapter": adapter.path(),
-        "base": original,
-        "output": output,
-        "kind": merged.kind.name(),
-        "modules": merged.modules,
-        "biases": merged.biases,
-        "shards": merged.shards,
-        "folded": tally(merged.folded),
-        "converted": tally(merged.converted),
-        "copied": tally(merged.copied),
-        "written": tally(total(merged)),
-        "memory_bytes": merged.memory_bytes,
-    })
+struct Report<'a> {
+    /// Of the base.
+    name: String,
+    merged: Merged,
+    difference: Option<LogitsDifference>,
+    args: &'a Args,
+    original: &'a OriginalModel,
+    adapter: &'a AdapterFile,
+}
+
+impl Report<'_> {
+    fn text(&self) -> String {
+        let merged = &self.merged;
+        let mut text = String::new();
+        let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
+        line(format!("merged {} into `{}`", merged.kind, self.name));
+        line(format!("  base: {}", self.storages_text()));
+        let mut tally = |what: &str, tally: &Tally, note: String| {
+            if tally.tensors > 0 {
+                let bytes = format_bytes(tally.bytes);
+                line(
+                    format!("  {what:<10}{:>6} tensors {bytes:>12}   {note}", tally.tensors)
+                        .trim_end()
+                        .to_string(),
+                );
+            }
+        };
+        tally("folded", &merged.folded, format!("{}, rounded once", self.formula()));
+        let biases = match merged.biases {
+            0 => String::new(),
+            biases => format!("{biases} of them trained biases"),
+        };
+        tally("converted", &merged.converted, biases);
+        tally("copied", &merged.copied, "byte for byte".to_string());
+        let shards =
+            if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
+        tally("written", &self.total(), format!("{shards} in `{}`", self.args.output.display()));
+        if let Some(LogitsDifference { max, mean, relative }) = self.difference {
+            line(format!(
+                "  logits of base + adapter and of the merged model, {TOKENS} tokens: largest difference \
+                 {max:.2e}, mean {mean:.2e}, relative {relative:.2e}"
+            ));
+        }
+        for note in &merged.notes {
+            line(format!("note: {note}"));
+        }
+        text
+    }
+
+    fn storages_text(&self) -> String {
+        let storages: Vec<String> = self.original.storages().into_iter().collect();
+        let named = match storages.as_slice() {
+            [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+            storages => storages.concat(),
+        };
+        match (self.original.is_quantized(), self.args.dtype) {
+            (false, _) => named,
+            (true, Some(_)) => format!("{named}, decoded"),
+            (true, None) => format!(
+                "{named}, decoded to {} (`--dtype` chooses another type)",
+                DECODED.name().to_lowercase()
+            ),
+        }
+    }
+
+    fn formula(&self) -> &'static str {
+        if self.merged.kind.has_magnitude() { "(m/n)·(W + s·B·A)" } else { "W + s·B·A" }
+    }
+
+    fn total(&self) -> Tally {
+        let all = [self.merged.folded, self.merged.converted, self.merged.copied];
+        Tally {
+            tensors: all.iter().map(|tally| tally.tensors).sum(),
+            bytes: all.iter().map(|tally| tally.bytes).sum(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let merged = &self.merged;
+        let tally = |tally: Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
+        let difference = self.difference.map(|LogitsDifference { max, mean, relative }| {
+            json!({"max": max, "mean": mean, "relative": relative, "tokens": TOKENS})
+        });
+        json!({
+            "adapter": self.adapter.path(),
+            "base": self.name,
+            "base_storages": self.original.storages(),
+            "base_quantized": self.original.is_quantized(),
+            "output": self.args.output,
+            "kind": merged.kind.name(),
+            "modules": merged.modules,
+            "biases": merged.biases,
+            "shards": merged.shards,
+            "folded": tally(merged.folded),
+            "converted": tally(merged.converted),
+            "copied": tally(merged.copied),
+            "written": tally(self.total()),
+            "memory_bytes": merged.memory_bytes,
+            "logits_difference": difference,
+            "notes": merged.notes,
+        })
+    }
 }

@@ -4,8 +4,10 @@
 //! Data goes to stdout and talk to stderr.
 //! Left out: `plan` and `train`, which the command line holds itself.
 
+pub mod export;
 pub mod inspect;
 pub mod merge;
+pub mod original;
 pub mod pull;
 
 use crate::failure::Failure;

@@ -18,7 +18,7 @@ pub enum Action {
     Fold(Box<AdapterModule>),
     /// With a tensor of the adapter.
     Replace(TensorRef),
-    /// Into another element type.
+    /// Into another element type, or from blocks.
     Convert,
     Copy,
 }
@@ -34,7 +34,7 @@ pub struct OutputTensor {
 impl OutputTensor {
     pub fn bytes(&self) -> u64 {
         let bytes = self.element.tensor_bytes(self.original.shape());
-        bytes.expect("at most twice a size that a file has")
+        bytes.expect("a small multiple of a size that a file has")
     }
 }
 
@@ -69,7 +69,7 @@ pub fn fit_adapter(
         let element = element.filter(|_| tensor.is_real()).unwrap_or(tensor.element());
         let action = match actions.remove(tensor.name()) {
             Some(action) => action,
-            None if element == tensor.element() => Action::Copy,
+            None if tensor.is_stored_as(element) => Action::Copy,
             None => Action::Convert,
         };
         OutputTensor { original: tensor.clone(), element, action }

@@ -2,9 +2,12 @@
 //!
 //! One direction: a base and an adapter are matched (`fit`), every output tensor gets its place in a shard
 //! (`shards`), and rows pass through in blocks (`fold`, `write`), computed in f32 and rounded once.
-//! Memory is two blocks of `block_bytes` and one module's A, B and magnitude in f32, whatever the model's size.
+//! Memory is two blocks of `block_bytes` and one module's A, B and magnitude in f32, whatever the model's size; a 4-bit
+//! tensor of bitsandbytes adds its stored bytes.
+//! What was quantized is decoded, and stays so: nothing is quantized again here.
 //! Left out: LS-LoRA, which is not linear and so has no weight that would do the same.
 
+pub mod difference;
 pub mod fit;
 pub mod fold;
 pub mod original;
@@ -25,7 +28,7 @@ use write::{OutputFolder, Workspace, write_shards};
 
 #[derive(Clone, Copy, Debug)]
 pub struct MergeOptions {
-    /// `None` keeps each tensor's own type.
+    /// `None` keeps each tensor's own type; one that was quantized becomes BF16.
     pub element: Option<Element>,
     /// A shard is no larger, unless one tensor is.
     pub max_shard_bytes: u64,
@@ -53,6 +56,8 @@ pub struct Merged {
     pub copied: Tally,
     /// What the workspace held.
     pub memory_bytes: u64,
+    /// What the user should know, such as a tokenizer that is missing.
+    pub notes: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,10 +86,10 @@ pub fn merge(
     let read = read_modules(adapter).map_err(Failure::world)?;
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
     let shards = shards::split_shards(&outputs, options.max_shard_bytes);
-    let mut workspace = Workspace::new(&read.modules, options.block_bytes);
+    let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);
     let folder = OutputFolder::create(output)?;
     write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
-    sidecar::copy_sidecars(original, folder.path(), options.element)?;
+    let notes = sidecar::write_sidecars(original, &outputs, folder.path(), options.element)?;
     folder.commit()?;
     let tally = |is_counted: fn(&fit::Action) -> bool| {
         let counted = outputs.iter().filter(|output| is_counted(&output.action));
@@ -102,5 +107,6 @@ pub fn merge(
         converted: tally(|action| matches!(action, fit::Action::Convert | fit::Action::Replace(_))),
         copied: tally(|action| matches!(action, fit::Action::Copy)),
         memory_bytes: workspace.memory_bytes(),
+        notes,
     })
 }

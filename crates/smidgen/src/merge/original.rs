@@ -1,24 +1,31 @@
 //! The model that is merged into: its tensors in a list, and one way to read rows of them as f32.
-//! Whatever a checkpoint stores (plain numbers, quantised blocks), only this file knows; the rest of the room asks
-//! for rows in f32, or copies bytes as they are.
-//! Left out: GGUF files and bitsandbytes, whose rows would be dequantised here.
+//! Whatever a checkpoint stores (plain numbers, 4-bit codes with scales, GGUF blocks), only this file knows; the rest
+//! of the room asks for rows in f32, or copies bytes as they are.
+//! Rows are decoded a few at a time; of a 4-bit tensor of bitsandbytes the stored bytes are held whole meanwhile,
+//! because its scales of scales serve all rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
+use smidgen_runtime::quant;
 
 use crate::checkpoint::element::Element;
-use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::load::can_read_as;
+use crate::checkpoint::model::Model;
 use crate::checkpoint::tensor_ref::TensorRef;
+use crate::checkpoint::weight::{Weight, WeightRows};
 use crate::failure::Failure;
+use smidgen_ir::{DType, Storage};
 
-/// Bytes that are read from a file at a time, on the stack.
+/// Bytes that are read from a file at a time: plain numbers on the stack, blocks on the heap, or one row of them.
 const PIECE_BYTES: usize = 32 << 10;
 
+/// What a tensor that was quantized is written as where nothing else is asked for.
+pub const DECODED: Element = Element::Bf16;
+
 pub struct OriginalModel {
-    folder: ModelFolder,
+    model: Model,
     tensors: Vec<OriginalTensor>,
     by_name: BTreeMap<String, usize>,
 }
@@ -26,32 +33,46 @@ pub struct OriginalModel {
 /// One tensor; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct OriginalTensor {
-    stored: TensorRef,
+    name: String,
+    weight: Weight,
 }
 
 impl OriginalModel {
+    /// A folder, or a GGUF file.
     pub fn open(path: &Path) -> Result<OriginalModel, Failure> {
-        let folder = ModelFolder::open(path).map_err(Failure::world)?;
-        if !folder.has_weights() {
-            return Err(Failure::world(format!("the model folder `{}` holds no weights", path.display())));
+        OriginalModel::new(Model::open(path).map_err(Failure::world)?)
+    }
+
+    pub fn new(model: Model) -> Result<OriginalModel, Failure> {
+        if !model.has_weights() {
+            let place = model.path().display();
+            return Err(Failure::world(format!("the model folder `{place}` holds no weights")));
         }
         // The order of the files keeps what belongs together in one shard again.
-        let tensors: Vec<OriginalTensor> = (folder.files().iter())
-            .flat_map(|file| file.tensors())
-            .filter_map(|entry| folder.tensor(&entry.name))
-            .map(|stored| OriginalTensor { stored })
-            .collect();
-        let by_name = tensors.iter().map(|tensor| tensor.name().to_string()).zip(0..).collect();
-        Ok(OriginalModel { folder, tensors, by_name })
+        let names: Vec<String> = match &model {
+            Model::Folder { folder, .. } => (folder.files().iter())
+                .flat_map(|file| file.tensors())
+                .map(|entry| entry.name.clone())
+                .collect(),
+            Model::Gguf { model, .. } => {
+                let mut sources: Vec<_> =
+                    model.sources().map(|(name, source)| (source.position, name)).collect();
+                sources.sort_unstable();
+                sources.into_iter().map(|(_, name)| name.to_string()).collect()
+            }
+        };
+        let weight_of = |name: String| model.weight(&name).map(|weight| OriginalTensor { name, weight });
+        let tensors: Vec<OriginalTensor> = names.into_iter().filter_map(weight_of).collect();
+        let by_name = tensors.iter().map(|tensor| tensor.name.clone()).zip(0..).collect();
+        Ok(OriginalModel { model, tensors, by_name })
     }
 
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.model.path()
     }
 
-    /// The JSON object of `config.json`.
-    pub fn config(&self) -> &serde_json::Value {
-        self.folder.config()
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// In the order of the files.
@@ -62,25 +83,60 @@ impl OriginalModel {
     pub fn tensor(&self, name: &str) -> Option<&OriginalTensor> {
         self.by_name.get(name).map(|&position| &self.tensors[position])
     }
+
+    pub fn is_quantized(&self) -> bool {
+        self.tensors.iter().any(OriginalTensor::is_quantized)
+    }
+
+    /// The names of the storages: of a quantized model those that are decoded, else those of its numbers.
+    pub fn storages(&self) -> BTreeSet<String> {
+        let quantized = self.is_quantized();
+        let named = self.tensors.iter().filter(|tensor| tensor.is_quantized() == quantized);
+        named
+            .filter(|tensor| tensor.is_real())
+            .map(|tensor| tensor.weight.element_name().to_lowercase())
+            .collect()
+    }
 }
 
 impl OriginalTensor {
     pub fn name(&self) -> &str {
-        self.stored.name()
+        &self.name
     }
 
     pub fn shape(&self) -> &[usize] {
-        self.stored.shape()
+        self.weight.shape()
     }
 
     /// The type it is written in when nothing else is asked for.
     pub fn element(&self) -> Element {
-        self.stored.element()
+        match (&self.weight, self.weight.storage()) {
+            (Weight::Plain(tensor), _) => tensor.element(),
+            (_, Some(Storage::Plain(DType::F32))) => Element::F32,
+            (_, Some(Storage::Plain(DType::F16))) => Element::F16,
+            (_, Some(Storage::Plain(DType::Bf16))) => Element::Bf16,
+            _ => DECODED,
+        }
+    }
+
+    pub fn is_quantized(&self) -> bool {
+        match &self.weight {
+            Weight::Plain(_) => false,
+            weight => !matches!(weight.storage(), Some(Storage::Plain(_))),
+        }
     }
 
     /// Whether rows of it can be read as f32.
     pub fn is_real(&self) -> bool {
-        can_read_as(self.element(), Element::F32)
+        match &self.weight {
+            Weight::Plain(tensor) => can_read_as(tensor.element(), Element::F32),
+            Weight::Bnb(_) | Weight::Gguf(_) => true,
+        }
+    }
+
+    /// Whether its bytes in the file are what is written as `element`.
+    pub fn is_stored_as(&self, element: Element) -> bool {
+        matches!(&self.weight, Weight::Plain(tensor) if tensor.element() == element)
     }
 
     /// The first extent; one for a scalar.
@@ -93,21 +149,59 @@ impl OriginalTensor {
         self.shape().iter().skip(1).product()
     }
 
+    /// Bytes that stay in memory while its rows are read.
+    pub fn held_bytes(&self) -> usize {
+        match &self.weight {
+            Weight::Bnb(weight) => weight.storage.bytes(self.rows(), self.row_elements()),
+            Weight::Plain(_) | Weight::Gguf(_) => 0,
+        }
+    }
+
     /// Bytes as they are stored, for a copy.
     pub fn read_bytes(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), Failure> {
-        self.stored.read_at(byte_offset, destination).map_err(Failure::world)
+        self.weight.read_stored(byte_offset, destination).map_err(Failure::world)
     }
 }
 
-/// Fills `destination` with `rows` rows from `first_row` on. The tensor is real, and the rows are its own.
-pub fn read_rows_f32(
-    tensor: &OriginalTensor,
-    first_row: usize,
-    rows: usize,
-    destination: &mut [f32],
-) -> Result<(), Failure> {
-    assert_eq!(destination.len(), rows * tensor.row_elements(), "rows of `{}`", tensor.name());
-    read_f32(&tensor.stored, (first_row * tensor.row_elements()) as u64, destination)
+/// A tensor whose rows are read as f32, by several threads if need be. The tensor is real.
+pub struct OriginalRows<'a> {
+    tensor: &'a OriginalTensor,
+    held: &'a [u8],
+}
+
+impl<'a> OriginalRows<'a> {
+    /// `held` gets the tensor's [`OriginalTensor::held_bytes`].
+    pub fn open(tensor: &'a OriginalTensor, held: &'a mut Vec<u8>) -> Result<OriginalRows<'a>, Failure> {
+        held.clear();
+        if let Weight::Bnb(weight) = &tensor.weight {
+            held.resize(tensor.held_bytes(), 0);
+            weight.read_stored(0, held).map_err(Failure::world)?;
+        }
+        Ok(OriginalRows { tensor, held })
+    }
+
+    /// Fills `destination` with `rows` rows from `first_row` on.
+    pub fn read(&self, first_row: usize, rows: usize, destination: &mut [f32]) -> Result<(), Failure> {
+        let width = self.tensor.row_elements();
+        assert_eq!(destination.len(), rows * width, "rows of `{}`", self.tensor.name());
+        match &self.tensor.weight {
+            Weight::Plain(stored) => read_f32(stored, (first_row * width) as u64, destination),
+            Weight::Bnb(weight) => {
+                let all = self.tensor.rows();
+                quant::decode(weight.storage, all, width, self.held, first_row * width, destination);
+                Ok(())
+            }
+            weight @ Weight::Gguf(_) => {
+                let mut stored = WeightRows::open(weight).map_err(Failure::world)?;
+                let rows_at_a_time = (PIECE_BYTES / size_of::<f32>() / width.max(1)).max(1);
+                for (piece, target) in destination.chunks_mut(rows_at_a_time * width.max(1)).enumerate() {
+                    let first = first_row + piece * rows_at_a_time;
+                    stored.read(first, target.len() / width.max(1), target).map_err(Failure::world)?;
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Fills `destination` with elements of a tensor of F32, BF16 or F16.

@@ -1,5 +1,7 @@
 //! The files of a model folder beside its weights: config, generation settings, tokenizer, chat template.
-//! They are copied as they are, but for the element type in `config.json` when the output has another one.
+//! They are copied as they are, but for `config.json` when the output has another element type than the base, or the
+//! base was quantized: then it names the new type and no quantization. From a GGUF file both config and tokenizer are
+//! written in the form of Hugging Face.
 //! Left out: pickled weights, other formats of the weights, pictures and cards.
 
 use std::fs;
@@ -7,10 +9,13 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::fit::OutputTensor;
 use super::original::OriginalModel;
 use crate::checkpoint::element::Element;
+use crate::checkpoint::model::Model;
 use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
+use crate::tokenizer::Tokenizer;
 
 /// Beginnings and ends of the names that are copied.
 const BEGINNINGS: [&str; 7] = [
@@ -27,22 +32,52 @@ const ENDS: [&str; 3] = [".jinja", ".tiktoken", ".py"];
 /// A folder of further templates.
 const TEMPLATES: &str = "additional_chat_templates";
 
-pub fn copy_sidecars(
+/// Writes config, tokenizer and what else there is; returns what the user should know of it.
+pub fn write_sidecars(
     original: &OriginalModel,
+    outputs: &[OutputTensor],
     folder: &Path,
     element: Option<Element>,
-) -> Result<(), Failure> {
-    copy_files(original.path(), folder, is_sidecar)?;
-    let templates = original.path().join(TEMPLATES);
+) -> Result<Vec<String>, Failure> {
+    let (mut config_changes, mut notes) = (element.is_some(), Vec::new());
+    match original.model() {
+        Model::Folder { .. } => {
+            copy_sidecars(original.path(), folder)?;
+            config_changes |= original.is_quantized();
+        }
+        Model::Gguf { file, .. } => {
+            config_changes = true;
+            // A model without its tokenizer is still a model.
+            match Tokenizer::from_gguf(file) {
+                Ok(tokenizer) => tokenizer.save(folder).map_err(Failure::world)?,
+                Err(error) => notes.push(format!("no tokenizer was written: {error}")),
+            }
+        }
+    }
+    if config_changes {
+        let text = format!("{:#}\n", with_element(original.model().config(), most_common(outputs)));
+        write_whole(&folder.join("config.json"), |out| out.write_all(text.as_bytes()))
+            .map_err(Failure::world)?;
+    }
+    Ok(notes)
+}
+
+/// The type in which most bytes are written.
+fn most_common(outputs: &[OutputTensor]) -> Element {
+    let candidates = [Element::F32, Element::Bf16, Element::F16];
+    let bytes = |element: &Element| -> u64 {
+        outputs.iter().filter(|output| output.element == *element).map(OutputTensor::bytes).sum()
+    };
+    candidates.into_iter().max_by_key(bytes).unwrap_or(Element::F32)
+}
+
+fn copy_sidecars(original: &Path, folder: &Path) -> Result<(), Failure> {
+    copy_files(original, folder, is_sidecar)?;
+    let templates = original.join(TEMPLATES);
     if templates.is_dir() {
         let target = folder.join(TEMPLATES);
         fs::create_dir(&target).map_err(|error| unwritten(&target, error))?;
         copy_files(&templates, &target, |_| true)?;
-    }
-    if let Some(element) = element {
-        let text = format!("{:#}\n", with_element(original.config(), element));
-        write_whole(&folder.join("config.json"), |out| out.write_all(text.as_bytes()))
-            .map_err(Failure::world)?;
     }
     Ok(())
 }
@@ -81,6 +116,9 @@ fn with_element(config: &Value, element: Element) -> Value {
         other => unreachable!("nothing is written as {other}"),
     };
     let mut config = config.clone();
+    if let Some(settings) = config.as_object_mut() {
+        settings.remove("quantization_config");
+    }
     let set = |settings: &mut Value| {
         let present = ["dtype", "torch_dtype"].into_iter().filter(|key| settings.get(key).is_some());
         let present: Vec<&str> = present.collect();
@@ -89,7 +127,9 @@ fn with_element(config: &Value, element: Element) -> Value {
     };
     let in_text = config.get_mut("text_config").is_some_and(set);
     if !set(&mut config) && !in_text {
-        config["torch_dtype"] = json!(word);
+        // The newer spelling beside the newer spelling of the rest.
+        let key = if config.get("rope_parameters").is_some() { "dtype" } else { "torch_dtype" };
+        config[key] = json!(word);
     }
     config
 }
@@ -109,6 +149,10 @@ mod tests {
         check(
             json!({"text_config": {"dtype": "float32", "torch_dtype": "float32"}}),
             json!({"text_config": {"dtype": "float16", "torch_dtype": "float16"}}),
+        );
+        check(
+            json!({"quantization_config": {"load_in_4bit": true}, "dtype": "bfloat16"}),
+            json!({"dtype": "float16"}),
         );
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fit::{Action, OutputTensor};
 use super::fold::{Factors, round_into};
-use super::original::{read_f32, read_rows_f32};
+use super::original::{OriginalRows, read_f32};
 use super::shards::{INDEX_FILE, render_index, shard_name};
 use crate::checkpoint::element::Element;
 use crate::checkpoint::peft::AdapterModule;
@@ -25,6 +25,8 @@ const WORKERS: usize = 2;
 /// The memory of a merge.
 pub struct Workspace {
     factors: Factors,
+    /// The stored bytes of a tensor whose rows cannot be decoded one by one.
+    held: Vec<u8>,
     workers: Vec<Worker>,
 }
 
@@ -36,16 +38,22 @@ struct Worker {
 }
 
 impl Workspace {
-    pub fn new(modules: &[AdapterModule], block_bytes: usize) -> Workspace {
+    pub fn new(modules: &[AdapterModule], outputs: &[OutputTensor], block_bytes: usize) -> Workspace {
         let half_bytes = (block_bytes / 2).max(size_of::<f32>());
         let worker =
             |_| Worker { values: vec![0.0; half_bytes / size_of::<f32>()], bytes: vec![0; half_bytes] };
-        Workspace { factors: Factors::with_room_for(modules), workers: (0..WORKERS).map(worker).collect() }
+        let held_bytes = outputs.iter().map(|output| output.original.held_bytes()).max().unwrap_or(0);
+        Workspace {
+            factors: Factors::with_room_for(modules),
+            held: Vec::with_capacity(held_bytes),
+            workers: (0..WORKERS).map(worker).collect(),
+        }
     }
 
     pub fn memory_bytes(&self) -> u64 {
         let of = |worker: &Worker| worker.values.capacity() * size_of::<f32>() + worker.bytes.capacity();
-        self.factors.room_bytes() + self.workers.iter().map(of).sum::<usize>() as u64
+        let workers: usize = self.workers.iter().map(of).sum();
+        self.factors.room_bytes() + (self.held.capacity() + workers) as u64
     }
 }
 
@@ -104,13 +112,13 @@ impl Target<'_> {
 }
 
 fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspace) -> Result<(), Failure> {
-    let Workspace { factors, workers } = workspace;
+    let Workspace { factors, held, workers } = workspace;
     match &output.action {
         Action::Fold(module) => {
             factors.load(module)?;
-            write_rows(output, target, workers, |first_row, rows| factors.fold_rows(first_row, rows))
+            write_rows(output, target, held, workers, |first_row, rows| factors.fold_rows(first_row, rows))
         }
-        Action::Convert => write_rows(output, target, workers, |_, _| {}),
+        Action::Convert => write_rows(output, target, held, workers, |_, _| {}),
         Action::Replace(tensor) => in_blocks(workers, tensor.elements(), 1, |worker, range| {
             let values = &mut worker.values[..(range.end - range.start) as usize];
             read_f32(tensor, range.start, values)?;
@@ -128,6 +136,7 @@ fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspac
 fn write_rows(
     output: &OutputTensor,
     target: &Target,
+    held: &mut Vec<u8>,
     workers: &mut [Worker],
     fold: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<(), Failure> {
@@ -137,10 +146,11 @@ fn write_rows(
         worker.values.resize(width, 0.0);
         worker.bytes.resize(width * size_of::<f32>(), 0);
     }
+    let stored = OriginalRows::open(original, held)?;
     in_blocks(workers, original.rows() as u64, width.max(1), |worker, range| {
         let (first_row, rows) = (range.start as usize, (range.end - range.start) as usize);
         let values = &mut worker.values[..rows * width];
-        read_rows_f32(original, first_row, rows, values)?;
+        stored.read(first_row, rows, values)?;
         fold(first_row, values);
         write_rounded(values, &mut worker.bytes, output.element, target, range.start * width as u64)
     })

@@ -9,7 +9,7 @@ use crate::checkpoint::peft::{AdapterFile, AdapterModule, Bias, StoredKind, read
 use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
 use crate::merge::fold::row_norm;
-use crate::merge::original::{OriginalModel, read_f32, read_rows_f32};
+use crate::merge::original::{OriginalModel, OriginalRows, read_f32};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -151,10 +151,12 @@ fn summarize_magnitude(
     let columns = module.columns();
     let rows_at_a_time = (BLOCK_BYTES / size_of::<f32>() / columns).clamp(1, module.rows());
     let mut block = vec![0.0; rows_at_a_time * columns];
+    let mut held = Vec::new();
+    let stored = OriginalRows::open(weight, &mut held)?;
     let (mut sum, mut max) = (0f64, 0f64);
     for (number, wanted) in magnitude.chunks(rows_at_a_time).enumerate() {
         let values = &mut block[..wanted.len() * columns];
-        read_rows_f32(weight, number * rows_at_a_time, wanted.len(), values)?;
+        stored.read(number * rows_at_a_time, wanted.len(), values)?;
         for (row, &wanted) in values.chunks_exact(columns).zip(wanted) {
             let norm = row_norm(row);
             let change = (f64::from(wanted) - norm).abs() / norm;

@@ -13,6 +13,7 @@ mod merges;
 mod pre_tokenizer;
 mod python;
 pub mod save;
+pub mod to_gguf;
 
 use std::path::PathBuf;
 

@@ -38,6 +38,28 @@ pub(super) fn supported_names() -> String {
     NAMES.iter().flat_map(|(names, _)| names.iter().copied()).collect::<Vec<_>>().join(", ")
 }
 
+/// The name of a way of cutting that a `tokenizer.json` describes.
+pub(super) fn name_of(normalizer: &Json, pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
+    let is_same = |known: &PreTokenizer| {
+        known.normalizer == *normalizer
+            && known.ignore_merges == ignore_merges
+            && without_offsets(&known.pre_tokenizer) == without_offsets(pre_tokenizer)
+    };
+    NAMES.iter().find(|(_, make)| is_same(&make())).map(|(names, _)| names[0])
+}
+
+/// Which part of a text a token stands for says nothing of which token it is.
+fn without_offsets(step: &Json) -> Json {
+    match step {
+        Json::Object(keys) => {
+            let kept = keys.iter().filter(|(key, _)| *key != "trim_offsets");
+            kept.map(|(key, value)| (key.clone(), without_offsets(value))).collect()
+        }
+        Json::Array(steps) => steps.iter().map(without_offsets).collect(),
+        other => other.clone(),
+    }
+}
+
 /// Contractions, letters, digits and other signs, each with a space in front where there is one.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -14,7 +14,7 @@ use crate::checkpoint::peft::{
 use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::recipe::{AdapterKind, Bias, Init, ModelPath};
+use crate::recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
@@ -269,10 +269,9 @@ fn adapter_config(job: &Job) -> AdapterConfig {
         adapter.alpha,
         &target_modules(&job.request.adapters, &job.request.spec),
     );
-    config.base_model_name_or_path = Some(match &job.recipe.model.path {
-        ModelPath::Folder(path) | ModelPath::Gguf(path) => path.resolved.to_string_lossy().into_owned(),
-        other => other.to_string(),
-    });
+    let (name, revision) = base_name(&job.recipe.model.path);
+    config.base_model_name_or_path = Some(name);
+    config.revision = revision;
     config.lora_dropout = adapter.dropout;
     config.use_rslora = adapter.kind == AdapterKind::RsLora;
     config.use_dora = adapter.kind == AdapterKind::Dora;
@@ -288,6 +287,21 @@ fn adapter_config(job: &Job) -> AdapterConfig {
     config
 }
 
+/// The base model and its revision as PEFT knows them. A GGUF file inside a repository is nothing that PEFT could
+/// load, so that its name stays as the recipe has it.
+fn base_name(path: &ModelPath) -> (String, Option<String>) {
+    match path {
+        ModelPath::Folder(path) | ModelPath::Gguf(path) => {
+            (path.resolved.to_string_lossy().into_owned(), None)
+        }
+        ModelPath::HuggingFace(name) => match HfName::parse(name) {
+            Some(HfName { repo, revision, file: None }) => (repo, revision),
+            _ => (path.to_string(), None),
+        },
+        ModelPath::Pypi(_) => (path.to_string(), None),
+    }
+}
+
 /// Names where they say exactly which linears are adapted, as every reader of the format understands them;
 /// full paths where only some layers are.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
@@ -298,4 +312,24 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         return names.into_iter().collect();
     }
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::parse_model_path;
+
+    #[test]
+    fn the_base_is_named_as_peft_names_it() {
+        let check = |text: &str, expected: &str, revision: Option<&str>| {
+            let path = parse_model_path(text, Path::new("/here")).unwrap();
+            assert_eq!(base_name(&path), (expected.to_string(), revision.map(str::to_string)), "{text}");
+        };
+        check("hf:org/name", "org/name", None);
+        check("hf:org/name@v2", "org/name", Some("v2"));
+        check("hf:org/name:q4.gguf", "hf:org/name:q4.gguf", None);
+        check("pypi:package", "pypi:package", None);
+        check("models/x", "/here/models/x", None);
+        check("x.gguf", "/here/x.gguf", None);
+    }
 }

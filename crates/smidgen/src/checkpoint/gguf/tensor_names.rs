@@ -128,8 +128,7 @@ pub(super) fn map_tensors(
         match checkpoint_name(architecture, layers, name) {
             Some(checkpoint) => {
                 let rows = row_order(architecture, name, head_dim);
-                let of_gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
-                let added = if of_gemma && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+                let added = added(architecture, name);
                 sources.insert(checkpoint, TensorSource { position, rows, added });
             }
             None => unknown.push(name),
@@ -167,7 +166,29 @@ fn checkpoint_name(architecture: Architecture, layers: usize, name: &str) -> Opt
     }
 }
 
-fn row_order(architecture: Architecture, name: &str, head_dim: usize) -> RowOrder {
+/// The name in a file of a tensor of a checkpoint, where the architecture has a place for it.
+pub fn file_name(architecture: Architecture, checkpoint: &str) -> Option<String> {
+    match checkpoint {
+        "model.embed_tokens.weight" => Some(EMBEDDING.into()),
+        "model.norm.weight" => Some("output_norm.weight".into()),
+        "lm_head.weight" => Some(HEAD.into()),
+        _ => {
+            let (layer, in_layer) = checkpoint.strip_prefix("model.layers.")?.split_once('.')?;
+            let mut names = names_of(architecture).iter().copied().flatten();
+            let (in_file, _) = names.find(|(_, in_checkpoint)| *in_checkpoint == in_layer)?;
+            Some(format!("blk.{layer}.{in_file}"))
+        }
+    }
+}
+
+/// What a file has more than the checkpoint in every element of a tensor.
+pub fn added(architecture: Architecture, name: &str) -> f32 {
+    let of_gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
+    if of_gemma && name.ends_with("norm.weight") { 1.0 } else { 0.0 }
+}
+
+/// How the rows of a tensor of a file are ordered.
+pub fn row_order(architecture: Architecture, name: &str, head_dim: usize) -> RowOrder {
     let turned = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
     match architecture {
         Architecture::Llama if turned => RowOrder::PairsOfHeads { head_dim },
@@ -195,6 +216,9 @@ mod tests {
     fn names_are_mapped_by_architecture() {
         let check = |architecture, name: &str, expected: Option<&str>| {
             assert_eq!(checkpoint_name(architecture, 12, name).as_deref(), expected, "{name}");
+            if let Some(checkpoint) = expected {
+                assert_eq!(file_name(architecture, checkpoint).as_deref(), Some(name), "{checkpoint}");
+            }
         };
         use Architecture::*;
         check(Llama, "blk.11.attn_q.weight", Some("model.layers.11.self_attn.q_proj.weight"));
@@ -210,6 +234,8 @@ mod tests {
         check(Gemma2, "blk.3.ffn_norm.weight", Some("model.layers.3.pre_feedforward_layernorm.weight"));
         check(Gemma3, "blk.3.post_ffw_norm.weight", Some("model.layers.3.post_feedforward_layernorm.weight"));
         check(Gemma3, "output.weight", Some("lm_head.weight"));
+        assert_eq!(file_name(Phi3, "model.layers.0.self_attn.q_proj.weight"), None);
+        assert_eq!(file_name(Qwen3, "model.layers.0.self_attn.q_proj.bias"), None);
     }
 
     #[test]

@@ -1,0 +1,126 @@
+//! A base model with an adapter folder on it, without a recipe: the request that computes it, and its logits.
+//!
+//! The adapter's own tensors say which modules are adapted; its config says their scales and what kind it is. The base
+//! is taken in the storage in which it lies, so that the logits are those of training on it.
+//! Left out: LS-LoRA's regularization and whatever else only training needs.
+
+use crate::bytes::format_bytes;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::{AdapterFile, Bias, StoredKind, read_modules};
+use crate::failure::Failure;
+use crate::host;
+use crate::job::check_weights;
+use crate::logits::LogitsRun;
+use crate::train::adapters::read_adapter;
+use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::options::Optimizer;
+use smidgen_compile::{
+    AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
+};
+use smidgen_ir::{AdamW, Extent, Storage, Workload};
+use std::collections::HashMap;
+
+/// The decoder that a model's config describes.
+pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
+    decoder_model::read_spec(model.config())
+        .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))
+}
+
+/// What computes `model` as it lies, with `adapter` on it where there is one.
+pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
+    let spec = read_decoder(model)?;
+    check_weights(&spec, model)?;
+    let (adapters, form, biases) = match adapter {
+        None => (vec![], AdapterForm::Lora, TrainedBiases::None),
+        Some(adapter) => (adapted_modules(&spec, adapter)?, form_of(adapter), biases_of(adapter)),
+    };
+    let storage: HashMap<String, Storage> = spec
+        .tensors()
+        .into_iter()
+        .filter_map(|tensor| Some((model.weight(&tensor.name)?.storage()?, tensor.name)))
+        .map(|(storage, name)| (name, storage))
+        .collect();
+    Ok(Request {
+        title: model.path().display().to_string(),
+        spec,
+        storage,
+        adapters,
+        form,
+        biases,
+        dropout: 0.0,
+        optimizer: Optimizer {
+            adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
+            clip: 0.0,
+        },
+        extent: Extent::default(),
+        workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
+        threads: host::processors(),
+    })
+}
+
+/// Logits behind every token of one sequence, (T, V).
+pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> Result<Vec<f32>, Failure> {
+    let extent = Extent { tokens: ids.len(), rows: ids.len(), segments: 1 };
+    let request = Request { extent, ..build_adapted_request(model, adapter)? };
+    let needed_bytes = compile_logits(&request).reserved_bytes() as u64;
+    if let Some(free_bytes) = host::free_memory_bytes().filter(|free_bytes| *free_bytes < needed_bytes) {
+        return Err(Failure::world(format!(
+            "the logits of `{}` would take {}, and {} are free",
+            model.path().display(),
+            format_bytes(needed_bytes),
+            format_bytes(free_bytes)
+        )));
+    }
+    let mut run = LogitsRun::load(&request, model, extent)?;
+    if let Some(adapter) = adapter {
+        read_adapter(run.executor_mut(), &request, adapter.path())?;
+        run.refresh()?;
+    }
+    let rows: Vec<u32> = (0..ids.len() as u32).collect();
+    run.logits(ids, &rows)
+}
+
+/// The adapter's modules in the order of the model's linears.
+fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<LoraModule>, Failure> {
+    let place = adapter.path().display();
+    let read = read_modules(adapter).map_err(Failure::world)?;
+    let linears = spec.linears();
+    let position = |path: &str| linears.iter().position(|linear| linear.path == path);
+    let mut modules = Vec::with_capacity(read.modules.len());
+    for module in &read.modules {
+        let path = module.path.clone();
+        let Some(position) = position(&path) else {
+            let kind = &spec.model_type;
+            return Err(Failure::world(format!(
+                "the adapter in `{place}` adapts `{path}`, no linear of a {kind}"
+            )));
+        };
+        if path == HEAD && form_of(adapter) != AdapterForm::Lora {
+            let kind = adapter.config().kind();
+            return Err(Failure::world(format!(
+                "the adapter in `{place}` adapts `{HEAD}` with {kind}, which cannot run"
+            )));
+        }
+        modules.push((position, LoraModule { path, rank: module.rank, scale: module.scale as f32 }));
+    }
+    modules.sort_by_key(|(position, _)| *position);
+    Ok(modules.into_iter().map(|(_, module)| module).collect())
+}
+
+fn form_of(adapter: &AdapterFile) -> AdapterForm {
+    let config = adapter.config();
+    match config.kind() {
+        StoredKind::Lora | StoredKind::RsLora => AdapterForm::Lora,
+        StoredKind::Dora | StoredKind::RsLoraDora => AdapterForm::Dora,
+        StoredKind::LsLora => AdapterForm::Fourier { reg: config.fourier.unwrap_or_default().reg_weight },
+    }
+}
+
+fn biases_of(adapter: &AdapterFile) -> TrainedBiases {
+    match adapter.config().bias {
+        Bias::None => TrainedBiases::None,
+        Bias::All => TrainedBiases::All,
+        Bias::LoraOnly => TrainedBiases::Adapted,
+    }
+}

@@ -1,0 +1,186 @@
+//! `smidgen export`: an adapter, or a model with it, as a GGUF file for llama.cpp.
+//!
+//! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model, which may also
+//! be one without an adapter.
+
+use super::original::{Original, open_named, open_original};
+use super::print;
+use crate::bytes::format_bytes;
+use crate::checkpoint::peft::AdapterFile;
+use crate::export::lora_file::{ExportedLora, export_lora};
+use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
+use crate::failure::Failure;
+use crate::hub::{Access, Want};
+use crate::merge::Tally;
+use crate::merge::original::OriginalModel;
+use clap::ValueEnum;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// An adapter's folder, or that of a run; with --merged also a model
+    adapter: PathBuf,
+    /// The file to make
+    #[arg(long, value_name = "FILE.gguf")]
+    output: PathBuf,
+    /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
+    #[arg(long, value_name = "MODEL")]
+    base: Option<String>,
+    /// The whole model with the adapter folded in, instead of the adapter alone
+    #[arg(long)]
+    merged: bool,
+    /// The type of the matrices of a merged model, f16 unless given
+    #[arg(long = "type", requires = "merged")]
+    matrices: Option<Type>,
+    /// The report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Type {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let access = Access::from_environment(quiet);
+    if !args.merged {
+        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
+        let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Config, &access)?;
+        let exported = export_lora(&adapter, &model, &args.output)?;
+        return print(&match args.json {
+            true => format!("{:#}\n", lora_json(args, &name, &exported)),
+            false => render_lora(args, &name, &exported),
+        });
+    }
+    let matrices = match args.matrices {
+        Some(Type::F32) => MatrixType::F32,
+        Some(Type::Q8_0) => MatrixType::Q8_0,
+        Some(Type::F16) | None => MatrixType::F16,
+    };
+    let (adapter, Original { name, model }) = open_model(args, &access)?;
+    let original = OriginalModel::new(model)?;
+    let exported = export_model(
+        &original,
+        adapter.as_ref(),
+        last_part(&name),
+        &args.output,
+        ExportOptions::new(matrices),
+    )?;
+    print(&match args.json {
+        true => format!("{:#}\n", model_json(args, &name, &exported)),
+        false => render_model(args, &name, &exported),
+    })
+}
+
+/// An adapter and its base, or a model alone.
+fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Original), Failure> {
+    let has = |name: &str| args.adapter.join(name).exists();
+    let is_adapter = has("adapter_config.json") || has("adapter");
+    if is_adapter {
+        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
+        let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
+        return Ok((Some(adapter), original));
+    }
+    let name = args.adapter.to_string_lossy().into_owned();
+    if args.base.is_some() {
+        return Err(Failure::recipe(format!("`{name}` is no adapter, so that `--base` means nothing")));
+    }
+    let model = open_named(&name, Want::Weights, access)?;
+    Ok((None, Original { name, model }))
+}
+
+/// What the file calls the model: the last part of a path or name, without its ending.
+fn last_part(name: &str) -> &str {
+    let name = name.trim_end_matches('/');
+    let last = name.rsplit(['/', ':']).next().unwrap_or(name);
+    last.strip_suffix(".gguf").unwrap_or(last)
+}
+
+fn render_lora(args: &Args, name: &str, exported: &ExportedLora) -> String {
+    let ranks: Vec<String> = exported.ranks.iter().map(usize::to_string).collect();
+    let rescaled = match exported.rescaled {
+        0 => String::new(),
+        count => format!(", the scale of {count} of them folded into B"),
+    };
+    format!(
+        "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n  written   {:>6} \
+         tensors {:>12}   f32 in `{}`\n",
+        exported.kind,
+        exported.architecture.name(),
+        exported.modules,
+        ranks.join(", "),
+        exported.alpha,
+        exported.tensors,
+        format_bytes(exported.bytes),
+        args.output.display()
+    )
+}
+
+fn lora_json(args: &Args, name: &str, exported: &ExportedLora) -> Value {
+    json!({
+        "adapter": args.adapter,
+        "base": name,
+        "output": args.output,
+        "architecture": exported.architecture.name(),
+        "kind": exported.kind.name(),
+        "modules": exported.modules,
+        "ranks": exported.ranks,
+        "alpha": exported.alpha,
+        "rescaled": exported.rescaled,
+        "written": {"tensors": exported.tensors, "bytes": exported.bytes},
+    })
+}
+
+fn render_model(args: &Args, name: &str, exported: &ExportedModel) -> String {
+    let mut text = String::new();
+    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
+    let architecture = exported.architecture.name();
+    line(match exported.kind {
+        Some(kind) => {
+            format!("exported `{name}` ({architecture}) with {kind} folded into {} tensors", exported.folded)
+        }
+        None => format!("exported `{name}` ({architecture})"),
+    });
+    let mut tally = |what: &str, Tally { tensors, bytes }: &Tally, note: String| {
+        let bytes = format_bytes(*bytes);
+        line(format!("  {what:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_string());
+    };
+    for (storage, counted) in &exported.tensors {
+        tally(storage, counted, String::new());
+    }
+    tally("written", &total(exported), format!("`{}`", args.output.display()));
+    for note in &exported.notes {
+        line(format!("note: {note}"));
+    }
+    text
+}
+
+fn total(exported: &ExportedModel) -> Tally {
+    exported.tensors.values().fold(Tally::default(), |sum, tally| Tally {
+        tensors: sum.tensors + tally.tensors,
+        bytes: sum.bytes + tally.bytes,
+    })
+}
+
+fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
+    let tally = |tally: &Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
+    let types: Map<String, Value> =
+        exported.tensors.iter().map(|(storage, counted)| (storage.clone(), tally(counted))).collect();
+    json!({
+        "adapter": exported.kind.map(|_| Path::new(&args.adapter)),
+        "base": name,
+        "output": args.output,
+        "architecture": exported.architecture.name(),
+        "kind": exported.kind.map(|kind| kind.name()),
+        "folded": exported.folded,
+        "types": types,
+        "written": tally(&total(exported)),
+        "notes": exported.notes,
+    })
+}

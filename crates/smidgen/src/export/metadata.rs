@@ -1,0 +1,210 @@
+//! What a GGUF file says of a model, made from a decoder's description: the keys that llama.cpp's own converter writes,
+//! and the rotary factors, which are tensors there.
+//!
+//! A file has defaults instead of keys for some things, and no word at all for others. A decoder that such a file would
+//! describe wrongly is refused by name, because llama.cpp would compute another model without any sign of it.
+//! Left out: the tokenizer.
+
+use crate::checkpoint::gguf::model::Architecture;
+use crate::checkpoint::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
+use crate::checkpoint::gguf::value::{Metadata, Value};
+use smidgen_compile::DecoderSpec;
+use smidgen_ir::{RopeScaling, RopeSpec};
+
+/// A model without its weights and tokens.
+#[derive(Clone, Debug, Default)]
+pub struct Description {
+    pub metadata: Metadata,
+    /// Small tensors of F32 that belong to the description.
+    pub tensors: Vec<(&'static str, Vec<f32>)>,
+    /// Where llama.cpp will compute something else.
+    pub notes: Vec<String>,
+}
+
+/// Describes a decoder, or says what of it a file cannot say.
+pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> Result<Description, String> {
+    let mut made = Making { spec, architecture, description: Description::default() };
+    made.text("general.architecture", architecture.name());
+    made.text("general.type", "model");
+    made.text("general.name", name);
+    made.sizes();
+    made.rope()?;
+    made.windows()?;
+    made.caps()?;
+    made.refuse_other_scale()?;
+    Ok(made.description)
+}
+
+struct Making<'a> {
+    spec: &'a DecoderSpec,
+    architecture: Architecture,
+    description: Description,
+}
+
+impl Making<'_> {
+    fn text(&mut self, key: &str, text: &str) {
+        self.description.metadata.set(key, Value::String(text.to_string()));
+    }
+
+    fn set(&mut self, key: &str, value: Value) {
+        self.description.metadata.set(&format!("{}.{key}", self.architecture.name()), value);
+    }
+
+    fn whole(&mut self, key: &str, number: usize) {
+        self.set(key, Value::U32(number as u32));
+    }
+
+    fn float(&mut self, key: &str, number: f32) {
+        self.set(key, Value::F32(number));
+    }
+
+    fn refuse<T>(&self, what: &str) -> Result<T, String> {
+        Err(format!("{what}, which a GGUF file of `{}` cannot say", self.architecture.name()))
+    }
+
+    fn sizes(&mut self) {
+        let spec = self.spec;
+        for (key, size) in [
+            ("block_count", spec.layers),
+            ("context_length", spec.max_positions),
+            ("embedding_length", spec.hidden),
+            ("feed_forward_length", spec.intermediate),
+            ("attention.head_count", spec.heads),
+            ("attention.head_count_kv", spec.kv_heads),
+            ("attention.key_length", spec.head_dim),
+            ("attention.value_length", spec.head_dim),
+            ("rope.dimension_count", spec.ropes[0].dim),
+            ("vocab_size", spec.vocabulary),
+        ] {
+            self.whole(key, size);
+        }
+        self.float("attention.layer_norm_rms_epsilon", spec.norm.eps);
+    }
+
+    /// The rotary embedding of layers that see everything; of Gemma 3 also that of the others.
+    fn rope(&mut self) -> Result<(), String> {
+        let rope = &self.spec.ropes[0];
+        self.float("rope.freq_base", rope.theta);
+        if let [_, sliding] = self.spec.ropes.as_slice() {
+            if sliding.scaling != RopeScaling::Default {
+                return self.refuse("sliding layers have a scaled rotary embedding");
+            }
+            self.float("rope.freq_base_swa", sliding.theta);
+        }
+        match (&rope.scaling, self.architecture) {
+            (RopeScaling::Default, Architecture::Phi3) => {
+                self.whole("rope.scaling.original_context_length", self.spec.max_positions);
+            }
+            (RopeScaling::Default, _) => {}
+            (RopeScaling::Linear { factor }, _) => {
+                self.set("rope.scaling.type", Value::String("linear".into()));
+                self.float("rope.scaling.factor", *factor);
+            }
+            (RopeScaling::Llama3 { .. }, Architecture::Llama) => {
+                self.description.tensors.push((ROPE_DIVISORS, divisors(rope)));
+            }
+            (RopeScaling::LongRope { short, long, .. }, Architecture::Llama)
+                if short == long && rope.attention_scale == 1.0 =>
+            {
+                self.description.tensors.push((ROPE_DIVISORS, long.clone()));
+            }
+            (RopeScaling::LongRope { short, long, original_max_positions }, Architecture::Phi3) => {
+                self.whole("rope.scaling.original_context_length", *original_max_positions);
+                self.float("rope.scaling.attn_factor", rope.attention_scale);
+                let [long_name, short_name] = ROPE_FACTORS;
+                self.description.tensors.push((long_name, long.clone()));
+                self.description.tensors.push((short_name, short.clone()));
+            }
+            (RopeScaling::Llama3 { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `llama3`");
+            }
+            (RopeScaling::LongRope { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `longrope`");
+            }
+        }
+        Ok(())
+    }
+
+    fn windows(&mut self) -> Result<(), String> {
+        let windows: Vec<Option<usize>> = self.spec.attention.iter().map(|layer| layer.window).collect();
+        let window = windows.iter().copied().flatten().next();
+        let is_uniform = windows.iter().all(|found| *found == window);
+        match (self.architecture, window) {
+            (Architecture::Phi3, None) => self.whole("attention.sliding_window", 0),
+            (Architecture::Llama | Architecture::Phi3, Some(window)) if is_uniform => {
+                self.whole("attention.sliding_window", window);
+                if window < self.spec.max_positions {
+                    self.description.notes.push(format!(
+                        "llama.cpp lets `{}` see everything: beyond {window} tokens it computes something else",
+                        self.architecture.name()
+                    ));
+                }
+            }
+            (Architecture::Gemma2 | Architecture::Gemma3, Some(window)) => {
+                self.whole("attention.sliding_window", window);
+                self.period(&windows)?;
+            }
+            (Architecture::Gemma2, None) => return self.refuse("no layer has a window"),
+            (_, None) => {}
+            (_, Some(_)) => return self.refuse("layers have a window"),
+        }
+        Ok(())
+    }
+
+    /// Every n-th layer sees everything, by default every second of Gemma 2 and every sixth of Gemma 3.
+    fn period(&mut self, windows: &[Option<usize>]) -> Result<(), String> {
+        let is_period = |period: &usize| {
+            let is_full = |layer: usize| (layer + 1).is_multiple_of(*period);
+            windows.iter().enumerate().all(|(layer, window)| window.is_none() == is_full(layer))
+        };
+        let default = if self.architecture == Architecture::Gemma2 { 2 } else { 6 };
+        if is_period(&default) {
+            return Ok(());
+        }
+        match (2..=windows.len()).find(is_period) {
+            Some(period) => {
+                self.whole("attention.sliding_window_pattern", period);
+                Ok(())
+            }
+            None => self.refuse("which layers have a window follows no period"),
+        }
+    }
+
+    fn caps(&mut self) -> Result<(), String> {
+        match (self.architecture, self.spec.attention_softcap, self.spec.logit_softcap) {
+            (Architecture::Gemma2, Some(attention), Some(logits)) => {
+                self.float("attn_logit_softcapping", attention);
+                self.float("final_logit_softcapping", logits);
+            }
+            (Architecture::Gemma2, _, _) => return self.refuse("scores or logits have no cap"),
+            (Architecture::Gemma3, None, Some(logits)) => self.float("final_logit_softcapping", logits),
+            (_, None, None) => {}
+            _ => return self.refuse("scores or logits have a cap"),
+        }
+        Ok(())
+    }
+
+    /// Scores are divided by the root of the head size; of the largest Gemmas by that of hidden size over heads.
+    fn refuse_other_scale(&self) -> Result<(), String> {
+        let spec = self.spec;
+        let largest_layers = match self.architecture {
+            Architecture::Gemma2 => 46,
+            Architecture::Gemma3 => 62,
+            _ => 0,
+        };
+        let divisor = if spec.layers == largest_layers { spec.hidden / spec.heads } else { spec.head_dim };
+        let expected = (divisor as f32).powf(-0.5);
+        match (spec.attention_scale - expected).abs() <= 1e-6 * expected {
+            true => Ok(()),
+            false => {
+                self.refuse(&format!("scores are multiplied by {} and not {expected}", spec.attention_scale))
+            }
+        }
+    }
+}
+
+/// What each plain frequency is divided by.
+fn divisors(rope: &RopeSpec) -> Vec<f32> {
+    let plain = RopeSpec::plain(rope.theta, rope.dim).inverse_frequencies();
+    plain.iter().zip(rope.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect()
+}

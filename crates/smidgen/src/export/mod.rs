@@ -1,0 +1,58 @@
+//! Models and adapters for llama.cpp: GGUF files made from what lies in the formats of Hugging Face, or in GGUF.
+//!
+//! An adapter becomes a LoRA file that llama.cpp puts on its own copy of the base (`lora_file`), or is folded into the
+//! base and written as a whole model (`model_file`, with `metadata` where the base is no GGUF file itself).
+//! Rows pass through in blocks, as in a merge, and a file appears whole or not at all.
+//! Left out: types below 8 bits, for which llama.cpp has its own quantizer, and LS-LoRA, which is no weight.
+
+pub mod lora_file;
+pub mod metadata;
+pub mod model_file;
+
+use crate::checkpoint::gguf::model::Architecture;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::checkpoint::whole_file::folder_of;
+use crate::failure::Failure;
+use smidgen_compile::DecoderSpec;
+use std::path::Path;
+
+/// What GGUF calls the architecture of a model.
+pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture, Failure> {
+    if let Model::Gguf { model, .. } = model {
+        return Ok(model.architecture);
+    }
+    match spec.model_type.as_str() {
+        // It has no name of its own there.
+        "llama" | "mistral" => Ok(Architecture::Llama),
+        "qwen2" => Ok(Architecture::Qwen2),
+        "qwen3" => Ok(Architecture::Qwen3),
+        "phi3" => Ok(Architecture::Phi3),
+        "gemma2" => Ok(Architecture::Gemma2),
+        "gemma3_text" => Ok(Architecture::Gemma3),
+        other => Err(Failure::world(format!(
+            "`{}` is of type `{other}`, for which no GGUF file can be written",
+            model.path().display()
+        ))),
+    }
+}
+
+fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
+    Failure::world(format!(
+        "the adapter in `{}` is LS-LoRA, which cannot be exported: it adds a Fourier function of s·B·A·x to what a \
+         linear gives, and llama.cpp has no such thing",
+        adapter.path().display()
+    ))
+    .hint("keep the adapter beside the base model")
+}
+
+/// Makes the folder that a file is to be written into, unless the file is already there.
+fn prepare_output(output: &Path) -> Result<(), Failure> {
+    if output.symlink_metadata().is_ok() {
+        return Err(Failure::world(format!("`{}` is already there", output.display()))
+            .hint("choose another `--output`, or remove it"));
+    }
+    let folder = folder_of(output);
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::world(format!("`{}` could not be made: {error}", folder.display())))
+}

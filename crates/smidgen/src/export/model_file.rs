@@ -1,0 +1,352 @@
+//! A whole model as a GGUF file: the base, with an adapter folded in where there is one.
+//!
+//! Rows are read as f32 in blocks, folded, put in the order of the file, and encoded once. Vectors stay F32; matrices get
+//! the asked-for type, or F16 where their rows do not fill blocks of 32.
+//! Metadata come from the base's own file, or are made from its config and tokenizer.
+//! Memory is one block in f32, and one module's A, B and magnitude, as in a merge.
+
+use super::metadata::{Description, describe};
+use super::{architecture_of, prepare_output, refuse_ls_lora};
+use crate::adapted::read_decoder;
+use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::gguf::model::Architecture;
+use crate::checkpoint::gguf::tensor_names::{
+    ROPE_DIVISORS, ROPE_FACTORS, RowOrder, added, file_name, row_order,
+};
+use crate::checkpoint::gguf::value::{Metadata, Value};
+use crate::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::{AdapterFile, AdapterModules, StoredKind, read_modules};
+use crate::failure::Failure;
+use crate::job::check_weights;
+use crate::merge::Tally;
+use crate::merge::fit::{Action, OutputTensor, fit_adapter};
+use crate::merge::fold::Factors;
+use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
+use crate::tokenizer::Tokenizer;
+use smidgen_compile::DecoderSpec;
+use smidgen_ir::{Block, DType, Storage};
+use smidgen_runtime::quant::Encoding;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// What matrices are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixType {
+    F32,
+    F16,
+    Q8_0,
+}
+
+impl MatrixType {
+    pub fn storage(self) -> Storage {
+        match self {
+            MatrixType::F32 => Storage::F32,
+            MatrixType::F16 => Storage::Plain(DType::F16),
+            MatrixType::Q8_0 => Storage::Gguf(Block::Q8_0),
+        }
+    }
+
+    /// The number of `general.file_type`.
+    fn file_type(self) -> u32 {
+        match self {
+            MatrixType::F32 => 0,
+            MatrixType::F16 => 1,
+            MatrixType::Q8_0 => 7,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    pub matrices: MatrixType,
+    /// Of rows in f32.
+    pub block_bytes: usize,
+}
+
+impl ExportOptions {
+    pub fn new(matrices: MatrixType) -> ExportOptions {
+        ExportOptions { matrices, block_bytes: 16 << 20 }
+    }
+}
+
+/// What was written, for a report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportedModel {
+    pub architecture: Architecture,
+    pub kind: Option<StoredKind>,
+    /// By the name of the type.
+    pub tensors: BTreeMap<String, Tally>,
+    pub folded: usize,
+    pub notes: Vec<String>,
+}
+
+/// Writes the model; `name` is what the file calls it.
+pub fn export_model(
+    original: &OriginalModel,
+    adapter: Option<&AdapterFile>,
+    name: &str,
+    output: &Path,
+    options: ExportOptions,
+) -> Result<ExportedModel, Failure> {
+    let kind = adapter.map(|adapter| adapter.config().kind());
+    if let Some(adapter) = adapter.filter(|_| kind == Some(StoredKind::LsLora)) {
+        return Err(refuse_ls_lora(adapter));
+    }
+    let spec = read_decoder(original.model())?;
+    check_weights(&spec, original.model())?;
+    let architecture = architecture_of(original.model(), &spec)?;
+    let read = match adapter {
+        Some(adapter) => read_modules(adapter).map_err(Failure::world)?,
+        None => AdapterModules { modules: vec![], biases: vec![] },
+    };
+    let fitted = match adapter {
+        Some(adapter) => fit_adapter(adapter, &read, original, None)?,
+        None => unadapted(original),
+    };
+    let tensors = place_tensors(&spec, architecture, fitted, options.matrices, original)?;
+    let described = describe_model(original.model(), &spec, architecture, name)?;
+    prepare_output(output)?;
+    let mut metadata = described.metadata;
+    metadata.set("general.file_type", Value::U32(options.matrices.file_type()));
+    metadata.set("general.quantization_version", Value::U32(2));
+
+    let mut specs: Vec<GgufTensorSpec> = (described.tensors.iter())
+        .map(|(name, values)| spec_of(name, vec![values.len()], Storage::F32))
+        .collect();
+    let small = specs.len();
+    specs.extend(
+        tensors
+            .iter()
+            .map(|tensor| spec_of(&tensor.name, tensor.output.original.shape().to_vec(), tensor.storage)),
+    );
+    let mut factors = Factors::with_room_for(&read.modules);
+    let mut buffers =
+        Buffers { block_elements: options.block_bytes / size_of::<f32>(), ..Buffers::default() };
+    write_gguf(output, &metadata, &specs, |position, out| match position.checked_sub(small) {
+        None => {
+            let (_, values) = &described.tensors[position];
+            out.write_all(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+        }
+        Some(position) => {
+            write_tensor(&tensors[position], &mut factors, &mut buffers, out).map_err(io::Error::other)
+        }
+    })
+    .map_err(Failure::world)?;
+
+    let mut notes = described.notes;
+    notes.extend(said_of_types(&tensors, options.matrices));
+    Ok(ExportedModel {
+        architecture,
+        kind,
+        tensors: count_by_type(&specs),
+        folded: tensors.iter().filter(|tensor| matches!(tensor.output.action, Action::Fold(_))).count(),
+        notes,
+    })
+}
+
+fn spec_of(name: &str, dims: Vec<usize>, storage: Storage) -> GgufTensorSpec {
+    GgufTensorSpec { name: name.to_string(), dims, storage }
+}
+
+fn unadapted(original: &OriginalModel) -> Vec<OutputTensor> {
+    let convert = |tensor: &OriginalTensor| OutputTensor {
+        original: tensor.clone(),
+        element: tensor.element(),
+        action: Action::Convert,
+    };
+    original.tensors().iter().map(convert).collect()
+}
+
+/// A tensor of the file, and where its numbers come from.
+struct PlacedTensor {
+    name: String,
+    storage: Storage,
+    rows: RowOrder,
+    added: f32,
+    output: OutputTensor,
+}
+
+fn place_tensors(
+    spec: &DecoderSpec,
+    architecture: Architecture,
+    fitted: Vec<OutputTensor>,
+    matrices: MatrixType,
+    original: &OriginalModel,
+) -> Result<Vec<PlacedTensor>, Failure> {
+    let mut by_name: HashMap<String, OutputTensor> =
+        fitted.into_iter().map(|output| (output.original.name().to_string(), output)).collect();
+    let placed = spec.tensors().into_iter().map(|tensor| {
+        let Some(name) = file_name(architecture, &tensor.name) else {
+            return Err(Failure::world(format!(
+                "`{}` has `{}`, for which a GGUF file of `{}` has no place",
+                original.path().display(),
+                tensor.name,
+                architecture.name()
+            )));
+        };
+        let output = by_name.remove(&tensor.name).expect("`check_weights` has found every tensor");
+        let storage = match output.original.shape() {
+            [_, columns] if columns.is_multiple_of(block_of(matrices)) => matrices.storage(),
+            [_, _] => MatrixType::F16.storage(),
+            _ => Storage::F32,
+        };
+        let rows = row_order(architecture, &name, spec.head_dim);
+        Ok(PlacedTensor { rows, added: added(architecture, &name), name, storage, output })
+    });
+    placed.collect()
+}
+
+fn block_of(matrices: MatrixType) -> usize {
+    match matrices {
+        MatrixType::Q8_0 => Block::Q8_0.elements(),
+        MatrixType::F32 | MatrixType::F16 => 1,
+    }
+}
+
+/// Metadata of the base's own file, or made from its folder.
+fn describe_model(
+    model: &Model,
+    spec: &DecoderSpec,
+    architecture: Architecture,
+    name: &str,
+) -> Result<Description, Failure> {
+    let folder = match model {
+        Model::Gguf { file, .. } => return copy_description(file),
+        Model::Folder { folder, .. } => folder.path(),
+    };
+    let mut described = describe(spec, architecture, name)
+        .map_err(|what| Failure::world(format!("`{}`: {what}", folder.display())))?;
+    let tokenizer = Tokenizer::from_folder(folder).map_err(Failure::world)?;
+    let keys = tokenizer.to_gguf(architecture.name(), spec.vocabulary).map_err(|problem| {
+        Failure::world(format!(
+            "the tokenizer in `{}` cannot be written as GGUF: {problem}",
+            folder.display()
+        ))
+        .hint("`smidgen merge` writes a model folder, which keeps the tokenizer as it is")
+    })?;
+    for (key, value) in keys.iter() {
+        described.metadata.set(key, value.clone());
+    }
+    Ok(described)
+}
+
+fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
+    let mut metadata = Metadata::default();
+    // How the base was quantized says nothing of this file.
+    for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("quantize.")) {
+        metadata.set(key, value.clone());
+    }
+    let mut tensors = Vec::new();
+    for name in [ROPE_DIVISORS, ROPE_FACTORS[0], ROPE_FACTORS[1]] {
+        if let Some(tensor) = file.tensor(name) {
+            let mut bytes = vec![0; tensor.bytes as usize];
+            file.read_at(tensor, 0, &mut bytes).map_err(Failure::world)?;
+            let (numbers, _) = bytes.as_chunks::<4>();
+            tensors.push((name, numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()));
+        }
+    }
+    Ok(Description { metadata, tensors, notes: vec![] })
+}
+
+#[derive(Default)]
+struct Buffers {
+    block_elements: usize,
+    values: Vec<f32>,
+    row: Vec<u8>,
+    held: Vec<u8>,
+}
+
+fn write_tensor(
+    tensor: &PlacedTensor,
+    factors: &mut Factors,
+    buffers: &mut Buffers,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let original = &tensor.output.original;
+    let (rows, width) = (original.rows(), original.row_elements());
+    let Buffers { block_elements, values, row, held } = buffers;
+    let at_a_time = rows_at_a_time(*block_elements, width, tensor.rows).min(rows);
+    values.resize(at_a_time * width, 0.0);
+    row.resize(tensor.storage.bytes(1, width), 0);
+    let stored = OriginalRows::open(original, held)?;
+    if let Action::Fold(module) = &tensor.output.action {
+        factors.load(module)?;
+    }
+    for first in (0..rows).step_by(at_a_time) {
+        let count = at_a_time.min(rows - first);
+        let values = &mut values[..count * width];
+        match &tensor.output.action {
+            Action::Replace(bias) => read_f32(bias, (first * width) as u64, values)?,
+            Action::Fold(_) => {
+                stored.read(first, count, values)?;
+                factors.fold_rows(first, values);
+            }
+            Action::Convert | Action::Copy => stored.read(first, count, values)?,
+        }
+        if tensor.added != 0.0 {
+            values.iter_mut().for_each(|value| *value += tensor.added);
+        }
+        refuse_overflow(tensor, values)?;
+        for file_row in first..first + count {
+            let position = tensor.rows.checkpoint_row(file_row) - first;
+            let numbers = &values[position * width..][..width];
+            let mut encoding = Encoding::begin(tensor.storage, 1, width, row).map_err(Failure::world)?;
+            encoding.append(numbers);
+            encoding.finish();
+            out.write_all(row).map_err(Failure::world)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whole heads where rows change places within them.
+fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize {
+    let unit = match order {
+        RowOrder::AsStored => 1,
+        RowOrder::PairsOfHeads { head_dim } => head_dim,
+    };
+    (block_elements / width.max(1) / unit).max(1) * unit
+}
+
+fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure> {
+    /// Half a unit above the largest F16: what rounds to infinity.
+    const BEYOND_F16: f32 = 65_520.0;
+    if tensor.storage != MatrixType::F16.storage() {
+        return Ok(());
+    }
+    match values.iter().find(|value| value.abs() >= BEYOND_F16) {
+        None => Ok(()),
+        Some(value) => {
+            let name = tensor.output.original.name();
+            Err(Failure::world(format!("`{name}` holds {value}, which F16 cannot hold"))
+                .hint("`--type f32` holds every number"))
+        }
+    }
+}
+
+fn said_of_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<String> {
+    let is_other = |tensor: &&PlacedTensor| {
+        tensor.output.original.shape().len() == 2 && tensor.storage != matrices.storage()
+    };
+    let mut others = tensors.iter().filter(is_other);
+    let first = others.next()?;
+    let (name, block) = (first.output.original.name(), block_of(matrices));
+    Some(format!(
+        "{} tensors are f16: their rows are no multiple of {block} elements, as that of `{name}`",
+        1 + others.count()
+    ))
+}
+
+fn count_by_type(specs: &[GgufTensorSpec]) -> BTreeMap<String, Tally> {
+    let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
+    for spec in specs {
+        let columns = spec.dims.last().copied().unwrap_or(1);
+        let rows: usize = spec.dims.iter().rev().skip(1).product();
+        let tally = tallies.entry(spec.storage.to_string()).or_default();
+        tally.tensors += 1;
+        tally.bytes += spec.storage.bytes(rows, columns) as u64;
+    }
+    tallies
+}

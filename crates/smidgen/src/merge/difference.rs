@@ -1,0 +1,86 @@
+//! How far the merged model is from the base with its adapter: the logits of one fixed sequence, computed both ways.
+//!
+//! The base is computed in its own storage and the merged model in the one it was written in, so the difference is that
+//! of rounding: of B·A into the weights, and of decoded weights into the element type.
+//! The two models are in memory one after the other, never together.
+
+use super::original::OriginalModel;
+use crate::adapted::{logits_of, read_decoder};
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::failure::Failure;
+use smidgen_runtime::counter;
+use std::path::Path;
+
+/// Of the sequence; fewer where the model has fewer positions.
+pub const TOKENS: usize = 64;
+const SEED: u64 = 64;
+
+/// Over all logits behind all tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitsDifference {
+    /// The largest.
+    pub max: f64,
+    pub mean: f64,
+    /// The length of the difference over the length of the logits.
+    pub relative: f64,
+}
+
+/// Compares base + adapter with the merged model that lies in `merged`.
+pub fn compare_logits(
+    original: &OriginalModel,
+    adapter: &AdapterFile,
+    merged: &Path,
+) -> Result<LogitsDifference, Failure> {
+    let spec = read_decoder(original.model())?;
+    let ids = fixed_ids(spec.vocabulary, TOKENS.min(spec.max_positions));
+    let before = logits_of(original.model(), Some(adapter), &ids)?;
+    let merged = Model::open_folder(merged).map_err(Failure::world)?;
+    let after = logits_of(&merged, None, &ids)?;
+    Ok(difference(&before, &after))
+}
+
+/// Token ids that are the same on every machine.
+fn fixed_ids(vocabulary: usize, count: usize) -> Vec<u32> {
+    let key = counter::token_key(SEED, 0, 0, 0);
+    let id = |index: u64| (f64::from(counter::uniform(key, index)) * vocabulary as f64) as u32;
+    (0..count as u64).map(id).collect()
+}
+
+fn difference(before: &[f32], after: &[f32]) -> LogitsDifference {
+    let (mut max, mut sum, mut squares, mut length) = (0f64, 0f64, 0f64, 0f64);
+    for (&before, &after) in before.iter().zip(after) {
+        let (before, distance) = (f64::from(before), (f64::from(before) - f64::from(after)).abs());
+        // A comparison would pass over a distance that is no number.
+        max = if distance > max || distance.is_nan() { distance } else { max };
+        sum += distance;
+        squares += distance * distance;
+        length += before * before;
+    }
+    let relative = if squares == 0.0 { 0.0 } else { (squares / length).sqrt() };
+    LogitsDifference { max, mean: sum / before.len() as f64, relative }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_counted_over_all_logits() {
+        let found = difference(&[3.0, 0.0, -4.0, 0.0], &[3.0, 0.5, -4.0, 0.0]);
+        assert_eq!(found, LogitsDifference { max: 0.5, mean: 0.125, relative: 0.1 });
+        let none = difference(&[0.0; 3], &[0.0; 3]);
+        assert_eq!((none.max, none.relative), (0.0, 0.0));
+        assert!(difference(&[f32::NAN, 1.0], &[1.0, 1.0]).max.is_nan());
+    }
+
+    #[test]
+    fn the_sequence_is_fixed_and_inside_the_vocabulary() {
+        let ids = fixed_ids(211, 64);
+        assert_eq!(ids, fixed_ids(211, 64));
+        assert!(ids.iter().all(|id| *id < 211));
+        let distinct: std::collections::BTreeSet<u32> = ids.iter().copied().collect();
+        assert!(distinct.len() > 40, "{distinct:?}");
+        assert_eq!(fixed_ids(2, 64).iter().filter(|id| **id > 1).count(), 0);
+    }
+}

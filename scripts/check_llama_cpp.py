@@ -1,0 +1,223 @@
+"""Checks what `smidgen export` writes with llama.cpp itself.
+
+    pip install xllamacpp==2026.10.11549
+    python scripts/check_llama_cpp.py SMIDGEN [--gguf FILE]... [--keep FOLDER]
+
+SMIDGEN is the program. Needs torch, transformers, peft, tokenizers and xllamacpp, which carries llama.cpp; no network and
+no GPU. For each architecture a tiny model with a tiny tokenizer and a random adapter are made with transformers and PEFT.
+They go through `smidgen export`, and llama.cpp loads the result: the whole model with the adapter folded in, in f32, f16
+and q8_0, and the base with the adapter beside it. Its log-probabilities after several prefixes of a sequence are compared
+with those of transformers + PEFT in f32; the distance is the largest difference over their standard deviation.
+With --gguf a real model takes part: transformers decodes it, and llama.cpp runs it as it lies with the exported adapter.
+llama.cpp rounds activations to 8 bits before it multiplies with quantized weights and to f16 before f16 ones, so that
+only f32 can be close; the bounds stand beside the checks.
+One line a check; the exit code is the number of failed checks.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+import xllamacpp
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+PREFIXES = (5, 17, 33, 40)
+VOCABULARY = 320
+SHAPE = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 256, "bos_token_id": 0,
+    "eos_token_id": 0, "pad_token_id": 0, "initializer_range": 0.2,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 128, "num_hidden_layers": 3}
+MODELS = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "phi3": {"model_type": "phi3", "sliding_window": None, "original_max_position_embeddings": 256},
+    "gemma2": {"model_type": "gemma2", **GEMMA},
+    "gemma3": {"model_type": "gemma3_text", **GEMMA},
+}
+KINDS = {
+    "lora": {},
+    "rslora, patterns": {"use_rslora": True, "rank_pattern": {"o_proj": 3}, "alpha_pattern": {"down_proj": 5}},
+    "dora": {"use_dora": True},
+}
+# The GELU of llama.cpp is a table of f16, and its f32 sums have another order.
+BOUNDS = {"f32": 3e-3, "f16": 3e-2, "q8_0": 3e-1, "as it lies": 5e-1}
+
+
+def make_tokenizer(folder):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 8, special_tokens=["<|end|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    text = ["the cat sat on the mat and the dog ran to the cat", "it is what it is, and that is that; 1 2 3 10 100"]
+    tokenizer.train_from_iterator(text * 4, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
+    fast.save_pretrained(folder)
+
+
+def make_model(folder, settings):
+    settings = {**SHAPE, **settings}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+
+
+def make_adapter(folder, model, settings, spread):
+    """An adapter whose B is not zero."""
+    torch.manual_seed(2)
+    config = LoraConfig(r=6, lora_alpha=9, task_type="CAUSAL_LM", target_modules="all-linear", **settings)
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(spread * torch.randn_like(parameter))
+    adapted.save_pretrained(folder)
+    return adapted.eval()
+
+
+def run_smidgen(program, *arguments):
+    done = subprocess.run([program, *map(str, arguments), "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AssertionError(f"smidgen {arguments[0]}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def start_server(path, adapter=None):
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    if adapter is not None:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 256, 1, False, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    return xllamacpp.Server(params)
+
+
+def llama_cpp_log_probabilities(server, ids, vocabulary):
+    answer = server.handle_completions(
+        {"prompt": ids, "n_predict": 1, "n_probs": vocabulary, "temperature": 0.0, "cache_prompt": False}
+    )
+    if "choices" not in answer:
+        raise AssertionError(f"llama.cpp: {answer}")
+    found = {entry["id"]: entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+    assert len(found) == vocabulary, f"{len(found)} of {vocabulary} log-probabilities"
+    return torch.tensor([found[i] for i in range(vocabulary)])
+
+
+def reference(model, vocabulary):
+    """Sequences and what transformers makes of them."""
+    torch.manual_seed(3)
+    ids = torch.randint(3, vocabulary - 8, (max(PREFIXES),)).tolist()
+    with torch.no_grad():
+        return [(ids[:n], model(torch.tensor([ids[:n]])).logits[0, -1].float().log_softmax(dim=0)) for n in PREFIXES]
+
+
+def distance(server, expected):
+    worst = 0.0
+    for ids, ours in expected:
+        theirs = llama_cpp_log_probabilities(server, ids, len(ours))
+        worst = max(worst, ((ours - theirs).abs().max() / ours.std()).item())
+    return worst
+
+
+class Report:
+    failed = 0
+
+    def check(self, name, bound, measure):
+        try:
+            found = measure()
+            assert found < bound, f"{found:.1e} apart, the bound is {bound:.0e}"
+            print(f"ok      {name}: {found:.1e} apart", flush=True)
+        except AssertionError as error:
+            self.failed += 1
+            print(f"FAILED  {name}: {error}", flush=True)
+
+
+def check_adapted(report, program, name, root, base, expected, unadapted, kind, types):
+    """The exports of one base and one adapter; `base` is a folder or a file."""
+    adapter = root / "adapter"
+    moved = max(((ours - plain).abs().max() / plain.std()).item() for (_, ours), (_, plain) in zip(expected, unadapted))
+    for matrices in types:
+        def merged(matrices=matrices):
+            output = root / f"merged-{matrices}.gguf"
+            run_smidgen(program, "export", adapter, "--base", base, "--merged", "--type", matrices, "--output", output)
+            return distance(start_server(output), expected)
+        report.check(f"{name}, {kind}, folded in, {matrices} (it moves {moved:.1f})", BOUNDS[matrices], merged)
+    if kind == "dora":
+        return
+
+    def beside():
+        plain = root / "plain.gguf"
+        run_smidgen(program, "export", base, "--merged", "--type", "f32", "--output", plain)
+        run_smidgen(program, "export", adapter, "--base", base, "--output", root / "adapter.gguf")
+        return distance(start_server(plain, root / "adapter.gguf"), expected)
+
+    report.check(f"{name}, {kind}, beside the base in f32", BOUNDS["f32"], beside)
+    if Path(base).is_file():
+        as_it_lies = lambda: distance(start_server(base, root / "adapter.gguf"), expected)
+        report.check(f"{name}, {kind}, beside the base as it lies", BOUNDS["as it lies"], as_it_lies)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program")
+    parser.add_argument("--gguf", action="append", default=[], help="a real model")
+    parser.add_argument("--keep", help="keep what is made in this folder")
+    arguments = parser.parse_args()
+    program, report = str(Path(arguments.program).resolve()), Report()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(arguments.keep or scratch)
+        for number, (name, settings) in enumerate(MODELS.items()):
+            base = root / f"{number}" / "base"
+            make_model(base, settings)
+            load = lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
+            unadapted = reference(load(), VOCABULARY)
+            for kind, adapter in KINDS.items():
+                place = root / f"{number}" / kind.split(",")[0]
+                place.mkdir()
+                expected = reference(make_adapter(place / "adapter", load(), adapter, 0.1), VOCABULARY)
+                types = ["f32", "f16", "q8_0"] if kind == "lora" else ["f32"]
+                check_adapted(report, program, name, place, base, expected, unadapted, kind, types)
+        for number, file in enumerate(map(Path, arguments.gguf)):
+            place = root / f"gguf-{number}"
+            place.mkdir()
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+            vocabulary = model.config.vocab_size
+            unadapted = reference(model, vocabulary)
+            expected = reference(make_adapter(place / "adapter", model, {}, 0.02), vocabulary)
+            check_adapted(
+                report, program, file.stem, place, file, expected, unadapted, "lora", ["f32", "f16", "q8_0"]
+            )
+    sys.stdout.flush()
+    os._exit(report.failed)  # the servers' threads do not end by themselves
+
+
+if __name__ == "__main__":
+    main()
