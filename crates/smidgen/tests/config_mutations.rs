@@ -158,10 +158,13 @@ fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
     };
     let sizes =
         [spec.vocabulary, spec.hidden, spec.intermediate, spec.layers, spec.heads, spec.max_positions];
-    assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)), "{spec:?}");
+    assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)) && spec.layers <= 4096, "{spec:?}");
+    // Would overflow where a size is not limited.
+    assert!(spec.parameters() > 0);
     assert!(spec.kv_heads >= 1 && spec.heads.is_multiple_of(spec.kv_heads), "{spec:?}");
     assert!(spec.head_dim.is_multiple_of(2) && (2..=256).contains(&spec.head_dim), "{spec:?}");
-    assert!(!spec.norm.eps.is_nan() && spec.ropes.iter().all(|rope| !rope.theta.is_nan()), "{spec:?}");
+    let is_real = |number: f32| number > 0.0 && number.is_finite();
+    assert!(is_real(spec.norm.eps) && spec.ropes.iter().all(|rope| is_real(rope.theta)), "{spec:?}");
     true
 }
 

@@ -13,6 +13,8 @@ use super::grouped_digits::Grouped;
 
 /// Configs are a few KiB; parsed into a `serde_json::Value` they can grow more than a hundredfold.
 pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
+/// Gemma 3 lists thousands of reserved tokens, in more than a megabyte.
+pub const MAX_TOKENIZER_CONFIG_BYTES: u64 = 8_000_000;
 /// A weight map takes about 100 bytes a tensor, and the largest mixtures have some 200,000 tensors.
 pub const MAX_INDEX_BYTES: u64 = 100_000_000;
 

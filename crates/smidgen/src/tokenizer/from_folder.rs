@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value as Json};
 
 use super::{Tokenizer, TokenizerError, special_ids_of, token_text};
-use crate::checkpoint::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
+use crate::checkpoint::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, parse_json, read_bytes};
 
 /// The largest published ones, with 262,144 tokens and their merges, have 33 MB.
 const MAX_TOKENIZER_BYTES: u64 = 200_000_000;
@@ -45,7 +45,7 @@ impl Tokenizer {
 
 fn read_template(folder: &Path, in_config: Option<Json>) -> Result<Option<String>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
-    if let Some(bytes) = read_if_there(&path, MAX_CONFIG_BYTES)? {
+    if let Some(bytes) = read_if_there(&path, MAX_TOKENIZER_CONFIG_BYTES)? {
         let text = String::from_utf8(bytes);
         return text
             .map(Some)
@@ -73,7 +73,7 @@ fn default_template(value: &Json) -> Option<&str> {
 
 fn read_object(folder: &Path, name: &str) -> Result<Option<Map<String, Json>>, TokenizerError> {
     let path = folder.join(name);
-    match read_if_there(&path, MAX_CONFIG_BYTES)? {
+    match read_if_there(&path, MAX_TOKENIZER_CONFIG_BYTES)? {
         Some(bytes) => Ok(Some(parse_json(&path, &bytes)?)),
         None => Ok(None),
     }
