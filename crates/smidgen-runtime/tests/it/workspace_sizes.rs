@@ -6,7 +6,8 @@ use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Op, Plan, Shape, Storage, Type, workspace,
+    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Shape, Storage, Type,
+    workspace,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -194,14 +195,14 @@ fn quantized_weights_are_taken_where_they_are_decoded() {
         let weight = Type::new(Shape::matrix(64, 512), storage);
         assert_eq!(refusal(linear(false), &[x(512), weight.clone()]), None);
         let ids = Type::new(Shape::rows_of(Dim::Tokens), Storage::Plain(DType::I32));
-        assert_eq!(refusal(Op::Embed, &[ids, weight.clone()]), None);
+        assert_eq!(refusal(Op::Embed { scale: 1.0 }, &[ids, weight.clone()]), None);
         assert_eq!(refusal(Op::LinearGrad { scales: vec![1.0] }, &[x(64), weight]), None);
     }
     let weight = Type::new(Shape::matrix(64, 64), nf4);
     let bias = Type::new(Shape::vector(64), nf4);
     let refused = refusal(linear(true), &[x(64), weight, bias.clone()]).unwrap();
     assert_eq!(refused, "cpu cannot run `linear` on nf4 weights");
-    let refused = refusal(Op::RmsNorm { eps: 1e-5 }, &[x(64), bias]).unwrap();
+    let refused = refusal(Op::RmsNorm(Norm { eps: 1e-5, plus_one: false }), &[x(64), bias]).unwrap();
     assert_eq!(refused, "cpu cannot run `rms_norm` on nf4 weights");
     let refused = refusal(linear(false), &[x(320), Type::new(Shape::matrix(64, 320), q4_k)]).unwrap();
     assert_eq!(
