@@ -9,6 +9,7 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+mod exporting;
 #[cfg(unix)]
 mod hub_server;
 mod inspecting;

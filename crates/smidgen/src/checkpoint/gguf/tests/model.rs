@@ -74,7 +74,7 @@ fn llama_has_the_config_of_its_original() {
     });
     assert_eq!(config, expected);
     let spec = smidgen_compile::model::read_spec(&config).unwrap();
-    assert_eq!((spec.head_dim, spec.kv_heads, spec.norm_eps, spec.rope.theta), (8, 2, 1e-5, 1e5));
+    assert_eq!((spec.head_dim, spec.kv_heads, spec.norm.eps, spec.ropes[0].theta), (8, 2, 1e-5, 1e5));
     assert!(spec.tied_head);
 }
 
