@@ -156,7 +156,8 @@ fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
     assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)), "{spec:?}");
     assert!(spec.kv_heads >= 1 && spec.heads.is_multiple_of(spec.kv_heads), "{spec:?}");
     assert!(spec.head_dim.is_multiple_of(2) && (2..=256).contains(&spec.head_dim), "{spec:?}");
-    assert!(!spec.norm_eps.is_nan() && !spec.rope.theta.is_nan(), "{spec:?}");
+    assert!(!spec.norm.eps.is_nan(), "{spec:?}");
+    assert!(spec.ropes.iter().all(|rope| !rope.theta.is_nan()), "{spec:?}");
     true
 }
 
