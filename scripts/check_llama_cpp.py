@@ -3,15 +3,17 @@
     pip install xllamacpp==2026.10.11549
     python scripts/check_llama_cpp.py SMIDGEN [--gguf FILE]... [--keep FOLDER]
 
-SMIDGEN is the program. Needs torch, transformers, peft, tokenizers and xllamacpp, which carries llama.cpp; no network and
-no GPU. For each architecture a tiny model with a tiny tokenizer and a random adapter are made with transformers and PEFT.
+SMIDGEN is the program. Needs torch, transformers, peft, tokenizers, gguf and xllamacpp, which carries llama.cpp; no
+network and no GPU. For each architecture a tiny model with a tiny tokenizer and a random adapter are made with transformers and PEFT.
 They go through `smidgen export`, and llama.cpp loads the result: the whole model with the adapter folded in, in f32, f16
 and q8_0, and the base with the adapter beside it. Its log-probabilities after several prefixes of a sequence are compared
 with those of transformers + PEFT in f32; the distance is the largest difference over their standard deviation.
 With --gguf a real model takes part: transformers decodes it, and llama.cpp runs it as it lies with the exported adapter.
 llama.cpp rounds activations to 8 bits before it multiplies with quantized weights and to f16 before f16 ones, so that
-only f32 can be close; the bounds stand beside the checks.
-One line a check; the exit code is the number of failed checks.
+only f32 can be close. Of q8_0 it is the blocks that are judged: they have to be those that the gguf package makes of the
+f32 export, bit for bit. How far llama.cpp gets with quantized weights is its own arithmetic: those distances are printed
+beside the ones of the same model without the adapter, and not judged.
+One line a check, `ok` or `FAILED`, or `seen` where nothing is judged; the exit code is the number of failed checks.
 """
 
 import argparse
@@ -22,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gguf
+import numpy
 import torch
 import transformers
 import xllamacpp
@@ -55,7 +59,7 @@ KINDS = {
     "dora": {"use_dora": True},
 }
 # The GELU of llama.cpp is a table of f16, and its f32 sums have another order.
-BOUNDS = {"f32": 3e-3, "f16": 3e-2, "q8_0": 3e-1, "as it lies": 5e-1}
+BOUNDS = {"f32": 3e-3, "f16": 3e-2}
 
 
 def make_tokenizer(folder):
@@ -117,11 +121,17 @@ def start_server(path, adapter=None):
 
 
 def llama_cpp_log_probabilities(server, ids, vocabulary):
-    answer = server.handle_completions(
-        {"prompt": ids, "n_predict": 1, "n_probs": vocabulary, "temperature": 0.0, "cache_prompt": False}
-    )
-    if "choices" not in answer:
-        raise AssertionError(f"llama.cpp: {answer}")
+    # The server leaves the probabilities out where the chosen token is half a character. A bias chooses another token; the
+    # probabilities are those before the bias.
+    for favourite in (None, *range(64, 128)):
+        answer = server.handle_completions({
+            "prompt": ids, "n_predict": 1, "n_probs": vocabulary, "temperature": 0.0, "cache_prompt": False,
+            "logit_bias": [[favourite, 1000.0]] if favourite else [],
+        })
+        if "choices" not in answer:
+            raise AssertionError(f"llama.cpp: {answer}")
+        if answer["choices"][0]["logprobs"] is not None:
+            break
     found = {entry["id"]: entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
     assert len(found) == vocabulary, f"{len(found)} of {vocabulary} log-probabilities"
     return torch.tensor([found[i] for i in range(vocabulary)])
@@ -143,14 +153,27 @@ def distance(server, expected):
     return worst
 
 
+def differing_blocks(narrow, wide):
+    """Q8_0 blocks of one file that are not those which the gguf package makes of the other, and all of them."""
+    weights = {tensor.name: tensor.data for tensor in gguf.GGUFReader(wide).tensors}
+    differing, blocks = 0, 0
+    for tensor in gguf.GGUFReader(narrow).tensors:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+            ours = numpy.array(tensor.data).reshape(-1, 34)
+            theirs = gguf.quantize(numpy.array(weights[tensor.name]), gguf.GGMLQuantizationType.Q8_0).reshape(-1, 34)
+            differing, blocks = differing + int((ours != theirs).any(axis=1).sum()), blocks + len(ours)
+    return differing, blocks
+
+
 class Report:
     failed = 0
 
-    def check(self, name, bound, measure):
+    def check(self, name, measure):
+        """`measure` gives a distance, the largest one allowed or None, and words about it."""
         try:
-            found = measure()
-            assert found < bound, f"{found:.1e} apart, the bound is {bound:.0e}"
-            print(f"ok      {name}: {found:.1e} apart", flush=True)
+            found, bound, words = measure()
+            assert bound is None or found <= bound, f"{found:.1e} apart, allowed are {bound:.1e}{words}"
+            print(f"{'seen' if bound is None else 'ok':<7} {name}: {found:.1e} apart{words}", flush=True)
         except AssertionError as error:
             self.failed += 1
             print(f"FAILED  {name}: {error}", flush=True)
@@ -160,25 +183,44 @@ def check_adapted(report, program, name, root, base, expected, unadapted, kind, 
     """The exports of one base and one adapter; `base` is a folder or a file."""
     adapter = root / "adapter"
     moved = max(((ours - plain).abs().max() / plain.std()).item() for (_, ours), (_, plain) in zip(expected, unadapted))
+
+    def export(source, output, *more):
+        run_smidgen(program, "export", source, "--output", root / output, *more)
+        return root / output
+
     for matrices in types:
-        def merged(matrices=matrices):
-            output = root / f"merged-{matrices}.gguf"
-            run_smidgen(program, "export", adapter, "--base", base, "--merged", "--type", matrices, "--output", output)
-            return distance(start_server(output), expected)
-        report.check(f"{name}, {kind}, folded in, {matrices} (it moves {moved:.1f})", BOUNDS[matrices], merged)
+        def merged():
+            output = export(adapter, f"merged-{matrices}.gguf", "--base", base, "--merged", "--type", matrices)
+            found = distance(start_server(output), expected)
+            if matrices in BOUNDS:
+                return found, BOUNDS[matrices], f"; the adapter moves {moved:.1f}"
+            without = export(base, f"without-{matrices}.gguf", "--merged", "--type", matrices)
+            alone = distance(start_server(without), unadapted)
+            return found, None, f", {alone:.1e} without the adapter; it moves {moved:.1f}"
+
+        def blocks():
+            differing, blocks = differing_blocks(root / "merged-q8_0.gguf", root / "merged-f32.gguf")
+            return differing, 0, f" in {blocks} blocks"
+
+        report.check(f"{name}, {kind}, folded in, {matrices}", merged)
+        if matrices == "q8_0":
+            report.check(f"{name}, {kind}, folded in, q8_0 and the reference quantizer", blocks)
     if kind == "dora":
         return
 
     def beside():
-        plain = root / "plain.gguf"
-        run_smidgen(program, "export", base, "--merged", "--type", "f32", "--output", plain)
-        run_smidgen(program, "export", adapter, "--base", base, "--output", root / "adapter.gguf")
-        return distance(start_server(plain, root / "adapter.gguf"), expected)
+        plain = export(base, "plain.gguf", "--merged", "--type", "f32")
+        beside = export(adapter, "adapter.gguf", "--base", base)
+        return distance(start_server(plain, beside), expected), BOUNDS["f32"], f"; the adapter moves {moved:.1f}"
 
-    report.check(f"{name}, {kind}, beside the base in f32", BOUNDS["f32"], beside)
+    def as_it_lies():
+        alone = distance(start_server(base), unadapted)
+        found = distance(start_server(base, root / "adapter.gguf"), expected)
+        return found, None, f", {alone:.1e} without the adapter; it moves {moved:.1f}"
+
+    report.check(f"{name}, {kind}, beside the base in f32", beside)
     if Path(base).is_file():
-        as_it_lies = lambda: distance(start_server(base, root / "adapter.gguf"), expected)
-        report.check(f"{name}, {kind}, beside the base as it lies", BOUNDS["as it lies"], as_it_lies)
+        report.check(f"{name}, {kind}, beside the base as it lies", as_it_lies)
 
 
 def main():
@@ -190,6 +232,7 @@ def main():
     program, report = str(Path(arguments.program).resolve()), Report()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(arguments.keep or scratch)
         for number, (name, settings) in enumerate(MODELS.items()):

@@ -91,6 +91,67 @@ fn byte_level_ids_are_those_of_the_reference_for_every_pre_tokenizer() {
 }
 
 #[test]
+fn what_came_from_a_file_goes_into_one_again() {
+    let fixture = fixture("byte_level.json");
+    for name in fixture["pre"].as_object().unwrap().keys() {
+        let mut metadata = metadata_of(&fixture);
+        metadata.set("tokenizer.ggml.pre", Value::String(name.clone()));
+        let tokenizer = from_metadata(&metadata).unwrap();
+        let count = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap().len();
+        let again = tokenizer.to_gguf("llama", count).unwrap();
+        assert_eq!(again.text("tokenizer.ggml.pre"), Ok(Some(name.as_str())));
+        for key in ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"] {
+            assert_eq!(again.get(key), metadata.get(key), "{name}: {key}");
+        }
+        let adds_bos = texts(&fixture["bos_added"]).contains(&name.as_str());
+        assert_eq!(again.flag("tokenizer.ggml.add_bos_token"), Ok(Some(adds_bos)));
+        // Rows of the embedding without a token get one that no text has.
+        let padded = tokenizer.to_gguf("llama", count + 2).unwrap();
+        let tokens = padded.texts("tokenizer.ggml.tokens").unwrap().unwrap();
+        assert_eq!(tokens[count..], [format!("[PAD{count}]"), format!("[PAD{}]", count + 1)]);
+        assert_eq!(padded.i32s("tokenizer.ggml.token_type").unwrap().unwrap()[count..], [5, 5]);
+        let beyond = tokenizer.to_gguf("llama", count - 1).unwrap_err().to_string();
+        assert_eq!(
+            beyond,
+            format!("token {} is beyond the {} rows of the model's embedding", count - 1, count - 1)
+        );
+    }
+}
+
+#[test]
+fn sentence_piece_goes_into_a_file_by_the_order_of_its_merges() {
+    let fixture = fixture("sentence_piece.json");
+    for (prefix, key) in [(true, "prefixed"), (false, "plain")] {
+        let mut metadata = metadata_of(&fixture);
+        metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(prefix));
+        let count = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap().len();
+        let again = from_metadata(&metadata).unwrap().to_gguf("llama", count).unwrap();
+        assert_eq!(again.flag("tokenizer.ggml.add_space_prefix"), Ok(Some(prefix)));
+        assert_eq!(again.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.tokens"));
+        let tokenizer = through_a_file(&again);
+        for (text, row) in texts(&fixture["texts"]).iter().zip(fixture[key].as_array().unwrap()) {
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids(&row["ids"]), "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn a_way_of_cutting_without_a_name_is_refused() {
+    let mut metadata = metadata_of(&fixture("byte_level.json"));
+    metadata.set("tokenizer.ggml.pre", Value::String("gpt-2".into()));
+    let folder = tempfile::tempdir().unwrap();
+    from_metadata(&metadata).unwrap().save(folder.path()).unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let mut json: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["pre_tokenizer"] = json!({"type": "Whitespace"});
+    fs::write(&path, json.to_string()).unwrap();
+    let refused = Tokenizer::from_folder(folder.path()).unwrap().to_gguf("llama", 1 << 16).unwrap_err();
+    let said = refused.to_string();
+    assert!(said.starts_with("the pre-tokenizer has no name in GGUF (named: gpt-2, "), "{said}");
+    assert!(said.contains("Whitespace"), "{said}");
+}
+
+#[test]
 fn byte_level_texts_come_back() {
     let fixture = fixture("byte_level.json");
     let mut metadata = metadata_of(&fixture);

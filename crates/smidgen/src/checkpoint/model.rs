@@ -106,6 +106,16 @@ impl Model {
         }
     }
 
+    /// All of a weight as f32, row by row. For small models.
+    #[cfg(test)]
+    pub fn weight_values(&self, name: &str) -> Vec<f32> {
+        let weight = self.weight(name).unwrap_or_else(|| panic!("`{name}` is there"));
+        let (rows, columns) = weight.rows_and_columns();
+        let mut values = vec![0.0; rows * columns];
+        super::weight::WeightRows::open(&weight).unwrap().read(0, rows, &mut values).unwrap();
+        values
+    }
+
     /// The Hugging Face names of all weights, sorted.
     pub fn weight_names(&self) -> Vec<&str> {
         match self {

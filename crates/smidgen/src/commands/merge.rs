@@ -10,7 +10,7 @@ use crate::checkpoint::element::Element;
 use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
-use crate::merge::difference::{LogitsDifference, TOKENS, compare_logits};
+use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::{DECODED, OriginalModel};
 use crate::merge::{MergeOptions, Merged, Tally, merge};
 use clap::ValueEnum;
@@ -118,9 +118,9 @@ impl Report<'_> {
         let shards =
             if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
         tally("written", &self.total(), format!("{shards} in `{}`", self.args.output.display()));
-        if let Some(LogitsDifference { max, mean, relative }) = self.difference {
+        if let Some(LogitsDifference { max, mean, relative, tokens }) = self.difference {
             line(format!(
-                "  logits of base + adapter and of the merged model, {TOKENS} tokens: largest difference \
+                "  logits of base + adapter and of the merged model, {tokens} tokens: largest difference \
                  {max:.2e}, mean {mean:.2e}, relative {relative:.2e}"
             ));
         }
@@ -161,8 +161,8 @@ impl Report<'_> {
     fn json(&self) -> Value {
         let merged = &self.merged;
         let tally = |tally: Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
-        let difference = self.difference.map(|LogitsDifference { max, mean, relative }| {
-            json!({"max": max, "mean": mean, "relative": relative, "tokens": TOKENS})
+        let difference = self.difference.map(|LogitsDifference { max, mean, relative, tokens }| {
+            json!({"max": max, "mean": mean, "relative": relative, "tokens": tokens})
         });
         json!({
             "adapter": self.adapter.path(),

@@ -9,6 +9,9 @@ pub mod lora_file;
 pub mod metadata;
 pub mod model_file;
 
+#[cfg(test)]
+mod export_tests;
+
 use crate::checkpoint::gguf::model::Architecture;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;

@@ -13,7 +13,7 @@ use smidgen_runtime::counter;
 use std::path::Path;
 
 /// Of the sequence; fewer where the model has fewer positions.
-pub const TOKENS: usize = 64;
+const TOKENS: usize = 64;
 const SEED: u64 = 64;
 
 /// Over all logits behind all tokens.
@@ -24,6 +24,8 @@ pub struct LogitsDifference {
     pub mean: f64,
     /// The length of the difference over the length of the logits.
     pub relative: f64,
+    /// Of the sequence.
+    pub tokens: usize,
 }
 
 /// Compares base + adapter with the merged model that lies in `merged`.
@@ -37,7 +39,7 @@ pub fn compare_logits(
     let before = logits_of(original.model(), Some(adapter), &ids)?;
     let merged = Model::open_folder(merged).map_err(Failure::world)?;
     let after = logits_of(&merged, None, &ids)?;
-    Ok(difference(&before, &after))
+    Ok(difference(&before, &after, ids.len()))
 }
 
 /// Token ids that are the same on every machine.
@@ -47,7 +49,7 @@ fn fixed_ids(vocabulary: usize, count: usize) -> Vec<u32> {
     (0..count as u64).map(id).collect()
 }
 
-fn difference(before: &[f32], after: &[f32]) -> LogitsDifference {
+fn difference(before: &[f32], after: &[f32], tokens: usize) -> LogitsDifference {
     let (mut max, mut sum, mut squares, mut length) = (0f64, 0f64, 0f64, 0f64);
     for (&before, &after) in before.iter().zip(after) {
         let (before, distance) = (f64::from(before), (f64::from(before) - f64::from(after)).abs());
@@ -58,7 +60,7 @@ fn difference(before: &[f32], after: &[f32]) -> LogitsDifference {
         length += before * before;
     }
     let relative = if squares == 0.0 { 0.0 } else { (squares / length).sqrt() };
-    LogitsDifference { max, mean: sum / before.len() as f64, relative }
+    LogitsDifference { max, mean: sum / before.len() as f64, relative, tokens }
 }
 
 #[cfg(test)]
@@ -67,11 +69,11 @@ mod tests {
 
     #[test]
     fn differences_are_counted_over_all_logits() {
-        let found = difference(&[3.0, 0.0, -4.0, 0.0], &[3.0, 0.5, -4.0, 0.0]);
-        assert_eq!(found, LogitsDifference { max: 0.5, mean: 0.125, relative: 0.1 });
-        let none = difference(&[0.0; 3], &[0.0; 3]);
+        let found = difference(&[3.0, 0.0, -4.0, 0.0], &[3.0, 0.5, -4.0, 0.0], 2);
+        assert_eq!(found, LogitsDifference { max: 0.5, mean: 0.125, relative: 0.1, tokens: 2 });
+        let none = difference(&[0.0; 3], &[0.0; 3], 1);
         assert_eq!((none.max, none.relative), (0.0, 0.0));
-        assert!(difference(&[f32::NAN, 1.0], &[1.0, 1.0]).max.is_nan());
+        assert!(difference(&[f32::NAN, 1.0], &[1.0, 1.0], 1).max.is_nan());
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub mod write;
 
 #[cfg(test)]
 mod merge_tests;
+#[cfg(test)]
+mod quantized_tests;
 
 use crate::checkpoint::element::Element;
 use crate::checkpoint::peft::{AdapterFile, StoredKind, read_modules};

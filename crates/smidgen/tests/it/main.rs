@@ -9,6 +9,7 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+mod exporting;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
 #[cfg(unix)]

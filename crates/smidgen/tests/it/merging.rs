@@ -12,6 +12,7 @@ fn a_merge_says_what_it_wrote() {
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     expect![[r#"
         merged lora into `model`
+          base: f32
           folded        14 tensors   144.00 KiB   W + s·B·A, rounded once
           copied         6 tensors    40.50 KiB   byte for byte
           written       20 tensors   184.50 KiB   one file in `merged`
@@ -33,6 +34,10 @@ fn a_merge_as_json_in_another_type() {
         {
           "adapter": "adapter",
           "base": "model",
+          "base_storages": [
+            "f32"
+          ],
+          "base_quantized": false,
           "output": "deep/merged",
           "kind": "lora",
           "modules": 14,
@@ -54,7 +59,9 @@ fn a_merge_as_json_in_another_type() {
             "tensors": 20,
             "bytes": 94464
           },
-          "memory_bytes": 33557504
+          "memory_bytes": 33557504,
+          "logits_difference": null,
+          "notes": []
         }
     "#]]
     .assert_eq(&ended.stdout);
@@ -82,7 +89,7 @@ fn an_adapter_without_its_base_asks_for_it() {
         config["base_model_name_or_path"] = "somebody/some-model".into();
     });
     let said = scratch.refused(2, &["merge", "adapter", "--output", "merged"], &["`somebody/some-model`"]);
-    assert!(said.ends_with("\n\nhint: `--base` gives the base model's folder\n"), "{said}");
+    assert!(said.contains("\n\nhint: `--base` gives the base model: a folder, a .gguf file, "), "{said}");
     scratch.edit_json("adapter/adapter_config.json", |config| {
         config["base_model_name_or_path"] = serde_json::Value::Null;
     });
@@ -92,6 +99,82 @@ fn an_adapter_without_its_base_asks_for_it() {
         &["merge", "adapter", "--output", "merged", "--base", "adapter"],
         &["holds an adapter"],
     );
+}
+
+/// Numbers of the comparison as X: they are those of rounding, in the order of the machine's threads.
+fn without_differences(text: &str) -> String {
+    regex::Regex::new(r"\d\.\d\de-\d+").unwrap().replace_all(text, "X").into_owned()
+}
+
+#[test]
+fn a_quantized_base_is_decoded_and_compared() {
+    let scratch = Scratch::of("gguf-llama");
+    let ended = scratch.run(&["merge", "adapter", "--output", "merged"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    expect![[r#"
+        merged lora into `model.gguf`
+          base: q4_0, q4_1, q5_0, q5_1 and q8_0, decoded to bf16 (`--dtype` chooses another type)
+          folded        14 tensors   128.00 KiB   W + s·B·A, rounded once
+          converted      7 tensors    27.50 KiB
+          written       21 tensors   155.50 KiB   one file in `merged`
+          logits of base + adapter and of the merged model, 64 tokens: largest difference X, mean X, relative X
+    "#]]
+    .assert_eq(&without_differences(&ended.stdout));
+    scratch.train("run", &["model.path=merged", "train.steps=1"]);
+
+    let scratch = Scratch::of("llama-bnb-nf4");
+    let ended = scratch.run(&["merge", "adapter", "--output", "merged", "--dtype", "f32", "--json"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(report["base_storages"], serde_json::json!(["nf4"]));
+    let difference = &report["logits_difference"];
+    assert!(difference["relative"].as_f64().unwrap() < 1e-4, "{difference}");
+    assert_eq!(difference["tokens"], 64);
+    scratch.train("run", &["model.path=merged", "train.steps=1"]);
+}
+
+#[test]
+fn a_plain_base_is_compared_when_asked() {
+    for case in ["llama-gqa-tied", "qwen2-dora", "qwen2-bias-all"] {
+        let scratch = Scratch::of(case);
+        let ended =
+            scratch.run(&["merge", "adapter", "--output", "merged", "--check", "--dtype", "f32", "--json"]);
+        assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "{case}");
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(report["logits_difference"]["relative"].as_f64().unwrap() < 1e-4, "{case}: {report}");
+    }
+}
+
+/// As PEFT names it: found in the hub's cache, without a call.
+#[test]
+fn a_base_is_found_by_its_name_in_the_cache() {
+    let scratch = Scratch::new();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let repository = "hub/hub/models--some--model";
+    for name in ["config.json", "model.safetensors"] {
+        let content = scratch.read(&format!("model/{name}"));
+        scratch.write(&format!("{repository}/snapshots/{commit}/{name}"), content);
+    }
+    scratch.write(&format!("{repository}/refs/main"), commit);
+    scratch.edit_json("adapter/adapter_config.json", |config| {
+        config["base_model_name_or_path"] = "some/model".into();
+    });
+    let merge = |output: &str, more: &[&str]| {
+        let arguments = [&["merge", "adapter", "--output", output][..], more].concat();
+        let mut command = scratch.command(&arguments);
+        command.env("HF_HOME", scratch.path("hub")).env("HF_HUB_OFFLINE", "1").env_remove("HF_HUB_CACHE");
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(merge("one", &[]), (Some(0), String::new()));
+    assert_eq!(merge("two", &["--base", "hf:some/model"]), (Some(0), String::new()));
+    scratch.edit_json("adapter/adapter_config.json", |config| config["revision"] = "v2".into());
+    let (code, said) = merge("three", &[]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("`some/model`, which is no folder or file here, nor in the hub's cache"), "{said}");
+    let (code, said) = merge("four", &["--base", "hf:other/model"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("`HF_HUB_OFFLINE` is set"), "{said}");
 }
 
 #[test]

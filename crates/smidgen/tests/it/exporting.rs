@@ -1,0 +1,77 @@
+//! `export` from outside: what it prints and writes, and what it refuses. Its numbers are tested where they are made.
+
+use crate::scratch::Scratch;
+use expect_test::expect;
+use smidgen::checkpoint::gguf::GgufFile;
+
+#[test]
+fn an_adapter_says_what_it_became() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["export", "adapter", "--output", "out/adapter.gguf"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    expect![[r#"
+        exported lora for `model` (llama)
+          adapter       14 modules   rank 6, alpha 9
+          written       28 tensors    33.75 KiB   f32 in `out/adapter.gguf`
+    "#]]
+    .assert_eq(&ended.stdout);
+    let file = GgufFile::open(&scratch.path("out/adapter.gguf")).unwrap();
+    assert_eq!(file.metadata().text("general.architecture"), Ok(Some("llama")));
+    let again = scratch.refused(1, &["export", "adapter", "--output", "out/adapter.gguf"], &[]);
+    assert_eq!(
+        again,
+        "error: `out/adapter.gguf` is already there\n\nhint: choose another `--output`, or remove it\n"
+    );
+}
+
+#[test]
+fn scales_that_differ_are_said() {
+    let scratch = Scratch::of("llama-f16-some-layers");
+    let ended = scratch.run(&["export", "adapter", "--output", "a.gguf", "--json"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(report["kind"], "lora");
+    assert_eq!(report["alpha"], 7.0);
+    assert!(report["rescaled"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
+fn a_model_with_its_adapter_says_what_it_became() {
+    let scratch = Scratch::of("gguf-gemma2");
+    let arguments = ["export", "adapter", "--output", "whole.gguf", "--merged", "--type", "q8_0"];
+    let ended = scratch.run(&arguments);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    expect![[r#"
+        exported `model.gguf` (gemma2) with lora folded into 21 tensors
+          f32           13 tensors     1.63 KiB
+          q8_0          22 tensors    41.80 KiB
+          written       35 tensors    43.43 KiB   `whole.gguf`
+    "#]]
+    .assert_eq(&ended.stdout);
+    // A model that the program itself takes, and that no longer needs the adapter.
+    scratch.train("run", &["model.path=whole.gguf", "train.steps=1"]);
+    let plain = scratch.run(&["export", "whole.gguf", "--output", "plain.gguf", "--merged", "--json"]);
+    assert_eq!(plain.code, Some(0), "{}", plain.stderr);
+    let report: serde_json::Value = serde_json::from_str(&plain.stdout).unwrap();
+    assert_eq!((&report["kind"], &report["folded"]), (&serde_json::Value::Null, &0.into()));
+    assert_eq!(report["types"]["f16"]["tensors"], 22);
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused_by_name() {
+    let scratch = Scratch::of("llama-dora");
+    let said =
+        scratch.refused(1, &["export", "adapter", "--output", "a.gguf"], &["is dora, whose magnitudes"]);
+    assert!(said.contains("hint: `smidgen export --merged` writes the whole model"), "{said}");
+    let typed = scratch.run(&["export", "adapter", "--output", "a.gguf", "--type", "f16"]);
+    assert_eq!(typed.code, Some(2), "{}", typed.stderr);
+    scratch.refused(
+        1,
+        &["export", "adapter", "--output", "a.gguf", "--merged"],
+        &["`model` has no `tokenizer.json`"],
+    );
+    let model = ["export", "model", "--output", "a.gguf"];
+    scratch.refused(1, &model, &["holds a model and not an adapter"]);
+    scratch.refused(2, &[&model[..], &["--merged", "--base", "x"]].concat(), &["`--base` means nothing"]);
+    scratch.refused(2, &["export", "absent", "--output", "a.gguf", "--merged"], &["`absent` is no folder"]);
+}
