@@ -185,8 +185,11 @@ fn check_adapter_config(path: &Path, again: &Place, bytes: &[u8]) -> bool {
     if let Ok(scales) = scales {
         assert!(scales.rank_for("model.layers.1.self_attn.q_proj") > 0);
     }
-    let written = AdapterConfig::read(&again.holding(config.to_json().as_bytes())).unwrap();
-    assert_eq!(written.to_json(), config.to_json());
+    let json = config.to_json();
+    // Indented, a config of deep lists may be larger than one that is read.
+    if json.len() as u64 <= MAX_CONFIG_BYTES {
+        assert_eq!(AdapterConfig::read(&again.holding(json.as_bytes())).unwrap().to_json(), json);
+    }
     true
 }
 
@@ -230,6 +233,18 @@ fn adapter_configs_with_other_values() {
         let bytes = changed(&parsed(&ADAPTER_CONFIGS, which), &changes);
         check_adapter_config(&place.holding(&bytes), &again, &bytes);
     });
+}
+
+/// Few bytes of config may not ask for a table of a million layers.
+#[test]
+fn a_number_of_layers_costs_nothing() {
+    let place = Place::of("config.json");
+    for which in 0..MODEL_CONFIGS.len() {
+        let mut config = parsed(&MODEL_CONFIGS, which);
+        config["num_hidden_layers"] = Value::from(1 << 20);
+        let bytes = config.to_string().into_bytes();
+        check_model_config(&place.holding(&bytes), &bytes);
+    }
 }
 
 /// The mutations reach both sides of every check: else the tests above would say nothing.
