@@ -5,6 +5,7 @@ use crate::checkpoint::four_bit::{Part, file_of, part, parts_of_file};
 use crate::recipe::{ClosedWord, RecipeSource, parse_recipe};
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
+use smidgen_ir::Block;
 use std::path::Path;
 
 const BASES: [BaseFormat; 7] = [
@@ -300,4 +301,20 @@ fn elements_that_nothing_trains_on_are_named() {
 
         hint: config.json and the safetensors files have to come from the same model"#]]
     .assert_eq(&failure.to_string());
+}
+
+/// Kernels decode matrices; norms and biases are read as plain numbers.
+#[test]
+fn matrices_may_lie_in_any_storage_and_vectors_in_plain_ones() {
+    let (matrix, vector) = (Shape::matrix(4, 32), Shape::vector(32));
+    for storage in
+        [Storage::Gguf(Block::Q8_0), Storage::Int8Rows, Storage::Bnb4 { code: Code4::Fp4, double: true }]
+    {
+        assert!(is_trainable_on(&matrix, Some(storage)));
+        assert!(!is_trainable_on(&vector, Some(storage)));
+    }
+    for storage in [Storage::F32, Storage::Plain(DType::Bf16), Storage::Plain(DType::F16)] {
+        assert!(is_trainable_on(&matrix, Some(storage)) && is_trainable_on(&vector, Some(storage)));
+    }
+    assert!(!is_trainable_on(&matrix, None));
 }

@@ -239,6 +239,18 @@ fn adapter_configs_with_other_values() {
     });
 }
 
+/// Few bytes of config may not ask for a table of a million layers.
+#[test]
+fn a_number_of_layers_costs_nothing() {
+    let place = Place::of("config.json");
+    for which in 0..MODEL_CONFIGS.len() {
+        let mut config = parsed(&MODEL_CONFIGS, which);
+        config["num_hidden_layers"] = Value::from(1 << 20);
+        let bytes = config.to_string().into_bytes();
+        check_model_config(&place.holding(&bytes), &bytes);
+    }
+}
+
 /// The mutations reach both sides of every check: else the tests above would say nothing.
 #[test]
 fn some_damage_is_accepted_and_some_refused() {
