@@ -165,7 +165,7 @@ fn a_model_is_fetched_once_and_then_used_without_a_call() {
     let ended = pulling.run(&train);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     let config = pulling.scratch.json("run/adapter/adapter_config.json");
-    assert_eq!(config["base_model_name_or_path"], "hf:org/tiny");
+    assert_eq!(config["base_model_name_or_path"], "org/tiny");
     assert_eq!(pulling.requested(), [""; 0]);
 
     let ended = pulling.run(&["pull", MODEL, "--update"]);
