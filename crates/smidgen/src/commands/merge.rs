@@ -28,7 +28,7 @@ pub struct Args {
     /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
     #[arg(long, value_name = "MODEL")]
     base: Option<String>,
-    /// The element type of all tensors, instead of each one's own (bf16 where it was quantized)
+    /// The element type of all tensors, instead of each one's own (f16 where it was quantized)
     #[arg(long)]
     dtype: Option<Dtype>,
     /// Compare the logits with those of base + adapter, which is always done for a quantized base

@@ -233,6 +233,8 @@ fn describe_model(
 }
 
 fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
+    // Opened again: the model let go of its metadata when it was opened.
+    let file = GgufFile::open(file.path()).map_err(Failure::world)?;
     let mut metadata = Metadata::default();
     // How the base was quantized says nothing of this file.
     for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("quantize.")) {

@@ -30,7 +30,7 @@ use write::{OutputFolder, Workspace, write_shards};
 
 #[derive(Clone, Copy, Debug)]
 pub struct MergeOptions {
-    /// `None` keeps each tensor's own type; one that was quantized becomes BF16.
+    /// `None` keeps each tensor's own type; one that was quantized becomes F16.
     pub element: Option<Element>,
     /// A shard is no larger, unless one tensor is.
     pub max_shard_bytes: u64,

@@ -7,7 +7,7 @@ use super::*;
 use crate::adapted::{logits_of, read_decoder};
 use crate::checkpoint::model::Model;
 use crate::merge::original::read_f32;
-use half::bf16;
+use half::f16;
 use std::path::PathBuf;
 
 fn fixture(case: &str) -> PathBuf {
@@ -93,10 +93,10 @@ fn tensors_are_the_decoded_ones_plus_the_product_rounded_once() {
             }
             let written = narrow.weight(place).unwrap().element_name();
             if tensor.is_quantized() {
-                assert_eq!(written, "BF16", "{name}: {place}");
+                assert_eq!(written, "F16", "{name}: {place}");
             }
-            if written == "BF16" {
-                let rounded: Vec<f32> = exact.iter().map(|value| bf16::from_f32(*value).to_f32()).collect();
+            if written == "F16" {
+                let rounded: Vec<f32> = exact.iter().map(|value| f16::from_f32(*value).to_f32()).collect();
                 assert_eq!(narrow.weight_values(place), rounded, "{name}: {place}");
             }
         }
@@ -126,11 +126,11 @@ fn logits_differ_by_rounding_alone() {
     for name in CASES {
         let case = Case::open(name);
         case.merge("f32", Some(Element::F32));
-        case.merge("bf16", None);
+        case.merge("f16", None);
         let compare = |output: &str| {
             compare_logits(&case.original, &case.adapter, &case.folder.path().join(output)).unwrap()
         };
-        let (wide, narrow) = (compare("f32"), compare("bf16"));
+        let (wide, narrow) = (compare("f32"), compare("f16"));
         assert!(wide.relative < 1e-4 && wide.mean <= wide.max, "{name}: {wide:?}");
         assert!(narrow.relative > wide.relative && narrow.relative < 5e-2, "{name}: {narrow:?}");
         // The adapter takes part, or the comparison would say nothing.

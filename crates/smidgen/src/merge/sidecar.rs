@@ -15,20 +15,8 @@ use crate::checkpoint::element::Element;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::beside::{is_tokenizer_file, save_beside};
 
-/// Beginnings and ends of the names that are copied.
-const BEGINNINGS: [&str; 7] = [
-    "config.json",
-    "generation_config",
-    "tokenizer",
-    "special_tokens",
-    "added_tokens",
-    "chat_template",
-    "tekken",
-];
-const NAMES: [&str; 5] = ["vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"];
-const ENDS: [&str; 3] = [".jinja", ".tiktoken", ".py"];
 /// A folder of further templates.
 const TEMPLATES: &str = "additional_chat_templates";
 
@@ -45,13 +33,11 @@ pub fn write_sidecars(
             copy_sidecars(original.path(), folder)?;
             config_changes |= original.is_quantized();
         }
-        Model::Gguf { file, .. } => {
+        Model::Gguf { .. } => {
             config_changes = true;
             // A model without its tokenizer is still a model.
-            match Tokenizer::from_gguf(file) {
-                Ok(tokenizer) => tokenizer.save(folder).map_err(Failure::world)?,
-                Err(error) => notes.push(format!("no tokenizer was written: {error}")),
-            }
+            let unsaved = save_beside(original.model(), folder).err();
+            notes.extend(unsaved.map(|error| format!("no tokenizer was written: {error}")));
         }
     }
     if config_changes {
@@ -97,9 +83,10 @@ fn copy_files(from: &Path, to: &Path, is_copied: fn(&str) -> bool) -> Result<(),
 }
 
 fn is_sidecar(name: &str) -> bool {
-    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
-        || NAMES.contains(&name)
-        || ENDS.iter().any(|end| name.ends_with(end))
+    name == "config.json"
+        || name.starts_with("generation_config")
+        || name.ends_with(".py")
+        || is_tokenizer_file(name)
 }
 
 fn unwritten(path: &Path, error: std::io::Error) -> Failure {

@@ -127,9 +127,7 @@ fn a_recipe_that_is_not_there() {
 fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
     let overrides = [
-        "model.base=nf4",
         "model.compute=bf16",
-        "adapter.kind=dora",
         "data.format=chat",
         "train.optimizer=adamw-8bit",
         "data.eval=data.jsonl",
@@ -145,9 +143,7 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     let said = scratch.train_refused(2, &overrides, &[]);
     expect![[r#"
         error: this version cannot run the recipe
-          `model.base = nf4` is not supported (supported: as-stored, f32, bf16, f16)
           `model.compute = bf16` is not supported (supported: auto, f32)
-          `adapter.kind = dora` is not supported (supported: lora, rslora)
           `data.format = chat` is not supported (supported: auto, tokens)
           `train.optimizer = adamw-8bit` is not supported (supported: adamw)
           `train.early_stop = 2` is not supported (supported: 0)
@@ -159,7 +155,7 @@ fn choices_that_this_version_lacks_are_named_at_once() {
           `memory.adapt = true` is not supported (supported: false)
     "#]]
     .assert_eq(&said);
-    scratch.train_refused(2, &["model.path=m.gguf"], &["`model.path = m.gguf` is not supported"]);
+    scratch.train_refused(2, &["adapter.kind=full"], &["`adapter.kind = full` is not supported"]);
 }
 
 #[test]

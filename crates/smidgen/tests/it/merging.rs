@@ -118,6 +118,7 @@ fn a_quantized_base_is_decoded_and_compared() {
           converted      7 tensors    27.50 KiB
           written       21 tensors   155.50 KiB   one file in `merged`
           logits of base + adapter and of the merged model, 64 tokens: largest difference X, mean X, relative X
+        note: no tokenizer was written: `model.gguf`: the metadata has no `tokenizer.ggml.model`
     "#]]
     .assert_eq(&without_differences(&ended.stdout));
     scratch.train("run", &["model.path=merged", "train.steps=1"]);

@@ -30,7 +30,7 @@ fn values_out_of_range_are_refused() {
         "adapter.rank_pattern = { q_proj = 1.5 }",
         "adapter.rank_pattern = [\"q_proj\"]",
         "adapter.alpha_pattern = { q_proj = 0 }",
-        "adapter.bias = \"all\"",
+        "adapter.bias = \"some\"",
         "adapter.reg = -1",
         "adapter.sigma = 0",
         "data.max_tokens = 1",
