@@ -111,7 +111,7 @@ fn the_config_describes_a_plain_model() {
         let (_, model) = case.merge("out", None);
         let config = model.config();
         assert!(config.get("quantization_config").is_none(), "{name}");
-        assert_eq!(config.get("dtype").or(config.get("torch_dtype")).unwrap(), "bfloat16", "{name}");
+        assert_eq!(config.get("dtype").or(config.get("torch_dtype")).unwrap(), "float16", "{name}");
         let (mut before, after) =
             (read_decoder(case.original.model()).unwrap(), read_decoder(&model).unwrap());
         before.stored = after.stored;

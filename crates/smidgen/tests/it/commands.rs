@@ -87,8 +87,8 @@ fn plan_prints_the_budget_table() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context             9.85 MiB   the program, its stacks and the data
-              peak               11.83 MiB   fits, 52.17 MiB to spare (at: forward, lm_head_loss)
+              context            10.37 MiB   the program, its stacks and the data
+              peak               12.35 MiB   fits, 51.65 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -148,8 +148,8 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
               workspace           1.48 MiB
-              context             9.84 MiB   the program, its stacks and the data
-              peak               12.62 MiB   fits, 51.38 MiB to spare (at: forward, lm_head_loss)
+              context            10.37 MiB   the program, its stacks and the data
+              peak               13.14 MiB   fits, 50.86 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
@@ -172,10 +172,10 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 11.51 MiB, the budget is 4.00 MiB
+            error: the leanest plan needs 12.04 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of recompute of layers.1, linear 1.25 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
 
-            hint: `memory.budget = "12MiB"` is the least that fits
+            hint: `memory.budget = "13MiB"` is the least that fits
         "#]],
     );
 }
@@ -202,8 +202,8 @@ fn train_talks_on_stderr() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context             9.85 MiB   the program, its stacks and the data
-              peak               11.83 MiB   fits, 52.17 MiB to spare (at: forward, lm_head_loss)
+              context            10.37 MiB   the program, its stacks and the data
+              peak               12.35 MiB   fits, 51.65 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit

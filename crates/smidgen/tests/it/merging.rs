@@ -113,12 +113,11 @@ fn a_quantized_base_is_decoded_and_compared() {
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     expect![[r#"
         merged lora into `model.gguf`
-          base: q4_0, q4_1, q5_0, q5_1 and q8_0, decoded to bf16 (`--dtype` chooses another type)
+          base: q4_0, q4_1, q5_0, q5_1 and q8_0, decoded to f16 (`--dtype` chooses another type)
           folded        14 tensors   128.00 KiB   W + s·B·A, rounded once
           converted      7 tensors    27.50 KiB
           written       21 tensors   155.50 KiB   one file in `merged`
           logits of base + adapter and of the merged model, 64 tokens: largest difference X, mean X, relative X
-        note: no tokenizer was written: `model.gguf`: the metadata has no `tokenizer.ggml.model`
     "#]]
     .assert_eq(&without_differences(&ended.stdout));
     scratch.train("run", &["model.path=merged", "train.steps=1"]);
