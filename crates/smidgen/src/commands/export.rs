@@ -23,7 +23,7 @@ pub struct Args {
     /// An adapter's folder, or that of a run; with --merged also a model
     adapter: PathBuf,
     /// The file to make
-    #[arg(long, value_name = "FILE.gguf")]
+    #[arg(long, short, alias = "out", value_name = "FILE.gguf")]
     output: PathBuf,
     /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
     #[arg(long, value_name = "MODEL")]

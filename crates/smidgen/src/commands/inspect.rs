@@ -1,11 +1,11 @@
-//! `smidgen inspect`: what is in the folder of an adapter, a run or a model.
+//! `smidgen inspect`: what is in the folder of an adapter, a run or a model, or in a GGUF file.
 //!
 //! For an adapter: its kind and sizes, and how far each module moves the base. For a model: its architecture,
 //! and its tensors by type. Nothing is written.
-//! Left out: GGUF files, and what a run did, which its own files tell.
+//! Left out: what a run did, which its own files tell.
 
 use super::print;
-use crate::checkpoint::folder::ModelFolder;
+use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::merge::original::OriginalModel;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The folder of an adapter, a run or a model
+    /// The folder of an adapter, a run or a model, or a .gguf file
     path: PathBuf,
     /// The base model's folder, to compare DoRA's magnitudes with
     #[arg(long, value_name = "MODEL")]
@@ -28,9 +28,10 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let has = |name: &str| args.path.join(name).exists();
+    let is_gguf = args.path.is_file() && args.path.extension().is_some_and(|extension| extension == "gguf");
     let is_model = has("config.json") && !has("adapter_config.json");
-    if is_model {
-        let model = ModelFolder::open(&args.path).map_err(Failure::world)?;
+    if is_model || is_gguf {
+        let model = Model::open(&args.path).map_err(Failure::world)?;
         return print(&match args.json {
             true => format!("{:#}\n", model_json(&model)),
             false => render_model(&model),

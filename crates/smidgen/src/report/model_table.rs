@@ -1,12 +1,12 @@
-//! What is in a model folder: the architecture and sizes of its config, and its tensors by element type.
+//! What is in a model, a folder or a GGUF file: the architecture and sizes of its config, and its tensors by storage.
 //! Sizes are read under the names that Hugging Face configs share; one that is not there is left out.
 //! Left out: whether smidgen can train the model, which `plan` says.
 
 use super::columns::{Side, render_columns, render_field};
 use crate::bytes::format_bytes;
-use crate::checkpoint::element::Element;
-use crate::checkpoint::folder::ModelFolder;
 use crate::checkpoint::grouped_digits::Grouped;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::weight::Weight;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ struct Stored {
     bytes: u64,
 }
 
-pub fn render_model(model: &ModelFolder) -> String {
+pub fn render_model(model: &Model) -> String {
     let mut text = format!("model in `{}`\n", model.path().display());
     let mut field = |name: &str, words: &str| text.push_str(&render_field(name, words));
     field("architecture", &architecture(model.config()).unwrap_or("not named".to_string()));
@@ -46,15 +46,14 @@ pub fn render_model(model: &ModelFolder) -> String {
         field("weights", "none");
         return text;
     }
-    field("files", &model.files().len().to_string());
+    field("files", &files(model).to_string());
     text.push('\n');
-    let (stored, total) = by_element(model);
+    let (stored, total) = by_storage(model);
     let row = |name: &str, stored: &Stored| {
         let elements = Grouped(stored.elements).to_string();
         vec![name.to_string(), stored.tensors.to_string(), elements, format_bytes(stored.bytes)]
     };
-    let mut rows: Vec<Vec<String>> =
-        stored.iter().map(|(element, stored)| row(&element.name().to_lowercase(), stored)).collect();
+    let mut rows: Vec<Vec<String>> = stored.iter().map(|(storage, stored)| row(storage, stored)).collect();
     rows.push(row("total", &total));
     let headings =
         [("type", Side::Left), ("tensors", Side::Right), ("elements", Side::Right), ("bytes", Side::Right)];
@@ -62,19 +61,19 @@ pub fn render_model(model: &ModelFolder) -> String {
     text
 }
 
-pub fn model_json(model: &ModelFolder) -> Value {
-    let (stored, total) = by_element(model);
+pub fn model_json(model: &Model) -> Value {
+    let (stored, total) = by_storage(model);
     let object = |stored: &Stored| json!({"tensors": stored.tensors, "elements": stored.elements, "bytes": stored.bytes});
     let sizes: Map<String, Value> = (SIZES.iter())
         .filter_map(|(key, _)| Some((key.to_string(), setting(model.config(), key)?.clone())))
         .collect();
     let elements: Map<String, Value> =
-        stored.iter().map(|(element, stored)| (element.name().to_lowercase(), object(stored))).collect();
+        stored.iter().map(|(storage, stored)| (storage.clone(), object(stored))).collect();
     json!({
         "path": model.path(),
         "architecture": architecture(model.config()),
         "sizes": sizes,
-        "files": model.files().len(),
+        "files": files(model),
         "elements": elements,
         "total": object(&total),
     })
@@ -96,14 +95,28 @@ fn setting<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
     present(config).or_else(|| config.get("text_config").and_then(present))
 }
 
-fn by_element(model: &ModelFolder) -> (BTreeMap<Element, Stored>, Stored) {
-    let mut stored: BTreeMap<Element, Stored> = BTreeMap::new();
+/// Files that hold weights.
+fn files(model: &Model) -> usize {
+    match model {
+        Model::Folder { folder, .. } => folder.files().len(),
+        Model::Gguf { .. } => 1,
+    }
+}
+
+fn by_storage(model: &Model) -> (BTreeMap<String, Stored>, Stored) {
+    let mut stored: BTreeMap<String, Stored> = BTreeMap::new();
     let mut total = Stored::default();
-    for tensor in model.tensor_names().filter_map(|name| model.tensor(name)) {
-        for sums in [stored.entry(tensor.element()).or_default(), &mut total] {
+    for weight in model.weight_names().into_iter().filter_map(|name| model.weight(name)) {
+        let (rows, columns) = weight.rows_and_columns();
+        let bytes = match (&weight, weight.storage()) {
+            (Weight::Plain(tensor), _) => tensor.bytes(),
+            (_, Some(storage)) => storage.bytes(rows, columns) as u64,
+            (_, None) => 0,
+        };
+        for sums in [stored.entry(weight.element_name().to_lowercase()).or_default(), &mut total] {
             sums.tensors += 1;
-            sums.elements += tensor.elements();
-            sums.bytes += tensor.bytes();
+            sums.elements += (rows * columns) as u64;
+            sums.bytes += bytes;
         }
     }
     (stored, total)

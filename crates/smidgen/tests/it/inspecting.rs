@@ -252,6 +252,39 @@ fn an_adapter_as_json() {
 }
 
 #[test]
+fn a_gguf_file() {
+    let scratch = Scratch::of("gguf-llama");
+    check(
+        &scratch,
+        &["model.gguf"],
+        expect![[r#"
+        model in `model.gguf`
+          architecture LlamaForCausalLM (llama)
+          layers       2
+          hidden       64
+          inner        96
+          heads        4
+          kv heads     2
+          head size    16
+          vocabulary   105
+          positions    128
+          files        1
+
+          type   tensors  elements       bytes
+          bf16         2    10,240   20.00 KiB
+          f16          3    14,912   29.13 KiB
+          f32          6     4,416   17.25 KiB
+          q4_0         2    10,240    5.63 KiB
+          q4_1         2     8,192    5.00 KiB
+          q5_0         2     8,192    5.50 KiB
+          q5_1         1     4,096    3.00 KiB
+          q8_0         3    14,912   15.47 KiB
+          total       21    75,200  100.97 KiB
+    "#]],
+    );
+}
+
+#[test]
 fn a_model() {
     let scratch = Scratch::of("llama-f16-some-layers");
     check(

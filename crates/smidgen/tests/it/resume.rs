@@ -87,6 +87,21 @@ fn rows_after_the_checkpoint_are_cut() {
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
 }
 
+/// What an adapter form keeps beside A and B, and what is derived from them, comes back to the bit.
+#[test]
+fn every_form_of_adapter_resumes_to_the_same_bytes() {
+    for form in
+        [&["adapter.kind=dora"][..], &["adapter.kind=ls-lora"], &["model.base=nf4", "adapter.kind=dora"]]
+    {
+        let overrides = [form, &["adapter.dropout=0.1", "train.steps=10"]].concat();
+        let scratch = stopped(&overrides);
+        scratch.train("clean", &overrides);
+        scratch.train("run", &[&overrides[..], &["--resume"]].concat());
+        assert!(scratch.adapter("run") == scratch.adapter("clean"), "{form:?}");
+        assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{form:?}");
+    }
+}
+
 #[test]
 fn a_checkpoint_is_an_adapter() {
     let scratch = stopped(&[]);
