@@ -3,6 +3,7 @@
 //! A model that is there is not asked for again unless `--update` says so; `--offline` calls nothing at all.
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
+use super::print;
 use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::hub::{Access, Fetch, Want, locate};
@@ -10,7 +11,6 @@ use crate::recipe::{MODEL_PATH_FORMS, parse_model_path};
 use crate::train::progress::say;
 use clap::Args;
 use serde_json::json;
-use std::io::Write;
 
 #[derive(Clone, Debug, Args)]
 pub struct PullArgs {
@@ -55,12 +55,7 @@ pub fn run(args: &PullArgs) -> Result<(), Failure> {
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let text =
             format!("{:#}\n", json!({ "path": path.to_string_lossy(), "files": names, "bytes": bytes }));
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                return Err(Failure::world(format!("stdout cannot be written: {error}")));
-            }
-            _ => {}
-        }
+        print(&text)?;
     } else if !args.quiet {
         let counted = match files.len() {
             1 => "1 file".to_owned(),
