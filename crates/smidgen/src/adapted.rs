@@ -9,8 +9,9 @@ use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::{AdapterFile, Bias, StoredKind, read_modules};
 use crate::failure::Failure;
 use crate::host;
-use crate::job::check_weights;
+use crate::job::{build_storage, check_weights};
 use crate::logits::LogitsRun;
+use crate::recipe::BaseFormat;
 use crate::train::adapters::read_adapter;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
@@ -18,8 +19,7 @@ use smidgen_compile::options::Optimizer;
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
 };
-use smidgen_ir::{AdamW, Extent, Storage, Workload};
-use std::collections::HashMap;
+use smidgen_ir::{AdamW, Extent, Workload};
 
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
@@ -35,16 +35,10 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         None => (vec![], AdapterForm::Lora, TrainedBiases::None),
         Some(adapter) => (adapted_modules(&spec, adapter)?, form_of(adapter), biases_of(adapter)),
     };
-    let storage: HashMap<String, Storage> = spec
-        .tensors()
-        .into_iter()
-        .filter_map(|tensor| Some((model.weight(&tensor.name)?.storage()?, tensor.name)))
-        .map(|(storage, name)| (name, storage))
-        .collect();
     Ok(Request {
         title: model.path().display().to_string(),
+        storage: build_storage(BaseFormat::AsStored, &spec, model),
         spec,
-        storage,
         adapters,
         form,
         biases,

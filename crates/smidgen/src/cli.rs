@@ -47,7 +47,7 @@ enum Command {
     Merge(merge::Args),
     /// Write an adapter, or a model with it, as a GGUF file for llama.cpp
     Export(export::Args),
-    /// Show what an adapter, a run or a model folder holds
+    /// Show what an adapter, a run or a model holds
     Inspect(inspect::Args),
     /// Fetch a model, or say where it is
     Pull(PullArgs),
@@ -92,7 +92,7 @@ pub fn run() -> ExitCode {
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
-        Command::Pull(args) => pull::run(&PullArgs { quiet: cli.quiet, ..args.clone() }),
+        Command::Pull(args) => pull::run(args, cli.quiet),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

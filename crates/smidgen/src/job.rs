@@ -3,6 +3,7 @@
 //! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
 //! config, the adapter, the data. Weights are opened but not read.
 
+use crate::adapted::read_decoder;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
@@ -19,7 +20,7 @@ use crate::recipe::{
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
-use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, model};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{AdamW, Code4, DType, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -81,8 +82,7 @@ impl Job {
             Purpose::Train => Want::Weights,
         };
         let model = open_model(&recipe.model.path, want, access)?;
-        let spec = model::read_spec(model.config())
-            .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))?;
+        let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
             return Err(Failure::world(format!("`{place}` holds no weights, only a config"))
@@ -241,8 +241,7 @@ fn constant_dims(shape: &Shape) -> Vec<usize> {
 }
 
 /// How every tensor of the model will lie in memory.
-pub fn build_storage(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
-    let base = recipe.model.base;
+pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
     let linears: HashSet<String> = spec
         .linears()
         .into_iter()
@@ -284,7 +283,7 @@ fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
 }
 
 fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<Request, Failure> {
-    let storage = build_storage(recipe, spec, model);
+    let storage = build_storage(recipe.model.base, spec, model);
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::checkpoint::four_bit::{Part, file_of, part, parts_of_file};
-use crate::recipe::{ClosedWord, RecipeSource, parse_recipe};
+use crate::recipe::ClosedWord;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use smidgen_ir::Block;
@@ -24,20 +24,13 @@ fn fixture(place: &str) -> PathBuf {
 
 fn open(path: &Path) -> (Model, DecoderSpec) {
     let model = Model::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let spec = model::read_spec(model.config()).unwrap();
+    let spec = read_decoder(&model).unwrap_or_else(|failure| panic!("{failure}"));
     (model, spec)
-}
-
-fn recipe(base: BaseFormat) -> Recipe {
-    let text =
-        format!("[model]\npath = \"m\"\nbase = \"{base}\"\n[data]\ntrain = \"d\"\n[output]\ndir = \"o\"\n");
-    let source = RecipeSource { file: "recipe.toml".into(), folder: "/".into(), text };
-    parse_recipe(&source, &[], Path::new("/")).unwrap()
 }
 
 fn storage(path: &Path, base: BaseFormat) -> HashMap<String, Storage> {
     let (model, spec) = open(path);
-    build_storage(&recipe(base), &spec, &model)
+    build_storage(base, &spec, &model)
 }
 
 /// The tensors of the first layer and of no layer, one a line; one column a base.

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::train::weights::{leaf, load_weights};
 use smidgen_compile::forward::{input, state};
 use smidgen_compile::{Request, compile_logits};
-use smidgen_ir::{Entry, Extent, ValueId};
+use smidgen_ir::{Entry, Extent};
 use smidgen_runtime::{Cpu, Executor};
 
 /// A loaded model.
@@ -42,7 +42,6 @@ impl LogitsRun {
     /// Logits behind the tokens at `rows` (rows, V) of one sequence.
     pub fn logits(&mut self, ids: &[u32], rows: &[u32]) -> Result<Vec<f32>, Failure> {
         let extent = Extent { tokens: ids.len(), rows: rows.len(), segments: 1 };
-        let id = |name: &str, executor: &Executor<Cpu>| leaf(executor.plan(), name);
         let positions: Vec<u32> = (0..ids.len() as u32).collect();
         let arrays: [(&str, &[u32]); 4] = [
             (input::IDS, ids),
@@ -51,13 +50,13 @@ impl LogitsRun {
             (input::ROWS, rows),
         ];
         for (name, numbers) in arrays {
-            let place: ValueId = id(name, &self.executor);
+            let place = leaf(self.executor.plan(), name);
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             self.executor.write(place, &bytes);
         }
         self.executor.run(Entry::Logits, &extent).map_err(Failure::world)?;
         let mut bytes = vec![0; 4 * rows.len() * self.vocabulary];
-        let place = id(state::LOGITS, &self.executor);
+        let place = leaf(self.executor.plan(), state::LOGITS);
         self.executor.read(place, &mut bytes);
         Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
     }

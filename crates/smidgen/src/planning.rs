@@ -319,9 +319,7 @@ fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: 
         offer(&change, "; shorter samples change results", one_sample(tokens));
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
-        let mut recipe = job.recipe.clone();
-        recipe.model.base = base;
-        let storage = job::build_storage(&recipe, &job.request.spec, &job.model);
+        let storage = job::build_storage(base, &job.request.spec, &job.model);
         let bytes = |storage: &HashMap<String, Storage>| {
             let sizes = job.request.spec.tensors().into_iter().map(|tensor| {
                 let (rows, columns) = tensor.shape.at(&Extent::default());

@@ -26,19 +26,16 @@ pub struct PullArgs {
     /// The path, the files and their bytes as JSON
     #[arg(long)]
     pub json: bool,
-    /// Say nothing but errors
-    #[arg(skip)]
-    pub quiet: bool,
 }
 
-pub fn run(args: &PullArgs) -> Result<(), Failure> {
+pub fn run(args: &PullArgs, quiet: bool) -> Result<(), Failure> {
     let here = std::env::current_dir()
         .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
     let model = parse_model_path(&args.model, &here).ok_or_else(|| {
         Failure::recipe(format!("`{}` names no model", args.model))
             .hint(format!("a model is {MODEL_PATH_FORMS}"))
     })?;
-    let mut access = Access::from_environment(args.quiet);
+    let mut access = Access::from_environment(quiet);
     access.fetch = match access.fetch {
         _ if args.offline => Fetch::Never { because: "`--offline` is given" },
         Fetch::Never { because } if args.update => {
@@ -56,7 +53,7 @@ pub fn run(args: &PullArgs) -> Result<(), Failure> {
         let text =
             format!("{:#}\n", json!({ "path": path.to_string_lossy(), "files": names, "bytes": bytes }));
         print(&text)?;
-    } else if !args.quiet {
+    } else if !quiet {
         let counted = match files.len() {
             1 => "1 file".to_owned(),
             count => format!("{count} files"),

@@ -29,7 +29,7 @@ fn help_lists_the_commands() {
               train    Plan, check, train and save
               merge    Fold an adapter into its base model
               export   Write an adapter, or a model with it, as a GGUF file for llama.cpp
-              inspect  Show what an adapter, a run or a model folder holds
+              inspect  Show what an adapter, a run or a model holds
               pull     Fetch a model, or say where it is
               help     Print this message or the help of the given subcommand(s)
 

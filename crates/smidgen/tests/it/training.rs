@@ -97,6 +97,40 @@ fn tensors(bytes: &[u8]) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
         .collect()
 }
 
+/// Whatever its form, a fresh adapter adds nothing: the first loss is that of the base.
+#[test]
+fn every_form_of_adapter_begins_at_the_base_model() {
+    let scratch = Scratch::new();
+    let first_loss = |kind: &str| {
+        scratch.train(kind, &[&format!("adapter.kind={kind}"), "train.steps=1", "train.warmup=0"]);
+        scratch.losses(kind)[0]
+    };
+    let expected = first_loss("lora");
+    for kind in ["rslora", "dora", "ls-lora"] {
+        let loss = first_loss(kind);
+        assert!((loss - expected).abs() < 1e-6 * expected, "{kind}: {loss}, lora: {expected}");
+    }
+}
+
+#[test]
+fn the_tokenizer_lies_beside_the_adapter() {
+    let scratch = Scratch::new();
+    let files = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
+    for name in files {
+        scratch.write(&format!("model/{name}"), format!("the bytes of {name}"));
+    }
+    scratch.train("run", &["train.steps=1"]);
+    for name in files {
+        assert_eq!(scratch.text(&format!("run/adapter/{name}")), format!("the bytes of {name}"));
+    }
+    assert!(!scratch.exists("run/adapter/config.json"));
+    let scratch = Scratch::of("gguf-llama");
+    scratch.train("run", &["model.path=model.gguf", "train.steps=1"]);
+    let tokenizer = scratch.json("run/adapter/tokenizer.json");
+    let tokens = tokenizer["model"]["vocab"].as_object().unwrap().len();
+    assert_eq!(tokens, 105, "the vocabulary of the file");
+}
+
 #[test]
 fn adapter_config_says_what_was_trained() {
     let scratch = Scratch::of("llama-f16-some-layers");

@@ -183,9 +183,9 @@ fn metadata_that_makes_no_sense_is_refused() {
 fn alignments_are_powers_of_two() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
-    let placeholder = metadata(&[("general.alignmen_", Value::U32(0))]);
+    let misspelled = metadata(&[("general.alignmen_", Value::U32(0))]);
     for (alignment, sound) in [(0_u32, false), (4, false), (24, false), (64, true), (1 << 31, false)] {
-        write(&path, &placeholder, &[], &[]);
+        write(&path, &misspelled, &[], &[]);
         let mut bytes = fs::read(&path).unwrap();
         bytes[PAIR + 8 + 16] = b't';
         bytes[PAIR + 8 + 17 + 4..][..4].copy_from_slice(&alignment.to_le_bytes());
