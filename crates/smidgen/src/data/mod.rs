@@ -4,6 +4,7 @@
 //! packed arrays (`micro_batch.rs`). Left out: text. Rows are tokenized already.
 
 pub mod batch;
+pub mod example;
 pub mod micro_batch;
 pub mod source;
 pub mod token_row;

@@ -1,0 +1,42 @@
+//! A row of data as a thing to learn: what a format's fields mean, before any template or tokenizer.
+//!
+//! Every file format and every row format ends here, and everything behind (templates, masks, preview,
+//! evaluation) begins here.
+//! Left out: reading rows (`source.rs`), telling formats apart and the checks of fields (`format.rs`), tokens.
+
+use serde_json::{Map, Value as Json};
+
+/// What one row teaches.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Example {
+    /// Ids as they are; without labels every token is supervised.
+    Tokens { ids: Vec<i64>, labels: Option<Vec<i64>> },
+    /// A text to continue.
+    Text(String),
+    /// An instruction, perhaps with an input, and what to answer.
+    Alpaca { instruction: String, input: Option<String>, output: String },
+    /// A prompt and its completion as text.
+    PromptCompletion { prompt: String, completion: String },
+    /// A conversation. In a row of prompt and completion as messages, the messages of the prompt come first.
+    Chat(Conversation),
+}
+
+/// Messages as chat templates take them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// Objects with `role` (`system`, `user`, `assistant`, `tool`, or what else the data says) and `content`.
+    pub messages: Vec<Json>,
+    /// How many of the messages are the prompt; `None` where the row does not say.
+    pub prompt_messages: Option<usize>,
+    pub tools: Option<Json>,
+    /// Variables for the template, such as `enable_thinking`.
+    pub more: Map<String, Json>,
+}
+
+/// A row with what stands beside it, for evaluation: every other field of the row as it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExampleRow {
+    pub example: Example,
+    /// Fields that the format does not use, such as `answer` or `choices`.
+    pub fields: Map<String, Json>,
+}
