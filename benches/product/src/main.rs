@@ -1,13 +1,15 @@
 //! Measures the matrix product in GFLOP/s, alternating with the `gemm` crate as a yardstick.
 //!
 //! Arguments: number of threads (default 2), then optionally a part of a case's name and an instruction
-//! set (`avx2` or `portable`; else the best of the machine). `pack` instead of a case times the packing
+//! set (`avx2` or `portable`, `amx` or `avx512-bf16` for products of bf16; else the best of the machine for f32). `pack` instead of a case times the packing
 //! of every storage.
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
 
-use smidgen_ir::workspace::product_floats;
+use smidgen_ir::workspace::{bf16_product_floats, product_floats};
 use smidgen_ir::{DType, Storage};
+use smidgen_runtime::cpu::bf16_product::bf16_product;
+use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
@@ -28,17 +30,26 @@ struct Case {
     element: DType,
 }
 
+/// What is measured.
+#[derive(Clone, Copy)]
+enum Ours {
+    F32(Isa),
+    Bf16(Bf16Unit),
+}
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let threads: usize = arguments.next().map_or(2, |text| text.parse().expect("a number"));
     let wanted = arguments.next().unwrap_or_default();
-    let isa = match arguments.next().as_deref() {
-        Some("avx2") if Isa::Avx2.is_supported() => Isa::Avx2,
-        Some("portable") => Isa::Portable,
-        _ => Isa::detect(),
+    let ours = match arguments.next().as_deref() {
+        Some("avx2") if Isa::Avx2.is_supported() => Ours::F32(Isa::Avx2),
+        Some("portable") => Ours::F32(Isa::Portable),
+        Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Bf16(Bf16Unit::Amx),
+        Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => Ours::Bf16(Bf16Unit::Avx512),
+        _ => Ours::F32(Isa::detect()),
     };
     if wanted == "pack" {
-        pack::measure_packing(isa);
+        pack::measure_packing(Isa::detect());
         return;
     }
     // The yardstick takes its threads from the global pool of rayon.
@@ -78,19 +89,19 @@ fn main() {
         gradient.left_transposed = true;
         cases.push(gradient);
         for case in cases.iter().filter(|case| case.name.contains(&wanted)) {
-            measure(case, threads, isa);
+            measure(case, threads, ours);
         }
     });
 }
 
-fn measure(case: &Case, threads: usize, isa: Isa) {
+fn measure(case: &Case, threads: usize, ours_is: Ours) {
     let &Case { m, n, k, .. } = case;
     let left: Vec<f32> = (0..m * k).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
     let right: Vec<f32> = (0..n * k).map(|i| (i % 13) as f32 * 0.1 - 0.6).collect();
     let halves: Vec<u16> = right.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let mut ours = vec![0.0f32; m * n];
     let mut theirs = vec![0.0f32; m * n];
-    let mut workspace = vec![0.0f32; product_floats(threads)];
+    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats(threads))];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
     let pointer = match case.element {
         DType::F32 => right.as_ptr().cast(),
@@ -109,26 +120,19 @@ fn measure(case: &Case, threads: usize, isa: Isa) {
         for _ in 0..repeats {
             // SAFETY: the buffers have the shapes of the case and do not overlap.
             unsafe {
-                product(
-                    isa,
-                    &[Term {
-                        left: Left { pointer: left.as_ptr(), row_stride: left_row, depth_stride: left_depth },
-                        right: stored,
-                        right_transposed: case.transposed,
-                        scale: 1.0,
-                    }],
-                    Init::Overwrite,
-                    Output {
-                        view: OutputView {
-                            pointer: ours.as_mut_ptr(),
-                            row_stride: out_row,
-                            column_stride: out_column,
-                        },
-                        rows: m,
-                        columns: n,
-                    },
-                    &mut workspace,
-                );
+                let terms = [Term {
+                    left: Left { pointer: left.as_ptr(), row_stride: left_row, depth_stride: left_depth },
+                    right: stored,
+                    right_transposed: case.transposed,
+                    scale: 1.0,
+                }];
+                let view =
+                    OutputView { pointer: ours.as_mut_ptr(), row_stride: out_row, column_stride: out_column };
+                let output = Output { view, rows: m, columns: n };
+                match ours_is {
+                    Ours::F32(isa) => product(isa, &terms, Init::Overwrite, output, &mut workspace),
+                    Ours::Bf16(unit) => bf16_product(unit, &terms, Init::Overwrite, output, &mut workspace),
+                }
             }
         }
         let seconds_ours = start.elapsed().as_secs_f64() / repeats as f64;

@@ -4,7 +4,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::DecoderSpec;
-use smidgen_ir::{AdamW, Extent, Storage, Workload};
+use smidgen_ir::{AdamW, Extent, Precision, Storage, Workload};
 use std::collections::HashMap;
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -19,6 +19,7 @@ pub struct Request {
     pub biases: TrainedBiases,
     pub dropout: f32,
     pub optimizer: Optimizer,
+    pub precision: Precision,
     /// Largest micro-batch.
     pub extent: Extent,
     /// What its tokens are usually like.

@@ -32,6 +32,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
     let mut plan = Plan {
         title: request.title.clone(),
         extent: request.extent,
+        precision: request.precision,
         threads: request.threads,
         persistent_bytes: 0,
         transient_bytes: 0,
@@ -82,7 +83,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
                 (types(&node.inputs), types(&node.outputs), types(&node.updates));
             let extent = &request.extent;
             let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(extent)).collect();
-            let scratch = workspace::workspace_bytes(&node.op, &dims, request.threads);
+            let scratch = workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads);
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
             let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
             steps.push(Step {

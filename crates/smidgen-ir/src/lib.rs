@@ -22,7 +22,9 @@ pub mod workspace;
 pub use cost::{Cost, Workload};
 pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Shard, Slice, Value, ValueId, ValueRole};
 pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
-pub use plan::{Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Region, Step};
+pub use plan::{
+    Buffer, BufferId, Category, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region, Step,
+};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

@@ -150,6 +150,24 @@ pub struct Step {
     pub cost: Cost,
 }
 
+/// What products multiply. Everything else is f32 in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    F32,
+    /// Operands rounded to bf16, sums in f32.
+    Bf16,
+}
+
+impl Precision {
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct EntryPlan {
     pub entry: Entry,
@@ -160,6 +178,7 @@ pub struct EntryPlan {
 pub struct Plan {
     pub title: String,
     pub extent: Extent,
+    pub precision: Precision,
     /// Threads for which workspaces are sized.
     pub threads: usize,
     pub persistent_bytes: usize,

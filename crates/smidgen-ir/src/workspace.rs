@@ -4,6 +4,7 @@
 //! device refuses a plan that gives it less. All counts are in f32 unless the name or its comment says otherwise.
 
 use crate::op::Op;
+use crate::plan::Precision;
 
 /// Depth of a packed block of a product's right operand.
 pub const DEPTH_BLOCK: usize = 640;
@@ -11,6 +12,12 @@ pub const DEPTH_BLOCK: usize = 640;
 pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
+/// Depth of a packed block of a bf16 product.
+pub const BF16_DEPTH: usize = 2048;
+/// Elements of bf16 of a packed block of its right operand, ...
+pub const BF16_RIGHT: usize = BF16_DEPTH * 640;
+/// ... and of the rows of its left operand that one thread packs.
+pub const BF16_LEFT: usize = BF16_DEPTH * 128;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -35,6 +42,11 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
 /// Scratch of a product of any shape.
 pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
+}
+
+/// Scratch of a product of any shape whose operands are rounded to bf16.
+pub const fn bf16_product_floats(threads: usize) -> usize {
+    LINE_FLOATS + (BF16_RIGHT + threads * BF16_LEFT) / 2
 }
 
 /// Scratch of attention, forward or backward.
@@ -72,16 +84,20 @@ pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
 
 /// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none. `inputs` are rows and columns
 /// of the operands at the planned extent.
-pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> usize {
+pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision, threads: usize) -> usize {
+    let product = match precision {
+        Precision::F32 => product_floats(threads),
+        Precision::Bf16 => bf16_product_floats(threads),
+    };
     let floats = match op {
         Op::Linear { bias, .. } => {
             let bias = if *bias { inputs[2].0 } else { 0 };
-            aligned_floats(bias) + product_floats(threads)
+            aligned_floats(bias) + product
         }
-        Op::LinearGrad { .. } | Op::WeightGrad { .. } => product_floats(threads),
+        Op::LinearGrad { .. } | Op::WeightGrad { .. } => product,
         Op::LmHeadLoss(head) => {
             let (vocabulary, _) = inputs[1];
-            head.chunk * logit_stride(vocabulary) + aligned_floats(head.chunk) + product_floats(threads)
+            head.chunk * logit_stride(vocabulary) + aligned_floats(head.chunk) + product
         }
         Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
         Op::GradNorm { .. } => {
@@ -91,15 +107,15 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         Op::Attention(shape) | Op::AttentionGrad(shape) => {
             attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
-        Op::Logits { .. } => product_floats(threads),
+        Op::Logits { .. } => product,
         Op::ScaleColumns { bias: true } => inputs[3].0,
         Op::Fourier { .. } => {
             let (rows, n) = inputs[0];
-            aligned_floats(FOURIER_ROWS.min(rows) * n) + product_floats(threads)
+            aligned_floats(FOURIER_ROWS.min(rows) * n) + product
         }
         Op::FourierGrad { .. } => {
             let (rows, n) = inputs[4];
-            aligned_floats(2 * fourier_partials(rows, n)) + product_floats(threads)
+            aligned_floats(2 * fourier_partials(rows, n)) + product
         }
         Op::RowNorms { .. } => {
             let (n, k) = inputs[0];

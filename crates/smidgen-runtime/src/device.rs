@@ -3,7 +3,7 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{Dim, Extent, Op, Plan, Step, Storage, ValueId, ValueRole};
+use smidgen_ir::{Dim, Extent, Op, Plan, Precision, Step, Storage, ValueId, ValueRole};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -18,6 +18,8 @@ pub enum DeviceError {
     Columns { device: &'static str, op: &'static str, storage: Storage, columns: usize },
     #[error("{device} was given {given} bytes of workspace for `{op}` and needs {needed}")]
     Workspace { device: &'static str, op: &'static str, given: usize, needed: usize },
+    #[error("{device} has no instructions for products of {}", precision.name())]
+    Precision { device: &'static str, precision: Precision },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
     #[error("{0}")]
@@ -90,6 +92,7 @@ impl Operand {
 #[derive(Clone, Debug)]
 pub struct BoundStep {
     pub op: Op,
+    pub precision: Precision,
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
     pub updates: Vec<Operand>,
@@ -103,6 +106,7 @@ impl BoundStep {
         let workspace = step.workspace.map(|id| (plan.buffer(id).offset, plan.buffer(id).bytes));
         BoundStep {
             op: step.op.clone(),
+            precision: plan.precision,
             inputs: bind(&step.inputs),
             outputs: bind(&step.outputs),
             updates: bind(&step.updates),

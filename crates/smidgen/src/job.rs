@@ -21,7 +21,8 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
-use smidgen_ir::{AdamW, Code4, DType, Extent, Shape, Storage, Workload};
+use smidgen_ir::{AdamW, Code4, DType, Extent, Precision, Shape, Storage, Workload};
+use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -115,8 +116,8 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     let (model, adapter, data, train, memory) =
         (&recipe.model, &recipe.adapter, &recipe.data, &recipe.train, &recipe.memory);
     match model.compute {
-        Compute::Auto | Compute::F32 => {}
-        compute => refuse("model.compute", &compute, "auto, f32"),
+        Compute::Auto | Compute::F32 | Compute::Bf16 => {}
+        compute @ Compute::F16 => refuse("model.compute", &compute, "auto, f32, bf16"),
     }
     match adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
@@ -310,6 +311,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
             },
             clip: train.clip as f32,
         },
+        precision: precision(recipe.model.compute),
         extent: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         threads: match recipe.memory.threads {
@@ -318,6 +320,14 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
         },
         spec,
     })
+}
+
+/// What products multiply: bf16 where it is wanted or left open and this processor multiplies it.
+fn precision(compute: Compute) -> Precision {
+    match compute {
+        Compute::Auto | Compute::Bf16 if Bf16Unit::detect().is_some() => Precision::Bf16,
+        Compute::Auto | Compute::Bf16 | Compute::F32 | Compute::F16 => Precision::F32,
+    }
 }
 
 fn title(recipe: &Recipe) -> String {
@@ -333,7 +343,11 @@ fn title(recipe: &Recipe) -> String {
         AdapterKind::Dora => "DoRA",
         AdapterKind::LsLora => "LS-LoRA",
     };
-    format!("{name} · {kind} r={} · f32 · {batch}", recipe.adapter.rank)
+    let compute = match (precision(recipe.model.compute), Bf16Unit::detect()) {
+        (Precision::Bf16, Some(unit)) => format!("bf16 ({})", unit.name()),
+        (precision, _) => precision.name().to_owned(),
+    };
+    format!("{name} · {kind} r={} · {compute} · {batch}", recipe.adapter.rank)
 }
 
 /// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.

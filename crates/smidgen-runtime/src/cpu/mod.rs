@@ -1,4 +1,4 @@
-//! The CPU device: one reservation of RAM, one thread pool, f32 compute.
+//! The CPU device: one reservation of RAM, one thread pool, f32 compute with products in f32 or bf16.
 //!
 //! It is the everyday device of people without a GPU and the reference for every other. Work is cut by
 //! shape alone, so 1, 2 and 16 threads give the same bytes. The arena is touched once, when it is
@@ -10,6 +10,11 @@ pub mod arena;
 pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
+#[cfg(target_arch = "x86_64")]
+mod bf16_packing;
+#[cfg(target_arch = "x86_64")]
+pub mod bf16_product;
+pub mod bf16_unit;
 pub mod chunk;
 pub mod columns;
 pub mod convert;
@@ -48,8 +53,9 @@ pub mod view;
 
 use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
 use arena::Arena;
+use bf16_unit::Bf16Unit;
 use pool::Pool;
-use smidgen_ir::{DType, Extent, Op, Storage};
+use smidgen_ir::{DType, Extent, Op, Precision, Storage};
 use std::io;
 
 const NAME: &str = "cpu";
@@ -58,12 +64,13 @@ const NAME: &str = "cpu";
 pub struct Cpu {
     pool: Pool,
     arena: Arena,
+    bf16_unit: Option<Bf16Unit>,
 }
 
 impl Cpu {
     /// A device with so many threads; the plan's workspaces must be sized for as many.
     pub fn new(threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { pool: Pool::new(threads)?, arena: Arena::empty() })
+        Ok(Cpu { pool: Pool::new(threads)?, arena: Arena::empty(), bf16_unit: Bf16Unit::detect() })
     }
 
     pub fn threads(&self) -> usize {
@@ -90,6 +97,9 @@ impl Device for Cpu {
         for operand in step.outputs.iter().chain(&step.updates) {
             check_storage(&step.op, operand, false)?;
         }
+        if step.precision == Precision::Bf16 && self.bf16_unit.is_none() {
+            return Err(DeviceError::Precision { device: NAME, precision: step.precision });
+        }
         let needed = run::workspace_bytes(step, extent, self.threads());
         let given = step.workspace.map_or(0, |(_, bytes)| bytes);
         if given < needed {
@@ -111,8 +121,8 @@ impl Device for Cpu {
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        let arena = &self.arena;
-        self.pool.enter(|| run::run_step(arena, step, extent));
+        let (arena, unit) = (&self.arena, self.bf16_unit);
+        self.pool.enter(|| run::run_step(arena, step, extent, unit));
         Ok(())
     }
 }

@@ -62,7 +62,7 @@ impl Term {
         }
     }
 
-    fn columns(&self) -> usize {
+    pub fn columns(&self) -> usize {
         match self.right_transposed {
             true => self.right.rows,
             false => self.right.columns,
@@ -161,7 +161,7 @@ pub unsafe fn product(isa: Isa, terms: &[Term], init: Init, output: Output, work
 }
 
 /// The size of equal blocks of `total`: as few as `most` allows, rounded up to `step` (divides `most`).
-fn even_block(total: usize, most: usize, step: usize) -> usize {
+pub(super) fn even_block(total: usize, most: usize, step: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(step)
 }
 

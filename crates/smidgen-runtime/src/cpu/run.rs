@@ -6,6 +6,9 @@
 use super::arena::Arena;
 use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
+#[cfg(target_arch = "x86_64")]
+use super::bf16_product::bf16_product;
+use super::bf16_unit::Bf16Unit;
 use super::convert::Element;
 use super::isa::Isa;
 use super::kernel::OutputView;
@@ -13,13 +16,15 @@ use super::product::{Init, Left, Output, Term, product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
 use crate::device::{BoundStep, Operand};
-use smidgen_ir::{AttentionShape, DType, Extent, LossHead, Norm, Op, RopeSpec, Storage, workspace};
+use smidgen_ir::{
+    AttentionShape, DType, Extent, LossHead, Norm, Op, Precision, RopeSpec, Storage, workspace,
+};
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
     let dims: Vec<(usize, usize)> =
         step.inputs.iter().map(|operand| (operand.rows_at(extent), operand.columns)).collect();
-    workspace::workspace_bytes(&step.op, &dims, threads)
+    workspace::workspace_bytes(&step.op, &dims, step.precision, threads)
 }
 
 /// Whether the operation decodes that input span by span, whatever its storage. The others take plain
@@ -56,8 +61,8 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
     }
 }
 
-pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent) {
-    let run = Run { arena, step, extent };
+pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<Bf16Unit>) {
+    let run = Run { arena, step, extent, unit };
     match &step.op {
         Op::Embed { scale } => run.embed(*scale),
         Op::RmsNorm(norm) => {
@@ -123,6 +128,7 @@ pub(super) struct Run<'a> {
     arena: &'a Arena,
     step: &'a BoundStep,
     extent: &'a Extent,
+    unit: Option<Bf16Unit>,
 }
 
 impl Run<'_> {
@@ -255,6 +261,24 @@ impl Run<'_> {
     }
 
     pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+        match self.step.precision {
+            Precision::F32 => self.f32_product(terms, init, output, floats_taken),
+            Precision::Bf16 => {
+                let unit = self.unit.expect("`check` refuses bf16 without a unit for it");
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
+                // unit is one that was detected.
+                unsafe {
+                    bf16_product(unit, terms, init, output, self.workspace_from(floats_taken))
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                unreachable!("{} was not detected", unit.name());
+            }
+        }
+    }
+
+    /// A product that is not rounded, whatever the plan's precision.
+    pub(super) fn f32_product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
         unsafe { product(Isa::detect(), terms, init, output, self.workspace_from(floats_taken)) }

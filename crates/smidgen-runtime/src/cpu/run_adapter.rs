@@ -45,7 +45,7 @@ impl Run<'_> {
             let mut term = self.plain_term(b, self.input(1), scale);
             term.left.pointer = self.row_address(b, first);
             let view = OutputView { pointer: sum.address(), row_stride: k, column_stride: 1 };
-            self.product(&[term], Init::Accumulate, Output { view, rows, columns: k }, taken);
+            self.f32_product(&[term], Init::Accumulate, Output { view, rows, columns: k }, taken);
             columns::row_norms(sum.src().rows(k), norms.part(first, rows));
         }
     }

@@ -15,8 +15,8 @@ use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
 use smidgen_ir::{
-    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, RopeScaling, RopeSpec, Slice,
-    ValueId, ValueRole, Workload, verify,
+    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec,
+    Slice, ValueId, ValueRole, Workload, verify,
 };
 
 /// What a test chooses of the decoder.
@@ -149,6 +149,7 @@ impl Choice {
             biases: self.biases,
             dropout: self.dropout,
             extent: EXTENT,
+            precision: Precision::F32,
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
         }

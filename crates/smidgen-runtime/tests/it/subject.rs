@@ -9,7 +9,8 @@ use smidgen_compile::options::Optimizer;
 use smidgen_compile::passes::reuse_in_place;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Norm, Plan, RopeSpec, ValueId, Workload,
+    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec, ValueId,
+    Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;
@@ -169,6 +170,7 @@ pub fn plain_request() -> Request {
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens: 1, rows: 1, segments: 1 },
+        precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         threads: 1,
     }

@@ -6,8 +6,8 @@ use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Shape, Storage, Type,
-    workspace,
+    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Precision, Shape, Storage,
+    Type, workspace,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -22,6 +22,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         outputs: operands(&outputs),
         updates: operands(updates),
         op,
+        precision: Precision::F32,
         workspace: None,
     }
 }
@@ -35,7 +36,7 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
 /// The planned size passes the device's check, one byte less does not.
 fn check_exact(cpu: &Cpu, op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) {
     let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(extent)).collect();
-    let planned = workspace::workspace_bytes(&op, &dims, cpu.threads());
+    let planned = workspace::workspace_bytes(&op, &dims, Precision::F32, cpu.threads());
     let mut step = bound_step(op, inputs, updates, extent);
     if planned > 0 {
         step.workspace = Some((0, planned));

@@ -1,0 +1,303 @@
+//! Copies operands of a bf16 product into tiles, rounding to nearest even on the way.
+//!
+//! A strip is 16 rows of the left operand, or 16 columns of the right one, over some depth: one tile of 1 KiB
+//! for each 32 steps, filled up with zeros. A left tile keeps the pairs of a row together (16 rows × 16 pairs),
+//! a right tile the columns of a pair (16 pairs × 16 columns): one is the transpose of the other in words of
+//! 32 bits, so a single transposition serves operands that lie either way.
+//! As the units that multiply them do, rounding takes subnormal numbers for zero.
+//! Left out: machines without AVX-512, which have no unit for the tiles.
+
+use super::bf16_unit::{TILE, TILE_DEPTH, TILE_ELEMENTS};
+use super::isa::Avx512Lanes;
+use super::product::Left;
+use super::stored::{SPAN_STEP, Stored};
+use smidgen_ir::{DType, Storage};
+use std::arch::x86_64::*;
+
+/// Columns of a right operand that one packing task handles: whole spans of every storage.
+pub const PACK_COLUMNS: usize = SPAN_STEP;
+/// Depth that one packing task handles.
+pub const PACK_DEPTH: usize = 128;
+
+/// A piece of a right operand (depth, columns) on its way into strips.
+#[derive(Clone, Copy)]
+pub struct RightPiece {
+    pub stored: Stored,
+    /// The right operand is the transpose of what is stored.
+    pub transposed: bool,
+    pub scale: f32,
+    /// Columns of the right operand, at most [`PACK_COLUMNS`].
+    pub first_column: usize,
+    pub columns: usize,
+    /// Steps of depth, at most [`PACK_DEPTH`].
+    pub first_depth: usize,
+    pub depth: usize,
+    /// The first tile of the piece in the strip of its first column.
+    pub tiles: *mut u16,
+    /// Elements from a strip to the next.
+    pub strip_elements: usize,
+}
+
+/// Decodes, scales, rounds and packs a piece of a right operand. Columns are filled up to whole strips.
+///
+/// # Safety
+/// The machine has AVX-512 with bf16; the piece lies inside the readable stored matrix and begins where spans
+/// may begin; the tiles are writable and nobody else's.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn pack_right(piece: &RightPiece) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match piece.transposed {
+            true => pack_transposed(piece),
+            false => pack_as_stored(piece),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_transposed(piece: &RightPiece) {
+    let direct = piece.stored.storage == Storage::Plain(DType::Bf16) && piece.scale == 1.0;
+    let scale = _mm512_set1_ps(piece.scale);
+    let mut decoded = [0.0f32; PACK_DEPTH];
+    // Rows of words: a column of the operand, its pairs along depth.
+    let mut words = [[_mm512_setzero_si512(); TILE]; PACK_DEPTH / TILE_DEPTH];
+    for column in (0..piece.columns).step_by(TILE) {
+        let used = TILE.min(piece.columns - column);
+        for row in 0..TILE {
+            if row >= used {
+                for tile in &mut words {
+                    tile[row] = _mm512_setzero_si512();
+                }
+                continue;
+            }
+            let stored_row = piece.first_column + column + row;
+            // SAFETY: the row exists, the span lies in it; reads behind the span are masked out.
+            unsafe {
+                if direct {
+                    let at =
+                        (piece.stored.first_row + stored_row) * piece.stored.row_stride + piece.first_depth;
+                    let source = piece.stored.pointer.cast::<u16>().add(at);
+                    for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
+                        let mask = first_mask32(piece.depth - first);
+                        tile[row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
+                    }
+                } else {
+                    piece.stored.decode_span::<Avx512Lanes>(
+                        stored_row,
+                        piece.first_depth,
+                        piece.depth,
+                        decoded.as_mut_ptr(),
+                    );
+                    for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
+                        tile[row] = rounded(decoded.as_ptr().add(first), piece.depth - first, scale);
+                    }
+                }
+            }
+        }
+        let strip = piece.tiles.wrapping_add(column / TILE * piece.strip_elements);
+        for (index, tile) in words[..piece.depth.div_ceil(TILE_DEPTH)].iter().enumerate() {
+            // SAFETY: the strip has a tile for each 32 steps of depth.
+            unsafe { store_transposed(tile, strip.add(index * TILE_ELEMENTS)) };
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_as_stored(piece: &RightPiece) {
+    let scale = _mm512_set1_ps(piece.scale);
+    let mut decoded = [[0.0f32; PACK_COLUMNS]; 2];
+    let strips = piece.columns.div_ceil(TILE);
+    for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
+        for (step, row) in decoded.iter_mut().enumerate() {
+            if first + step < piece.depth {
+                // SAFETY: the stored row exists and the span lies in it.
+                unsafe {
+                    piece.stored.decode_span::<Avx512Lanes>(
+                        piece.first_depth + first + step,
+                        piece.first_column,
+                        piece.columns,
+                        row.as_mut_ptr(),
+                    );
+                }
+            } else {
+                row.fill(0.0);
+            }
+        }
+        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        for strip in 0..strips {
+            let mask = first_mask16(piece.columns - strip * TILE);
+            // SAFETY: the rows have PACK_COLUMNS floats; the strip has a tile for these steps of depth.
+            unsafe {
+                let load = |row: &[f32; PACK_COLUMNS]| {
+                    _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.as_ptr().add(strip * TILE)), scale)
+                };
+                let words = paired(load(&decoded[0]), load(&decoded[1]));
+                _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+            }
+        }
+    }
+}
+
+/// A piece of a left operand (rows, depth) on its way into strips.
+#[derive(Clone, Copy)]
+pub struct LeftPiece {
+    /// At the first row and the first step of depth.
+    pub left: Left,
+    pub rows: usize,
+    pub depth: usize,
+    /// The first tile of the piece in the strip of its first row.
+    pub tiles: *mut u16,
+    /// Elements from a strip to the next.
+    pub strip_elements: usize,
+}
+
+/// Rounds and packs a piece of a left operand. Rows are filled up to whole strips.
+///
+/// # Safety
+/// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable and nobody else's.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn pack_left(piece: &LeftPiece) {
+    for first in (0..piece.rows).step_by(TILE) {
+        let rows = TILE.min(piece.rows - first);
+        let strip = piece.tiles.wrapping_add(first / TILE * piece.strip_elements);
+        let source = piece.left.pointer.wrapping_add(first * piece.left.row_stride);
+        // SAFETY: the caller's promises; the strip has a tile for each 32 steps of depth.
+        unsafe {
+            if piece.left.depth_stride == 1 {
+                pack_rows(source, piece.left.row_stride, rows, piece.depth, strip);
+            } else {
+                pack_columns(source, piece.left, rows, piece.depth, strip);
+            }
+        }
+    }
+}
+
+/// Rows that are contiguous along depth.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_rows(source: *const f32, stride: usize, rows: usize, depth: usize, strip: *mut u16) {
+    let one = _mm512_set1_ps(1.0);
+    for row in 0..TILE {
+        for (tile, first) in (0..depth).step_by(TILE_DEPTH).enumerate() {
+            // SAFETY: the row is readable for its depth; the strip has this tile.
+            unsafe {
+                let words = match row < rows {
+                    true => rounded(source.add(row * stride + first), depth - first, one),
+                    false => _mm512_setzero_si512(),
+                };
+                let target = strip.add(tile * TILE_ELEMENTS + row * TILE_DEPTH);
+                _mm512_storeu_si512(target.cast(), words);
+            }
+        }
+    }
+}
+
+/// Rows that are not: contiguous across rows, or scattered.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_columns(source: *const f32, left: Left, rows: usize, depth: usize, strip: *mut u16) {
+    let mask = first_mask16(rows);
+    let offsets = _mm512_mullo_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+        _mm512_set1_epi32(left.row_stride as i32),
+    );
+    let column = |step: usize| {
+        if step >= depth {
+            return _mm512_setzero_ps();
+        }
+        let start = source.wrapping_add(step * left.depth_stride);
+        // SAFETY: the rows are readable at this step of depth.
+        unsafe {
+            match left.row_stride {
+                1 => _mm512_maskz_loadu_ps(mask, start),
+                _ => _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, offsets, start.cast()),
+            }
+        }
+    };
+    for (tile, first) in (0..depth).step_by(TILE_DEPTH).enumerate() {
+        let mut words = [_mm512_setzero_si512(); TILE];
+        for (pair, words) in words.iter_mut().enumerate() {
+            *words = paired(column(first + 2 * pair), column(first + 2 * pair + 1));
+        }
+        // SAFETY: the strip has this tile.
+        unsafe { store_transposed(&words, strip.add(tile * TILE_ELEMENTS)) };
+    }
+}
+
+#[inline(always)]
+fn first_mask16(count: usize) -> __mmask16 {
+    if count >= 16 { !0 } else { (1 << count) - 1 }
+}
+
+#[inline(always)]
+fn first_mask32(count: usize) -> __mmask32 {
+    if count >= 32 { !0 } else { (1 << count) - 1 }
+}
+
+/// The first `count` of 32 floats times `scale` as bf16, then zeros.
+///
+/// # Safety
+/// `source` is readable for min(count, 32) floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
+    // SAFETY: masked lanes are not read.
+    unsafe {
+        let low = _mm512_maskz_loadu_ps(first_mask16(count), source);
+        let high = _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16));
+        let halves = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scale), _mm512_mul_ps(low, scale));
+        std::mem::transmute::<__m512bh, __m512i>(halves)
+    }
+}
+
+/// Words of a low half from `first` and a high half from `second`, both as bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn paired(first: __m512, second: __m512) -> __m512i {
+    let widened = |lanes: __m512| {
+        // SAFETY: both types are 256 bits of anything.
+        let halves = unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(lanes)) };
+        _mm512_cvtepu16_epi32(halves)
+    };
+    _mm512_or_si512(widened(first), _mm512_slli_epi32::<16>(widened(second)))
+}
+
+/// Writes the transpose of 16 × 16 words.
+///
+/// # Safety
+/// `target` is writable for a tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
+    // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
+    let mut a = *rows;
+    let mut b = a;
+    for pair in 0..8 {
+        b[2 * pair] = _mm512_unpacklo_epi32(a[2 * pair], a[2 * pair + 1]);
+        b[2 * pair + 1] = _mm512_unpackhi_epi32(a[2 * pair], a[2 * pair + 1]);
+    }
+    for quad in 0..4 {
+        let base = 4 * quad;
+        a[base] = _mm512_unpacklo_epi64(b[base], b[base + 2]);
+        a[base + 1] = _mm512_unpackhi_epi64(b[base], b[base + 2]);
+        a[base + 2] = _mm512_unpacklo_epi64(b[base + 1], b[base + 3]);
+        a[base + 3] = _mm512_unpackhi_epi64(b[base + 1], b[base + 3]);
+    }
+    // a[4 q + c] holds, in its 128-bit lane l, rows 4q..4q+4 of column 4l + c.
+    for column in 0..4 {
+        let (first, second) = (a[column], a[4 + column]);
+        b[column] = _mm512_shuffle_i32x4::<0x88>(first, second);
+        b[4 + column] = _mm512_shuffle_i32x4::<0xdd>(first, second);
+        let (third, fourth) = (a[8 + column], a[12 + column]);
+        b[8 + column] = _mm512_shuffle_i32x4::<0x88>(third, fourth);
+        b[12 + column] = _mm512_shuffle_i32x4::<0xdd>(third, fourth);
+    }
+    for column in 0..4 {
+        a[column] = _mm512_shuffle_i32x4::<0x88>(b[column], b[8 + column]);
+        a[8 + column] = _mm512_shuffle_i32x4::<0xdd>(b[column], b[8 + column]);
+        a[4 + column] = _mm512_shuffle_i32x4::<0x88>(b[4 + column], b[12 + column]);
+        a[12 + column] = _mm512_shuffle_i32x4::<0xdd>(b[4 + column], b[12 + column]);
+    }
+    for (column, words) in a.iter().enumerate() {
+        // SAFETY: a tile is 16 rows of 32 elements.
+        unsafe { _mm512_storeu_si512(target.add(column * TILE_DEPTH).cast(), *words) };
+    }
+}

@@ -1,0 +1,325 @@
+//! What multiplies bf16 on this processor: AMX tiles, AVX-512 dot products, or nothing.
+//!
+//! Both work on the same tiles in memory (`bf16_packing.rs`): a left tile is 16 rows of 16 pairs, a right
+//! tile 16 pairs of 16 columns, a pair being two neighbours along depth. Sums are f32.
+//! The units form their sums in different orders, so a run stays on one of them.
+//! AMX is written as assembly because its intrinsics are not stable; the kernel has to be asked once for
+//! leave to use its registers, which then holds for all threads of the process.
+//! Left out: cutting a product into tiles (`bf16_product.rs`).
+
+use std::sync::OnceLock;
+
+/// Rows of a left tile, columns of a right one.
+pub const TILE: usize = 16;
+/// Steps of depth that a tile covers.
+pub const TILE_DEPTH: usize = 32;
+/// Elements of a tile; 1 KiB of bf16.
+pub const TILE_ELEMENTS: usize = TILE * TILE_DEPTH;
+/// Most rows and columns of C that one call computes: two tiles each way.
+pub const SQUARE: usize = 2 * TILE;
+
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bf16Unit {
+    /// `tdpbf16ps`: 16 × 16 sums of 32 products an instruction.
+    Amx,
+    /// `vdpbf16ps`: 16 sums of 2 products an instruction.
+    Avx512,
+}
+
+impl Bf16Unit {
+    /// Every unit, best first.
+    pub const ALL: [Bf16Unit; 2] = [Bf16Unit::Amx, Bf16Unit::Avx512];
+
+    /// The best unit of this machine.
+    pub fn detect() -> Option<Bf16Unit> {
+        Bf16Unit::ALL.into_iter().find(|unit| unit.is_supported())
+    }
+
+    /// Whether this machine has it and the kernel allows it.
+    pub fn is_supported(self) -> bool {
+        static AMX: OnceLock<bool> = OnceLock::new();
+        // Tiles are packed by AVX-512, whichever unit multiplies them.
+        super::isa::Isa::Avx512.is_supported()
+            && match self {
+                Bf16Unit::Amx => *AMX.get_or_init(platform::request_amx),
+                Bf16Unit::Avx512 => platform::has_dot_product(),
+            }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Bf16Unit::Amx => "AMX",
+            Bf16Unit::Avx512 => "AVX-512",
+        }
+    }
+}
+
+/// A product of strips of tiles: C (up to 32, up to 32) = L · R.
+#[derive(Clone, Copy)]
+pub struct TileSquare {
+    /// Tiles of the first 16 rows, one for each 32 steps of depth, and of the next 16.
+    pub left: [*const u16; 2],
+    /// As many tiles of the first 16 columns, and of the next 16; the second may be null where there is none.
+    pub right: [*const u16; 2],
+    pub depth_tiles: usize,
+    /// Where C goes, row by row.
+    pub output: *mut f32,
+    pub output_stride: usize,
+}
+
+/// Runs `work` on the calling thread with the unit ready for [`multiply_square`].
+///
+/// # Safety
+/// The unit is supported.
+pub unsafe fn with_unit<R>(unit: Bf16Unit, work: impl FnOnce() -> R) -> R {
+    match unit {
+        Bf16Unit::Amx => {
+            // SAFETY: the caller's promise.
+            unsafe { platform::configure_tiles() };
+            let result = work();
+            // SAFETY: as above. The state of unused tiles need not be saved when threads switch.
+            unsafe { platform::release_tiles() };
+            result
+        }
+        Bf16Unit::Avx512 => work(),
+    }
+}
+
+/// Computes a square of C: 32 rows, and 32 columns or 16 where there is no second right tile.
+///
+/// # Safety
+/// Called inside [`with_unit`] of the same unit; the tiles are readable, and C is writable for 32 rows of as
+/// many columns.
+pub unsafe fn multiply_square(unit: Bf16Unit, square: &TileSquare) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match (unit, square.right[1].is_null()) {
+            (Bf16Unit::Amx, false) => platform::amx_square(square),
+            (Bf16Unit::Amx, true) => platform::amx_column(square),
+            (Bf16Unit::Avx512, false) => platform::dot_square::<2>(square),
+            (Bf16Unit::Avx512, true) => platform::dot_square::<1>(square),
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod platform {
+    use super::{TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare};
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+
+    /// Bytes from a row of a tile to the next, and of a whole tile.
+    const ROW_BYTES: usize = 2 * TILE_DEPTH;
+    const TILE_BYTES: usize = 2 * TILE_ELEMENTS;
+
+    pub fn request_amx() -> bool {
+        const AMX_BF16: u32 = 1 << 22;
+        const AMX_TILE: u32 = 1 << 24;
+        /// Asks the kernel for a state component that is off by default; component 18 is tile data.
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const TILE_DATA: libc::c_long = 18;
+        if __cpuid(0).eax < 7 {
+            return false;
+        }
+        let features = __cpuid_count(7, 0).edx;
+        // SAFETY: the call changes nothing but the permission.
+        features & AMX_BF16 != 0
+            && features & AMX_TILE != 0
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0
+    }
+
+    pub fn has_dot_product() -> bool {
+        is_x86_feature_detected!("avx512bf16")
+    }
+
+    /// Palette 1, all eight tiles of 16 rows of 64 bytes.
+    #[repr(C, align(64))]
+    struct TileConfig {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    static CONFIG: TileConfig = TileConfig {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
+
+    pub unsafe fn configure_tiles() {
+        // SAFETY: the machine has AMX, and the configuration is 64 bytes that it accepts.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack)) }
+    }
+
+    pub unsafe fn release_tiles() {
+        // SAFETY: the machine has AMX.
+        unsafe { asm!("tilerelease", options(nostack)) }
+    }
+
+    pub unsafe fn amx_square(square: &TileSquare) {
+        let [left, left_below] = square.left;
+        let [right, right_beside] = square.right;
+        // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 32 floats.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {count}, {count}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm4, [{left} + {row}]",
+                "tileloadd tmm6, [{right} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{beside} + {row}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{below} + {row}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {left}, {tile}",
+                "add {right}, {tile}",
+                "add {beside}, {tile}",
+                "add {below}, {tile}",
+                "dec {count}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{output} + {stride}], tmm0",
+                "tilestored [{output} + {stride} + 64], tmm1",
+                "tilestored [{output_below} + {stride}], tmm2",
+                "tilestored [{output_below} + {stride} + 64], tmm3",
+                left = inout(reg) left => _,
+                below = inout(reg) left_below => _,
+                right = inout(reg) right => _,
+                beside = inout(reg) right_beside => _,
+                count = inout(reg) square.depth_tiles => _,
+                row = in(reg) ROW_BYTES,
+                tile = const TILE_BYTES,
+                output = in(reg) square.output,
+                output_below = in(reg) square.output.add(TILE * square.output_stride),
+                stride = in(reg) 4 * square.output_stride,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    pub unsafe fn amx_column(square: &TileSquare) {
+        let [left, left_below] = square.left;
+        // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 16 floats.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "test {count}, {count}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm6, [{right} + {row}]",
+                "tileloadd tmm4, [{left} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{below} + {row}]",
+                "tdpbf16ps tmm1, tmm5, tmm6",
+                "add {left}, {tile}",
+                "add {right}, {tile}",
+                "add {below}, {tile}",
+                "dec {count}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{output} + {stride}], tmm0",
+                "tilestored [{output_below} + {stride}], tmm1",
+                left = inout(reg) left => _,
+                below = inout(reg) left_below => _,
+                right = inout(reg) square.right[0] => _,
+                count = inout(reg) square.depth_tiles => _,
+                row = in(reg) ROW_BYTES,
+                tile = const TILE_BYTES,
+                output = in(reg) square.output,
+                output_below = in(reg) square.output.add(TILE * square.output_stride),
+                stride = in(reg) 4 * square.output_stride,
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Rows whose sums are in registers at the same time.
+    const ROWS: usize = 8;
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn dot_square<const COLUMNS: usize>(square: &TileSquare) {
+        for first in (0..2 * TILE).step_by(ROWS) {
+            let strip = square.left[first / TILE].wrapping_add(first % TILE * TILE_DEPTH);
+            let mut sums = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
+            for tile in 0..square.depth_tiles {
+                let left = strip.wrapping_add(tile * TILE_ELEMENTS);
+                for pair in 0..TILE {
+                    let at = tile * TILE_ELEMENTS + pair * TILE_DEPTH;
+                    // SAFETY: the pair lies in the tiles.
+                    let columns: [__m512i; COLUMNS] = std::array::from_fn(|column| unsafe {
+                        _mm512_loadu_si512(square.right[column].add(at).cast())
+                    });
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: the pair lies in the tile of this row.
+                        let factor =
+                            unsafe { left.add(row * TILE_DEPTH + 2 * pair).cast::<i32>().read_unaligned() };
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            // SAFETY: both are registers of 32 bf16.
+                            *sum =
+                                _mm512_dpbf16_ps(*sum, as_bf16(_mm512_set1_epi32(factor)), as_bf16(column));
+                        }
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate() {
+                for (column, sum) in sums.iter().enumerate() {
+                    // SAFETY: C has 32 rows of so many columns.
+                    unsafe {
+                        let target = square.output.add((first + row) * square.output_stride + column * TILE);
+                        _mm512_storeu_ps(target, *sum);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn as_bf16(register: __m512i) -> __m512bh {
+        // SAFETY: both types are 512 bits of anything.
+        unsafe { std::mem::transmute(register) }
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+mod platform {
+    use super::TileSquare;
+
+    pub fn request_amx() -> bool {
+        false
+    }
+
+    pub fn has_dot_product() -> bool {
+        false
+    }
+
+    pub unsafe fn configure_tiles() {}
+
+    pub unsafe fn release_tiles() {}
+
+    pub unsafe fn amx_square(_: &TileSquare) {
+        unreachable!("this machine has no AMX");
+    }
+
+    pub unsafe fn amx_column(_: &TileSquare) {
+        unreachable!("this machine has no AMX");
+    }
+
+    pub unsafe fn dot_square<const COLUMNS: usize>(_: &TileSquare) {
+        unreachable!("this machine has no AVX-512");
+    }
+}
