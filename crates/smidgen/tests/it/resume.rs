@@ -173,11 +173,13 @@ fn tampered_moments_in_8_bits_are_named() {
         let mut tampered = tensors.clone();
         edit(&mut tampered);
         write_moments(&scratch, &tampered);
-        scratch.train_refused(
-            1,
-            &resume,
-            &["optimizer.safetensors`: ", words, "hint: remove that checkpoint"],
-        );
+        let ended = scratch.run(&[&["train", "recipe.toml"][..], &resume].concat());
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        for word in
+            ["error: `", "checkpoint-4/optimizer.safetensors`: ", words, "hint: remove that checkpoint"]
+        {
+            assert!(ended.stderr.contains(word), "{word}: {}", ended.stderr);
+        }
     };
     let without = |name: &str| format!("tensor `{name}` is missing");
     refused(&|tensors| drop(tensors.remove(codes)), &without(codes));

@@ -46,14 +46,14 @@ fn column(rows: &[Value], name: &str) -> Vec<f64> {
 #[test]
 fn moments_in_8_bits_train_as_those_in_f32() {
     let scratch = Scratch::new();
-    let overrides = ["adapter.rank=88", "train.steps=40", "train.lr=2e-3", "train.weight_decay=0.01"];
+    let overrides = ["adapter.rank=88", "train.steps=40", "train.weight_decay=0.01"];
     scratch.train("f32", &overrides);
     scratch.train("8bit", &[&overrides[..], &["train.optimizer=adamw-8bit"]].concat());
     let (f32, in_8_bits) = (scratch.losses("f32"), scratch.losses("8bit"));
     assert_eq!(f32[0], in_8_bits[0]);
     assert!(f32 != in_8_bits && scratch.adapter("f32") != scratch.adapter("8bit"));
-    assert!(f32[39] < 0.8 * f32[0], "hardly trained: {} to {}", f32[0], f32[39]);
-    same_within(0.01, &in_8_bits, &f32, "losses");
+    assert!(f32[39] < 0.5 * f32[0], "hardly trained: {} to {}", f32[0], f32[39]);
+    same_within(0.002, &in_8_bits, &f32, "losses");
     // However it is run.
     let other = ["train.optimizer=adamw-8bit", "memory.threads=1", "memory.recompute=all"];
     scratch.train("other", &[&overrides[..], &other].concat());
