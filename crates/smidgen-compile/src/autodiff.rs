@@ -195,6 +195,7 @@ impl Backward<'_> {
             | Op::RowNorms { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
+            | Op::AdamW8(_)
             | Op::Zero => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }

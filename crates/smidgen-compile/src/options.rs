@@ -59,8 +59,34 @@ pub enum TrainedBiases {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     pub adamw: AdamW,
+    pub moments: Moments,
     /// Largest norm of all gradients together; 0 = no limit.
     pub clip: f32,
+}
+
+/// How AdamW's moments lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moments {
+    #[default]
+    F32,
+    /// A byte an element and a scale for each block of them, as bitsandbytes has it; in f32 where a
+    /// parameter has fewer than [`Moments::FEWEST_IN_8_BIT`] elements.
+    Bits8,
+}
+
+impl Moments {
+    /// What bitsandbytes calls `min_8bit_size`, by default.
+    pub const FEWEST_IN_8_BIT: usize = 4096;
+
+    /// Storages of the first and the second moment of a parameter of so many elements.
+    pub fn storage(self, elements: usize) -> [Storage; 2] {
+        match self {
+            Moments::Bits8 if elements >= Self::FEWEST_IN_8_BIT => {
+                [true, false].map(|signed| Storage::Dynamic8 { signed })
+            }
+            Moments::F32 | Moments::Bits8 => [Storage::F32; 2],
+        }
+    }
 }
 
 /// What memory may choose.

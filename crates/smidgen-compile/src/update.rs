@@ -7,7 +7,7 @@
 use crate::forward::{input, state};
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::options::{AdapterForm, Request};
-use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Type, ValueId};
+use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Storage, Type, ValueId};
 
 pub fn append_update(graph: &mut Graph, request: &Request) {
     let optimizer = &request.optimizer;
@@ -32,11 +32,14 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
     for &(parameter, gradient) in &trained {
         let (name, shape) = (graph.value(parameter).name.clone(), graph.value(parameter).ty.shape.clone());
-        let first = graph.add_leaf(format!("m {name}"), Type::f32(shape.clone()), LeafKind::Moment);
-        let second = graph.add_leaf(format!("v {name}"), Type::f32(shape), LeafKind::Moment);
+        let storages = optimizer.moments.storage(graph.value(parameter).ty.elements(&request.extent));
+        let [first, second] = [("m", storages[0]), ("v", storages[1])].map(|(letter, storage)| {
+            graph.add_leaf(format!("{letter} {name}"), Type::new(shape.clone(), storage), LeafKind::Moment)
+        });
         // Biases never decay, as trainers have it.
         let weight_decay = if name.ends_with(".bias") { 0.0 } else { optimizer.adamw.weight_decay };
-        let op = Op::AdamW(AdamW { weight_decay, ..optimizer.adamw });
+        let settings = AdamW { weight_decay, ..optimizer.adamw };
+        let op = if storages == [Storage::F32; 2] { Op::AdamW(settings) } else { Op::AdamW8(settings) };
         let inputs = vec![gradient, report, hyper];
         graph.emit(&mut nodes, op, inputs, vec![parameter, first, second], &[], place);
     }

@@ -99,6 +99,7 @@ pub fn node_cost(
         | Op::FourierReg { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
+        | Op::AdamW8(_)
         | Op::Zero => 0.0,
     };
     let bytes = match op {
@@ -132,6 +133,7 @@ pub fn node_cost(
         | Op::RowNorms { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
+        | Op::AdamW8(_)
         | Op::Zero => moved,
     };
     Cost { flops, bytes: bytes as f64 }

@@ -85,6 +85,8 @@ pub enum Op {
     /// gradient, report (4), hyper (2): learning rate and step → ; updates parameter, first and second
     /// moment. Does nothing when the report is not finite.
     AdamW(AdamW),
+    /// As `AdamW`, with moments in [`crate::Storage::Dynamic8`], the first one signed. Decay comes after the step.
+    AdamW8(AdamW),
     /// → ; updates value := 0
     Zero,
 }
@@ -146,7 +148,7 @@ pub struct ShapeError {
 
 impl Op {
     /// Every operation by name, in the order of the list: what an example of each must exist for.
-    pub const NAMES: [&'static str; 30] = [
+    pub const NAMES: [&'static str; 31] = [
         "embed",
         "rms_norm",
         "dropout",
@@ -176,6 +178,7 @@ impl Op {
         "row_norms",
         "grad_norm",
         "adamw",
+        "adamw_8bit",
         "zero",
     ];
 
@@ -211,7 +214,8 @@ impl Op {
             Op::RowNorms { .. } => Self::NAMES[26],
             Op::GradNorm { .. } => Self::NAMES[27],
             Op::AdamW(_) => Self::NAMES[28],
-            Op::Zero => Self::NAMES[29],
+            Op::AdamW8(_) => Self::NAMES[29],
+            Op::Zero => Self::NAMES[30],
         }
     }
 
@@ -245,6 +249,7 @@ impl Op {
             | Op::RowNorms { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
+            | Op::AdamW8(_)
             | Op::Zero => false,
         }
     }
@@ -282,6 +287,7 @@ impl Op {
             | Op::RowNorms { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
+            | Op::AdamW8(_)
             | Op::Zero => &[],
         }
     }

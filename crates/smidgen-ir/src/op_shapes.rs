@@ -242,6 +242,20 @@ impl Op {
                 rule.scalars(inputs[2], 2)?;
                 Ok(vec![])
             }
+            Op::AdamW8(_) => {
+                rule.count(3, 3)?;
+                rule.f32_update(0, &inputs[0].shape)?;
+                for (moment, signed) in [(1, true), (2, false)] {
+                    let expected = Type::new(inputs[0].shape.clone(), Storage::Dynamic8 { signed });
+                    rule.require(*updates[moment] == expected, || {
+                        format!("update {moment} must be {expected}, got {}", updates[moment])
+                    })?;
+                }
+                rule.require(inputs[0].storage == Storage::F32, || format!("gradient {}", inputs[0]))?;
+                rule.scalars(inputs[1], 4)?;
+                rule.scalars(inputs[2], 2)?;
+                Ok(vec![])
+            }
             Op::Zero => {
                 rule.count(0, 1)?;
                 Ok(vec![])

@@ -120,6 +120,19 @@ pub enum Storage {
     Bnb4 { code: Code4, double: bool },
     /// GGUF blocks row by row, as in the file. A row is a whole number of blocks.
     Gguf(Block),
+    /// An optimizer's moment: an f32 for each block of [`DYNAMIC8_BLOCK`] elements of the flattened tensor, its
+    /// largest magnitude; then a byte for each element, a place in a map of 256 numbers of -1..=1, or of
+    /// 0..=1 where not `signed`. An element is map\[byte\] · largest. [`dynamic8_codes`] says where the
+    /// bytes begin. All zero bytes are zeros.
+    Dynamic8 { signed: bool },
+}
+
+/// Elements that share a scale in [`Storage::Dynamic8`].
+pub const DYNAMIC8_BLOCK: usize = 256;
+
+/// Where the byte of each element begins in [`Storage::Dynamic8`], in bytes.
+pub const fn dynamic8_codes(elements: usize) -> usize {
+    4 * elements.div_ceil(DYNAMIC8_BLOCK)
 }
 
 /// Elements that share a scale in [`Storage::Bnb4`].
@@ -168,6 +181,7 @@ impl Storage {
             Storage::Int8Rows => int8_scales(rows, columns) + 4 * rows,
             Storage::Bnb4 { double, .. } => bnb4_parts(elements, double).end,
             Storage::Gguf(block) => rows * columns.div_ceil(block.elements()) * block.bytes(),
+            Storage::Dynamic8 { .. } => dynamic8_codes(elements) + elements,
         }
     }
 
@@ -175,7 +189,7 @@ impl Storage {
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
-            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) => None,
+            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) | Storage::Dynamic8 { .. } => None,
         }
     }
 
@@ -183,13 +197,13 @@ impl Storage {
     pub fn rows_lie_together(self) -> bool {
         match self {
             Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows | Storage::Bnb4 { .. } => false,
+            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => false,
         }
     }
 
     /// Whether a kernel can read this as a matrix of real numbers.
     pub fn is_real(self) -> bool {
-        !matches!(self, Storage::Plain(DType::I32 | DType::U64 | DType::F64))
+        !matches!(self, Storage::Plain(DType::I32 | DType::U64 | DType::F64) | Storage::Dynamic8 { .. })
     }
 }
 
@@ -205,6 +219,9 @@ impl fmt::Display for Storage {
                 (Code4::Fp4, false) => "fp4-single",
             }),
             Storage::Gguf(block) => f.write_str(block.name()),
+            Storage::Dynamic8 { signed } => {
+                f.write_str(if *signed { "dynamic8" } else { "dynamic8-unsigned" })
+            }
         }
     }
 }
@@ -218,6 +235,18 @@ mod tests {
         assert_eq!(Storage::F32.bytes(3, 5), 60);
         assert_eq!(Storage::Plain(DType::Bf16).bytes(3, 5), 30);
         assert_eq!(Storage::Int8Rows.bytes(3, 5), 15 + 12);
+    }
+
+    /// A byte each, and an f32 for each block, the last one short.
+    #[test]
+    fn dynamic8_sizes() {
+        for signed in [true, false] {
+            let bytes = |rows, columns| Storage::Dynamic8 { signed }.bytes(rows, columns);
+            assert_eq!(bytes(16, 256), 4096 + 4 * 16);
+            assert_eq!(bytes(1, 5000), 5000 + 4 * 20);
+            assert_eq!(bytes(0, 7), 0);
+        }
+        assert_eq!(dynamic8_codes(5000), 80);
     }
 
     /// 4.5 bits a parameter plain, 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).

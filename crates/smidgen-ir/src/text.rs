@@ -146,7 +146,8 @@ fn render_attributes(op: &Op) -> String {
         }
         Op::WeightGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
         Op::GradNorm { clip } => format!("[clip={clip}]"),
-        Op::AdamW(AdamW { beta1, beta2, eps, weight_decay }) => {
+        Op::AdamW(AdamW { beta1, beta2, eps, weight_decay })
+        | Op::AdamW8(AdamW { beta1, beta2, eps, weight_decay }) => {
             format!("[betas={beta1},{beta2} eps={eps} decay={weight_decay}]")
         }
         Op::Linear { .. }

@@ -138,6 +138,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::GatedActGrad(_)
         | Op::EmbedGrad { .. }
         | Op::AdamW(_)
+        | Op::AdamW8(_)
         | Op::Zero => 0,
     };
     4 * floats

@@ -15,7 +15,7 @@ use crate::recipe::BaseFormat;
 use crate::train::adapters::read_adapter;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
-use smidgen_compile::options::Optimizer;
+use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
 };
@@ -45,6 +45,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         dropout: 0.0,
         optimizer: Optimizer {
             adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
+            moments: Moments::F32,
             clip: 0.0,
         },
         extent: Extent::default(),

@@ -127,10 +127,6 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
         DataFormat::Auto | DataFormat::Tokens => {}
         format => refuse("data.format", &format, "auto, tokens"),
     }
-    match train.optimizer {
-        Optimizer::AdamW => {}
-        optimizer => refuse("train.optimizer", &optimizer, "adamw"),
-    }
     if train.early_stop > 0 {
         refuse("train.early_stop", &train.early_stop, "0");
     }
@@ -308,6 +304,10 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
                 beta2: train.betas[1],
                 eps: train.eps,
                 weight_decay: train.weight_decay,
+            },
+            moments: match train.optimizer {
+                Optimizer::AdamW => options::Moments::F32,
+                Optimizer::AdamW8Bit => options::Moments::Bits8,
             },
             clip: train.clip as f32,
         },

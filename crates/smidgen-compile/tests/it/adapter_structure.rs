@@ -4,8 +4,9 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::options::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, compile};
-use smidgen_ir::{Entry, LeafKind, Op, Phase, Plan, Step, ValueId, ValueRole};
+use smidgen_ir::{Entry, LeafKind, Op, Phase, Plan, Step, Storage, ValueId, ValueRole};
 
 const LAYERS: usize = 4;
 const REG: f64 = 0.5;
@@ -207,6 +208,36 @@ fn ls_lora_regularizes_in_the_update() {
         assert_eq!(count(&plan, entry, "fourier_reg"), expected, "{entry}");
     }
     assert_eq!(count(&plan, Entry::MicroStep, "fourier_grad"), 7 * LAYERS);
+}
+
+/// Parameters of fewer than 4096 elements keep f32: here DoRA's magnitudes, LS-LoRA's functions and B of k and v.
+#[test]
+fn only_large_parameters_have_moments_in_8_bits() {
+    for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+        // A of q is (16, 256), just large enough; B of k is (128, 16).
+        let mut request = request(shapes::llama(256, 300, LAYERS, (4, 2), 64, false), form);
+        request.optimizer.moments = Moments::Bits8;
+        let plan = plan(&request);
+        let (mut small, mut large) = (0, 0);
+        for step in &plan.entry(Entry::Update).steps {
+            let in_8_bits = match step.op {
+                Op::AdamW(_) => false,
+                Op::AdamW8(_) => true,
+                _ => continue,
+            };
+            let [parameter, first, second] = [0, 1, 2].map(|index| plan.value(step.updates[index]));
+            let elements = parameter.ty.elements(&plan.extent);
+            assert_eq!(in_8_bits, elements >= 4096, "{} has {elements} elements", parameter.name);
+            let storages = [first, second].map(|moment| moment.ty.storage);
+            let expected = match in_8_bits {
+                true => [true, false].map(|signed| Storage::Dynamic8 { signed }),
+                false => [Storage::F32; 2],
+            };
+            assert_eq!(storages, expected, "{}", parameter.name);
+            *if in_8_bits { &mut large } else { &mut small } += 1;
+        }
+        assert!(small >= 2 * LAYERS && large >= 10 * LAYERS, "{small} small, {large} large");
+    }
 }
 
 /// Which biases are trained, and that they do not decay.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
-use smidgen_compile::options::Optimizer;
+use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{AdamW, Extent, Precision, Workload};
 use std::collections::HashMap;
@@ -124,5 +124,6 @@ pub fn request(
 }
 
 pub fn optimizer() -> Optimizer {
-    Optimizer { adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }, clip: 1.0 }
+    let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+    Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
 }

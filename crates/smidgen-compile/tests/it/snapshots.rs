@@ -6,6 +6,7 @@ use crate::shapes;
 use expect_test::{expect, expect_file};
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::options::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
 use smidgen_ir::text::{render_graph, render_plan};
 use smidgen_ir::{Category, Code4, LeafKind, Storage};
@@ -152,6 +153,33 @@ fn bytes_of_llama_70b() {
           workspace           1345280
     "#]]
     .assert_eq(&summary(shapes::llama_70b()));
+}
+
+/// The optimizer's row for LoRA of rank 16 on all linears, with moments in f32 and in 8 bits.
+fn optimizer_rows(spec: DecoderSpec) -> String {
+    let layers = spec.layers;
+    let mut request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
+    let mut text = String::new();
+    for moments in [Moments::F32, Moments::Bits8] {
+        request.optimizer.moments = moments;
+        let plan = compile(&request, &Policy { recompute: Recompute::first(layers), loss_chunk: 64 });
+        let trained: usize =
+            plan.leaves(LeafKind::Adapter).map(|(_, value)| value.ty.elements(&plan.extent)).sum();
+        let rows = plan.peak().rows;
+        let row = rows.into_iter().find(|(category, _)| *category == Category::Optimizer).unwrap().1;
+        let bytes = row as f64 / trained as f64;
+        writeln!(text, "{moments:?}: {row} bytes for {trained} parameters, {bytes:.5} each").unwrap();
+    }
+    text
+}
+
+#[test]
+fn optimizer_bytes_of_qwen2_7b() {
+    expect![[r#"
+        F32: 322961408 bytes for 40370176 parameters, 8.00000 each
+        Bits8: 82001920 bytes for 40370176 parameters, 2.03125 each
+    "#]]
+    .assert_eq(&optimizer_rows(shapes::qwen2_7b()));
 }
 
 const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };

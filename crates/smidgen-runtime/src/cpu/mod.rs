@@ -34,6 +34,7 @@ pub mod kernel;
 pub mod loss;
 pub mod norm;
 pub mod optimizer;
+pub mod optimizer8;
 pub mod packing;
 pub mod pool;
 pub mod product;
@@ -94,8 +95,11 @@ impl Device for Cpu {
         for (index, operand) in step.inputs.iter().enumerate() {
             check_storage(&step.op, operand, run::decodes_any_storage(&step.op, index))?;
         }
-        for operand in step.outputs.iter().chain(&step.updates) {
+        for operand in &step.outputs {
             check_storage(&step.op, operand, false)?;
+        }
+        for operand in &step.updates {
+            check_updated_storage(&step.op, operand)?;
         }
         if step.precision == Precision::Bf16 && self.bf16_unit.is_none() {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
@@ -127,6 +131,14 @@ impl Device for Cpu {
     }
 }
 
+/// Only moments are updated in another storage than plain numbers.
+fn check_updated_storage(op: &Op, operand: &Operand) -> Result<(), DeviceError> {
+    match (op, operand.storage) {
+        (Op::AdamW8(_), Storage::Dynamic8 { .. }) => Ok(()),
+        _ => check_storage(op, operand, false),
+    }
+}
+
 fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), DeviceError> {
     match operand.storage {
         Storage::Plain(DType::F32 | DType::Bf16 | DType::F16 | DType::F64 | DType::I32 | DType::U64) => {
@@ -138,7 +150,8 @@ fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), De
             Err(DeviceError::Columns { device: NAME, op: op.name(), storage, columns: operand.columns })
         }
         Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) if decodes_any => Ok(()),
-        storage @ (Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_)) => {
+        storage
+        @ (Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) | Storage::Dynamic8 { .. }) => {
             Err(DeviceError::Storage { device: NAME, op: op.name(), storage })
         }
     }

@@ -14,8 +14,9 @@ use super::isa::Isa;
 use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
+use super::{act, elementwise, embed, loss, norm, optimizer, optimizer8, rope, stored};
 use crate::device::{BoundStep, Operand};
+use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
     AttentionShape, DType, Extent, LossHead, Norm, Op, Precision, RopeSpec, Storage, workspace,
 };
@@ -57,6 +58,7 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
         | Op::FourierReg { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
+        | Op::AdamW8(_)
         | Op::Zero => false,
     }
 }
@@ -118,6 +120,7 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<B
         Op::RowNorms { scale } => run.row_norms(*scale),
         Op::GradNorm { clip } => run.grad_norm(*clip),
         Op::AdamW(settings) => run.adamw(settings),
+        Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
     }
 }
@@ -491,12 +494,10 @@ impl Run<'_> {
         }
     }
 
-    fn adamw(&self, settings: &smidgen_ir::AdamW) {
+    /// What a step of AdamW is given, and the factor of its gradients; nothing when the report is not finite.
+    fn adamw_hyper(&self, settings: &smidgen_ir::AdamW) -> Option<(optimizer::AdamwHyper, f32)> {
         let report = self.elements::<f64>(self.input(1)).src();
         let (factor, finite) = (report.get(2), report.get(3) == 1.0);
-        if !finite {
-            return;
-        }
         let hyper = self.elements::<f64>(self.input(2)).src();
         let hyper = optimizer::AdamwHyper {
             lr: hyper.get(0),
@@ -506,8 +507,36 @@ impl Run<'_> {
             weight_decay: settings.weight_decay,
             step: hyper.get(1) as u64,
         };
+        finite.then_some((hyper, factor as f32))
+    }
+
+    fn adamw(&self, settings: &smidgen_ir::AdamW) {
+        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
         let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
-        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor as f32);
+        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+    }
+
+    fn adamw8(&self, settings: &smidgen_ir::AdamW) {
+        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
+        let [first, second] = [1, 2].map(|index| self.moment8(self.update(index)));
+        let parameter = self.floats_mut(self.update(0));
+        optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+    }
+
+    /// A moment in 8 bits: its blocks' largest magnitudes, then its codes.
+    fn moment8(&self, operand: &Operand) -> optimizer8::Moment8 {
+        debug_assert!(matches!(operand.storage, Storage::Dynamic8 { .. }));
+        let elements = operand.elements_at(self.extent);
+        let codes = dynamic8_codes(elements);
+        // SAFETY: as for `elements`: the two parts lie in the operand's range one after the other, the floats
+        // at its aligned begin.
+        unsafe {
+            let begin: *mut u8 = self.address(operand);
+            optimizer8::Moment8 {
+                largest: Dst::new(begin.cast(), codes / 4),
+                codes: Dst::new(begin.add(codes), elements),
+            }
+        }
     }
 
     fn zero(&self) {

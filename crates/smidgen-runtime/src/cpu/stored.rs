@@ -87,7 +87,7 @@ impl Stored {
                     let source = self.pointer.cast::<u16>().add(row * self.row_stride + first);
                     decode_f16::<V>(source, count, target);
                 }
-                Storage::Plain(DType::F64 | DType::I32 | DType::U64) => {
+                Storage::Plain(DType::F64 | DType::I32 | DType::U64) | Storage::Dynamic8 { .. } => {
                     unreachable!("`check` refuses real numbers stored as {}", self.storage)
                 }
                 Storage::Int8Rows => decode_int8::<V>(self, row, first, count, target),

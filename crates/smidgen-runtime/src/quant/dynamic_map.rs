@@ -1,38 +1,68 @@
-//! The signed 8-bit dynamic map of bitsandbytes, which quantizes the scales of 4-bit storages.
+//! The 8-bit dynamic maps of bitsandbytes: the signed one quantizes the scales of 4-bit storages and first
+//! moments, the unsigned one second moments.
 //!
 //! For e = 0..=6 the 2^e midpoints of 2^e + 1 boundaries spaced equally on [0.1, 1], times 10^(e - 6),
-//! with both signs; and 0 and 1. Values are rounded as torch rounds them, where `linspace` is a fused
-//! multiply-add from the nearer end; files that carry the map carry exactly these floats.
-//! Encoding follows the library's CPU path, which norms by the reciprocal and looks up on a grid of 2^16
-//! points: beside the nearest code once or twice in a thousand, near zero by up to four codes.
+//! with both signs; and 0 and 1. Without a sign there are twice as many midpoints. Values are rounded as torch
+//! rounds them, where `linspace` is a fused multiply-add from the nearer end; files that carry the map carry
+//! exactly these floats. Encoding of scales follows the library's CPU path, which norms by the reciprocal and
+//! looks up on a grid of 2^16 points: beside the nearest code once or twice in a thousand, near zero by up to
+//! four codes. Moments are encoded by `nearest_code.rs`.
 
 use super::largest_magnitude;
+use smidgen_ir::storage::{DYNAMIC8_BLOCK, dynamic8_codes};
 
 /// Ascending; entry 127 is 0, entry 255 is 1.
 pub static SIGNED_MAP: [f32; 256] = signed_map();
 
+/// Ascending from 0 to 1.
+pub static UNSIGNED_MAP: [f32; 256] = unsigned_map();
+
 const GRID: u32 = 65536;
 
-const fn signed_map() -> [f32; 256] {
-    const POWERS: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+pub(super) const fn signed_map() -> [f32; 256] {
+    let positive: [f32; 127] = midpoints(1);
     let mut map = [0.0; 256];
+    let mut place = 0;
+    while place < 127 {
+        map[128 + place] = positive[place];
+        map[126 - place] = -positive[place];
+        place += 1;
+    }
     map[255] = 1.0;
+    map
+}
+
+pub(super) const fn unsigned_map() -> [f32; 256] {
+    let positive: [f32; 254] = midpoints(2);
+    let mut map = [0.0; 256];
+    let mut place = 0;
+    while place < 254 {
+        map[1 + place] = positive[place];
+        place += 1;
+    }
+    map[255] = 1.0;
+    map
+}
+
+/// The midpoints of all decades, ascending; `coarsest` of them in the lowest.
+const fn midpoints<const COUNT: usize>(coarsest: usize) -> [f32; COUNT] {
+    const POWERS: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+    let mut values = [0.0; COUNT];
     let mut place = 0;
     let mut exponent = 0;
-    while exponent < 7 {
-        let items = 1 << exponent;
+    while exponent < POWERS.len() {
+        let items = coarsest << exponent;
         let mut item = 0;
         while item < items {
             let middle = (boundary(item, items) + boundary(item + 1, items)) / 2.0;
-            let value = POWERS[exponent] * middle;
-            map[128 + place] = value;
-            map[126 - place] = -value;
+            values[place] = POWERS[exponent] * middle;
             place += 1;
             item += 1;
         }
         exponent += 1;
     }
-    map
+    assert!(place == COUNT);
+    values
 }
 
 /// Point `index` of `intervals` on [0.1, 1]. The product is exact in f64, so this rounds as a fused
@@ -45,6 +75,17 @@ const fn boundary(index: usize, intervals: usize) -> f32 {
         (BEGIN as f64 + step * index as f64) as f32
     } else {
         (END as f64 - step * (intervals - index) as f64) as f32
+    }
+}
+
+/// Elements `first..first + target.len()` of a tensor in [`smidgen_ir::Storage::Dynamic8`].
+pub fn decode(signed: bool, elements: usize, bytes: &[u8], first: usize, target: &mut [f32]) {
+    let map = if signed { &SIGNED_MAP } else { &UNSIGNED_MAP };
+    let (scales, codes) = bytes.split_at(dynamic8_codes(elements));
+    let (scales, _) = scales.as_chunks::<4>();
+    for (at, value) in target.iter_mut().enumerate() {
+        let element = first + at;
+        *value = map[usize::from(codes[element])] * f32::from_le_bytes(scales[element / DYNAMIC8_BLOCK]);
     }
 }
 
@@ -93,6 +134,18 @@ mod tests {
             assert!((f64::from(SIGNED_MAP[code]) / value - 1.0).abs() < 1e-6, "{code}: {}", SIGNED_MAP[code]);
         }
         assert_eq!(SIGNED_MAP[255], 1.0);
+    }
+
+    #[test]
+    fn the_unsigned_map_ascends_and_has_its_landmarks() {
+        assert!(UNSIGNED_MAP.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!((UNSIGNED_MAP[0], UNSIGNED_MAP[255]), (0.0, 1.0));
+        for (code, value) in
+            [(1, 3.25e-7), (2, 7.75e-7), (3, 2.125e-6), (253, 0.989_453_1), (254, 0.996_484_4)]
+        {
+            let got = UNSIGNED_MAP[code];
+            assert!((f64::from(got) / value - 1.0).abs() < 1e-6, "{code}: {got}");
+        }
     }
 
     #[test]

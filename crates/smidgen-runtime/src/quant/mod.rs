@@ -10,10 +10,11 @@ pub mod bnb4;
 pub mod cascade_sum;
 pub mod dynamic_map;
 pub mod int8;
+pub mod nearest_code;
 
 use bnb4::Bnb4Codes;
 use half::{bf16, f16};
-use smidgen_ir::storage::{BNB4_BLOCK, int8_scales};
+use smidgen_ir::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, int8_scales};
 use smidgen_ir::{Block, DType, Storage};
 use thiserror::Error;
 
@@ -39,6 +40,7 @@ pub fn decode(storage: Storage, rows: usize, columns: usize, bytes: &[u8], first
         Storage::Int8Rows => int8::decode(rows, columns, bytes, first, target),
         Storage::Bnb4 { code, double } => bnb4::decode(code, double, rows * columns, bytes, first, target),
         Storage::Gguf(block) => blocks::decode(block, bytes, first, target),
+        Storage::Dynamic8 { signed } => dynamic_map::decode(signed, rows * columns, bytes, first, target),
     }
 }
 
@@ -109,6 +111,7 @@ impl<'a> Encoding<'a> {
             Storage::Int8Rows => self.columns.max(1),
             Storage::Bnb4 { .. } => BNB4_BLOCK,
             Storage::Gguf(block) => block.elements(),
+            Storage::Dynamic8 { .. } => DYNAMIC8_BLOCK,
         }
     }
 
@@ -151,6 +154,7 @@ impl<'a> Encoding<'a> {
                     blocks::encode_q8_0(values, target);
                 }
             }
+            Storage::Dynamic8 { .. } => unreachable!("`begin` refuses {}", self.storage),
         }
     }
 

@@ -20,6 +20,7 @@ mod finite_difference;
 mod linear_examples;
 mod loss_examples;
 mod numbers;
+mod optimizer8_fixtures;
 mod product;
 mod quant_fixtures;
 mod recompute_changes_nothing;

@@ -5,7 +5,7 @@
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
-use smidgen_compile::options::Optimizer;
+use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::reuse_in_place;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
@@ -177,7 +177,8 @@ pub fn plain_request() -> Request {
 }
 
 pub fn optimizer() -> Optimizer {
-    Optimizer { adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }, clip: 1.0 }
+    let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+    Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
 }
 
 /// One small layer without anything that a dialect adds.

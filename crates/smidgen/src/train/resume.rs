@@ -20,8 +20,10 @@ use crate::recipe::{KeyDifference, Length, Recipe, differences, read_recipe, ren
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Policy;
 use smidgen_compile::options::Recompute;
-use smidgen_ir::LeafKind;
+use smidgen_ir::storage::dynamic8_codes;
+use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::{Device, Executor};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,19 +87,11 @@ pub fn write_state<D: Device>(
     folder: &Path,
 ) -> Result<(), Failure> {
     adapters::save_adapter(executor, job, folder)?;
-    let moments = weights::leaf_names(executor.plan(), LeafKind::Moment);
-    let specs: Vec<TensorSpec> = moments
-        .iter()
-        .map(|(id, name)| {
-            let plan = executor.plan();
-            let shape = plan.value(*id).ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
-            TensorSpec { name: name.clone(), element: Element::F32, shape }
-        })
-        .collect();
+    let (places, specs): (Vec<MomentPlace>, Vec<TensorSpec>) =
+        moment_tensors(executor.plan()).into_iter().unzip();
     write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
-        let id = moments[index].0;
-        let bytes = executor.plan().value(id).ty.bytes(&executor.plan().extent);
-        weights::copy_out(executor, id, 0..bytes, out)
+        let place = &places[index];
+        weights::copy_out(executor, place.leaf, place.range.clone(), out)
     })
     .map_err(Failure::world)?;
     let state = State {
@@ -120,20 +114,55 @@ pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pat
     let path = folder.join(MOMENTS_FILE);
     let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
     let mut scratch = vec![0u8; 16 << 10];
-    for (id, name) in weights::leaf_names(executor.plan(), LeafKind::Moment) {
+    for (place, spec) in moment_tensors(executor.plan()) {
         let broken = |what: &str| {
-            Failure::world(format!("`{}`: tensor `{name}` {what}", path.display()))
+            Failure::world(format!("`{}`: tensor `{}` {what}", path.display(), spec.name))
                 .hint("remove that checkpoint folder to continue from the one before")
         };
-        let position = file.position(&name).ok_or_else(|| broken("is missing"))?;
+        let position = file.position(&spec.name).ok_or_else(|| broken("is missing"))?;
         let tensor = TensorRef::new(&file, position);
-        let plan = executor.plan();
-        if tensor.elements() as usize != plan.value(id).ty.elements(&plan.extent) {
-            return Err(broken("has another size than the plan"));
+        let (element, shape) = (tensor.element(), tensor.shape());
+        if (element, shape) != (spec.element, spec.shape.as_slice()) {
+            let expected = format!("is {element} {shape:?}, expected {} {:?}", spec.element, spec.shape);
+            return Err(broken(&expected));
         }
-        weights::fill_from_file(executor, id, &tensor, &mut scratch)?;
+        for offset in place.range.clone().step_by(scratch.len()) {
+            let piece = scratch.len().min(place.range.end - offset);
+            let piece = &mut scratch[..piece];
+            tensor.read_at((offset - place.range.start) as u64, piece).map_err(Failure::world)?;
+            executor.write_at(place.leaf, offset, piece);
+        }
     }
     Ok(())
+}
+
+/// Bytes of a leaf that are a tensor of their own in a checkpoint.
+struct MomentPlace {
+    leaf: ValueId,
+    range: Range<usize>,
+}
+
+/// The moments as a checkpoint has them: in 8 bits the codes as U8, and each block's largest magnitude beside them.
+fn moment_tensors(plan: &Plan) -> Vec<(MomentPlace, TensorSpec)> {
+    let mut tensors = Vec::new();
+    for (leaf, name) in weights::leaf_names(plan, LeafKind::Moment) {
+        let ty = &plan.value(leaf).ty;
+        let shape: Vec<usize> = ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
+        let (elements, bytes) = (ty.elements(&plan.extent), ty.bytes(&plan.extent));
+        let mut add = |name: String, element: Element, shape: Vec<usize>, range: Range<usize>| {
+            tensors.push((MomentPlace { leaf, range }, TensorSpec { name, element, shape }));
+        };
+        match ty.storage {
+            Storage::Plain(DType::F32) => add(name, Element::F32, shape, 0..bytes),
+            Storage::Dynamic8 { .. } => {
+                let codes = dynamic8_codes(elements);
+                add(format!("{name}.absmax"), Element::F32, vec![codes / 4], 0..codes);
+                add(name, Element::U8, shape, codes..bytes);
+            }
+            storage => unreachable!("no optimizer keeps its moments in {storage}"),
+        }
+    }
+    tensors
 }
 
 /// What a resumed run may not change, and what it says about what it may.

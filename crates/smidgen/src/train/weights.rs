@@ -86,7 +86,7 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
     let (rows, columns) = weight.rows_and_columns();
     let scales = match storage {
         Storage::Bnb4 { .. } => 4 * (rows * columns).div_ceil(BNB4_BLOCK),
-        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) => 0,
+        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
     };
     let whole = match weight {
         Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),

@@ -65,6 +65,22 @@ fn every_field_of_the_contract_is_there() {
     assert_eq!(plan["advice"], json!([]));
 }
 
+/// By hand, for rank 16: in each of six layers 70,656 elements of matrices with at least 4096, and 4096 of B of k and
+/// v, which keep f32. Each block of 256 in 8 bits has a scale of four bytes.
+#[test]
+fn the_optimizer_row_in_8_bits_is_exact() {
+    let scratch = larger_model();
+    let row = |optimizer: &str| {
+        let plan =
+            scratch.plan(&["adapter.rank=16", &format!("train.optimizer={optimizer}"), "memory.budget=4GiB"]);
+        assert_eq!(row_sum(&plan), bytes(&plan["peak_bytes"]));
+        bytes(&plan["rows"]["optimizer"])
+    };
+    let (large, small) = (6 * 70_656, 6 * 4096);
+    assert_eq!(row("adamw"), 8 * (large + small));
+    assert_eq!(row("adamw-8bit"), 2 * (large + 4 * large / 256) + 8 * small);
+}
+
 #[test]
 fn rows_add_up_to_the_peak() {
     let cases = ["llama-gqa-tied", "llama-bias-linear", "llama-f16-some-layers"];

@@ -3,7 +3,10 @@
 //! Also which checkpoints are kept, and what may change between the parts of a run.
 
 use crate::scratch::Scratch;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 /// Dropout, a schedule and a shuffled order: everything that a step depends on.
@@ -100,6 +103,104 @@ fn every_form_of_adapter_resumes_to_the_same_bytes() {
         assert!(scratch.adapter("run") == scratch.adapter("clean"), "{form:?}");
         assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{form:?}");
     }
+}
+
+/// Adapters of this rank have matrices of 4224 and 5632 elements, which get moments in 8 bits, and smaller ones, which
+/// do not.
+const IN_8_BITS: [&str; 2] = ["train.optimizer=adamw-8bit", "adapter.rank=88"];
+
+#[test]
+fn moments_in_8_bits_resume_to_the_same_bytes() {
+    for form in [&[][..], &["adapter.kind=dora"], &["adapter.kind=ls-lora"]] {
+        let overrides = [form, &IN_8_BITS, &["adapter.dropout=0.1", "train.steps=10"]].concat();
+        let scratch = stopped(&overrides);
+        scratch.train("clean", &overrides);
+        scratch.train("run", &[&overrides[..], &["--resume"]].concat());
+        assert!(scratch.adapter("run") == scratch.adapter("clean"), "{form:?}");
+        assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{form:?}");
+    }
+}
+
+/// The tensors of a checkpoint's moments: type, shape and bytes.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+const MOMENTS: &str = "run/checkpoint-4/optimizer.safetensors";
+
+fn moments(scratch: &Scratch) -> Tensors {
+    let bytes = scratch.read(MOMENTS);
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.iter().map(|(name, tensor)| {
+        (name.to_string(), (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec()))
+    });
+    tensors.collect()
+}
+
+fn write_moments(scratch: &Scratch, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    let bytes = safetensors::serialize(views, None).unwrap();
+    scratch.write(MOMENTS, bytes);
+}
+
+#[test]
+fn moments_in_8_bits_are_saved_as_they_lie() {
+    let scratch = stopped(&IN_8_BITS);
+    let tensors = moments(&scratch);
+    for letter in ["m", "v"] {
+        let path = "model.layers.1.self_attn.q_proj";
+        let (dtype, shape, _) = &tensors[&format!("{letter} {path}.lora_A.weight")];
+        assert_eq!((*dtype, shape.as_slice()), (Dtype::U8, &[88, 48][..]));
+        let (dtype, shape, _) = &tensors[&format!("{letter} {path}.lora_A.weight.absmax")];
+        assert_eq!((*dtype, shape.as_slice()), (Dtype::F32, &[17][..]));
+        let path = "model.layers.1.self_attn.k_proj";
+        let (dtype, shape, _) = &tensors[&format!("{letter} {path}.lora_B.weight")];
+        assert_eq!((*dtype, shape.as_slice()), (Dtype::F32, &[32, 88][..]));
+    }
+    // What was written by hand in the same way is read.
+    write_moments(&scratch, &tensors);
+    scratch.train("run", &[&IN_8_BITS[..], &["train.save_every=4", "--resume"]].concat());
+}
+
+#[test]
+fn tampered_moments_in_8_bits_are_named() {
+    let scratch = stopped(&IN_8_BITS);
+    let resume = [&IN_8_BITS[..], &["train.save_every=4", "--resume"]].concat();
+    let tensors = moments(&scratch);
+    let codes = "m model.layers.0.self_attn.q_proj.lora_A.weight";
+    let scales = format!("{codes}.absmax");
+    let refused = |edit: &dyn Fn(&mut Tensors), words: &str| {
+        let mut tampered = tensors.clone();
+        edit(&mut tampered);
+        write_moments(&scratch, &tampered);
+        let ended = scratch.run(&[&["train", "recipe.toml"][..], &resume].concat());
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        for word in
+            ["error: `", "checkpoint-4/optimizer.safetensors`: ", words, "hint: remove that checkpoint"]
+        {
+            assert!(ended.stderr.contains(word), "{word}: {}", ended.stderr);
+        }
+    };
+    let without = |name: &str| format!("tensor `{name}` is missing");
+    refused(&|tensors| drop(tensors.remove(codes)), &without(codes));
+    refused(&|tensors| drop(tensors.remove(&scales)), &without(&scales));
+    let short = (Dtype::U8, vec![87, 48], vec![0; 87 * 48]);
+    let words = format!("tensor `{codes}` is U8 [87, 48], expected U8 [88, 48]");
+    refused(&|tensors| drop(tensors.insert(codes.into(), short.clone())), &words);
+    let wide = (Dtype::F32, vec![88, 48], vec![0; 4 * 88 * 48]);
+    let words = format!("tensor `{codes}` is F32 [88, 48], expected U8 [88, 48]");
+    refused(&|tensors| drop(tensors.insert(codes.into(), wide.clone())), &words);
+    let few = (Dtype::F32, vec![16], vec![0; 64]);
+    let words = format!("tensor `{scales}` is F32 [16], expected F32 [17]");
+    refused(&|tensors| drop(tensors.insert(scales.clone(), few.clone())), &words);
+    assert!(!scratch.exists("run/adapter"));
+}
+
+#[test]
+fn the_other_optimizer_cannot_go_on() {
+    let scratch = stopped(&["adapter.rank=88"]);
+    let words = ["`train.optimizer` was \"adamw\", is \"adamw-8bit\""];
+    scratch.train_refused(2, &[&IN_8_BITS[..], &["train.save_every=4", "--resume"]].concat(), &words);
 }
 
 #[test]

@@ -42,6 +42,24 @@ fn column(rows: &[Value], name: &str) -> Vec<f64> {
     rows.iter().filter_map(|row| row.get(name)?.as_f64()).collect()
 }
 
+/// Other bits, the same training: moments in 8 bits follow those in f32 step by step.
+#[test]
+fn moments_in_8_bits_train_as_those_in_f32() {
+    let scratch = Scratch::new();
+    let overrides = ["adapter.rank=88", "train.steps=40", "train.weight_decay=0.01"];
+    scratch.train("f32", &overrides);
+    scratch.train("8bit", &[&overrides[..], &["train.optimizer=adamw-8bit"]].concat());
+    let (f32, in_8_bits) = (scratch.losses("f32"), scratch.losses("8bit"));
+    assert_eq!(f32[0], in_8_bits[0]);
+    assert!(f32 != in_8_bits && scratch.adapter("f32") != scratch.adapter("8bit"));
+    assert!(f32[39] < 0.5 * f32[0], "hardly trained: {} to {}", f32[0], f32[39]);
+    same_within(0.002, &in_8_bits, &f32, "losses");
+    // However it is run.
+    let other = ["train.optimizer=adamw-8bit", "memory.threads=1", "memory.recompute=all"];
+    scratch.train("other", &[&overrides[..], &other].concat());
+    assert!(scratch.adapter("other") == scratch.adapter("8bit"));
+}
+
 #[test]
 fn ten_steps_are_those_of_pytorch() {
     for case in ["llama-gqa-tied", "llama-bias-linear", "llama-f16-some-layers"] {
