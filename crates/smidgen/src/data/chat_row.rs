@@ -86,11 +86,7 @@ pub(super) fn read_messages(
     Ok(read)
 }
 
-fn read_message(
-    place: RowPlace<'_>,
-    at: String,
-    mut fields: Map<String, Json>,
-) -> Result<Json, FormatError> {
+fn read_message(place: RowPlace<'_>, at: String, mut fields: Map<String, Json>) -> Result<Json, FormatError> {
     let sharegpt = !fields.contains_key("role") && fields.contains_key("from");
     let (role_name, content_name) = if sharegpt { ("from", "value") } else { ("role", "content") };
     let role = match fields.shift_remove(role_name) {
@@ -108,7 +104,8 @@ fn read_message(
         None => return Err(missing(place, &at, "`role` (or `from`)", &fields)),
     };
     let calls = fields.get("tool_calls");
-    let calls_tools = role == "assistant" && calls.is_some_and(|calls| *calls != Json::Null && *calls != Json::Array(vec![]));
+    let calls_tools = role == "assistant"
+        && calls.is_some_and(|calls| *calls != Json::Null && *calls != Json::Array(vec![]));
     let content = match fields.shift_remove(content_name) {
         None if calls_tools => None,
         None => return Err(missing(place, &at, if sharegpt { "`value`" } else { "`content`" }, &fields)),
@@ -139,9 +136,15 @@ fn read_content(place: RowPlace<'_>, at: String, content: Json) -> Result<String
         let at = format!("{at}[{index}]");
         match (part.get("type").and_then(Json::as_str), part.get("text")) {
             (Some("text") | None, Some(Json::String(part))) => text.push_str(part),
-            (Some("text"), Some(other)) => return Err(wrong_type(place, format!("{at}.text"), other, "a string")),
+            (Some("text"), Some(other)) => {
+                return Err(wrong_type(place, format!("{at}.text"), other, "a string"));
+            }
             (Some(kind), _) if kind != "text" => {
-                return Err(FormatError::NotText { place: place.to_string(), field: at, part: kind.to_owned() });
+                return Err(FormatError::NotText {
+                    place: place.to_string(),
+                    field: at,
+                    part: kind.to_owned(),
+                });
             }
             _ => return Err(wrong_type(place, at, part, "a part `{\"type\": \"text\", \"text\": ...}`")),
         }

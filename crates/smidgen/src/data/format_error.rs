@@ -56,14 +56,24 @@ impl FormatError {
                     FIELDS_OF_FORMATS
                 }
             }
-            FormatError::FilesDiffer { .. } => "give every format a run of its own, or bring the files into one format",
-            FormatError::MixedFormats { .. } => "all rows of a run have one format: split the file, or bring the rows into one",
+            FormatError::FilesDiffer { .. } => {
+                "give every format a run of its own, or bring the files into one format"
+            }
+            FormatError::MixedFormats { .. } => {
+                "all rows of a run have one format: split the file, or bring the rows into one"
+            }
             FormatError::MissingField { format, .. } => match format {
-                RowFormat::Alpaca => "an alpaca row is `{\"instruction\": ..., \"input\": ..., \"output\": ...}`, `input` may be missing",
+                RowFormat::Alpaca => {
+                    "an alpaca row is `{\"instruction\": ..., \"input\": ..., \"output\": ...}`, `input` may be missing"
+                }
                 RowFormat::Chat => "a chat row is `{\"messages\": [{\"role\": ..., \"content\": ...}, ...]}`",
-                RowFormat::PromptCompletion => "a prompt-completion row is `{\"prompt\": ..., \"completion\": ...}`",
+                RowFormat::PromptCompletion => {
+                    "a prompt-completion row is `{\"prompt\": ..., \"completion\": ...}`"
+                }
                 RowFormat::Text => "a text row is `{\"text\": ...}`",
-                RowFormat::Tokens => "a tokens row is `{\"input_ids\": [...], \"labels\": [...]}`, `labels` may be missing",
+                RowFormat::Tokens => {
+                    "a tokens row is `{\"input_ids\": [...], \"labels\": [...]}`, `labels` may be missing"
+                }
             },
             FormatError::WrongType { expected, .. } if expected.contains("string") => {
                 "write the value as a string, in quotes"

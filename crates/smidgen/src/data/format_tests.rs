@@ -70,7 +70,10 @@ fn formats_are_told_by_their_fields() {
     let files = Files::new();
     for (row, reason) in [
         (r#"{"instruction": "", "input": "", "output": ""}"#, "alpaca: rows have `instruction` and `output`"),
-        (r#"{"instruction": "", "context": "", "response": ""}"#, "alpaca: rows have `instruction` and `response`"),
+        (
+            r#"{"instruction": "", "context": "", "response": ""}"#,
+            "alpaca: rows have `instruction` and `response`",
+        ),
         (r#"{"messages": [{"role": "user"}], "prompt": ""}"#, "chat: rows have `messages`"),
         (
             r#"{"conversations": [{"from": "human", "value": ""}]}"#,
@@ -105,7 +108,9 @@ fn the_format_that_the_recipe_names_is_not_looked_for() {
     let recognized = recognize(&gone, DataFormat::PromptCompletion).unwrap();
     assert_eq!(recognized.format, RowFormat::PromptCompletion);
     assert_eq!(recognized.reason, "prompt-completion: `data.format` says so");
-    assert!(recognize(&gone, DataFormat::Auto).unwrap_err().to_string().starts_with("cannot read `gone.jsonl`"));
+    assert!(
+        recognize(&gone, DataFormat::Auto).unwrap_err().to_string().starts_with("cannot read `gone.jsonl`")
+    );
 }
 
 #[test]
@@ -210,14 +215,34 @@ fn sharegpt_rows_get_the_names_that_templates_know() {
     let from = |names: &[&str]| -> Json {
         names.iter().map(|name| json!({"from": name, "value": name})).collect::<Vec<_>>().into()
     };
-    let names =
-        ["system", "human", "gpt", "user", "assistant", "chatgpt", "model", "bing", "tool", "function", "observation"];
+    let names = [
+        "system",
+        "human",
+        "gpt",
+        "user",
+        "assistant",
+        "chatgpt",
+        "model",
+        "bing",
+        "tool",
+        "function",
+        "observation",
+    ];
     for field in ["conversations", "conversation", "messages"] {
         let (conversation, _) = chat(json!({field: from(&names)}));
         let roles: Vec<&str> =
             conversation.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
         let expected = [
-            "system", "user", "assistant", "user", "assistant", "assistant", "assistant", "assistant", "tool", "tool",
+            "system",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+            "assistant",
+            "assistant",
+            "assistant",
+            "tool",
+            "tool",
             "tool",
         ];
         assert_eq!(roles, expected);
@@ -248,7 +273,10 @@ fn mistakes_in_conversations_name_the_message() {
         (json!({"role": "user"}), "`messages` is an object, expected a list of messages"),
         (json!(["hi"]), "`messages[0]` is a string, expected a message"),
         (json!([user()]), "`messages` has no message of the assistant, so there is nothing to learn"),
-        (json!([user(), {"role": "asistant", "content": "x"}]), "`messages[1].role` is `asistant`, which is no role"),
+        (
+            json!([user(), {"role": "asistant", "content": "x"}]),
+            "`messages[1].role` is `asistant`, which is no role",
+        ),
         (json!([{"role": 1, "content": "x"}]), "`messages[0].role` is a number, expected a string"),
         (json!([user(), {"role": "assistant", "content": " "}]), "`messages[1].content` is empty"),
         (json!([user(), {"from": "gpt", "value": ""}]), "`messages[1].value` is empty"),
@@ -264,9 +292,15 @@ fn mistakes_in_conversations_name_the_message() {
             json!([{"role": "user", "content": [5]}]),
             "`messages[0].content[0]` is a number, expected a part `{\"type\": \"text\", \"text\": ...}`",
         ),
-        (json!([{"role": "user", "content": [{"type": "text", "text": 1}]}]), "`messages[0].content[0].text` is a number, expected a string"),
+        (
+            json!([{"role": "user", "content": [{"type": "text", "text": 1}]}]),
+            "`messages[0].content[0].text` is a number, expected a string",
+        ),
     ] {
-        assert_eq!(said(RowFormat::Chat, json!({"messages": messages})), format!("`a.jsonl` line 7: {expected}"));
+        assert_eq!(
+            said(RowFormat::Chat, json!({"messages": messages})),
+            format!("`a.jsonl` line 7: {expected}")
+        );
     }
     for (message, expected) in [
         (json!({"content": "x"}), "`role` (or `from`) is missing, there is `content`"),
@@ -286,23 +320,23 @@ fn mistakes_in_conversations_name_the_message() {
         said(RowFormat::Chat, json!({"messages": answer, "chat_template_kwargs": "yes"})),
         "`a.jsonl` line 7: `chat_template_kwargs` is a string, expected an object"
     );
-    assert!(said(RowFormat::Chat, json!({"messages": answer, "tools": "[{"})).contains("`tools` is not JSON: EOF"));
-    let python = json!({"messages": "[{'role': 'user', 'content': 'hi'}]"});
-    assert!(said(RowFormat::Chat, python.clone()).starts_with("`a.jsonl` line 7: `messages` is not JSON: key must be"));
-    assert_eq!(
-        hint(RowFormat::Chat, python),
-        "this is Python's notation: write the column by `json.dumps`"
+    assert!(
+        said(RowFormat::Chat, json!({"messages": answer, "tools": "[{"}))
+            .contains("`tools` is not JSON: EOF")
     );
+    let python = json!({"messages": "[{'role': 'user', 'content': 'hi'}]"});
+    assert!(
+        said(RowFormat::Chat, python.clone())
+            .starts_with("`a.jsonl` line 7: `messages` is not JSON: key must be")
+    );
+    assert_eq!(hint(RowFormat::Chat, python), "this is Python's notation: write the column by `json.dumps`");
 }
 
 #[test]
 fn prompt_completion_rows() {
     let row = json!({"prompt": "", "completion": "b", "id": 1});
     let read = example(RowFormat::PromptCompletion, row).unwrap();
-    assert_eq!(
-        read.example,
-        Example::PromptCompletion { prompt: String::new(), completion: "b".to_owned() }
-    );
+    assert_eq!(read.example, Example::PromptCompletion { prompt: String::new(), completion: "b".to_owned() });
     assert_eq!(read.fields.len(), 1);
     let (user, assistant) =
         (json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"}));
@@ -316,12 +350,18 @@ fn prompt_completion_rows() {
         (json!({"prompt": "a", "completion": ""}), "`completion` is empty"),
         (json!({"prompt": "a"}), "`completion` is missing, there is no field"),
         (json!({"completion": "a"}), "`prompt` is missing, there is `completion`"),
-        (json!({"prompt": "a", "completion": [assistant]}), "`completion` is a list, expected a string, as `prompt` is"),
+        (
+            json!({"prompt": "a", "completion": [assistant]}),
+            "`completion` is a list, expected a string, as `prompt` is",
+        ),
         (
             json!({"prompt": [user], "completion": "b"}),
             "`completion` is a string, expected a list of messages, as `prompt` is",
         ),
-        (json!({"prompt": 1, "completion": "b"}), "`prompt` is a number, expected a string or a list of messages"),
+        (
+            json!({"prompt": 1, "completion": "b"}),
+            "`prompt` is a number, expected a string or a list of messages",
+        ),
         (json!({"prompt": [], "completion": [assistant]}), "`prompt` is empty"),
         (
             json!({"prompt": [user], "completion": [user]}),

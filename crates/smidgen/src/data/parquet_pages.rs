@@ -117,7 +117,9 @@ impl RowGroupReader for CheckedRowGroup<'_> {
         let (offset, left_bytes) = column.byte_range();
         let (file_bytes, codec) = (self.file.metadata()?.len(), column.compression());
         if offset.checked_add(left_bytes).is_none_or(|end| end > file_bytes) {
-            return Err(claim(format!("a column of {left_bytes} bytes at {offset} in a file of {file_bytes}")));
+            return Err(claim(format!(
+                "a column of {left_bytes} bytes at {offset} in a file of {file_bytes}"
+            )));
         }
         let inner = self.inner.get_column_page_reader(index)?;
         let levels = [column.column_descr().max_rep_level() > 0, column.column_descr().max_def_level() > 0];
@@ -158,7 +160,10 @@ impl CheckedPages {
             let PageClaims { header_bytes, packed_bytes, .. } = header;
             let page_bytes = header_bytes.saturating_add(packed_bytes);
             if page_bytes > self.left_bytes {
-                return Err(claim(format!("a page of {page_bytes} bytes where {} are left", self.left_bytes)));
+                return Err(claim(format!(
+                    "a page of {page_bytes} bytes where {} are left",
+                    self.left_bytes
+                )));
             }
             self.offset += page_bytes;
             self.left_bytes -= page_bytes;
@@ -439,5 +444,87 @@ impl<R: Read> Thrift<R> {
             true => Ok(()),
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::source::{SourceError, read_json_rows};
+    use super::read_page_header;
+    use std::path::Path;
+
+    fn fixture(name: &str) -> Vec<u8> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/data");
+        std::fs::read(folder.join(name)).unwrap()
+    }
+
+    fn said(bytes: &[u8]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        std::fs::write(&path, bytes).unwrap();
+        let error = read_json_rows(&path, |_, _| Ok::<(), SourceError>(())).unwrap_err();
+        error.to_string().split_once("file: ").unwrap().1.to_owned()
+    }
+
+    /// A field of 32 bits that follows the one before it.
+    fn number(value: i32) -> Vec<u8> {
+        let mut zigzag = ((value << 1) ^ (value >> 31)) as u32;
+        let mut bytes = vec![0x15];
+        while zigzag >= 0x80 {
+            bytes.push(zigzag as u8 | 0x80);
+            zigzag >>= 7;
+        }
+        bytes.push(zigzag as u8);
+        bytes
+    }
+
+    /// The file with another header before its first page, a dictionary; the page gets shorter by as much.
+    fn with_header(file: &[u8], unpacked_bytes: i32, values: i32) -> Vec<u8> {
+        let old = read_page_header(&file[4..]).unwrap();
+        let page_end = 4 + (old.header_bytes + old.packed_bytes) as usize;
+        let header = |packed_bytes: i32| {
+            let sizes = [number(2), number(unpacked_bytes), number(packed_bytes)].concat();
+            [sizes, vec![0x4C], number(values), number(0), vec![0, 0]].concat()
+        };
+        let packed_bytes = page_end - 4 - header(0).len();
+        let header = header(packed_bytes as i32);
+        let data = &file[page_end - packed_bytes..];
+        assert_eq!(header.len() + data.len() + 4, file.len());
+        [&file[..4], &header, data].concat()
+    }
+
+    #[test]
+    fn claims_of_page_headers_are_not_believed() {
+        let file = fixture("chat_snappy.parquet");
+        let said_unpacked = said(&with_header(&file, i32::MAX, 3));
+        assert!(said_unpacked.ends_with(" bytes says that it unpacks to 2147483647"), "{said_unpacked}");
+        let said_values = said(&with_header(&file, 30, i32::MAX));
+        assert_eq!(said_values, "a page of 30 bytes says that it holds 2147483647 values");
+        let said_negative = said(&with_header(&file, -1, 3));
+        assert_eq!(said_negative, "broken page header");
+    }
+
+    fn with_schema(elements: u8, children: i32) -> Vec<u8> {
+        let element = [vec![0x48, 1, b'a'], number(children), vec![0]].concat();
+        let schema =
+            [number(2), vec![0x19, 0xFC, elements], element.repeat(elements.into()), vec![0]].concat();
+        let footer_bytes = (schema.len() as u32).to_le_bytes();
+        [&b"PAR1"[..], &schema, &footer_bytes, b"PAR1"].concat()
+    }
+
+    #[test]
+    fn claims_of_schemas_are_not_believed() {
+        assert_eq!(said(&with_schema(1, i32::MAX)), "a group of 2147483647 fields in a schema of 1");
+        assert_eq!(said(&with_schema(100, 1)), "the schema nests deeper than 32 levels");
+        assert!(said(&with_schema(2, -1)).starts_with("a group of 18446744073709551615 fields"));
+    }
+
+    #[test]
+    fn claims_of_encodings_are_not_believed() {
+        let mut file = fixture("text_delta_length.parquet");
+        // Values of a block, parts of a block, values.
+        let counts = file.windows(4).position(|bytes| bytes == [0x80, 0x01, 0x04, 0x03]).unwrap();
+        file[counts + 3] = 0x7F;
+        assert_eq!(said(&file), "127 lengths for 3 values");
     }
 }

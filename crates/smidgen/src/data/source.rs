@@ -268,10 +268,8 @@ fn match_pattern(pattern: &str, folder: &Path) -> Result<Vec<PathBuf>, SourceErr
                 continue;
             };
             for entry in entries {
-                let entry = entry.map_err(|source| SourceError::Read {
-                    path: parent.display().to_string(),
-                    source,
-                })?;
+                let entry = entry
+                    .map_err(|source| SourceError::Read { path: parent.display().to_string(), source })?;
                 let Some(entry_name) = entry.file_name().to_str().map(str::to_owned) else {
                     continue;
                 };

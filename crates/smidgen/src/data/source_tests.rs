@@ -126,7 +126,6 @@ fn the_callback_stops_the_reading_with_its_own_error() {
     }
 }
 
-
 #[test]
 fn packed_files_give_the_rows_of_plain_ones() {
     let object = json!({"a": "x", "b": "y, z"});
@@ -138,7 +137,11 @@ fn packed_files_give_the_rows_of_plain_ones() {
         ("r.tsv", "a\tb\nx\ty, z\n", "line 2"),
     ] {
         for packing in ["", ".gz", ".zst", ".GZ"] {
-            assert_eq!(read(&format!("{name}{packing}"), text).unwrap(), [at(place, object.clone())], "{name}");
+            assert_eq!(
+                read(&format!("{name}{packing}"), text).unwrap(),
+                [at(place, object.clone())],
+                "{name}"
+            );
         }
     }
     let text = json!({"text": "one line"});
@@ -165,7 +168,10 @@ fn damaged_and_cut_off_packing_is_told_from_damaged_rows() {
         for kept in [whole.len() / 2, whole.len() - 1] {
             std::fs::write(&path, &whole[..kept]).unwrap();
             let error = json_rows(&path).unwrap_err();
-            assert!(error.to_string().ends_with(&format!("{name}` ends in the middle of its {packing} data")), "{error}");
+            assert!(
+                error.to_string().ends_with(&format!("{name}` ends in the middle of its {packing} data")),
+                "{error}"
+            );
             assert!(error.hint().unwrap().contains("half downloaded"));
         }
         std::fs::write(&path, &text).unwrap();
@@ -303,7 +309,10 @@ fn a_row_without_an_end_is_refused_before_memory_is() {
         said("a.csv.zst", format!("a,b\n1,2\n3,\"{endless}")),
         "`a.csv.zst` line 3: the row is longer than 64 MiB"
     );
-    assert_eq!(said("a.jsonl.zst", format!("{{\"{endless}")), "`a.jsonl.zst` line 1: the row is longer than 64 MiB");
+    assert_eq!(
+        said("a.jsonl.zst", format!("{{\"{endless}")),
+        "`a.jsonl.zst` line 1: the row is longer than 64 MiB"
+    );
     // The parser knows better why an element has no end.
     assert_eq!(
         said("a.json.zst", format!("[{{\"a\": [1}}, \"{endless}\"]")),
@@ -352,10 +361,17 @@ fn parquet_tables_are_rows_of_json() {
                    "nested": [[1], [], null, [2, 3]], "empty": [], "nothing": null})
         )]
     );
-    let texts: Vec<Json> = json_rows(&fixture("text_delta_length.parquet")).unwrap().into_iter().map(|(_, row)| row).collect();
-    assert_eq!(texts, [json!({"text": "the first"}), json!({"text": "the second"}), json!({"text": "the third"})]);
+    let texts: Vec<Json> =
+        json_rows(&fixture("text_delta_length.parquet")).unwrap().into_iter().map(|(_, row)| row).collect();
+    assert_eq!(
+        texts,
+        [json!({"text": "the first"}), json!({"text": "the second"}), json!({"text": "the third"})]
+    );
     let error = json_rows(&fixture("text_delta.parquet")).unwrap_err();
-    assert!(error.to_string().ends_with("strings in the encoding DELTA_BYTE_ARRAY are not understood"), "{error}");
+    assert!(
+        error.to_string().ends_with("strings in the encoding DELTA_BYTE_ARRAY are not understood"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -376,7 +392,12 @@ fn typed_rows_come_from_any_file() {
 #[test]
 fn what_is_no_parquet_file_is_told() {
     assert!(said("a.parquet", "").starts_with("`a.parquet` is not a sound Parquet file: "));
-    assert!(said("a.parquet", "{\"text\": \"not one\"}\n".repeat(9)).starts_with("`a.parquet` is not a sound Parquet"));
+    assert!(
+        said("a.parquet", "{\"text\": \"not one\"}\n".repeat(9))
+            .starts_with("`a.parquet` is not a sound Parquet")
+    );
     let whole = std::fs::read(fixture("chat_snappy.parquet")).unwrap();
-    assert!(said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a sound Parquet file: "));
+    assert!(
+        said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a sound Parquet file: ")
+    );
 }
