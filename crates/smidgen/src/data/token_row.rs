@@ -1,4 +1,4 @@
-//! `tokens` rows on disk: `{"input_ids": [...], "labels": [...]}`, from `.json` and `.jsonl` files.
+//! `tokens` rows on disk: `{"input_ids": [...], "labels": [...]}`, from any kind of data file; JSON is parsed into them directly.
 //!
 //! `labels` may be missing or null (then every token is supervised), other fields are ignored.
 //! A value of the wrong type is reported with its line, its column and the field it stands in.

@@ -19,10 +19,14 @@ fn files_that_are_not_there() {
     scratch.train_refused(1, &["data.train=[data.jsonl,absent*.jsonl]"], &["absent*.jsonl"]);
     let words = ["`data.eval`: no file matches `", "absent.jsonl`", relative];
     scratch.train_refused(1, &["data.eval=absent.jsonl", "train.eval_every=1"], &words);
-    scratch.write("rows.csv", "a,b\n");
-    let words = ["rows.csv` is neither a `.json` nor a `.jsonl` file", "hint: write the rows as `.jsonl`"];
-    scratch.train_refused(1, &["data.train=rows.csv"], &words);
-    scratch.train_refused(1, &["data.train=model"], &["model"]);
+    scratch.write("rows.bin", "a,b\n");
+    let words = ["rows.bin` is none of `.json`, `.jsonl`, ", "hint: write the rows as `.jsonl`"];
+    scratch.train_refused(1, &["data.train=rows.bin"], &words);
+    scratch.train_refused(
+        1,
+        &["data.train=model"],
+        &["model` is a folder, not a file", "hint: name its files"],
+    );
 }
 
 #[test]
