@@ -1,19 +1,28 @@
-//! Data files on disk: which files a recipe names, and their rows one at a time.
+//! Data files on disk: which files a recipe names, what they are, and their rows one at a time.
 //!
 //! A pattern is a path that may hold `*` and `?` in any of its parts; matches are sorted so that the
 //! order of samples never depends on the file system.
-//! Rows come from `.jsonl` (a JSON value a line) and `.json` (one array). Both are streamed: memory is
-//! one row, whatever the file's size, and every mistake is reported with its place.
-//! Leaves out what a row means, and every other file format.
+//! What a file is, its name says: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`), `.csv` or `.tsv`
+//! (`csv_rows.rs`), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
+//! `.zst` (`compressed.rs`). All are streamed: memory is one row (of Parquet one page a column), whatever
+//! the file's size, and every mistake is reported with its place.
+//! Leaves out what a row means.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, SeqAccess, Visitor};
-use serde_json::error::Category;
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
 use thiserror::Error;
+
+use super::compressed::Compression;
+use super::csv_rows::read_table;
+use super::json_rows::{json_error, read_array, read_lines};
+use super::parquet_rows::read_parquet;
+use super::text_rows::read_text;
+use super::utf8_reader::{MAX_ROW_BYTES, open_text};
 
 /// What can be wrong with a data file before its rows are looked at.
 #[derive(Debug, Error)]
@@ -24,8 +33,22 @@ pub enum SourceError {
     RecursivePattern { pattern: String },
     #[error("cannot read `{path}`: {source}")]
     Read { path: String, source: io::Error },
-    #[error("`{path}` is neither a `.json` nor a `.jsonl` file")]
+    #[error("`{path}` is a folder, not a file")]
+    Folder { path: String },
+    #[error(
+        "`{path}` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
+    )]
     UnknownExtension { path: String },
+    #[error("`{path}` is a Parquet file inside {compression}")]
+    CompressedParquet { path: String, compression: Compression },
+    #[error("`{path}` ends in the middle of its {compression} data")]
+    CutOff { path: String, compression: Compression },
+    #[error("`{path}` is not sound {compression} data: {message}")]
+    Damaged { path: String, compression: Compression, message: String },
+    #[error("`{path}` line {line}, byte column {column} is not UTF-8: byte 0x{byte:02X}")]
+    NotUtf8 { path: String, line: u64, column: u64, byte: u8 },
+    #[error("`{path}` line {line}: the row is longer than {} MiB", MAX_ROW_BYTES >> 20)]
+    RowTooLong { path: String, line: u64 },
     #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
     NotAnArray { path: String, found: char },
     #[error("{place} starts an array, but a `.jsonl` file holds one object a line")]
@@ -34,6 +57,18 @@ pub enum SourceError {
     BrokenJson { place: String, message: String },
     #[error("{place}: {message}")]
     WrongType { place: String, message: String },
+    #[error("{place} has {cells} cells, the header has {columns}")]
+    RaggedRow { place: String, cells: usize, columns: usize },
+    #[error("{place}: the header has the column `{name}` twice")]
+    DuplicateColumn { place: String, name: String },
+    #[error("{place}: a quote that opens in this row is never closed")]
+    OpenQuote { place: String },
+    #[error("`{path}`: {message}")]
+    BrokenTable { path: String, message: String },
+    #[error("`{path}` is not a sound Parquet file: {message}")]
+    BrokenParquet { path: String, message: String },
+    #[error("{place} cannot be read: {message}")]
+    BrokenParquetRow { place: String, message: String },
 }
 
 impl SourceError {
@@ -46,14 +81,37 @@ impl SourceError {
             SourceError::RecursivePattern { .. } => {
                 "use one `*` for each folder level, or list several patterns"
             }
+            SourceError::Folder { path } => {
+                let pattern = Path::new(path).join("*.jsonl");
+                return Some(format!("name its files by a pattern, such as `{}`", pattern.display()));
+            }
             SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object a line",
+            SourceError::CompressedParquet { .. } => {
+                "a Parquet file is compressed inside and read at any place: unpack it first"
+            }
+            SourceError::CutOff { .. } | SourceError::Damaged { .. } => {
+                "the file may be half written or half downloaded: fetch it again"
+            }
+            SourceError::NotUtf8 { .. } => "save the file as UTF-8",
+            SourceError::RowTooLong { .. } => {
+                "a quote or a bracket that is never closed swallows the rows after it"
+            }
             SourceError::NotAnArray { .. } => {
                 "a file with one object a line is named `.jsonl`; a `.json` file is one array of objects"
             }
             SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
-            SourceError::Read { .. } | SourceError::BrokenJson { .. } | SourceError::WrongType { .. } => {
-                return None;
+            SourceError::RaggedRow { .. } => {
+                "quote a cell that holds the separator or a line break, and double the quotes inside it"
             }
+            SourceError::DuplicateColumn { .. } => "give every column a name of its own",
+            SourceError::OpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
+            SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
+                "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"
+            }
+            SourceError::Read { .. }
+            | SourceError::BrokenJson { .. }
+            | SourceError::WrongType { .. }
+            | SourceError::BrokenTable { .. } => return None,
         };
         Some(hint.to_owned())
     }
@@ -62,10 +120,19 @@ impl SourceError {
 /// How rows of a file are counted; both from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowUnit {
-    /// `.jsonl`: the line in the file, blank lines counted.
+    /// `.jsonl`, `.csv`, `.txt`: the line in the file where the row begins, blank lines counted.
     Line,
-    /// `.json`: the element of the array.
+    /// `.json`: the element of the array; `.parquet`: the row of the table.
     Row,
+}
+
+impl fmt::Display for RowUnit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            RowUnit::Line => "line",
+            RowUnit::Row => "row",
+        })
+    }
 }
 
 /// Where a row stands on disk.
@@ -78,11 +145,7 @@ pub struct RowPlace<'a> {
 
 impl fmt::Display for RowPlace<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unit = match self.unit {
-            RowUnit::Line => "line",
-            RowUnit::Row => "row",
-        };
-        write!(out, "`{}` {unit} {}", self.file.display(), self.number)
+        write!(out, "`{}` {} {}", self.file.display(), self.unit, self.number)
     }
 }
 
@@ -113,16 +176,72 @@ pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<Pa
     Ok(files)
 }
 
-/// Calls `on_row` for each row of a `.json` or `.jsonl` file, in order.
+/// Calls `on_row` for each row of a file, in order, read as `T`; JSON is parsed as `T` directly.
 pub fn read_rows<T, E>(path: &Path, mut on_row: impl FnMut(RowPlace<'_>, T) -> Result<(), E>) -> Result<(), E>
 where
     T: DeserializeOwned,
     E: From<SourceError>,
 {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("jsonl") => read_lines(path, open(path)?, &mut on_row),
-        Some("json") => read_array(path, open(path)?, &mut on_row),
-        _ => Err(E::from(SourceError::UnknownExtension { path: path.display().to_string() })),
+    match file_kind(path)? {
+        FileKind::JsonLines => read_lines(path, open_text(path)?, &mut on_row),
+        FileKind::JsonArray => read_array(path, open_text(path)?, &mut on_row),
+        FileKind::Table { .. } | FileKind::Text | FileKind::Parquet => read_json_rows(path, |place, row| {
+            let row = serde_json::from_value(row).map_err(|error| json_error(place.to_string(), error))?;
+            on_row(place, row)
+        }),
+    }
+}
+
+/// Calls `on_row` for each row of a file, in order: an object with a field for each column, in a file of JSON
+/// whatever stands there.
+pub fn read_json_rows<E>(
+    path: &Path,
+    mut on_row: impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+) -> Result<(), E>
+where
+    E: From<SourceError>,
+{
+    match file_kind(path)? {
+        FileKind::JsonLines => read_lines(path, open_text(path)?, &mut on_row),
+        FileKind::JsonArray => read_array(path, open_text(path)?, &mut on_row),
+        FileKind::Table { separator } => read_table(path, separator, open_text(path)?, &mut on_row),
+        FileKind::Text => read_text(path, open_text(path)?, &mut on_row),
+        FileKind::Parquet => read_parquet(path, &mut on_row),
+    }
+}
+
+/// How a file holds its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    JsonArray,
+    JsonLines,
+    Table { separator: u8 },
+    Text,
+    Parquet,
+}
+
+/// What a file is by its name; a folder or a file that is not there is an error already.
+pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
+    let shown = || path.display().to_string();
+    let metadata = fs::metadata(path).map_err(|source| SourceError::Read { path: shown(), source })?;
+    if metadata.is_dir() {
+        return Err(SourceError::Folder { path: shown() });
+    }
+    let compression = Compression::of(path);
+    let inner = match compression {
+        Compression::None => path.to_path_buf(),
+        Compression::Gzip | Compression::Zstd => path.with_extension(""),
+    };
+    let extension = inner.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+    match (extension.as_deref(), compression) {
+        (Some("json"), _) => Ok(FileKind::JsonArray),
+        (Some("jsonl" | "ndjson"), _) => Ok(FileKind::JsonLines),
+        (Some("csv"), _) => Ok(FileKind::Table { separator: b',' }),
+        (Some("tsv"), _) => Ok(FileKind::Table { separator: b'\t' }),
+        (Some("txt"), _) => Ok(FileKind::Text),
+        (Some("parquet"), Compression::None) => Ok(FileKind::Parquet),
+        (Some("parquet"), _) => Err(SourceError::CompressedParquet { path: shown(), compression }),
+        _ => Err(SourceError::UnknownExtension { path: shown() }),
     }
 }
 
@@ -145,11 +264,14 @@ fn match_pattern(pattern: &str, folder: &Path) -> Result<Vec<PathBuf>, SourceErr
         let mut next = Vec::new();
         for parent in &found {
             // A file, or a folder that cannot be listed, matches nothing below it.
-            let Ok(entries) = std::fs::read_dir(parent) else {
+            let Ok(entries) = fs::read_dir(parent) else {
                 continue;
             };
             for entry in entries {
-                let entry = entry.map_err(|source| read_error(parent, source))?;
+                let entry = entry.map_err(|source| SourceError::Read {
+                    path: parent.display().to_string(),
+                    source,
+                })?;
                 let Some(entry_name) = entry.file_name().to_str().map(str::to_owned) else {
                     continue;
                 };
@@ -198,170 +320,15 @@ fn wildcard_match(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|&character| character == '*')
 }
 
-fn read_error(path: &Path, source: io::Error) -> SourceError {
-    SourceError::Read { path: path.display().to_string(), source }
-}
-
-fn open(path: &Path) -> Result<BufReader<File>, SourceError> {
-    let file = File::open(path).map_err(|source| read_error(path, source))?;
-    let mut reader = BufReader::with_capacity(64 * 1024, file);
-    let start = reader.fill_buf().map_err(|source| read_error(path, source))?;
-    if start.starts_with(b"\xEF\xBB\xBF") {
-        reader.consume(3);
-    }
-    Ok(reader)
-}
-
-fn read_lines<T, E>(
-    path: &Path,
-    mut reader: BufReader<File>,
-    on_row: &mut impl FnMut(RowPlace<'_>, T) -> Result<(), E>,
-) -> Result<(), E>
-where
-    T: DeserializeOwned,
-    E: From<SourceError>,
-{
-    let mut line = Vec::new();
-    let mut number = 0;
-    loop {
-        line.clear();
-        let read = reader.read_until(b'\n', &mut line).map_err(|source| read_error(path, source))?;
-        if read == 0 {
-            return Ok(());
-        }
-        number += 1;
-        let text = line.trim_ascii_end();
-        if text.is_empty() {
-            continue;
-        }
-        let place = RowPlace { file: path, unit: RowUnit::Line, number };
-        match serde_json::from_slice(text) {
-            Ok(row) => on_row(place, row)?,
-            Err(_) if text.trim_ascii_start().starts_with(b"[") => {
-                return Err(E::from(SourceError::ArrayInLines { place: place.to_string() }));
-            }
-            Err(error) => return Err(E::from(json_error(place, error))),
-        }
-    }
-}
-
-fn read_array<T, E>(
-    path: &Path,
-    mut reader: BufReader<File>,
-    on_row: &mut impl FnMut(RowPlace<'_>, T) -> Result<(), E>,
-) -> Result<(), E>
-where
-    T: DeserializeOwned,
-    E: From<SourceError>,
-{
-    // Only what is buffered is looked at, so that lines and columns still count from the file's start.
-    let buffered = reader.fill_buf().map_err(|source| read_error(path, source))?;
-    let first = buffered.iter().find(|byte| !byte.is_ascii_whitespace());
-    if let Some(&found) = first.filter(|&&byte| byte != b'[') {
-        return Err(E::from(SourceError::NotAnArray {
-            path: path.display().to_string(),
-            found: char::from(found),
-        }));
-    }
-    let mut rows = ArrayRows { path, number: 0, on_row, stopped: None, row: std::marker::PhantomData };
-    let mut deserializer = serde_json::Deserializer::from_reader(reader);
-    let result = (&mut rows).deserialize(&mut deserializer).and_then(|()| deserializer.end());
-    match (result, rows.stopped) {
-        (Ok(()), _) => Ok(()),
-        (Err(_), Some(stopped)) => Err(stopped),
-        (Err(error), None) => {
-            let place = RowPlace { file: path, unit: RowUnit::Row, number: rows.number.max(1) };
-            Err(E::from(json_error(place, error)))
-        }
-    }
-}
-
-/// Hands each element of an array to a callback instead of collecting them.
-struct ArrayRows<'a, T, E, F> {
-    path: &'a Path,
-    /// The row being read, from 1.
-    number: u64,
-    on_row: &'a mut F,
-    /// The callback's own error: serde's error type cannot carry it.
-    stopped: Option<E>,
-    row: std::marker::PhantomData<T>,
-}
-
-impl<'de, T, E, F> DeserializeSeed<'de> for &mut ArrayRows<'_, T, E, F>
-where
-    T: DeserializeOwned,
-    F: FnMut(RowPlace<'_>, T) -> Result<(), E>,
-{
-    type Value = ();
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de, T, E, F> Visitor<'de> for &mut ArrayRows<'_, T, E, F>
-where
-    T: DeserializeOwned,
-    F: FnMut(RowPlace<'_>, T) -> Result<(), E>,
-{
-    type Value = ();
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("an array of rows")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<(), A::Error> {
-        loop {
-            self.number += 1;
-            let Some(row) = rows.next_element()? else {
-                self.number -= 1;
-                return Ok(());
-            };
-            let place = RowPlace { file: self.path, unit: RowUnit::Row, number: self.number };
-            if let Err(stopped) = (self.on_row)(place, row) {
-                self.stopped = Some(stopped);
-                return Err(A::Error::custom("stopped"));
-            }
-        }
-    }
-}
-
-fn json_error(place: RowPlace<'_>, error: serde_json::Error) -> SourceError {
-    let text = error.to_string();
-    let position = format!(" at line {} column {}", error.line(), error.column());
-    let message = text.strip_suffix(&position).unwrap_or(&text).to_owned();
-    let file = place.file;
-    // serde_json counts the columns it has passed, none for a mistake in the first.
-    let column = error.column().max(1);
-    let place = match place.unit {
-        RowUnit::Line => format!("{place}, column {column}"),
-        RowUnit::Row => format!("{place} (line {}, column {column})", error.line()),
-    };
-    match error.classify() {
-        Category::Io => read_error(file, io::Error::from(error)),
-        Category::Data => SourceError::WrongType { place, message },
-        Category::Syntax | Category::Eof => SourceError::BrokenJson { place, message },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
         let path = folder.join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, text).unwrap();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
         path
-    }
-
-    fn rows(path: &Path) -> Result<Vec<(u64, Vec<i64>)>, SourceError> {
-        let mut all = Vec::new();
-        read_rows(path, |place, row: Vec<i64>| {
-            all.push((place.number, row));
-            Ok::<(), SourceError>(())
-        })?;
-        Ok(all)
     }
 
     #[test]
@@ -412,72 +379,5 @@ mod tests {
         assert_eq!(error.to_string(), "no file matches `gone.jsonl`");
         let error = find_files(&["**/a.jsonl"], folder.path()).unwrap_err();
         assert!(matches!(error, SourceError::RecursivePattern { .. }));
-    }
-
-    #[test]
-    fn both_formats_give_the_same_rows() {
-        let folder = tempfile::tempdir().unwrap();
-        let lines = write(folder.path(), "a.jsonl", "\u{feff}[1,2]\r\n\n  \n[3]");
-        let array = write(folder.path(), "a.json", "\u{feff} [ [1,2],\n [3] ]\n");
-        assert_eq!(rows(&lines).unwrap(), [(1, vec![1, 2]), (4, vec![3])]);
-        assert_eq!(rows(&array).unwrap(), [(1, vec![1, 2]), (2, vec![3])]);
-        let empty = write(folder.path(), "e.json", "[]");
-        assert_eq!(rows(&empty).unwrap(), []);
-    }
-
-    #[test]
-    fn mistakes_carry_line_and_column() {
-        let folder = tempfile::tempdir().unwrap();
-        let said = |name: &str, text: &str| -> String {
-            let path = write(folder.path(), name, text);
-            let message = rows(&path).unwrap_err().to_string();
-            message.replace(&format!("{}/", folder.path().display()), "")
-        };
-        assert_eq!(
-            said("a.jsonl", "[1]\n\n  1 2\n"),
-            "`a.jsonl` line 3, column 3: invalid type: integer `1`, expected a sequence"
-        );
-        assert_eq!(
-            said("a.jsonl", "[1]\n\nnul\n"),
-            "`a.jsonl` line 3, column 3: broken JSON: EOF while parsing a value"
-        );
-        assert_eq!(
-            said("a.json", "[[1],\n [2, \"x\"]]"),
-            "`a.json` row 2 (line 2, column 8): invalid type: string \"x\", expected i64"
-        );
-        assert_eq!(
-            said("a.json", "[[1],\n [2"),
-            "`a.json` row 2 (line 2, column 3): broken JSON: EOF while parsing a list"
-        );
-        assert_eq!(
-            said("a.json", "[[1]] x"),
-            "`a.json` row 1 (line 1, column 7): broken JSON: trailing characters"
-        );
-        assert_eq!(said("a.json", "{\"a\": 1}\n"), "`a.json` does not hold a JSON array: it starts with `{`");
-        assert_eq!(
-            said("a.jsonl", "[\n[1]]"),
-            "`a.jsonl` line 1 starts an array, but a `.jsonl` file holds one object a line"
-        );
-        assert_eq!(said("a.csv", ""), "`a.csv` is neither a `.json` nor a `.jsonl` file");
-        let error = rows(&folder.path().join("gone.json")).unwrap_err();
-        assert!(matches!(error, SourceError::Read { .. }));
-    }
-
-    #[test]
-    fn the_callback_stops_the_reading_with_its_own_error() {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, text) in [("a.json", "[[1],[2],[3]]"), ("a.jsonl", "[1]\n[2]\n[3]\n")] {
-            let path = write(folder.path(), name, text);
-            let mut seen = 0;
-            let result = read_rows(&path, |place, _: Vec<i64>| {
-                seen += 1;
-                match place.number {
-                    2 => anyhow::bail!("enough"),
-                    _ => Ok(()),
-                }
-            });
-            assert_eq!(result.unwrap_err().to_string(), "enough");
-            assert_eq!(seen, 2);
-        }
     }
 }

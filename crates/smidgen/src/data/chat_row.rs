@@ -1,0 +1,180 @@
+//! Messages of a conversation as chat templates take them: `role` and `content`, whatever the data calls them.
+//!
+//! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are read alike, and roles get the names that
+//! templates know. A content of several text parts is joined. Fields that are null (as tables fill them, where
+//! other rows have a value) are left out, as transformers and TRL do; other fields stay.
+//! Leaves out what is learnt from a conversation.
+
+use serde_json::{Map, Value as Json};
+
+use super::format_error::FormatError;
+use super::source::RowPlace;
+
+/// For the hint: every name that `role_of` knows.
+pub(super) const KNOWN_ROLES: &str = "`system`, `developer`, `user` (`human`), \
+`assistant` (`gpt`, `chatgpt`, `model`, `bing`), `tool` (`function`, `observation`) and `ipython`";
+
+fn role_of(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "system" => "system",
+        "developer" => "developer",
+        "user" | "human" => "user",
+        "assistant" | "gpt" | "chatgpt" | "model" | "bing" => "assistant",
+        "tool" | "function" | "observation" => "tool",
+        "ipython" => "ipython",
+        _ => return None,
+    })
+}
+
+/// Whether a value holds messages of ShareGPT: looks at the first.
+pub(super) fn is_sharegpt(messages: &Json) -> bool {
+    messages.get(0).is_some_and(|message| message.get("from").is_some() && message.get("value").is_some())
+}
+
+/// What a value is, for people.
+pub(super) fn kind_of(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "a boolean",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a string",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
+    }
+}
+
+/// A value that may stand in a cell as the text of a list or an object.
+pub(super) fn parse_cell(place: RowPlace<'_>, field: &str, value: Json) -> Result<Json, FormatError> {
+    let Json::String(text) = value else {
+        return Ok(value);
+    };
+    if !text.trim_start().starts_with(['[', '{']) {
+        return Ok(Json::String(text));
+    }
+    serde_json::from_str(&text).map_err(|error| FormatError::NotJson {
+        place: place.to_string(),
+        field: field.to_owned(),
+        message: error.to_string(),
+        python: text.contains("{'") || text.contains("': "),
+    })
+}
+
+/// Reads the messages of the field `field`; `needs_assistant` where one of them has to be an answer.
+pub(super) fn read_messages(
+    place: RowPlace<'_>,
+    field: &str,
+    value: Json,
+    needs_assistant: bool,
+) -> Result<Vec<Json>, FormatError> {
+    let messages = match parse_cell(place, field, value)? {
+        Json::Array(messages) => messages,
+        other => return Err(wrong_type(place, field.to_owned(), &other, "a list of messages")),
+    };
+    if messages.is_empty() {
+        return Err(FormatError::Empty { place: place.to_string(), field: field.to_owned() });
+    }
+    let mut read = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        match message {
+            Json::Object(message) => read.push(read_message(place, format!("{field}[{index}]"), message)?),
+            other => return Err(wrong_type(place, format!("{field}[{index}]"), &other, "a message")),
+        }
+    }
+    if needs_assistant && !read.iter().any(|message| message["role"] == "assistant") {
+        return Err(FormatError::NoAssistant { place: place.to_string(), field: field.to_owned() });
+    }
+    Ok(read)
+}
+
+fn read_message(
+    place: RowPlace<'_>,
+    at: String,
+    mut fields: Map<String, Json>,
+) -> Result<Json, FormatError> {
+    let sharegpt = !fields.contains_key("role") && fields.contains_key("from");
+    let (role_name, content_name) = if sharegpt { ("from", "value") } else { ("role", "content") };
+    let role = match fields.shift_remove(role_name) {
+        Some(Json::String(name)) => match role_of(&name) {
+            Some(role) => role,
+            None => {
+                return Err(FormatError::UnknownRole {
+                    place: place.to_string(),
+                    field: format!("{at}.{role_name}"),
+                    role: name,
+                });
+            }
+        },
+        Some(other) => return Err(wrong_type(place, format!("{at}.{role_name}"), &other, "a string")),
+        None => return Err(missing(place, &at, "`role` (or `from`)", &fields)),
+    };
+    let calls = fields.get("tool_calls");
+    let calls_tools = role == "assistant" && calls.is_some_and(|calls| *calls != Json::Null && *calls != Json::Array(vec![]));
+    let content = match fields.shift_remove(content_name) {
+        None if calls_tools => None,
+        None => return Err(missing(place, &at, if sharegpt { "`value`" } else { "`content`" }, &fields)),
+        Some(Json::Null) if calls_tools => Some(Json::Null),
+        Some(content) => Some(Json::String(read_content(place, format!("{at}.{content_name}"), content)?)),
+    };
+    let is_empty = matches!(&content, Some(Json::String(text)) if text.trim().is_empty());
+    if role == "assistant" && is_empty && !calls_tools {
+        return Err(FormatError::Empty { place: place.to_string(), field: format!("{at}.{content_name}") });
+    }
+    let mut message = Map::with_capacity(fields.len() + 2);
+    message.insert("role".to_owned(), Json::from(role));
+    if let Some(content) = content {
+        message.insert("content".to_owned(), content);
+    }
+    message.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
+    Ok(Json::Object(message))
+}
+
+fn read_content(place: RowPlace<'_>, at: String, content: Json) -> Result<String, FormatError> {
+    let parts = match content {
+        Json::String(text) => return Ok(text),
+        Json::Array(parts) => parts,
+        other => return Err(wrong_type(place, at, &other, "a string or a list of text parts")),
+    };
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        match (part.get("type").and_then(Json::as_str), part.get("text")) {
+            (Some("text") | None, Some(Json::String(part))) => text.push_str(part),
+            (Some("text"), Some(other)) => return Err(wrong_type(place, format!("{at}.text"), other, "a string")),
+            (Some(kind), _) if kind != "text" => {
+                return Err(FormatError::NotText { place: place.to_string(), field: at, part: kind.to_owned() });
+            }
+            _ => return Err(wrong_type(place, at, part, "a part `{\"type\": \"text\", \"text\": ...}`")),
+        }
+    }
+    Ok(text)
+}
+
+pub(super) fn wrong_type(
+    place: RowPlace<'_>,
+    field: String,
+    found: &Json,
+    expected: &'static str,
+) -> FormatError {
+    FormatError::WrongType { place: place.to_string(), field, found: kind_of(found), expected }
+}
+
+fn missing(place: RowPlace<'_>, at: &str, wanted: &'static str, fields: &Map<String, Json>) -> FormatError {
+    FormatError::MissingField {
+        place: format!("{place}, `{at}`"),
+        format: super::format::RowFormat::Chat,
+        wanted,
+        fields: field_names(fields),
+    }
+}
+
+/// The names of a row's fields, the first few of them, for people.
+pub(super) fn field_names(fields: &Map<String, Json>) -> String {
+    const SHOWN: usize = 8;
+    let mut names: Vec<String> = fields.keys().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match fields.len() {
+        0 => return "no field".to_owned(),
+        count if count > SHOWN => names.push(format!("{} more", count - SHOWN)),
+        _ => {}
+    }
+    names.join(", ")
+}

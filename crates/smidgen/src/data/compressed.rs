@@ -1,0 +1,71 @@
+//! Bytes of a data file, unpacked: plain, gzip (`.gz`) or zstd (`.zst`), told by the last part of the name.
+//!
+//! Unpacking is streamed. Damaged and cut-off data end in an error that says so, which a file that cannot be
+//! read does not: `packing_error` tells them apart.
+//! Leaves out what the bytes are (`utf8_reader.rs`), and archives with several files.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use super::source::SourceError;
+
+/// How the bytes of a file are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    /// The packing that a file's name tells.
+    pub fn of(path: &Path) -> Compression {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some(extension) if extension.eq_ignore_ascii_case("gz") => Compression::Gzip,
+            Some(extension) if extension.eq_ignore_ascii_case("zst") => Compression::Zstd,
+            _ => Compression::None,
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Compression::None => "plain",
+            Compression::Gzip => "gzip",
+            Compression::Zstd => "zstd",
+        })
+    }
+}
+
+/// The unpacked bytes of a file.
+pub(super) fn open_unpacked(path: &Path) -> Result<Box<dyn Read>, SourceError> {
+    let file = File::open(path).map_err(|source| packing_error(path, source))?;
+    Ok(match Compression::of(path) {
+        Compression::None => Box::new(file),
+        // A file of several members, as parallel tools write it, is read to its end.
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed(file))),
+        Compression::Zstd => {
+            let unpacked = zstd::stream::read::Decoder::with_buffer(packed(file));
+            Box::new(unpacked.map_err(|source| packing_error(path, source))?)
+        }
+    })
+}
+
+fn packed(file: File) -> BufReader<File> {
+    BufReader::with_capacity(64 * 1024, file)
+}
+
+/// What went wrong below the text: the file system's error, or the packing's.
+pub(super) fn packing_error(path: &Path, source: io::Error) -> SourceError {
+    let compression = Compression::of(path);
+    let path = path.display().to_string();
+    // Errors of the operating system carry its number, those of the decoders never do.
+    match (compression, source.raw_os_error(), source.kind()) {
+        (Compression::None, _, _) | (_, Some(_), _) => SourceError::Read { path, source },
+        (_, None, io::ErrorKind::UnexpectedEof) => SourceError::CutOff { path, compression },
+        (_, None, _) => SourceError::Damaged { path, compression, message: source.to_string() },
+    }
+}

@@ -1,0 +1,131 @@
+//! Rows of tables: `.csv` and `.tsv`, whose first row names the columns.
+//!
+//! Every cell becomes a string. Cells may be quoted, with separators, line breaks and doubled quotes inside.
+//! A row with more or fewer cells than the header, a name that stands twice in the header and a quote that
+//! is never closed are mistakes, told with their line.
+//! Leaves out guessing: of separators, of types, of a header that is not there.
+
+use std::io::{self, Chain, Read};
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use super::source::{RowPlace, RowUnit, SourceError};
+use super::utf8_reader::{Utf8Reader, text_error};
+
+/// Read after the file's last byte. It comes out as a row of its own, unless a quote is still open: the
+/// parser takes the end of the file for the end of a quoted cell and says nothing.
+const END: &str = "\u{1}end of the table\u{1}";
+
+pub(super) fn read_table<E>(
+    path: &Path,
+    separator: u8,
+    reader: Utf8Reader,
+    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+) -> Result<(), E>
+where
+    E: From<SourceError>,
+{
+    let end = format!("\n{END}\n");
+    let mut table = csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true)
+        .delimiter(separator)
+        .from_reader(Watched { text: reader.chain(end.as_bytes()), chunk: Vec::new(), passed_bytes: 0 });
+    let mut record = csv::StringRecord::new();
+    let Some(header_line) = next_record(path, &mut table, &mut record)? else {
+        return Ok(());
+    };
+    let names: Vec<String> = record.iter().map(str::to_owned).collect();
+    for (index, name) in names.iter().enumerate() {
+        if names[..index].contains(name) {
+            let place = RowPlace { file: path, unit: RowUnit::Line, number: header_line };
+            return Err(E::from(SourceError::DuplicateColumn {
+                place: place.to_string(),
+                name: name.clone(),
+            }));
+        }
+    }
+    while let Some(number) = next_record(path, &mut table, &mut record)? {
+        let place = RowPlace { file: path, unit: RowUnit::Line, number };
+        if record.len() != names.len() {
+            return Err(E::from(SourceError::RaggedRow {
+                place: place.to_string(),
+                cells: record.len(),
+                columns: names.len(),
+            }));
+        }
+        let cells = record.iter().map(|cell| Json::String(cell.to_owned()));
+        on_row(place, Json::Object(Map::from_iter(names.iter().cloned().zip(cells))))?;
+    }
+    Ok(())
+}
+
+type Table<'a> = csv::Reader<Watched<'a>>;
+
+/// The text on its way to the parser; the last piece is kept to look at a record's end.
+struct Watched<'a> {
+    text: Chain<Utf8Reader, &'a [u8]>,
+    chunk: Vec<u8>,
+    passed_bytes: u64,
+}
+
+impl Watched<'_> {
+    /// The byte before `position`, which is in the last piece or just before it.
+    fn byte_before(&self, position: u64) -> Option<u8> {
+        let chunk_start = self.passed_bytes - self.chunk.len() as u64;
+        let index = position.checked_sub(chunk_start + 1)?;
+        self.chunk.get(index as usize).copied()
+    }
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.text.read(out)?;
+        // The record before may end with the piece before.
+        let last = self.chunk.last().copied();
+        self.chunk.clear();
+        self.chunk.extend(last);
+        self.chunk.extend_from_slice(&out[..count]);
+        self.passed_bytes += count as u64;
+        Ok(count)
+    }
+}
+
+/// The line on which the next record begins, or nothing after the last.
+fn next_record(
+    path: &Path,
+    table: &mut Table<'_>,
+    record: &mut csv::StringRecord,
+) -> Result<Option<u64>, SourceError> {
+    table.get_mut().text.get_mut().0.begin_row();
+    match table.read_record(record) {
+        Ok(true) => {}
+        Ok(false) => return Ok(None),
+        Err(error) => return Err(table_error(path, error)),
+    }
+    if record.len() == 1 && &record[0] == END {
+        return Ok(None);
+    }
+    let is_open = record.iter().next_back().is_some_and(|cell| cell.trim_end().ends_with(END));
+    // The parser's place of a record lies before the blank lines that it skips, so the line is counted back
+    // from the record's end. Of the two signs that may end a line the parser has passed one.
+    let end = table.position().clone();
+    let ends_a_line = !is_open && table.get_ref().byte_before(end.byte()) == Some(b'\n');
+    let line_breaks = record.as_slice().bytes().filter(|&byte| byte == b'\n').count() as u64;
+    let line = end.line().saturating_sub(line_breaks + u64::from(ends_a_line));
+    if is_open {
+        let place = RowPlace { file: path, unit: RowUnit::Line, number: line };
+        return Err(SourceError::OpenQuote { place: place.to_string() });
+    }
+    Ok(Some(line))
+}
+
+fn table_error(path: &Path, error: csv::Error) -> SourceError {
+    let said = error.to_string();
+    match error.into_kind() {
+        csv::ErrorKind::Io(source) => text_error(path, source),
+        // Lengths may differ, and the text is UTF-8: the parser has no other complaint.
+        _ => SourceError::BrokenTable { path: path.display().to_string(), message: said },
+    }
+}

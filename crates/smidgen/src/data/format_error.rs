@@ -1,0 +1,93 @@
+//! What can be wrong with the rows of a data file: told with the place, the field, what was found and a remedy.
+//!
+//! Leaves out what is wrong with the file itself (`SourceError`).
+
+use thiserror::Error;
+
+use super::chat_row::KNOWN_ROLES;
+use super::format::RowFormat;
+use super::source::SourceError;
+
+/// A row that does not say what its format promises.
+#[derive(Debug, Error)]
+pub enum FormatError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error("no rows")]
+    NoRows,
+    #[error("{place} is {found}, not an object with named fields")]
+    NotAnObject { place: String, found: &'static str },
+    #[error("{place}: no format is known that has {fields}")]
+    Unrecognized { place: String, fields: String },
+    #[error("`{first_file}` looks like {first}, `{other_file}` like {other}")]
+    FilesDiffer { first_file: String, first: String, other_file: String, other: String },
+    /// `first` is a row before it; without one the format is the recipe's word.
+    #[error("{place} looks like {found}, {}", because(first.as_deref(), *format))]
+    MixedFormats { place: String, found: RowFormat, format: RowFormat, first: Option<String> },
+    #[error("{place}: {wanted} is missing, there is {fields}")]
+    MissingField { place: String, format: RowFormat, wanted: &'static str, fields: String },
+    #[error("{place}: `{field}` is {found}, expected {expected}")]
+    WrongType { place: String, field: String, found: &'static str, expected: &'static str },
+    #[error("{place}: `{field}` is not JSON: {message}")]
+    NotJson { place: String, field: String, message: String, python: bool },
+    #[error("{place}: `{field}` is empty")]
+    Empty { place: String, field: String },
+    #[error("{place}: `{field}` is `{role}`, which is no role")]
+    UnknownRole { place: String, field: String, role: String },
+    #[error("{place}: `{field}` has no message of the assistant, so there is nothing to learn")]
+    NoAssistant { place: String, field: String },
+    #[error("{place}: `{field}` is a part of type `{part}`, only text is understood")]
+    NotText { place: String, field: String, part: String },
+}
+
+impl FormatError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            FormatError::Source(source) => return source.hint(),
+            FormatError::NoRows => "check `data.train` and `data.eval`: their files hold no row",
+            FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
+            FormatError::Unrecognized { fields, .. } => {
+                if fields.contains(';') || fields.contains('\t') {
+                    "the cells of a `.csv` file are separated by commas, those of a `.tsv` file by tabs"
+                } else if fields.contains("`chosen`") {
+                    "pairs of chosen and rejected answers are not understood; name the answer to learn `completion`"
+                } else {
+                    FIELDS_OF_FORMATS
+                }
+            }
+            FormatError::FilesDiffer { .. } => "give every format a run of its own, or bring the files into one format",
+            FormatError::MixedFormats { .. } => "all rows of a run have one format: split the file, or bring the rows into one",
+            FormatError::MissingField { format, .. } => match format {
+                RowFormat::Alpaca => "an alpaca row is `{\"instruction\": ..., \"input\": ..., \"output\": ...}`, `input` may be missing",
+                RowFormat::Chat => "a chat row is `{\"messages\": [{\"role\": ..., \"content\": ...}, ...]}`",
+                RowFormat::PromptCompletion => "a prompt-completion row is `{\"prompt\": ..., \"completion\": ...}`",
+                RowFormat::Text => "a text row is `{\"text\": ...}`",
+                RowFormat::Tokens => "a tokens row is `{\"input_ids\": [...], \"labels\": [...]}`, `labels` may be missing",
+            },
+            FormatError::WrongType { expected, .. } if expected.contains("string") => {
+                "write the value as a string, in quotes"
+            }
+            FormatError::NotJson { python: true, .. } => {
+                "this is Python's notation: write the column by `json.dumps`"
+            }
+            FormatError::NotJson { .. } => "a list in a cell is written as JSON",
+            FormatError::Empty { .. } => "remove the row, or fill the field",
+            FormatError::UnknownRole { .. } => return Some(format!("the roles are {KNOWN_ROLES}")),
+            FormatError::NoAssistant { .. } => "remove the row, or add what the assistant should answer",
+            FormatError::NotText { .. } => "remove the row, or replace the part by a text",
+            FormatError::WrongType { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+fn because(first: Option<&str>, format: RowFormat) -> String {
+    match first {
+        Some(row) => format!("{row} like {format}"),
+        None => format!("but is to be read as {format}"),
+    }
+}
+
+const FIELDS_OF_FORMATS: &str = "the formats are alpaca (`instruction`, `output`), chat (`messages` or `conversations`), \
+prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`)";

@@ -1,0 +1,382 @@
+//! Tests of every kind of data file: what comes out of sound ones, and what is said about the others.
+
+use super::compressed::Compression;
+use super::source::*;
+use serde_json::{Value as Json, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.join(name);
+    let mut file = std::fs::File::create(&path).unwrap();
+    match Compression::of(&path) {
+        Compression::None => file.write_all(bytes.as_ref()).unwrap(),
+        Compression::Gzip => file.write_all(&gzip(bytes.as_ref())).unwrap(),
+        Compression::Zstd => file.write_all(&zstd::encode_all(bytes.as_ref(), 3).unwrap()).unwrap(),
+    }
+    path
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    packed.write_all(bytes).unwrap();
+    packed.finish().unwrap()
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/data").join(name)
+}
+
+fn rows(path: &Path) -> Result<Vec<(u64, Vec<i64>)>, SourceError> {
+    let mut all = Vec::new();
+    read_rows(path, |place, row: Vec<i64>| {
+        all.push((place.number, row));
+        Ok::<(), SourceError>(())
+    })?;
+    Ok(all)
+}
+
+fn json_rows(path: &Path) -> Result<Vec<(String, Json)>, SourceError> {
+    let mut all = Vec::new();
+    read_json_rows(path, |place, row| {
+        all.push((format!("{} {}", place.unit, place.number), row));
+        Ok::<(), SourceError>(())
+    })?;
+    Ok(all)
+}
+
+/// The rows of a file of this name and content, or what is said about it, without the folder.
+fn read(name: &str, bytes: impl AsRef<[u8]>) -> Result<Vec<(String, Json)>, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), name, bytes);
+    json_rows(&path).map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+}
+
+fn said(name: &str, bytes: impl AsRef<[u8]>) -> String {
+    read(name, bytes).unwrap_err()
+}
+
+fn at(place: &str, row: Json) -> (String, Json) {
+    (place.to_owned(), row)
+}
+
+#[test]
+fn both_formats_give_the_same_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = write(folder.path(), "a.jsonl", "\u{feff}[1,2]\r\n\n  \n[3]");
+    let array = write(folder.path(), "a.json", "\u{feff} [ [1,2],\n [3] ]\n");
+    assert_eq!(rows(&lines).unwrap(), [(1, vec![1, 2]), (4, vec![3])]);
+    assert_eq!(rows(&array).unwrap(), [(1, vec![1, 2]), (2, vec![3])]);
+    let empty = write(folder.path(), "e.json", "[]");
+    assert_eq!(rows(&empty).unwrap(), []);
+}
+
+#[test]
+fn mistakes_carry_line_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |name: &str, text: &str| -> String {
+        let path = write(folder.path(), name, text);
+        let message = rows(&path).unwrap_err().to_string();
+        message.replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(
+        said("a.jsonl", "[1]\n\n  1 2\n"),
+        "`a.jsonl` line 3, column 3: invalid type: integer `1`, expected a sequence"
+    );
+    assert_eq!(
+        said("a.jsonl", "[1]\n\nnul\n"),
+        "`a.jsonl` line 3, column 3: broken JSON: EOF while parsing a value"
+    );
+    assert_eq!(
+        said("a.json", "[[1],\n [2, \"x\"]]"),
+        "`a.json` row 2 (line 2, column 8): invalid type: string \"x\", expected i64"
+    );
+    assert_eq!(
+        said("a.json", "[[1],\n [2"),
+        "`a.json` row 2 (line 2, column 3): broken JSON: EOF while parsing a list"
+    );
+    assert_eq!(
+        said("a.json", "[[1]] x"),
+        "`a.json` row 1 (line 1, column 7): broken JSON: trailing characters"
+    );
+    assert_eq!(said("a.json", "{\"a\": 1}\n"), "`a.json` does not hold a JSON array: it starts with `{`");
+    assert_eq!(
+        said("a.jsonl", "[\n[1]]"),
+        "`a.jsonl` line 1 starts an array, but a `.jsonl` file holds one object a line"
+    );
+    let error = rows(&folder.path().join("gone.json")).unwrap_err();
+    assert!(matches!(error, SourceError::Read { .. }));
+}
+
+#[test]
+fn the_callback_stops_the_reading_with_its_own_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [("a.json", "[[1],[2],[3]]"), ("a.jsonl", "[1]\n[2]\n[3]\n")] {
+        let path = write(folder.path(), name, text);
+        let mut seen = 0;
+        let result = read_rows(&path, |place, _: Vec<i64>| {
+            seen += 1;
+            match place.number {
+                2 => anyhow::bail!("enough"),
+                _ => Ok(()),
+            }
+        });
+        assert_eq!(result.unwrap_err().to_string(), "enough");
+        assert_eq!(seen, 2);
+    }
+}
+
+
+#[test]
+fn packed_files_give_the_rows_of_plain_ones() {
+    let object = json!({"a": "x", "b": "y, z"});
+    for (name, text, place) in [
+        ("r.json", "[{\"a\": \"x\", \"b\": \"y, z\"}]", "row 1"),
+        ("r.jsonl", "{\"a\": \"x\", \"b\": \"y, z\"}", "line 1"),
+        ("r.ndjson", "{\"a\": \"x\", \"b\": \"y, z\"}\n", "line 1"),
+        ("r.csv", "a,b\nx,\"y, z\"\n", "line 2"),
+        ("r.tsv", "a\tb\nx\ty, z\n", "line 2"),
+    ] {
+        for packing in ["", ".gz", ".zst", ".GZ"] {
+            assert_eq!(read(&format!("{name}{packing}"), text).unwrap(), [at(place, object.clone())], "{name}");
+        }
+    }
+    let text = json!({"text": "one line"});
+    assert_eq!(read("r.txt.zst", "one line").unwrap(), [at("line 1", text)]);
+}
+
+#[test]
+fn gzip_of_several_members_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.jsonl.gz");
+    std::fs::write(&path, [gzip(b"[1]\n[2"), gzip(b"]\n[3]")].concat()).unwrap();
+    assert_eq!(rows(&path).unwrap(), [(1, vec![1]), (2, vec![2]), (3, vec![3])]);
+}
+
+#[test]
+fn damaged_and_cut_off_packing_is_told_from_damaged_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{\"text\": \"some words\"}\n".repeat(50_000);
+    for name in ["r.jsonl.gz", "r.jsonl.zst"] {
+        let path = write(folder.path(), name, &text);
+        assert_eq!(json_rows(&path).unwrap().len(), 50_000);
+        let whole = std::fs::read(&path).unwrap();
+        let packing = if name.ends_with("gz") { "gzip" } else { "zstd" };
+        for kept in [whole.len() / 2, whole.len() - 1] {
+            std::fs::write(&path, &whole[..kept]).unwrap();
+            let error = json_rows(&path).unwrap_err();
+            assert!(error.to_string().ends_with(&format!("{name}` ends in the middle of its {packing} data")), "{error}");
+            assert!(error.hint().unwrap().contains("half downloaded"));
+        }
+        std::fs::write(&path, &text).unwrap();
+        let error = json_rows(&path).unwrap_err();
+        assert!(error.to_string().contains(&format!("{name}` is not sound {packing} data: ")), "{error}");
+    }
+}
+
+#[test]
+fn names_that_say_nothing_and_folders_are_refused() {
+    assert_eq!(
+        said("a.bin", ""),
+        "`a.bin` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
+    );
+    assert!(said("json", "[]").starts_with("`json` is none of"));
+    assert!(said("a.gz", "[]").starts_with("`a.gz` is none of"));
+    assert_eq!(said("a.parquet.gz", ""), "`a.parquet.gz` is a Parquet file inside gzip");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.json");
+    std::fs::create_dir(&path).unwrap();
+    let error = rows(&path).unwrap_err();
+    assert!(error.to_string().ends_with("rows.json` is a folder, not a file"), "{error}");
+    assert!(error.hint().unwrap().ends_with("rows.json/*.jsonl`"));
+    let error = rows(&folder.path().join("gone.jsonl")).unwrap_err();
+    assert!(error.to_string().starts_with("cannot read `"), "{error}");
+    assert!(error.to_string().contains("No such file"), "{error}");
+}
+
+#[test]
+fn bytes_that_are_not_text_are_named_in_every_kind_of_file() {
+    for name in ["a.json", "a.jsonl", "a.csv", "a.txt", "a.jsonl.gz", "a.csv.zst"] {
+        let said = said(name, b"[\n{\"x\": \"\xFF\"}]");
+        let expected = format!("`{name}` line 2, byte column 8 is not UTF-8: byte 0xFF");
+        // Line 1 of the `.jsonl` file is already wrong.
+        match name.contains("jsonl") {
+            true => assert!(said.contains("line 1 starts an array"), "{said}"),
+            false => assert_eq!(said, expected),
+        }
+    }
+    assert_eq!(said("a.jsonl", b"{}\n{\"\xC3("), "`a.jsonl` line 2, byte column 3 is not UTF-8: byte 0xC3");
+}
+
+#[test]
+fn elements_are_cut_where_the_parser_would_cut_them() {
+    let text = r#" [ {"a": "]},[{\\\"", "b": [1, {"c": []}]} , 7,"x" ,[ ] , null,true]  "#;
+    let whole: Vec<Json> = serde_json::from_str(text).unwrap();
+    let cut: Vec<Json> = read("a.json", text).unwrap().into_iter().map(|(_, row)| row).collect();
+    assert_eq!(cut, whole);
+    // Rows that span several buffers.
+    let long = "ü\\\"]".repeat(100_000);
+    let text = serde_json::to_string(&vec![json!({"a": long}), json!({"b": [long]})]).unwrap();
+    let cut: Vec<Json> = read("a.json", &text).unwrap().into_iter().map(|(_, row)| row).collect();
+    assert_eq!(cut, [json!({"a": long}), json!({"b": [long]})]);
+}
+
+#[test]
+fn broken_arrays_are_told_with_their_place() {
+    for (text, expected) in [
+        ("", "row 1 (line 1, column 1): broken JSON: EOF while parsing a value"),
+        ("[", "row 1 (line 1, column 2): broken JSON: EOF while parsing a list"),
+        ("[1,\n", "row 1 (line 2, column 1): broken JSON: EOF while parsing a list"),
+        ("[1,]", "row 1 (line 1, column 4): broken JSON: trailing comma"),
+        ("[,1]", "row 1 (line 1, column 2): broken JSON: expected value"),
+        ("[1,,2]", "row 2 (line 1, column 4): broken JSON: expected value"),
+        ("[{\"a\": 1}\n {\"b\": 2}]", "row 1 (line 2, column 2): broken JSON: expected `,` or `]`"),
+        ("[1,\n{\"a\": [1, 2}]", "row 2 (line 2, column 12): broken JSON: expected `,` or `]`"),
+        ("[1}", "row 1 (line 1, column 3): broken JSON: expected `,` or `]`"),
+        ("[1,\n\n  {\"a\":\n x}]", "row 2 (line 4, column 2): broken JSON: expected value"),
+        ("[\"abc]", "row 1 (line 1, column 6): broken JSON: EOF while parsing a string"),
+        ("[1]\n]", "row 1 (line 2, column 1): broken JSON: trailing characters"),
+    ] {
+        assert_eq!(said("a.json", text), format!("`a.json` {expected}"), "{text}");
+    }
+    assert_eq!(said("a.json", "ü"), "`a.json` does not hold a JSON array: it starts with `ü`");
+}
+
+#[test]
+fn tables_have_named_cells_and_know_their_lines() {
+    let table = "\u{feff}id,text\r\n\r\n1,\"a\r\nb \"\"c\"\"\"\r\n\n2,\r\n3,x";
+    assert_eq!(
+        read("a.csv", table).unwrap(),
+        [
+            at("line 3", json!({"id": "1", "text": "a\r\nb \"c\""})),
+            at("line 6", json!({"id": "2", "text": ""})),
+            at("line 7", json!({"id": "3", "text": "x"})),
+        ]
+    );
+    let unix = "id,text\n1,\"a\nb\"\n\n\n2,c\n";
+    assert_eq!(
+        read("a.csv", unix).unwrap(),
+        [at("line 2", json!({"id": "1", "text": "a\nb"})), at("line 6", json!({"id": "2", "text": "c"}))]
+    );
+    assert_eq!(read("a.csv", "").unwrap(), []);
+    assert_eq!(read("a.csv", "only,a,header\n").unwrap(), []);
+    assert_eq!(read("a.csv", "text\nalone").unwrap(), [at("line 2", json!({"text": "alone"}))]);
+}
+
+#[test]
+fn mistakes_in_tables_are_told_with_their_line() {
+    assert_eq!(said("a.csv", "a,b\n1,2\n\n1,2,3\n"), "`a.csv` line 4 has 3 cells, the header has 2");
+    assert_eq!(said("a.csv", "a,b\r\n1,2\r\n1\r\n"), "`a.csv` line 3 has 1 cells, the header has 2");
+    assert_eq!(said("a.tsv", "a\tb\n1\n"), "`a.tsv` line 2 has 1 cells, the header has 2");
+    assert_eq!(said("a.csv", "a,b,a\n"), "`a.csv` line 1: the header has the column `a` twice");
+    let open = "a,b\n1,2\n3,\"four\n5,6\n7,8\n";
+    assert_eq!(said("a.csv", open), "`a.csv` line 3: a quote that opens in this row is never closed");
+    assert_eq!(said("a.csv", "\"a,b\n1,2"), "`a.csv` line 1: a quote that opens in this row is never closed");
+}
+
+#[test]
+fn text_files_have_a_row_a_line() {
+    assert_eq!(
+        read("a.txt", "one\r\n\n  \t\n two \nthree").unwrap(),
+        [
+            at("line 1", json!({"text": "one"})),
+            at("line 4", json!({"text": " two "})),
+            at("line 5", json!({"text": "three"})),
+        ]
+    );
+}
+
+#[test]
+fn a_million_tokens_in_a_row_are_a_row() {
+    let long = "word ".repeat(1_000_000);
+    let row = json!({"text": long});
+    assert_eq!(read("a.jsonl", row.to_string()).unwrap(), [at("line 1", row.clone())]);
+    assert_eq!(read("a.json.zst", json!([row]).to_string()).unwrap(), [at("row 1", row.clone())]);
+    assert_eq!(read("a.csv.gz", format!("text\n\"{long}\"\n")).unwrap(), [at("line 2", row)]);
+}
+
+#[test]
+fn a_row_without_an_end_is_refused_before_memory_is() {
+    let endless = "x".repeat((super::utf8_reader::MAX_ROW_BYTES + (1 << 20)) as usize);
+    assert_eq!(said("a.txt.zst", &endless), "`a.txt.zst` line 1: the row is longer than 64 MiB");
+    assert_eq!(
+        said("a.csv.zst", format!("a,b\n1,2\n3,\"{endless}")),
+        "`a.csv.zst` line 3: the row is longer than 64 MiB"
+    );
+    assert_eq!(said("a.jsonl.zst", format!("{{\"{endless}")), "`a.jsonl.zst` line 1: the row is longer than 64 MiB");
+    // The parser knows better why an element has no end.
+    assert_eq!(
+        said("a.json.zst", format!("[{{\"a\": [1}}, \"{endless}\"]")),
+        "`a.json.zst` row 1 (line 1, column 10): broken JSON: expected `,` or `]`"
+    );
+}
+
+#[test]
+fn parquet_tables_are_rows_of_json() {
+    for name in ["chat_snappy.parquet", "chat_zstd.parquet"] {
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content, "tool_calls": null});
+        assert_eq!(
+            json_rows(&fixture(name)).unwrap(),
+            [
+                at(
+                    "row 1",
+                    json!({"messages": [turn("system", "Be brief."), turn("user", "What is 2 + 2?"), turn("assistant", "4")],
+                           "source": "hand"})
+                ),
+                at(
+                    "row 2",
+                    json!({"messages": [turn("user", "Grüße, 世界 🦀"), turn("assistant", "Hallo!"), turn("user", "Bye"),
+                                        turn("assistant", "Bye.")],
+                           "source": null})
+                ),
+            ],
+            "{name}"
+        );
+    }
+    let groups = json_rows(&fixture("alpaca_groups.parquet")).unwrap();
+    assert_eq!(groups.len(), 7);
+    assert_eq!(
+        groups[6],
+        at(
+            "row 7",
+            json!({"instruction": "Add 6 and 1", "input": "", "output": "7", "difficulty": 1.5, "checked": true})
+        )
+    );
+    assert_eq!(groups[0].1["input"], Json::Null);
+    assert_eq!(
+        json_rows(&fixture("types.parquet")).unwrap(),
+        [at(
+            "row 1",
+            json!({"text": "one row", "int8": -5, "uint64": 18446744073709551615_u64, "double": 0.1, "half": 1.5,
+                   "price": -12.34, "day": 2, "moment": 1000, "bytes": null, "map": {"a": 1, "b": 2},
+                   "nested": [[1], [], null, [2, 3]], "empty": [], "nothing": null})
+        )]
+    );
+    let texts: Vec<Json> = json_rows(&fixture("text_delta_length.parquet")).unwrap().into_iter().map(|(_, row)| row).collect();
+    assert_eq!(texts, [json!({"text": "the first"}), json!({"text": "the second"}), json!({"text": "the third"})]);
+    let error = json_rows(&fixture("text_delta.parquet")).unwrap_err();
+    assert!(error.to_string().ends_with("strings in the encoding DELTA_BYTE_ARRAY are not understood"), "{error}");
+}
+
+#[test]
+fn typed_rows_come_from_any_file() {
+    #[derive(serde::Deserialize)]
+    struct Ids {
+        input_ids: Vec<i64>,
+    }
+    let mut all = Vec::new();
+    read_rows(&fixture("tokens_lz4.parquet"), |_, row: Ids| {
+        all.push(row.input_ids);
+        Ok::<(), SourceError>(())
+    })
+    .unwrap();
+    assert_eq!(all, [vec![1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]);
+}
+
+#[test]
+fn what_is_no_parquet_file_is_told() {
+    assert!(said("a.parquet", "").starts_with("`a.parquet` is not a sound Parquet file: "));
+    assert!(said("a.parquet", "{\"text\": \"not one\"}\n".repeat(9)).starts_with("`a.parquet` is not a sound Parquet"));
+    let whole = std::fs::read(fixture("chat_snappy.parquet")).unwrap();
+    assert!(said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a sound Parquet file: "));
+}

@@ -1,0 +1,38 @@
+//! Rows of plain text (`.txt`): each line that is not blank is a row `{"text": ...}` of its own.
+//!
+//! One sample a line is what Hugging Face's `text` loader gives. A text that runs over several lines, or that
+//! needs its line breaks, belongs into a `.jsonl` file with a field `text`.
+//! Spaces at either end of a line are kept, the line break is not.
+
+use std::io::BufRead;
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use super::source::{RowPlace, RowUnit, SourceError};
+use super::utf8_reader::{Utf8Reader, text_error};
+
+pub(super) fn read_text<E>(
+    path: &Path,
+    mut reader: Utf8Reader,
+    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+) -> Result<(), E>
+where
+    E: From<SourceError>,
+{
+    let mut number = 0;
+    loop {
+        let mut line = String::new();
+        reader.begin_row();
+        if reader.read_line(&mut line).map_err(|source| text_error(path, source))? == 0 {
+            return Ok(());
+        }
+        number += 1;
+        if line.trim().is_empty() {
+            continue;
+        }
+        line.truncate(line.trim_end_matches(['\r', '\n']).len());
+        let place = RowPlace { file: path, unit: RowUnit::Line, number };
+        on_row(place, Json::Object(Map::from_iter([("text".to_owned(), Json::String(line))])))?;
+    }
+}
