@@ -7,6 +7,7 @@ use crate::adapted::read_decoder;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use crate::data::format::FormatError;
 use crate::data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepare_set};
 use crate::data::source::find_files;
 use crate::data::token_row::TokensError;
@@ -15,8 +16,8 @@ use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DeviceChoice, EvalTask, Layers,
-    Length, ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DeviceChoice, EvalTask, Layers, Length, ModelPath,
+    Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
 use crate::tokenizer::TokenizerError;
 use smidgen_compile::adapter::{self, LoraModule};
@@ -490,7 +491,9 @@ fn read_set(
             PrepareError::Template(error) => Failure::recipe(error),
             PrepareError::Tokens(
                 TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
-            ) => Failure::world(format!("`{key}`: {error}")),
+            )
+            | PrepareError::NoAnswers { .. }
+            | PrepareError::Format(FormatError::NoRows) => Failure::world(format!("`{key}`: {error}")),
             _ => Failure::world(&error),
         };
         let failure = with_hint(failure, error.hint());

@@ -82,13 +82,22 @@ pub struct RowEncoder<'a> {
     template: Option<&'a DataTemplate>,
     loss_on: LossOn,
     eos: Option<String>,
+    /// Tokens that can end a turn.
     special: HashSet<u32>,
 }
 
 impl<'a> RowEncoder<'a> {
-    pub fn new(tokenizer: &'a Tokenizer, template: Option<&'a DataTemplate>, loss_on: LossOn) -> RowEncoder<'a> {
-        let eos = tokenizer.special_ids().eos.and_then(|id| tokenizer.token(id));
-        RowEncoder { tokenizer, template, loss_on, eos, special: tokenizer.special_token_ids() }
+    pub fn new(
+        tokenizer: &'a Tokenizer,
+        template: Option<&'a DataTemplate>,
+        loss_on: LossOn,
+    ) -> RowEncoder<'a> {
+        let ids = tokenizer.special_ids();
+        // What begins a text, and what stands for the unknown, ends nothing.
+        let ends = |id: &u32| ids.eos == Some(*id) || ![ids.bos, ids.unk].contains(&Some(*id));
+        let special = tokenizer.special_token_ids().into_iter().filter(ends).collect();
+        let eos = ids.eos.and_then(|id| tokenizer.token(id));
+        RowEncoder { tokenizer, template, loss_on, eos, special }
     }
 
     /// # Panics

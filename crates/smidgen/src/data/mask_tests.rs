@@ -108,7 +108,9 @@ fn with_template(source: &str) -> Tokenizer {
 fn chat_error(source: &str, loss_on: LossOn, row: Json) -> EncodeError {
     let tokenizer = with_template(source);
     let template = choose_template(&Template::Auto, RowFormat::Chat, &tokenizer).unwrap();
-    RowEncoder::new(&tokenizer, template.as_ref(), loss_on).encode(&example(RowFormat::Chat, &row)).unwrap_err()
+    RowEncoder::new(&tokenizer, template.as_ref(), loss_on)
+        .encode(&example(RowFormat::Chat, &row))
+        .unwrap_err()
 }
 
 fn two_turns() -> Json {
@@ -150,7 +152,9 @@ fn the_end_of_a_turn_is_noticed() {
         encoder.encode(&example(RowFormat::Chat, &two_turns())).unwrap().turn_end
     };
     let turn = |inside: &str| {
-        format!("{{% for m in messages %}}{{% if m.role == 'assistant' %}}{inside}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}")
+        format!(
+            "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{inside}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}"
+        )
     };
     let supervised = turn("{% generation %}{{ m.content }}<|im_end|>\n{% endgeneration %}");
     assert_eq!(end(&supervised), TurnEnd::Supervised);

@@ -24,7 +24,7 @@ use crate::data::token_file::{open_set, write_set};
 use crate::data::token_record::LabelForm;
 use crate::data::token_row::TokensError;
 use crate::data::tokenize::{RowNotes, store_token_rows, tokenize_rows};
-use crate::data::tokens::{TokenLimits, TokenSet, TokenStats};
+use crate::data::tokens::{RowCounts, TokenLimits, TokenSet, TokenStats};
 use crate::recipe::{self, LossOn};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -69,6 +69,9 @@ pub enum PrepareError {
     Tokens(#[from] TokensError),
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// Of text, where labels are not the user's.
+    #[error("no supervised token anywhere: {counts}")]
+    NoAnswers { counts: RowCounts, loss_on: LossOn },
     #[error("the rows are text, and {0}")]
     Tokenizer(TokenizerError),
     #[error(transparent)]
@@ -91,6 +94,10 @@ impl PrepareError {
             PrepareError::Tokenizer(_) => {
                 Some("rows of `tokens` (`input_ids`, `labels`) need no tokenizer".to_owned())
             }
+            PrepareError::NoAnswers { loss_on, .. } => Some(format!(
+                "no row has anything that `data.loss_on = {loss_on}` supervises; `smidgen preview` with \
+                 `data.loss_on=all` shows the rows"
+            )),
             PrepareError::Gguf(_) | PrepareError::Read { .. } => None,
         }
     }
@@ -123,7 +130,11 @@ pub fn prepare_set(
     if let Some((set, about)) = path.as_ref().and_then(|path| open_set(path, files, LARGE_SET_BYTES)) {
         let text = |value: &Json| value.as_str().map(str::to_owned);
         let warnings = about["warnings"].as_array().into_iter().flatten().filter_map(text).collect();
-        return Ok(Prepared { set, origin: Origin { template: text(&about["template"]), ..origin }, warnings });
+        return Ok(Prepared {
+            set,
+            origin: Origin { template: text(&about["template"]), ..origin },
+            warnings,
+        });
     }
     let mut builder = match &path {
         Some(path) => {
@@ -138,7 +149,14 @@ pub fn prepare_set(
         false => fill_with_tokens(files, options, &mut builder)?,
     };
     let about = json!({"warnings": warnings, "template": template});
-    let set = builder.finish_with(files, &about)?;
+    let set = builder.finish_with(files, &about).map_err(|error| match error {
+        TokensError::NothingSupervised { counts, .. }
+            if has_text && counts.unsupervised_by_truncation == 0 =>
+        {
+            PrepareError::NoAnswers { counts, loss_on: options.data.loss_on }
+        }
+        error => PrepareError::Tokens(error),
+    })?;
     if let Some(path) = path.filter(|_| has_text) {
         // A cache that cannot be written costs the next start some seconds, and nothing else.
         let _ = write_set(&path, &set, files, &about);
@@ -168,7 +186,8 @@ fn fill_with_tokens(
     let mut warnings = Vec::new();
     if options.data.loss_on != LossOn::Completion {
         let loss_on = options.data.loss_on;
-        warnings.push(format!("`data.loss_on = {loss_on}` is ignored: rows of `tokens` have their own labels"));
+        warnings
+            .push(format!("`data.loss_on = {loss_on}` is ignored: rows of `tokens` have their own labels"));
     }
     warnings.extend(warnings_of_counts(builder.stats()));
     Ok((None, warnings))
@@ -204,9 +223,14 @@ fn cache_key(
     key.add_files(files).map_err(unread)?;
     key.add_tokenizer(model).map_err(unread)?;
     key.add("template", template_source(&data.template)?.as_bytes());
+    let kind = match data.template {
+        recipe::Template::Auto => "auto",
+        recipe::Template::Named(_) => "named",
+        recipe::Template::File(_) => "file",
+    };
     let settings = format!(
-        "{format:?} {:?} {:?} {:?} {} {} {:?}",
-        data.format, data.loss_on, data.template, limits.max_tokens, limits.vocab_size, limits.overflow
+        "{format} {kind} {} {} {} {:?}",
+        data.loss_on, limits.max_tokens, limits.vocab_size, limits.overflow
     );
     key.add("settings", settings.as_bytes());
     Ok(key.finish())

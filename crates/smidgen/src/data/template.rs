@@ -51,7 +51,9 @@ pub enum TemplateError {
     Unsound { origin: String, error: ChatTemplateError },
     #[error("the rows are conversations, and the model has no chat template")]
     ModelHasNone,
-    #[error("`data.template = {name}` is a text for an instruction and its answer, and the rows are conversations")]
+    #[error(
+        "`data.template = {name}` is a text for an instruction and its answer, and the rows are conversations"
+    )]
     TextForChat { name: String },
 }
 
@@ -96,8 +98,12 @@ impl TextPrompt {
     pub fn render(self, instruction: &str, input: Option<&str>) -> String {
         let input = input.filter(|input| !input.is_empty());
         let task = match input {
-            Some(_) => "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately completes the request.",
-            None => "Below is an instruction that describes a task. Write a response that appropriately completes the request.",
+            Some(_) => {
+                "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately completes the request."
+            }
+            None => {
+                "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+            }
         };
         let mut text = String::from(task);
         // The trailing spaces of the first line, what every further line begins with, and what stands on an
@@ -108,7 +114,8 @@ impl TextPrompt {
             (TextPrompt::LlmAdapters, None) => ("  ", "                ", "                "),
         };
         let part = |text: &mut String, name: &str, content: &str| {
-            write!(text, "{indent}### {name}:\n{indent}{content}\n{between}\n").expect("a string can be written to");
+            write!(text, "{indent}### {name}:\n{indent}{content}\n{between}\n")
+                .expect("a string can be written to");
         };
         text.push_str(trailing);
         text.push_str("\n\n");
@@ -226,7 +233,10 @@ mod tests {
             let TemplateKind::Chat(chat) = template.kind else { panic!("{name} is a chat template") };
             let rendered = chat.render(&ChatInput::new(&messages, data_moment())).unwrap();
             let first = &rendered.text[rendered.generated[0].clone()];
-            assert!(first.trim_start().starts_with('b') && first.trim_end().ends_with('>'), "{name}: {first}");
+            assert!(
+                first.trim_start().starts_with('b') && first.trim_end().ends_with('>'),
+                "{name}: {first}"
+            );
             let prompt = json!([{"role": "user", "content": "a"}]);
             let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&prompt, data_moment()) };
             let prompt = chat.render(&input).unwrap().text;
@@ -300,7 +310,10 @@ mod tests {
             recipe::Template::File(RecipePath { written: name.to_owned(), resolved: path })
         };
         let (error, hint) = said(&file("gone.jinja"));
-        assert!(error.starts_with("`data.template`: `") && error.contains("gone.jinja` cannot be read: "), "{error}");
+        assert!(
+            error.starts_with("`data.template`: `") && error.contains("gone.jinja` cannot be read: "),
+            "{error}"
+        );
         assert!(hint.starts_with("paths in a recipe are relative to the recipe"));
         std::fs::write(folder.path().join("bad.jinja"), "{% if %}").unwrap();
         let (error, _) = said(&file("bad.jinja"));

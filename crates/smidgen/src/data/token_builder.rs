@@ -12,9 +12,7 @@ use crate::data::source::RowPlace;
 use crate::data::token_file::TokenFileWriter;
 use crate::data::token_record::{LabelForm, RowLabels};
 use crate::data::token_row::{TokensError, check_token_row};
-use crate::data::tokens::{
-    FileOfSamples, Overflow, Records, RowCounts, TokenLimits, TokenSet, TokenStats,
-};
+use crate::data::tokens::{FileOfSamples, Overflow, Records, RowCounts, TokenLimits, TokenSet, TokenStats};
 
 /// Where a set goes on when it becomes large.
 #[derive(Clone, Debug)]
@@ -144,7 +142,11 @@ impl TokenSetBuilder {
         set.supervised.push(supervised as u32);
         if set.files.last().is_none_or(|path| path != place.file) {
             let first_sample = set.row_numbers.len();
-            set.files_of_samples.push(FileOfSamples { file: set.files.len(), unit: place.unit, first_sample });
+            set.files_of_samples.push(FileOfSamples {
+                file: set.files.len(),
+                unit: place.unit,
+                first_sample,
+            });
             set.files.push(place.file.to_path_buf());
         }
         set.row_numbers.push(u32::try_from(place.number).unwrap_or(u32::MAX));
@@ -374,7 +376,10 @@ mod tests {
                 for (index, (ids, labels)) in rows.iter().enumerate() {
                     let sample = set.sample(index).unwrap();
                     assert!(sample.ids.iter().map(|&id| i64::from(id)).eq(ids.iter().copied()), "{index}");
-                    assert!(sample.labels.iter().map(|&l| i64::from(l)).eq(labels.iter().copied()), "{index}");
+                    assert!(
+                        sample.labels.iter().map(|&l| i64::from(l)).eq(labels.iter().copied()),
+                        "{index}"
+                    );
                 }
                 if set.is_on_disk() {
                     // Lengths, counts, row numbers and blocks of 32, and the names of the two files.

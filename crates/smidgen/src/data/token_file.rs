@@ -59,7 +59,12 @@ impl TokenFileWriter {
     }
 
     /// Writes what is known of `set` behind its records, makes the file visible and opens it.
-    pub(super) fn finish(mut self, set: &TokenSet, files: &[PathBuf], about: &Json) -> Result<Records, WriteFileError> {
+    pub(super) fn finish(
+        mut self,
+        set: &TokenSet,
+        files: &[PathBuf],
+        about: &Json,
+    ) -> Result<Records, WriteFileError> {
         let mut piece = Vec::new();
         for numbers in [&set.lengths, &set.supervised, &set.row_numbers] {
             for some in numbers.chunks(4096) {
@@ -73,7 +78,11 @@ impl TokenFileWriter {
             form: set.form,
             stats: set.stats,
             files: set.files.iter().map(place).collect(),
-            files_of_samples: set.files_of_samples.iter().map(|it| (it.file, it.unit == RowUnit::Line, it.first_sample)).collect(),
+            files_of_samples: set
+                .files_of_samples
+                .iter()
+                .map(|it| (it.file, it.unit == RowUnit::Line, it.first_sample))
+                .collect(),
             about: about.clone(),
         };
         let json = serde_json::to_vec(&description).expect("numbers and strings are JSON");
@@ -255,7 +264,8 @@ mod tests {
             assert_eq!(again.place(29).to_string(), "`y` line 30");
             assert_eq!(again.place(30).to_string(), "`z` row 31");
             if !on_disk {
-                let names = |files: &[PathBuf]| files.iter().map(|file| file.as_os_str().len()).sum::<usize>();
+                let names =
+                    |files: &[PathBuf]| files.iter().map(|file| file.as_os_str().len()).sum::<usize>();
                 assert_eq!(again.heap_bytes() - 2, set.heap_bytes() - names(&files[1..]));
             }
         }
@@ -295,7 +305,8 @@ mod tests {
         let (again, _) = open_set(&path, &files, 0).unwrap();
         std::fs::write(&path, "").unwrap();
         let error = again.sample(3).unwrap_err().to_string();
-        let expected = format!("the tokens in `{}` cannot be read: failed to fill whole buffer", path.display());
+        let expected =
+            format!("the tokens in `{}` cannot be read: failed to fill whole buffer", path.display());
         assert_eq!(error, expected);
     }
 }

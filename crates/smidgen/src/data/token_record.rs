@@ -115,13 +115,7 @@ impl LabelForm {
     }
 
     /// Appends the ids, then calls `on_label` for each position with a label.
-    pub fn decode(
-        self,
-        record: &[u8],
-        length: usize,
-        ids: &mut Vec<i32>,
-        on_label: impl FnMut(usize, i32),
-    ) {
+    pub fn decode(self, record: &[u8], length: usize, ids: &mut Vec<i32>, on_label: impl FnMut(usize, i32)) {
         let first = ids.len();
         let (tokens, labels) = record.split_at(4 * length);
         ids.extend(numbers(tokens));

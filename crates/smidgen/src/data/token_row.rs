@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use serde::de::{Deserialize, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use thiserror::Error;
 
-use crate::data::source::{RowPlace, SourceError, read_rows};
 use crate::checkpoint::whole_file::WriteFileError;
+use crate::data::source::{RowPlace, SourceError, read_rows};
 use crate::data::token_builder::TokenSetBuilder;
 use crate::data::tokens::{NOT_SUPERVISED, RowCounts, TokenLimits, TokenSet};
 

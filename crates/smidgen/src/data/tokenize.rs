@@ -311,7 +311,8 @@ mod tests {
     fn the_first_mistake_is_told_whatever_else_is_wrong() {
         // A conversation without a template, then a line that is no JSON: found by workers and by the reader.
         let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
-        let expected = "`rows.jsonl` line 101: the rows are conversations, and the model has no chat template";
+        let expected =
+            "`rows.jsonl` line 101: the rows are conversations, and the model has no chat template";
         for threads in [1, 3] {
             let error = tokenize(&format!("{}{chat}{}{chat}", rows(100), rows(100)), threads).unwrap_err();
             assert_eq!(error, expected);

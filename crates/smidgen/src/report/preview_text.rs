@@ -70,11 +70,7 @@ pub fn render_preview(
         line(&bar);
     }
     let steps = rows.batches.first_epoch_steps();
-    line(&format!(
-        "steps      {} in all, {} an epoch",
-        Grouped(rows.batches.total_steps()),
-        Grouped(steps)
-    ));
+    line(&format!("steps      {} in all, {} an epoch", Grouped(rows.batches.total_steps()), Grouped(steps)));
     let demand = &planned.solution.demand;
     line(&format!(
         "a step     {:.1} samples, {:.0} tokens, in {:.1} micro-batches of up to {} tokens",
@@ -84,7 +80,11 @@ pub fn render_preview(
         demand.micro_tokens
     ));
     if let Some(eval) = &rows.eval {
-        line(&format!("evaluation {} samples, {} tokens", Grouped(eval.len() as u64), Grouped(eval.stats().tokens)));
+        line(&format!(
+            "evaluation {} samples, {} tokens",
+            Grouped(eval.len() as u64),
+            Grouped(eval.stats().tokens)
+        ));
     }
     if !rows.warnings.is_empty() {
         line("");

@@ -19,9 +19,9 @@ fn files_that_are_not_there() {
     scratch.train_refused(1, &["data.train=[data.jsonl,absent*.jsonl]"], &["absent*.jsonl"]);
     let words = ["`data.eval`: no file matches `", "absent.jsonl`", relative];
     scratch.train_refused(1, &["data.eval=absent.jsonl", "train.eval_every=1"], &words);
-    scratch.write("rows.csv", "a,b\n");
-    let words = ["rows.csv` is neither a `.json` nor a `.jsonl` file", "hint: write the rows as `.jsonl`"];
-    scratch.train_refused(1, &["data.train=rows.csv"], &words);
+    scratch.write("rows.xml", "<a/>\n");
+    let words = ["rows.xml` is none of `.json`, `.jsonl`,", "hint: write the rows as `.jsonl`"];
+    scratch.train_refused(1, &["data.train=rows.xml"], &words);
     scratch.train_refused(1, &["data.train=model"], &["model"]);
 }
 
@@ -51,9 +51,9 @@ fn tokens_and_labels_outside_the_vocabulary() {
 
 #[test]
 fn rows_of_another_shape() {
-    refused("{\"text\":\"hello\"}\n", &["line 1: `input_ids` is missing", "`data.format`"]);
+    refused("{\"text\":\"hello\"}\n", &["line 1 looks like text, but is to be read as tokens", "hint: "]);
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2]}\n", &["`input_ids` has 3 entries, `labels` has 2"]);
-    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1, column 33", "`labels`"]);
+    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1: `labels` is "]);
     refused("{\"input_ids\":[1,2\n", &["line 1, column ", "broken JSON"]);
     refused("[{\"input_ids\":[1,2]}]\n", &["line 1 starts an array", "named `.json`"]);
 }

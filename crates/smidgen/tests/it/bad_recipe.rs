@@ -128,7 +128,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
     let overrides = [
         "model.compute=bf16",
-        "data.format=chat",
         "train.optimizer=adamw-8bit",
         "data.eval=data.jsonl",
         "train.eval_every=1",
@@ -144,7 +143,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     expect![[r#"
         error: this version cannot run the recipe
           `model.compute = bf16` is not supported (supported: auto, f32)
-          `data.format = chat` is not supported (supported: auto, tokens)
           `train.optimizer = adamw-8bit` is not supported (supported: adamw)
           `train.early_stop = 2` is not supported (supported: 0)
           `memory.device = cuda:0` is not supported (supported: auto, cpu)
