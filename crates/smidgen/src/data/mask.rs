@@ -263,7 +263,7 @@ fn behind_prompt(ids: Vec<u32>, prompt: &[u32]) -> Encoded {
 fn tokens_of_turns(ranges: &[Range<usize>], turns: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut spans: Vec<Range<usize>> = Vec::new();
     let mut from = 0;
-    for turn in turns {
+    for turn in turns.iter().filter(|turn| !turn.is_empty()) {
         let touches = |range: &Range<usize>| range.start < turn.end && range.end > turn.start;
         let Some(first) = ranges[from..].iter().position(touches) else { continue };
         let first = from + first;
