@@ -4,7 +4,7 @@
 
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{export, inspect, merge, print};
+use crate::commands::{export, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -41,6 +41,8 @@ struct Cli {
 enum Command {
     /// Show what a run will take, before it takes anything
     Plan(PlanArgs),
+    /// Show samples as the model sees them, supervised tokens marked
+    Preview(PreviewArgs),
     /// Plan, check, train and save
     Train(TrainArgs),
     /// Fold an adapter into its base model
@@ -75,6 +77,18 @@ struct PlanArgs {
 }
 
 #[derive(Debug, Args)]
+struct PreviewArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// How many samples to show
+    #[arg(long, default_value_t = 3)]
+    rows: usize,
+    /// The same as JSON, with ids and labels
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct TrainArgs {
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -88,6 +102,7 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),
+        Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
@@ -131,6 +146,12 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
     };
     print(&text)?;
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
+}
+
+fn preview(args: &PreviewArgs, quiet: bool) -> Result<(), Failure> {
+    let (_, recipe) = read_arguments(&args.recipe)?;
+    let job = Job::prepare_with(recipe, Purpose::Preview, &Access::from_environment(quiet))?;
+    preview::run(&job, preview::Options { rows: args.rows, json: args.json })
 }
 
 fn print_warnings(job: &Job) {

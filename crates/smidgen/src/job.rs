@@ -7,16 +7,19 @@ use crate::adapted::read_decoder;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use crate::data::format::FormatError;
+use crate::data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepare_set};
 use crate::data::source::find_files;
-use crate::data::token_row::{TokensError, read_token_set};
+use crate::data::token_row::TokensError;
 use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DataFormat, DeviceChoice, EvalTask, Layers,
-    Length, ModelPath, Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DeviceChoice, EvalTask, Layers, Length, ModelPath,
+    Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
+use crate::tokenizer::TokenizerError;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
@@ -52,6 +55,8 @@ pub struct Rows {
     pub train: TokenSet,
     pub eval: Option<TokenSet>,
     pub batches: BatchPlan,
+    /// What the rows of `data.train` were taken for.
+    pub origin: Origin,
     pub warnings: Vec<String>,
 }
 
@@ -66,6 +71,8 @@ pub struct JobBudget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Plan,
+    /// With data, without weights.
+    Preview,
     Train,
 }
 
@@ -79,7 +86,7 @@ impl Job {
     pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
         refuse_unsupported(&recipe)?;
         let want = match purpose {
-            Purpose::Plan => Want::Config,
+            Purpose::Plan | Purpose::Preview => Want::Config,
             Purpose::Train => Want::Weights,
         };
         let model = open_model(&recipe.model.path, want, access)?;
@@ -92,7 +99,7 @@ impl Job {
         check_weights(&spec, &model)?;
         let mut request = build_request(&recipe, &spec, &model)?;
         let budget = job_budget(&recipe)?;
-        let data = read_data(&recipe, &spec, purpose)?;
+        let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
         }
@@ -113,8 +120,7 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    let (model, adapter, data, train, memory) =
-        (&recipe.model, &recipe.adapter, &recipe.data, &recipe.train, &recipe.memory);
+    let (model, adapter, train, memory) = (&recipe.model, &recipe.adapter, &recipe.train, &recipe.memory);
     match model.compute {
         Compute::Auto | Compute::F32 | Compute::Bf16 => {}
         compute @ Compute::F16 => refuse("model.compute", &compute, "auto, f32, bf16"),
@@ -122,10 +128,6 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     match adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
-    }
-    match data.format {
-        DataFormat::Auto | DataFormat::Tokens => {}
-        format => refuse("data.format", &format, "auto, tokens"),
     }
     if train.early_stop > 0 {
         refuse("train.early_stop", &train.early_stop, "0");
@@ -421,10 +423,16 @@ fn job_budget(recipe: &Recipe) -> Result<JobBudget, Failure> {
     }
 }
 
-fn read_data(recipe: &Recipe, spec: &DecoderSpec, purpose: Purpose) -> Result<Data, Failure> {
-    let vocabulary = spec.vocabulary as u32;
-    let train = match read_tokens(recipe, &recipe.data.train, "data.train", vocabulary) {
-        Ok(set) => set,
+fn read_data(
+    recipe: &Recipe,
+    model: &Model,
+    request: &Request,
+    purpose: Purpose,
+    quiet: bool,
+) -> Result<Data, Failure> {
+    let read = |paths, key| read_set(recipe, paths, key, model, request, quiet);
+    let train = match read(&recipe.data.train, "data.train") {
+        Ok(prepared) => prepared,
         Err(ReadData::Absent(reason)) if purpose == Purpose::Plan => {
             return Ok(Data::Assumed { reason: reason.message });
         }
@@ -433,16 +441,18 @@ fn read_data(recipe: &Recipe, spec: &DecoderSpec, purpose: Purpose) -> Result<Da
     let eval = if recipe.data.eval.is_empty() {
         None
     } else {
-        match read_tokens(recipe, &recipe.data.eval, "data.eval", vocabulary) {
-            Ok(set) => Some(set),
+        match read(&recipe.data.eval, "data.eval") {
+            Ok(prepared) => Some(prepared),
             Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
         }
     };
     let mut warnings = Vec::new();
-    for (key, set) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
-        let warning = set.and_then(|set| set.stats().rows.warning());
-        warnings.extend(warning.map(|warning| format!("`{key}`: {warning}")));
+    for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
+        let of_set = prepared.into_iter().flat_map(|prepared| &prepared.warnings);
+        warnings.extend(of_set.map(|warning| format!("`{key}`: {warning}")));
     }
+    let Prepared { set: train, origin, .. } = train;
+    let eval = eval.map(|prepared| prepared.set);
     let options = BatchOptions {
         batch: match recipe.train.batch {
             Batch::Samples(samples) => BatchSize::Samples(samples as u64),
@@ -456,28 +466,30 @@ fn read_data(recipe: &Recipe, spec: &DecoderSpec, purpose: Purpose) -> Result<Da
         shuffle: recipe.data.shuffle,
     };
     let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
-    Ok(Data::Rows(Box::new(Rows { train, eval, batches, warnings })))
+    Ok(Data::Rows(Box::new(Rows { train, eval, batches, origin, warnings })))
 }
 
 enum ReadData {
-    /// No file of that name.
+    /// No file of that name, or no tokenizer for its text.
     Absent(Failure),
     Wrong(Failure),
 }
 
-fn read_tokens(
+fn read_set(
     recipe: &Recipe,
     paths: &[RecipePath],
     key: &str,
-    vocab_size: u32,
-) -> Result<TokenSet, ReadData> {
+    model: &Model,
+    request: &Request,
+    quiet: bool,
+) -> Result<Prepared, ReadData> {
     let patterns: Vec<String> =
         paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
     let files: Vec<PathBuf> = find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
         ReadData::Absent(with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
     })?;
     let limits = TokenLimits {
-        vocab_size,
+        vocab_size: request.spec.vocabulary as u32,
         max_tokens: recipe.data.max_tokens as u32,
         overflow: match recipe.data.overflow {
             Overflow::Truncate => tokens::Overflow::Truncate,
@@ -485,14 +497,21 @@ fn read_tokens(
             Overflow::Error => tokens::Overflow::Error,
         },
     };
-    read_token_set(&files, limits).map_err(|error| {
+    let options = PrepareOptions { data: &recipe.data, limits, threads: request.threads, quiet };
+    prepare_set(&files, model, options).map_err(|error| {
+        let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let failure = match &error {
-            TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. } => {
-                Failure::world(format!("`{key}`: {error}"))
-            }
+            // The recipe names a template that is not there or does not suit the rows.
+            PrepareError::Template(error) => Failure::recipe(error),
+            PrepareError::Tokens(
+                TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
+            )
+            | PrepareError::NoAnswers { .. }
+            | PrepareError::Format(FormatError::NoRows) => Failure::world(format!("`{key}`: {error}")),
             _ => Failure::world(&error),
         };
-        ReadData::Wrong(with_hint(failure, error.hint()))
+        let failure = with_hint(failure, error.hint());
+        if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
     })
 }
 

@@ -1,4 +1,4 @@
-//! Commands that need no recipe: each file holds the arguments of one and what it prints.
+//! Commands beside planning and training: each file holds the arguments of one and what it prints.
 //!
 //! `cli.rs` parses the words and calls their `run`; the work is in the rooms they call, where tests reach it too.
 //! Data goes to stdout and talk to stderr.
@@ -8,6 +8,7 @@ pub mod export;
 pub mod inspect;
 pub mod merge;
 pub mod original;
+pub mod preview;
 pub mod pull;
 
 use crate::failure::Failure;

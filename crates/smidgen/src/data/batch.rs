@@ -151,6 +151,14 @@ impl BatchPlan {
         self.total_steps
     }
 
+    /// Steps of the first epoch were it whole; those of later ones may differ where batches are counted in tokens.
+    pub fn first_epoch_steps(&self) -> u64 {
+        match &self.epochs {
+            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Table(starts) => starts[1],
+        }
+    }
+
     /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted anew into the same memory.
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
@@ -310,7 +318,7 @@ fn splitmix64(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::tokens::test_sets::set_of_lengths;
+    use crate::data::token_builder::test_sets::set_of_lengths;
     use proptest::prelude::*;
 
     fn plan(lengths: &[usize], batch: BatchSize, run_length: RunLength, shuffle: bool) -> BatchPlan {

@@ -10,7 +10,7 @@ use smidgen_ir::Extent;
 use thiserror::Error;
 
 use crate::data::batch::BatchPlan;
-use crate::data::tokens::{NOT_SUPERVISED, TokenSet};
+use crate::data::tokens::{ReadSampleError, TokenSet};
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PackError {
@@ -169,7 +169,11 @@ impl MicroBatch {
     }
 
     /// Replaces the contents by these samples of the set, in this order.
-    pub fn fill(&mut self, set: &TokenSet, samples: impl IntoIterator<Item = u32>) {
+    pub fn fill(
+        &mut self,
+        set: &TokenSet,
+        samples: impl IntoIterator<Item = u32>,
+    ) -> Result<(), ReadSampleError> {
         self.ids.clear();
         self.positions.clear();
         self.segments.clear();
@@ -178,19 +182,20 @@ impl MicroBatch {
         self.sample_of_token.clear();
         self.segments.push(0);
         for index in samples {
-            let sample = set.sample(index as usize);
             let first = self.ids.len();
-            self.ids.extend_from_slice(sample.ids);
-            self.positions.extend(0..sample.ids.len() as i32);
-            self.sample_of_token.extend(std::iter::repeat_n(index, sample.ids.len()));
-            for (t, &label) in sample.labels[1..].iter().enumerate() {
-                if label != NOT_SUPERVISED {
-                    self.rows.push((first + t) as i32);
+            set.read(index as usize, &mut self.ids, |position, label| {
+                // Nothing of the same sample stands before the first position.
+                if position > 0 {
+                    self.rows.push((first + position - 1) as i32);
                     self.labels.push(label);
                 }
-            }
+            })?;
+            let length = self.ids.len() - first;
+            self.positions.extend(0..length as i32);
+            self.sample_of_token.extend(std::iter::repeat_n(index, length));
             self.segments.push(self.ids.len() as i32);
         }
+        Ok(())
     }
 }
 
@@ -245,7 +250,7 @@ pub fn largest_micro_batch(
 mod tests {
     use super::*;
     use crate::data::batch::{BatchOptions, BatchSize, RunLength};
-    use crate::data::tokens::test_sets::{set_of_lengths, set_of_rows};
+    use crate::data::token_builder::test_sets::{set_of_lengths, set_of_rows};
     use proptest::prelude::*;
 
     fn pack(lengths: &[u32], micro_tokens: usize) -> Vec<Vec<u32>> {
@@ -286,8 +291,8 @@ mod tests {
             (vec![20, 21, 22], vec![-100, 21, -100]),
         ]);
         let mut batch = MicroBatch::default();
-        batch.fill(&set, [0]);
-        batch.fill(&set, [2, 1]);
+        batch.fill(&set, [0]).unwrap();
+        batch.fill(&set, [2, 1]).unwrap();
         assert_eq!(batch.ids, [20, 21, 22, 10, 11, 12, 13]);
         assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 3]);
         assert_eq!(batch.segments, [0, 3, 7]);
@@ -407,7 +412,7 @@ mod tests {
                     prop_assert!(positions.is_sorted());
                     let chosen = positions.iter().map(|&position| samples[position as usize]);
                     chosen.clone().for_each(|sample| seen[sample as usize] += 1);
-                    micro_batch.fill(&set, chosen);
+                    micro_batch.fill(&set, chosen).unwrap();
                     let extent = micro_batch.extent();
                     prop_assert!(extent.tokens <= micro_tokens);
                     prop_assert_eq!(micro_batch.segments[extent.segments] as usize, extent.tokens);

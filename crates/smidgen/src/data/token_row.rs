@@ -11,8 +11,10 @@ use std::path::PathBuf;
 use serde::de::{Deserialize, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use thiserror::Error;
 
+use crate::checkpoint::whole_file::WriteFileError;
 use crate::data::source::{RowPlace, SourceError, read_rows};
-use crate::data::tokens::{NOT_SUPERVISED, RowCounts, TokenLimits, TokenSet, TokenSetBuilder};
+use crate::data::token_builder::TokenSetBuilder;
+use crate::data::tokens::{NOT_SUPERVISED, RowCounts, TokenLimits, TokenSet};
 
 /// Reads `tokens` rows from files, in order, into one set.
 pub fn read_token_set(files: &[PathBuf], limits: TokenLimits) -> Result<TokenSet, TokensError> {
@@ -45,6 +47,8 @@ pub enum TokensError {
         "{place} has {tokens} tokens, `data.max_tokens` is {max_tokens}; {rows} of {rows_read} rows are longer"
     )]
     TooLong { place: String, tokens: usize, max_tokens: u32, rows: u64, rows_read: u64, longest: usize },
+    #[error("the tokens of a large data set are kept in a file: {0}")]
+    Keep(#[from] WriteFileError),
     #[error("no rows")]
     NoRows,
     #[error("no rows left: {counts}")]
@@ -72,6 +76,9 @@ impl TokensError {
             }
             TokensError::TooLong { longest, .. } => {
                 Some(format!("`data.max_tokens = {longest}` keeps every row whole; `data.overflow = \"truncate\"` or `\"drop\"` accepts the loss"))
+            }
+            TokensError::Keep(_) => {
+                Some("free some space, or set `SMIDGEN_CACHE` to a folder on a larger disk".to_owned())
             }
             TokensError::NoRows => Some("check `data.train` and `data.eval`: their files hold no row".to_owned()),
             TokensError::NoRowsLeft { counts, longest, .. } => Some(match counts.too_long {
@@ -257,7 +264,8 @@ mod tests {
         ])
         .unwrap();
         let samples: Vec<_> = (0..set.len())
-            .map(|index| (set.sample(index).ids.to_vec(), set.sample(index).labels.to_vec()))
+            .map(|index| set.sample(index).unwrap())
+            .map(|sample| (sample.ids, sample.labels))
             .collect();
         assert_eq!(
             samples,

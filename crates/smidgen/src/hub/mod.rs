@@ -5,7 +5,7 @@
 //! Every file is checked against the checksum that its source states, and appears whole or not at all.
 //! Left out: what the files mean (`checkpoint`), and quantized or converted copies.
 
-mod digest;
+pub(crate) mod digest;
 pub mod environment;
 mod hf;
 mod hf_cache;

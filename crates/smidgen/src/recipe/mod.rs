@@ -11,7 +11,7 @@ mod foreign;
 mod keys;
 mod mistake;
 mod model_name;
-mod nearest;
+pub(crate) mod nearest;
 mod parse;
 mod read;
 mod render;

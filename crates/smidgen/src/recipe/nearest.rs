@@ -5,7 +5,7 @@
 //! anything looser gives hints that mislead more than they help.
 
 /// The first of the nearest candidates, or `None` if all are far.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
         let distance = edit_distance(word, candidate);

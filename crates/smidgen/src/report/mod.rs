@@ -10,3 +10,4 @@ pub mod fourier_table;
 pub mod model_table;
 pub mod plan_json;
 pub mod plan_table;
+pub mod preview_text;

@@ -15,6 +15,7 @@ mod python;
 pub mod save;
 pub mod to_gguf;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
@@ -124,6 +125,13 @@ impl Tokenizer {
 
     pub fn special_ids(&self) -> SpecialIds {
         self.special_ids
+    }
+
+    /// Ids of all tokens that are no text, the one that ends a text among them.
+    pub fn special_token_ids(&self) -> HashSet<u32> {
+        let added = self.library.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
+        special.chain(self.special_ids.eos).collect()
     }
 
     pub fn token_id(&self, token: &str) -> Option<u32> {

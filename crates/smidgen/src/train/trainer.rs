@@ -157,7 +157,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0 / supervised as f64);
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
-            self.micro_batch.fill(train, positions.iter().map(|position| samples[*position as usize]));
+            let chosen = positions.iter().map(|position| samples[*position as usize]);
+            self.micro_batch.fill(train, chosen).map_err(Failure::world)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
@@ -220,7 +221,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0);
         let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
         for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            self.micro_batch.fill(set, range.clone());
+            self.micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             samples += u64::from(range.end - range.start);

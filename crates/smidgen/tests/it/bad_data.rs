@@ -55,11 +55,11 @@ fn tokens_and_labels_outside_the_vocabulary() {
 
 #[test]
 fn rows_of_another_shape() {
-    refused("{\"text\":\"hello\"}\n", &["line 1: `input_ids` is missing", "`data.format`"]);
+    refused("{\"text\":\"hello\"}\n", &["line 1 looks like text, but is to be read as tokens", "hint: "]);
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2]}\n", &["`input_ids` has 3 entries, `labels` has 2"]);
-    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1, column 33", "`labels`"]);
+    refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1: `labels` is "]);
     refused("{\"input_ids\":[1,2\n", &["line 1, column ", "broken JSON"]);
-    refused("[{\"input_ids\":[1,2]}]\n", &["line 1 starts an array", "named `.json`"]);
+    refused("[{\"input_ids\":[1,2]}]\n", &["line 1 is a list, not an object with named fields", "hint: a row is an object"]);
 }
 
 #[test]

@@ -127,8 +127,7 @@ fn a_recipe_that_is_not_there() {
 fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
     let overrides = [
-        "model.compute=bf16",
-        "data.format=chat",
+        "model.compute=f16",
         "data.eval=data.jsonl",
         "train.eval_every=1",
         "train.early_stop=2",
@@ -142,8 +141,7 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     let said = scratch.train_refused(2, &overrides, &[]);
     expect![[r#"
         error: this version cannot run the recipe
-          `model.compute = bf16` is not supported (supported: auto, f32)
-          `data.format = chat` is not supported (supported: auto, tokens)
+          `model.compute = f16` is not supported (supported: auto, f32, bf16)
           `train.early_stop = 2` is not supported (supported: 0)
           `memory.device = cuda:0` is not supported (supported: auto, cpu)
           `memory.profile = h200` is not supported (supported: auto, cpu)

@@ -26,6 +26,7 @@ fn help_lists_the_commands() {
 
             Commands:
               plan     Show what a run will take, before it takes anything
+              preview  Show samples as the model sees them, supervised tokens marked
               train    Plan, check, train and save
               merge    Fold an adapter into its base model
               export   Write an adapter, or a model with it, as a GGUF file for llama.cpp

@@ -25,4 +25,5 @@ mod pull_pypi;
 mod quantized;
 mod resume;
 mod scratch;
+mod text_data;
 mod training;

@@ -38,6 +38,8 @@ dir = "run"
 
 pub struct Scratch {
     folder: tempfile::TempDir,
+    /// Outside, because what a refused command leaves in it is not the user's.
+    cache: tempfile::TempDir,
 }
 
 /// How a run of the program ended.
@@ -61,7 +63,7 @@ impl Scratch {
 
     /// A copy of a fixture (`model/`, `adapter/`, `data.jsonl`, `expected.json`) and `recipe.toml`.
     pub fn of(case: &str) -> Scratch {
-        let scratch = Scratch { folder: tempfile::tempdir().unwrap() };
+        let scratch = Scratch { folder: tempfile::tempdir().unwrap(), cache: tempfile::tempdir().unwrap() };
         copy_folder(&fixture(case), scratch.root());
         scratch.write("recipe.toml", RECIPE);
         scratch
@@ -69,6 +71,11 @@ impl Scratch {
 
     pub fn root(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Where the program keeps what it can make again.
+    pub fn cache(&self) -> &Path {
+        self.cache.path()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -115,7 +122,7 @@ impl Scratch {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smidgen"));
         command.args(arguments).current_dir(self.root()).stdin(Stdio::null());
         // No test calls a server but its own.
-        command.env("HF_HUB_OFFLINE", "1");
+        command.env("HF_HUB_OFFLINE", "1").env("SMIDGEN_CACHE", self.cache());
         command
     }
 

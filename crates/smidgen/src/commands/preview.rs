@@ -1,0 +1,113 @@
+//! `smidgen preview`: the data as the model will see it, before anything is trained.
+//!
+//! Nothing is guessed: samples, counts and warnings are those of the set that a run would train on, and steps
+//! and micro-batches those of its plan.
+//! Left out: rows that were dropped, which are counted and not shown.
+
+use crate::commands::print;
+use crate::data::prepare::read_tokenizer;
+use crate::data::tokens::{NOT_SUPERVISED, Sample};
+use crate::failure::Failure;
+use crate::job::{Data, Job, Rows};
+use crate::planning::{Planned, plan_job};
+use crate::report::preview_text::{Part, ShownSample, render_preview};
+use crate::tokenizer::Tokenizer;
+use serde_json::{Value as Json, json};
+use std::io::IsTerminal;
+
+/// What to show.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub rows: usize,
+    pub json: bool,
+}
+
+pub fn run(job: &Job, options: Options) -> Result<(), Failure> {
+    let Data::Rows(rows) = &job.data else { unreachable!("a preview without data is refused before") };
+    // Rows of tokens can come with a model that has no tokenizer; then ids are all there is to show.
+    let tokenizer = read_tokenizer(&job.model).ok();
+    let planned = plan_job(job)?;
+    let mut samples = Vec::new();
+    for index in 0..options.rows.min(rows.train.len()) {
+        let sample = rows.train.sample(index).map_err(Failure::world)?;
+        let parts = parts_of(&sample, tokenizer.as_ref())?;
+        samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts });
+    }
+    let text = match options.json {
+        true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
+        false => {
+            let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            render_preview(job, rows, &planned, &samples, colour)
+        }
+    };
+    print(&text)
+}
+
+/// A sample as text, cut where supervision begins and ends.
+fn parts_of(sample: &Sample, tokenizer: Option<&Tokenizer>) -> Result<Vec<Part>, Failure> {
+    let ids: Vec<u32> = sample.ids.iter().map(|&id| id as u32).collect();
+    let supervised = |position: usize| sample.labels[position] != NOT_SUPERVISED;
+    let mut parts = Vec::new();
+    let (mut start, mut before) = (0, String::new());
+    for end in 1..=ids.len() {
+        if end < ids.len() && supervised(end) == supervised(start) {
+            continue;
+        }
+        let text = match tokenizer {
+            None => format!("{:?}", &ids[start..end]),
+            Some(tokenizer) => {
+                // Decoded from the beginning: decoders treat the first token of a text in their own way.
+                let whole = tokenizer.decode(&ids[..end], false).map_err(Failure::world)?;
+                let text = match whole.strip_prefix(before.as_str()) {
+                    Some(text) => text.to_owned(),
+                    // A character whose bytes are spread over the seam.
+                    None => tokenizer.decode(&ids[start..end], false).map_err(Failure::world)?,
+                };
+                before = whole;
+                text
+            }
+        };
+        parts.push(Part { text, supervised: supervised(start), tokens: end - start });
+        start = end;
+    }
+    Ok(parts)
+}
+
+fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSample]) -> Json {
+    let stats = rows.train.stats();
+    let samples = samples.iter().map(|shown| {
+        let parts = shown.parts.iter();
+        json!({
+            "place": shown.place,
+            "parts": parts.map(|part| json!({"text": part.text, "supervised": part.supervised})).collect::<Vec<_>>(),
+            "ids": shown.sample.ids,
+            "labels": shown.sample.labels,
+        })
+    });
+    let demand = &planned.solution.demand;
+    json!({
+        "format": rows.origin.format.to_string(),
+        "reason": rows.origin.reason,
+        "template": rows.origin.template,
+        "loss_on": job.recipe.data.loss_on.to_string(),
+        "max_tokens": job.recipe.data.max_tokens,
+        "rows": stats.rows,
+        "tokens": stats.tokens,
+        "supervised_tokens": stats.supervised_tokens,
+        "cut_tokens": stats.cut_tokens,
+        "lengths": {
+            "shortest": stats.shortest_tokens, "mean": stats.mean_tokens, "longest": stats.longest_tokens,
+        },
+        "eval_samples": rows.eval.as_ref().map(|set| set.len()),
+        "batches": {
+            "steps": rows.batches.total_steps(),
+            "steps_per_epoch": rows.batches.first_epoch_steps(),
+            "samples_per_step": rows.train.len() as f64 / rows.batches.first_epoch_steps() as f64,
+            "tokens_per_step": planned.step_tokens,
+            "micro_tokens": demand.micro_tokens,
+            "micro_batches_per_step": demand.micro_steps,
+        },
+        "samples": samples.collect::<Vec<_>>(),
+        "warnings": rows.warnings,
+    })
+}

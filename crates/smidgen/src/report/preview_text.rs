@@ -1,0 +1,158 @@
+//! A preview for people: samples with their supervised parts marked, lengths, batches.
+//!
+//! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
+//! Left out: what is shown (`commands/preview.rs`).
+
+use crate::checkpoint::grouped_digits::Grouped;
+use crate::data::tokens::{Sample, TokenSet};
+use crate::job::{Job, Rows};
+use crate::planning::Planned;
+use std::fmt::Write;
+
+/// Of longer samples the beginning and the end are shown.
+const SHOWN_CHARACTERS: usize = 4000;
+const BAR_COLUMNS: usize = 50;
+const MOST_BARS: usize = 12;
+
+/// A piece of a sample that is supervised or not, as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub text: String,
+    pub supervised: bool,
+    pub tokens: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct ShownSample {
+    pub place: String,
+    pub sample: Sample,
+    pub parts: Vec<Part>,
+}
+
+pub fn render_preview(
+    job: &Job,
+    rows: &Rows,
+    planned: &Planned,
+    samples: &[ShownSample],
+    colour: bool,
+) -> String {
+    let (set, origin) = (&rows.train, &rows.origin);
+    let stats = set.stats();
+    let mut text = String::new();
+    let mut line = |content: &str| writeln!(text, "{content}").expect("a string can be written to");
+    line(&format!("format     {}", origin.reason));
+    if let Some(template) = &origin.template {
+        line(&format!("template   {template}"));
+    }
+    line(&format!("loss on    {}", job.recipe.data.loss_on));
+    line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
+    for (index, shown) in samples.iter().enumerate() {
+        let supervised = set.supervised(index);
+        line("");
+        line(&format!("{}: {} tokens, {supervised} supervised", shown.place, set.length(index)));
+        for row in marked(&shown.parts, colour).lines() {
+            line(format!("  {row}").trim_end());
+        }
+    }
+    line("");
+    let share = 100.0 * stats.supervised_tokens as f64 / stats.tokens as f64;
+    line(&format!(
+        "tokens     {}, {} supervised ({share:.1} %), {} cut off",
+        Grouped(stats.tokens),
+        Grouped(stats.supervised_tokens),
+        Grouped(stats.cut_tokens)
+    ));
+    line(&format!(
+        "lengths    {} to {}, {:.1} on average",
+        stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens
+    ));
+    for bar in histogram(set) {
+        line(&bar);
+    }
+    let steps = rows.batches.first_epoch_steps();
+    line(&format!("steps      {} in all, {} an epoch", Grouped(rows.batches.total_steps()), Grouped(steps)));
+    let demand = &planned.solution.demand;
+    line(&format!(
+        "a step     {:.1} samples, {:.0} tokens, in {:.1} micro-batches of up to {} tokens",
+        set.len() as f64 / steps as f64,
+        planned.step_tokens,
+        demand.micro_steps.max(1.0),
+        demand.micro_tokens
+    ));
+    if let Some(eval) = &rows.eval {
+        line(&format!(
+            "evaluation {} samples, {} tokens",
+            Grouped(eval.len() as u64),
+            Grouped(eval.stats().tokens)
+        ));
+    }
+    if !rows.warnings.is_empty() {
+        line("");
+    }
+    for warning in &rows.warnings {
+        line(&format!("warning: {warning}"));
+    }
+    text
+}
+
+fn marked(parts: &[Part], colour: bool) -> String {
+    let (begin, end) = if colour { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
+    let characters: usize = parts.iter().map(|part| part.text.chars().count()).sum();
+    let left_out = characters.saturating_sub(SHOWN_CHARACTERS);
+    // What is left out stands in the middle of the sample.
+    let (from, to) = ((characters - left_out) / 2, (characters - left_out) / 2 + left_out);
+    let mut text = String::new();
+    let mut at = 0;
+    for part in parts {
+        if part.supervised {
+            text.push_str(begin);
+        }
+        for sign in part.text.chars() {
+            if at == from && left_out > 0 {
+                write!(text, "\n[{left_out} characters]\n").expect("a string can be written to");
+            }
+            if !(from..to).contains(&at) {
+                match sign {
+                    // A line that ends in colour would carry it into the margin.
+                    '\n' if colour && part.supervised => write!(text, "{end}\n{begin}"),
+                    '\n' => writeln!(text),
+                    sign if sign.is_control() && sign != '\t' => write!(text, "{}", sign.escape_default()),
+                    sign => write!(text, "{sign}"),
+                }
+                .expect("a string can be written to");
+            }
+            at += 1;
+        }
+        if part.supervised {
+            text.push_str(end);
+        }
+    }
+    text
+}
+
+/// Bars of equal width, a power of two.
+fn histogram(set: &TokenSet) -> Vec<String> {
+    let longest = set.longest();
+    let mut width = 1;
+    while longest / width >= MOST_BARS {
+        width *= 2;
+    }
+    let first = set.stats().shortest_tokens / width;
+    let mut counts = vec![0u64; longest / width + 1 - first];
+    for sample in 0..set.len() {
+        counts[set.length(sample) as usize / width - first] += 1;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1).max(1);
+    let bars = counts.iter().enumerate().map(|(index, &count)| {
+        let start = (first + index) * width;
+        let range = match width {
+            1 => start.to_string(),
+            _ => format!("{start}-{}", start + width - 1),
+        };
+        // A sample is never invisible.
+        let columns = (count as usize * BAR_COLUMNS).div_ceil(most as usize);
+        let space = if columns > 0 { " " } else { "" };
+        format!("{range:>15} {}{space}{}", "█".repeat(columns), Grouped(count))
+    });
+    bars.collect()
+}

@@ -1,0 +1,238 @@
+//! Rows of text from the command line: trained on, cached, previewed, and refused with a reason.
+//!
+//! The tokenizer is one of words, small enough for the vocabulary of the tiny model.
+
+use crate::scratch::Scratch;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}";
+
+/// Words are tokens, and what is between marks; everything else is unknown.
+fn with_tokenizer(scratch: &Scratch) {
+    let special = ["<unk>", "<|im_start|>", "<|im_end|>"];
+    let words =
+        ["user", "assistant", "system", "what", "is", "the", "answer", "one", "two", "three", "a", "b", "c"];
+    let vocabulary: serde_json::Map<String, Value> =
+        special.iter().chain(&words).enumerate().map(|(id, word)| (word.to_string(), json!(id))).collect();
+    let added: Vec<Value> = special
+        .iter()
+        .enumerate()
+        .map(|(id, token)| {
+            json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        })
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    });
+    scratch.write("model/tokenizer.json", tokenizer.to_string());
+    let config = json!({"eos_token": "<|im_end|>", "unk_token": "<unk>"});
+    scratch.write("model/tokenizer_config.json", config.to_string());
+    scratch.write("model/chat_template.jinja", TEMPLATE);
+}
+
+fn rows() -> String {
+    let row = |number: usize| {
+        let answer = ["one", "two", "three"][number % 3].to_string() + &" a b".repeat(number % 4);
+        json!({"instruction": "what is the answer", "input": "", "output": answer}).to_string() + "\n"
+    };
+    (0..12).map(row).collect()
+}
+
+fn scratch() -> Scratch {
+    let scratch = Scratch::new();
+    with_tokenizer(&scratch);
+    scratch.write("rows.jsonl", rows());
+    scratch
+}
+
+const ROWS: [&str; 2] = ["data.train=rows.jsonl", "data.format=auto"];
+
+fn overrides<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&ROWS[..], more].concat()
+}
+
+fn cached(scratch: &Scratch) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(scratch.cache().join("tokens")) else { return vec![] };
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn text_is_trained_on_and_its_tokens_are_kept() {
+    let scratch = scratch();
+    scratch.train("first", &overrides(&[]));
+    let files = cached(&scratch);
+    assert_eq!(files.len(), 1);
+    let bytes = std::fs::read(&files[0]).unwrap();
+    scratch.train("second", &overrides(&[]));
+    assert_eq!(scratch.adapter("first"), scratch.adapter("second"));
+    // A damaged file is written anew, and the run is the same.
+    let mut damaged = bytes.clone();
+    damaged[100] ^= 4;
+    std::fs::write(&files[0], damaged).unwrap();
+    scratch.train("third", &overrides(&["memory.threads=1"]));
+    assert_eq!(scratch.adapter("first"), scratch.adapter("third"));
+    assert_eq!(std::fs::read(&files[0]).unwrap(), bytes);
+    // Another loss, another template and other rows are other sets; another name of the file is not.
+    scratch.train("fourth", &overrides(&["data.loss_on=all"]));
+    scratch.train("fifth", &overrides(&["data.template=alpaca"]));
+    assert_eq!(cached(&scratch).len(), 3);
+    scratch.write("renamed.jsonl", rows());
+    scratch.train("sixth", &["data.train=renamed.jsonl", "data.format=alpaca"]);
+    scratch.write("rows.jsonl", rows() + &rows());
+    scratch.train("seventh", &overrides(&[]));
+    assert_eq!(cached(&scratch).len(), 4);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_stops_nobody() {
+    let scratch = scratch();
+    std::fs::write(scratch.cache().join("tokens"), "in the way").unwrap();
+    scratch.train("run", &overrides(&[]));
+}
+
+#[test]
+fn a_preview_for_people() {
+    let scratch = scratch();
+    let ended = scratch.run(&[&["preview", "recipe.toml", "--rows", "2"][..], &overrides(&[])].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let text = scratch.neutral(&ended.stdout);
+    let bar = "█".repeat(50);
+    for words in [
+        "format     alpaca: ",
+        "template   the model's own\nloss on    completion\nrows       12 rows read, 12 kept\n\n",
+        "`FOLDER/rows.jsonl` line 1: 11 tokens, 2 supervised\n  \
+         <|im_start|> user what is the answer <|im_end|> <|im_start|> assistant⟦ one <|im_end|>⟧\n\n",
+        "`FOLDER/rows.jsonl` line 2: 13 tokens, 4 supervised\n",
+        "assistant⟦ two a b <|im_end|>⟧\n",
+        "tokens     168, 60 supervised (35.7 %), 0 cut off\nlengths    11 to 17, 14.0 on average\n",
+        &format!(
+            "\n          10-11 {bar} 3\n          12-13 {bar} 3\n          14-15 {bar} 3\n          16-17 {bar} 3\n"
+        ),
+        "steps      6 in all, 3 an epoch\na step     4.0 samples, 56 tokens, in ",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+    assert!(!scratch.exists("run"));
+}
+
+#[test]
+fn a_preview_for_programs() {
+    let scratch = scratch();
+    let more = ["data.loss_on=all", "data.max_tokens=8"];
+    let ended = scratch.run(&[&["preview", "recipe.toml", "--json"][..], &overrides(&more)].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let preview: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(preview["format"], "alpaca");
+    assert_eq!(preview["rows"]["read"], 12);
+    assert_eq!(preview["samples"].as_array().unwrap().len(), 3);
+    let first = &preview["samples"][0];
+    // <|im_start|> user what is the answer <|im_end|> <|im_start|>, and no more than eight.
+    assert_eq!(first["ids"], json!([1, 3, 6, 7, 8, 9, 2, 1]));
+    assert_eq!(first["labels"], first["ids"]);
+    assert_eq!(preview["batches"]["steps_per_epoch"], 3);
+    let warnings = preview["warnings"].as_array().unwrap();
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning == "`data.train`: every sample is truncated: raise `data.max_tokens`")
+    );
+}
+
+#[test]
+fn mistakes_that_people_make_get_warnings() {
+    let warned = |rows: &str, more: &[&str], words: &str| {
+        let scratch = scratch();
+        scratch.write("rows.jsonl", rows);
+        let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(more)].concat());
+        assert!(
+            ended.stdout.contains(&format!("warning: `data.train`: {words}\n")),
+            "{words}: {}{}",
+            ended.stdout,
+            ended.stderr
+        );
+        let ended = scratch.train("run", &overrides(more));
+        assert_eq!(ended.stderr.matches(words).count(), 1, "{}", ended.stderr);
+    };
+    let chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"what\"},{\"role\":\"assistant\",\"content\":\"one two\"}]}\n";
+    warned(
+        chat,
+        &["data.loss_on=assistant"],
+        "the model's chat template has no `{% generation %}` block: the assistant's turns are found by rendering \
+         each conversation message by message",
+    );
+    warned(
+        chat,
+        &["data.template=llama3", "data.loss_on=assistant"],
+        "no answer ends with a special token of the tokenizer (template: llama3): the model will not learn \
+         where to stop",
+    );
+    warned(
+        "{\"text\":\"one two three\"}\n",
+        &["data.loss_on=assistant"],
+        "`data.loss_on = assistant` is ignored: rows of `text` have no turns, every token is supervised",
+    );
+    warned(
+        "{\"input_ids\":[1,2,3]}\n",
+        &["data.loss_on=all"],
+        "`data.loss_on = all` is ignored: rows of `tokens` have their own labels",
+    );
+    warned(
+        &("{\"text\":\"one two three\"}\n".repeat(9) + "{\"text\":\"one two three a b c a b c\"}\n"),
+        &["data.max_tokens=5"],
+        "10 % of the samples are truncated, and do not end as they should: raise `data.max_tokens`",
+    );
+}
+
+#[test]
+fn what_cannot_be_tokenized_is_refused() {
+    let refused = |rows: &str, code: i32, more: &[&str], words: &[&str]| {
+        let scratch = scratch();
+        scratch.write("rows.jsonl", rows);
+        scratch.train_refused(code, &overrides(more), words);
+    };
+    let chat =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
+    let words =
+        ["there is no built-in template `chatmil`", "hint: did you mean `chatml`? built in are chatml, "];
+    refused(chat, 2, &["data.template=chatmil"], &words);
+    let system = "{\"messages\":[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
+    let words = ["rows.jsonl` line 2: the chat template refuses these messages: System role not supported"];
+    refused(&format!("{chat}{system}"), 1, &["data.template=gemma"], &words);
+    let late = json!({"prompt": "a b c ".repeat(10), "completion": "one"}).to_string();
+    let words = ["`data.train`: no supervised token anywhere: 1 rows read", "raise `data.max_tokens`"];
+    refused(&late, 1, &["data.max_tokens=8"], &words);
+    let words = [
+        "`data.train`: no supervised token anywhere: 1 rows read, 1 dropped without a supervised token",
+        "hint: no row has anything that `data.loss_on = assistant` supervises",
+    ];
+    let asked = "{\"prompt\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}],\"completion\":[{\"role\":\"assistant\",\"content\":\"c\"}]}\n";
+    let scratch = scratch();
+    scratch.write("rows.jsonl", asked);
+    // It marks nothing, although it has a block.
+    let source = "{% for m in messages %}{{ m.content }} {% endfor %}{% if false %}{% generation %}{% endgeneration %}{% endif %}";
+    scratch.write("model/chat_template.jinja", source);
+    scratch.train_refused(1, &overrides(&["data.loss_on=assistant"]), &words);
+}
+
+#[test]
+fn a_model_without_a_tokenizer() {
+    let scratch = Scratch::new();
+    scratch.write("rows.jsonl", rows());
+    let words = [
+        "error: the rows are text, and `",
+        "model` has no `tokenizer.json`",
+        "hint: rows of `tokens` (`input_ids`",
+    ];
+    scratch.train_refused(1, &ROWS, &words);
+    scratch.refused(1, &[&["preview", "recipe.toml"][..], &ROWS].concat(), &words[..2]);
+    // A plan needs no data.
+    let ended = scratch.run(&[&["plan", "recipe.toml"][..], &ROWS].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("planned without data (the rows are text, and `"), "{}", ended.stdout);
+}
