@@ -130,9 +130,6 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
         Optimizer::AdamW => {}
         optimizer => refuse("train.optimizer", &optimizer, "adamw"),
     }
-    if train.early_stop > 0 {
-        refuse("train.early_stop", &train.early_stop, "0");
-    }
     match recipe.eval.task {
         EvalTask::Loss => {}
         task => refuse("eval.task", &task, "loss"),

@@ -151,6 +151,22 @@ impl BatchPlan {
         self.total_steps
     }
 
+    /// Epochs that the run touches, the last one perhaps in part.
+    pub fn epochs(&self) -> u64 {
+        self.total_steps.checked_sub(1).map_or(0, |last| self.locate(last).0 + 1)
+    }
+
+    /// Epochs finished after so many steps, as [`StepSamples::epoch_after`] has them.
+    pub fn epochs_after(&self, steps: u64) -> f64 {
+        let Some(last) = steps.checked_sub(1) else { return 0.0 };
+        let (epoch, batch) = self.locate(last);
+        let batches = match &self.epochs {
+            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Table(starts) => starts[epoch as usize + 1] - starts[epoch as usize],
+        };
+        epoch as f64 + (batch + 1) as f64 / batches as f64
+    }
+
     /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted anew into the same memory.
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);

@@ -130,9 +130,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
         "model.compute=bf16",
         "data.format=chat",
         "train.optimizer=adamw-8bit",
-        "data.eval=data.jsonl",
-        "train.eval_every=1",
-        "train.early_stop=2",
         "memory.device=cuda:0",
         "memory.profile=h200",
         "memory.activations=host",
@@ -146,7 +143,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
           `model.compute = bf16` is not supported (supported: auto, f32)
           `data.format = chat` is not supported (supported: auto, tokens)
           `train.optimizer = adamw-8bit` is not supported (supported: adamw)
-          `train.early_stop = 2` is not supported (supported: 0)
           `memory.device = cuda:0` is not supported (supported: auto, cpu)
           `memory.profile = h200` is not supported (supported: auto, cpu)
           `memory.activations = host` is not supported (supported: auto, device)
