@@ -1,6 +1,7 @@
 //! The command line: words in, exit codes out.
 //!
-//! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
+//! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong;
+//! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};

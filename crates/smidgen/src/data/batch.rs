@@ -388,6 +388,23 @@ mod tests {
     }
 
     #[test]
+    fn epochs_are_known_without_walking_there() {
+        for (batch, run_length) in [
+            (BatchSize::Samples(2), RunLength::Steps(7)),
+            (BatchSize::Tokens(9), RunLength::Epochs(2.5)),
+            (BatchSize::Tokens(9), RunLength::Steps(8)),
+        ] {
+            let mut plan = plan(&[2, 5, 3, 7, 4], batch, run_length, true);
+            let steps = all_steps(&mut plan);
+            assert_eq!(plan.epochs(), steps.last().unwrap().0 + 1, "{batch:?}");
+            assert_eq!(plan.epochs_after(0), 0.0);
+            for (step, (_, _, epoch_after)) in steps.iter().enumerate() {
+                assert_eq!(plan.epochs_after(step as u64 + 1), *epoch_after, "{batch:?} {step}");
+            }
+        }
+    }
+
+    #[test]
     fn shuffled_batches_are_slices_of_the_epochs_permutation() {
         let mut plan = plan(&[2; 10], BatchSize::Samples(4), RunLength::Steps(6), true);
         assert_eq!(plan.step_samples(0).samples, [3, 5, 6, 9]);

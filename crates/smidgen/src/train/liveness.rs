@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_rate_of_zero_is_no_update() {
-        let mut liveness = Liveness { updates: 0, ..liveness(0.0, true) };
+        let mut liveness = Liveness { updates: 0, largest_lr: 0.0, ..liveness(0.0, true) };
         let rates = [0.0, 1e-4, 0.0, 2e-4, 1e-4];
         assert_eq!(rates.map(|lr| liveness.see_update(lr, 1.0)), [false, false, false, false, true]);
         assert_eq!(liveness.largest_lr, 2e-4);

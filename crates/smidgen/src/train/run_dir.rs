@@ -126,16 +126,15 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes what a killed run left of a folder that it was writing or removing.
+    /// Removes what a killed run left of files and folders that it was writing or removing.
     pub fn sweep(&self) -> Result<(), Failure> {
         let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
         for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let ours = name.starts_with(".checkpoint") || name.starts_with(".adapter.tmp");
-            if ours && (name.ends_with(".tmp") || name.ends_with(".old")) && entry.path().is_dir() {
-                fs::remove_dir_all(entry.path()).map_err(|error| {
-                    Failure::world(format!("`{}` could not be removed: {error}", entry.path().display()))
+            if is_leftover(&entry.file_name().to_string_lossy()) {
+                let path = entry.path();
+                let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.map_err(|error| {
+                    Failure::world(format!("`{}` could not be removed: {error}", path.display()))
                 })?;
             }
         }
@@ -160,6 +159,17 @@ impl RunDir {
         }
         Ok(())
     }
+}
+
+/// Names under which a run writes before it renames, and hides before it removes. An adapter that was set aside is
+/// none of them: it goes when its successor is there.
+fn is_leftover(name: &str) -> bool {
+    let files = ["recipe.toml.", "plan.json.", "plan.txt.", "job.toml.", "events.out.tfevents."];
+    let hidden = name.strip_prefix('.');
+    let is_folder = hidden.is_some_and(|name| name.starts_with("checkpoint") || name == "adapter.tmp");
+    let is_file = hidden.is_some_and(|name| files.iter().any(|file| name.starts_with(file)));
+    let ends = name.ends_with(".tmp") || name.ends_with(".old");
+    name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
 }
 
 /// Which of the ascending steps go: the best counts among those that are kept.
@@ -197,13 +207,22 @@ mod tests {
         ] {
             fs::create_dir_all(folder.path().join(name).join("inside")).unwrap();
         }
+        let files = [
+            ".plan.txt.123-2.tmp",
+            ".events.out.tfevents.1.x.2.0.123-4.tmp",
+            "metrics.jsonl.tmp",
+            "plan.txt",
+            ".notes.tmp",
+        ];
+        for name in files {
+            fs::write(folder.path().join(name), "x").unwrap();
+        }
         RunDir::at(folder.path()).unwrap().sweep().unwrap();
         let mut names: Vec<String> = fs::read_dir(folder.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        // The adapter that was set aside goes when its successor is there.
-        assert_eq!(names, [".adapter.old", ".other.tmp", "checkpoint-3"]);
+        assert_eq!(names, [".adapter.old", ".notes.tmp", ".other.tmp", "checkpoint-3", "plan.txt"]);
     }
 }
