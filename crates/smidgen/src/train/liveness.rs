@@ -180,7 +180,7 @@ fn listed(keys: &[String]) -> String {
     }
 }
 
-fn is_query_or_key(key: &String) -> bool {
+fn is_query_or_key(key: &str) -> bool {
     ["q_proj", "k_proj", "qkv_proj"].iter().any(|name| key.contains(name))
 }
 

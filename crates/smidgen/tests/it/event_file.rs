@@ -116,7 +116,7 @@ fn take_varint(data: &mut &[u8]) -> u64 {
 
 fn masked_crc(bytes: &[u8]) -> [u8; 4] {
     let crc = crc32c(bytes);
-    (((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)).to_le_bytes()
+    crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
 fn crc32c(bytes: &[u8]) -> u32 {

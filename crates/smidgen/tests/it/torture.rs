@@ -94,9 +94,11 @@ impl Torture {
                 return;
             }
             let mut child = scratch.start(&arguments);
-            let patience = Duration::from_micros(self.below(self.span.as_micros() as u64 / 2));
-            // One in three waits for what takes little of a run's time: a checkpoint or the end being written.
+            // One in two waits for what takes little of a run's time: a checkpoint or the end being written, or
+            // comes before there is any.
             let hunt = self.below(6);
+            let longest = if hunt == 2 { self.span / 16 } else { self.span / 2 };
+            let patience = Duration::from_micros(self.below(longest.as_micros() as u64));
             let begun = Instant::now();
             let ended = loop {
                 if let Some(status) = child.try_wait().unwrap() {
