@@ -52,6 +52,16 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
+    /// Runs one step of an entry point, so that what it wrote can be looked at before the next overwrites it.
+    pub fn run_step(&mut self, entry: Entry, index: usize, extent: &Extent) -> Result<(), DeviceError> {
+        if !self.plan.extent.contains(extent) {
+            return Err(DeviceError::Extent { actual: *extent, planned: self.plan.extent });
+        }
+        let steps = self.entries.iter().find(|(own, _)| *own == entry).map(|(_, steps)| steps);
+        let step = steps.and_then(|steps| steps.get(index)).expect("the plan has this step");
+        self.device.run(step, extent)
+    }
+
     /// Writes the first bytes of a value; shorter than the value when a micro-batch is.
     pub fn write(&mut self, value: ValueId, from: &[u8]) {
         self.write_at(value, 0, from);

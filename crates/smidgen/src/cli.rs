@@ -1,6 +1,7 @@
 //! The command line: words in, exit codes out.
 //!
-//! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 the recipe or command is wrong.
+//! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong;
+//! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
@@ -16,11 +17,14 @@ use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::{plan_json, plan_table};
 use crate::train::adapters;
-use crate::train::metrics::MetricsWriter;
+use crate::train::cautions::{Facts, cautions};
+use crate::train::disk::{Footprint, check_room};
+use crate::train::interrupt::Interrupt;
+use crate::train::journal::Journal;
 use crate::train::progress::{self, Progress};
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
-use crate::train::trainer::{RunPolicy, Trainer};
+use crate::train::trainer::{Ending, Outcome, RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
 use smidgen_runtime::Cpu;
@@ -188,6 +192,11 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     } else {
         Start::Beginning
     };
+    if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
+        for caution in cautions(&Facts::of(&job, rows)) {
+            say(&format!("warning: {caution}"));
+        }
+    }
     let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -195,32 +204,33 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     adapters::check_start(&planned.solution.plan, &job, &start)?;
     let table = plan_table::render_table(&job, &planned);
     say(table.trim_end());
-    // Everything that can be refused is refused above: from here on the folder is written.
-    dir.make()?;
-    dir.set_adapter_aside()?;
-    write_run_files(&dir, &source, &job, &planned, &table)?;
-
     let first = start.updates_done();
     let Data::Rows(rows) = &mut job.data else { unreachable!("training without data is refused before") };
     // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
     let mut batches = std::mem::take(&mut rows.batches);
     let total = batches.total_steps();
-    let (mut metrics, _) = MetricsWriter::resume(&dir.file("metrics.jsonl"), first)?;
+    check_room(&dir, &Footprint::of(&planned.solution.plan, &job.recipe.train, total))?;
+    // Everything that can be refused is refused above: from here on the folder is written.
+    dir.make()?;
+    dir.sweep()?;
+    dir.set_adapter_aside()?;
+    write_run_files(&dir, &source, &job, &planned, &table)?;
+    let mut journal = Journal::resume(&output, first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
-    let outcome = trainer.run(&mut batches, first, &mut metrics, &bar);
+    let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());
     bar.finish();
     let outcome = outcome?;
-    // A run that was stopped after its last step has only the adapter left to write.
-    let losses = match first < total {
-        true => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
-        false => String::new(),
-    };
+    if outcome.ending == Ending::Interrupted {
+        return Err(interrupted(args, &outcome, total));
+    }
     let adapter = output.join("adapter");
-    say(&format!("done: {} steps{losses}, adapter in `{}`", outcome.steps, adapter.display()));
+    for line in render_outcome(&outcome, &job.recipe, total) {
+        say(&line);
+    }
     if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
         let file = AdapterFile::open(&adapter).map_err(Failure::world)?;
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
@@ -239,15 +249,72 @@ fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
     let start = resume::find_start(dir)?;
     match &start {
         Start::Beginning => say("there is no checkpoint: starting at step 0"),
-        Start::Checkpoint { step, .. } => say(&format!("continuing after step {step}")),
+        Start::Checkpoint { step, lost_best, .. } => {
+            say(&format!("continuing after step {step}"));
+            if let Some(best) = lost_best {
+                say(&format!(
+                    "warning: `checkpoint-{best}`, the best evaluated, is gone: the best is sought anew"
+                ));
+            }
+        }
     }
     Ok(start)
 }
 
-/// The final adapter is there and the run of before was as long as this one is to be.
 fn is_finished(job: &Job, dir: &RunDir) -> bool {
     let Data::Rows(rows) = &job.data else { return false };
-    resume::finished_steps(dir) == Some(rows.batches.total_steps())
+    resume::is_finished(dir, &job.recipe, rows.batches.total_steps())
+}
+
+/// What is said of a run that came to its end: how evaluations went, then which state the adapter holds.
+fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
+    let (standing, early_stop) = (&outcome.standing, recipe.train.early_stop);
+    let mut lines = Vec::new();
+    if outcome.ending == Ending::StoppedEarly {
+        let evaluations = standing.since_best;
+        lines.push(format!("stopped early: {evaluations} evaluations brought no improvement"));
+    }
+    if let Some(best) = standing.best {
+        let saved = match standing.best_saved == standing.best {
+            true => format!(", in `checkpoint-{}`", best.step),
+            false => String::new(),
+        };
+        lines.push(format!("best eval_loss {:.4} after step {}{saved}", best.eval_loss, best.step));
+    }
+    let steps = match outcome.ending {
+        Ending::StoppedEarly => format!("{} of {total} steps", outcome.steps),
+        Ending::Done | Ending::Interrupted => format!("{total} steps"),
+    };
+    // A run that was stopped after its last step has only the adapter left to write.
+    let losses = match outcome.last_loss.is_nan() {
+        false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
+        true => String::new(),
+    };
+    let state = match standing.best_saved {
+        Some(best) if early_stop > 0 => format!(" of step {}", best.step),
+        _ => String::new(),
+    };
+    let adapter = recipe.output.dir.resolved.join("adapter");
+    lines.push(format!("done: {steps}{losses}, adapter{state} in `{}`", adapter.display()));
+    lines
+}
+
+/// Not done, so that it is no success: a script that goes on only after success must not go on here.
+fn interrupted(args: &TrainArgs, outcome: &Outcome, total: u64) -> Failure {
+    let steps = outcome.steps;
+    let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
+    let recipe = quoted(&args.recipe.recipe.to_string_lossy());
+    Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
+        .hint(format!("`smidgen train {recipe}{overrides} --resume` goes on from there"))
+}
+
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 /// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.

@@ -120,7 +120,7 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    let (model, adapter, train, memory) = (&recipe.model, &recipe.adapter, &recipe.train, &recipe.memory);
+    let (model, adapter, memory) = (&recipe.model, &recipe.adapter, &recipe.memory);
     match model.compute {
         Compute::Auto | Compute::F32 | Compute::Bf16 => {}
         compute @ Compute::F16 => refuse("model.compute", &compute, "auto, f32, bf16"),
@@ -128,9 +128,6 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     match adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
-    }
-    if train.early_stop > 0 {
-        refuse("train.early_stop", &train.early_stop, "0");
     }
     match recipe.eval.task {
         EvalTask::Loss => {}

@@ -185,7 +185,7 @@ impl<'a> Replay<'a> {
 
     /// Runs an entry point over some samples as one micro-batch.
     fn run(&mut self, entry: Entry, samples: impl IntoIterator<Item = u32>) {
-        self.batch.fill(&self.rows.train, samples);
+        self.batch.fill(&self.rows.train, samples).unwrap();
         self.feed.write_micro_batch(&mut self.executor, &self.batch, 0);
         self.executor.run(entry, &self.batch.extent()).unwrap();
     }
@@ -198,7 +198,7 @@ impl<'a> Replay<'a> {
         run.refresh().unwrap_or_else(|failure| panic!("{failure}"));
         for row in 0..2 {
             let expected = self.case.tensor(&format!("logits.{row}"));
-            self.batch.fill(&self.rows.train, [row as u32]);
+            self.batch.fill(&self.rows.train, [row as u32]).unwrap();
             let ids: Vec<u32> = self.batch.ids.iter().map(|id| *id as u32).collect();
             let all: Vec<u32> = (0..ids.len() as u32).collect();
             let got = run.logits(&ids, &all).unwrap_or_else(|failure| panic!("{failure}"));

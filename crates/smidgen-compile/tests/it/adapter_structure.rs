@@ -261,3 +261,26 @@ fn trained_biases_are_leaves_of_their_own_kind() {
         }
     }
 }
+
+/// Names decide, as in other trainers: only what is called a bias or a norm is spared, so that magnitudes and
+/// LS-LoRA's functions decay like the matrices.
+#[test]
+fn everything_that_is_no_bias_decays() {
+    for (form, name) in [
+        (AdapterForm::Dora, "lora_magnitude_vector"),
+        (AdapterForm::Fourier { reg: REG }, "fourier_params.weight"),
+        (AdapterForm::Fourier { reg: REG }, "fourier_params.sigma"),
+    ] {
+        let mut request = request(shapes::small_gemma2(LAYERS), form);
+        request.optimizer.adamw.weight_decay = 0.1;
+        let plan = plan(&request);
+        let steps = steps_of(&plan, Entry::Update, |step| matches!(step.op, Op::AdamW(_)));
+        let mut found = false;
+        for step in steps {
+            let Op::AdamW(settings) = step.op else { unreachable!("only these are kept") };
+            found |= plan.value(step.updates[0]).name.contains(name);
+            assert_eq!(settings.weight_decay, 0.1, "{}", plan.value(step.updates[0]).name);
+        }
+        assert!(found, "{name}");
+    }
+}

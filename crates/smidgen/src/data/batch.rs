@@ -159,6 +159,22 @@ impl BatchPlan {
         }
     }
 
+    /// Epochs that the run touches, the last one perhaps in part.
+    pub fn epochs(&self) -> u64 {
+        self.total_steps.checked_sub(1).map_or(0, |last| self.locate(last).0 + 1)
+    }
+
+    /// Epochs finished after so many steps, as [`StepSamples::epoch_after`] has them.
+    pub fn epochs_after(&self, steps: u64) -> f64 {
+        let Some(last) = steps.checked_sub(1) else { return 0.0 };
+        let (epoch, batch) = self.locate(last);
+        let batches = match &self.epochs {
+            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Table(starts) => starts[epoch as usize + 1] - starts[epoch as usize],
+        };
+        epoch as f64 + (batch + 1) as f64 / batches as f64
+    }
+
     /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted anew into the same memory.
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
@@ -377,6 +393,23 @@ mod tests {
             (2, vec![0, 1], 2.0 + 1.0 / 3.0),
         ];
         assert_eq!(all_steps(&mut plan), expected);
+    }
+
+    #[test]
+    fn epochs_are_known_without_walking_there() {
+        for (batch, run_length) in [
+            (BatchSize::Samples(2), RunLength::Steps(7)),
+            (BatchSize::Tokens(9), RunLength::Epochs(2.5)),
+            (BatchSize::Tokens(9), RunLength::Steps(8)),
+        ] {
+            let mut plan = plan(&[2, 5, 3, 7, 4], batch, run_length, true);
+            let steps = all_steps(&mut plan);
+            assert_eq!(plan.epochs(), steps.last().unwrap().0 + 1, "{batch:?}");
+            assert_eq!(plan.epochs_after(0), 0.0);
+            for (step, (_, _, epoch_after)) in steps.iter().enumerate() {
+                assert_eq!(plan.epochs_after(step as u64 + 1), *epoch_after, "{batch:?} {step}");
+            }
+        }
     }
 
     #[test]

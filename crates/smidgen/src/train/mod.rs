@@ -1,14 +1,23 @@
 //! Training: the loop, what it loads and saves, the learning rate, the metrics and the run folder.
 //!
 //! The loop (`trainer.rs`) decides nothing about memory: it feeds the plan's entry points and reads
-//! their report. Left out: early stopping, and evaluations other than the loss.
+//! their report. Left out: evaluations other than the loss.
 
 pub mod adapters;
+pub mod cautions;
+pub mod disk;
+pub mod events;
 pub mod feed;
+pub mod interrupt;
+pub mod journal;
+pub mod liveness;
 pub mod lr;
 pub mod metrics;
 pub mod progress;
+pub mod replay;
 pub mod resume;
 pub mod run_dir;
+pub mod standing;
 pub mod trainer;
+pub mod trainer_state;
 pub mod weights;

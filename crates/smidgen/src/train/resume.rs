@@ -1,12 +1,14 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
-//! A checkpoint is the adapter as PEFT has it, the optimizer's moments, the number of updates done, its job
-//! and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
+//! A checkpoint is the adapter as PEFT has it, the optimizer's moments, the number of updates done, how evaluations
+//! stand, its job and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
 //! of the recipe and the step, so nothing else needs to be kept.
 
 use super::metrics::last_step;
 use super::run_dir::RunDir;
+use super::standing::Standing;
 use super::trainer::RunPolicy;
+use super::trainer_state::was_stopped_early;
 use super::{adapters, weights};
 use crate::checkpoint::element::Element;
 use crate::checkpoint::json_file::read_json_file;
@@ -36,7 +38,14 @@ const JOB_FILE: &str = "job.toml";
 #[derive(Clone, Debug)]
 pub enum Start {
     Beginning,
-    Checkpoint { step: u64, folder: PathBuf, run_policy: RunPolicy },
+    Checkpoint {
+        step: u64,
+        folder: PathBuf,
+        run_policy: RunPolicy,
+        standing: Standing,
+        /// The best evaluated step, if its checkpoint was removed since.
+        lost_best: Option<u64>,
+    },
 }
 
 impl Start {
@@ -44,6 +53,13 @@ impl Start {
         match self {
             Start::Beginning => 0,
             Start::Checkpoint { step, .. } => *step,
+        }
+    }
+
+    pub fn standing(&self) -> Standing {
+        match self {
+            Start::Beginning => Standing::default(),
+            Start::Checkpoint { standing, .. } => *standing,
         }
     }
 }
@@ -55,6 +71,8 @@ struct State {
     micro_tokens: usize,
     recompute: Vec<usize>,
     loss_chunk: usize,
+    #[serde(default)]
+    standing: Standing,
 }
 
 const STATE_VERSION: u32 = 1;
@@ -75,7 +93,13 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
         .hint("remove that checkpoint folder to continue from the one before"));
     }
     let policy = Policy { recompute: Recompute { layers: state.recompute }, loss_chunk: state.loss_chunk };
-    Ok(Start::Checkpoint { step, folder, run_policy: RunPolicy { micro_tokens: state.micro_tokens, policy } })
+    let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
+    let mut standing = state.standing;
+    let lost_best = standing.best_saved.map(|best| best.step).filter(|best| !dir.checkpoint(*best).exists());
+    if lost_best.is_some() {
+        standing.forget_saved();
+    }
+    Ok(Start::Checkpoint { step, folder, run_policy, standing, lost_best })
 }
 
 /// Writes a checkpoint into an empty folder.
@@ -84,6 +108,7 @@ pub fn write_state<D: Device>(
     job: &Job,
     run_policy: &RunPolicy,
     step: u64,
+    standing: &Standing,
     folder: &Path,
 ) -> Result<(), Failure> {
     adapters::save_adapter(executor, job, folder)?;
@@ -100,6 +125,7 @@ pub fn write_state<D: Device>(
         micro_tokens: run_policy.micro_tokens,
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
+        standing: *standing,
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
     for (name, text) in [(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)] {
@@ -225,10 +251,10 @@ pub fn memory_changed(checkpoint: &Path, recipe: &Recipe) -> bool {
     read_recipe(&checkpoint.join(JOB_FILE), &[]).is_ok_and(|old| old.memory != recipe.memory)
 }
 
-/// Steps of the run whose final adapter lies in the folder, as far as its metrics tell.
-pub fn finished_steps(dir: &RunDir) -> Option<u64> {
-    if !dir.file("adapter").join("adapter_config.json").exists() {
-        return None;
-    }
-    last_step(&dir.file("metrics.jsonl"))
+/// Whether the final adapter is there and the run was as long as it is to be, or had stopped early.
+pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
+    let adapter = dir.file("adapter");
+    adapter.join("adapter_config.json").exists()
+        && (last_step(&dir.file("metrics.jsonl")) == Some(total_steps)
+            || (recipe.train.early_stop > 0 && was_stopped_early(&adapter)))
 }

@@ -109,12 +109,12 @@ impl RunDir {
             }
         }
         fs::create_dir(&temporary).map_err(failed)?;
-        if let Err(failure) = fill(&temporary) {
+        let filled = fill(&temporary).and_then(|()| sync_folder(&temporary).map_err(Failure::world));
+        if let Err(failure) = filled {
             // The failure matters more than what is left of the attempt.
             let _ = fs::remove_dir_all(&temporary);
             return Err(failure);
         }
-        sync_folder(&temporary).map_err(Failure::world)?;
         if target.exists() {
             fs::rename(&target, &old).map_err(failed)?;
         }
@@ -126,11 +126,26 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes all but the newest `keep` checkpoints. One is hidden by a rename before it is taken apart.
-    pub fn prune_checkpoints(&self, keep: usize) -> Result<(), Failure> {
-        let steps = self.checkpoints();
-        for step in &steps[..steps.len().saturating_sub(keep)] {
-            let (path, hidden) = (self.checkpoint(*step), self.file(".checkpoint.old"));
+    /// Removes what a killed run left of files and folders that it was writing or removing.
+    pub fn sweep(&self) -> Result<(), Failure> {
+        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
+        for entry in entries.flatten() {
+            if is_leftover(&entry.file_name().to_string_lossy()) {
+                let path = entry.path();
+                let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.map_err(|error| {
+                    Failure::world(format!("`{}` could not be removed: {error}", path.display()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest checkpoints until `keep` are left, but never the newest nor the best evaluated one.
+    /// One is hidden by a rename before it is taken apart.
+    pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
+        for step in removable(&self.checkpoints(), keep, best) {
+            let (path, hidden) = (self.checkpoint(step), self.file(".checkpoint.old"));
             let remove = || {
                 if hidden.exists() {
                     fs::remove_dir_all(&hidden)?;
@@ -143,5 +158,71 @@ impl RunDir {
             })?;
         }
         Ok(())
+    }
+}
+
+/// Names under which a run writes before it renames, and hides before it removes. An adapter that was set aside is
+/// none of them: it goes when its successor is there.
+fn is_leftover(name: &str) -> bool {
+    let files = ["recipe.toml.", "plan.json.", "plan.txt.", "job.toml.", "events.out.tfevents."];
+    let hidden = name.strip_prefix('.');
+    let is_folder = hidden.is_some_and(|name| name.starts_with("checkpoint") || name == "adapter.tmp");
+    let is_file = hidden.is_some_and(|name| files.iter().any(|file| name.starts_with(file)));
+    let ends = name.ends_with(".tmp") || name.ends_with(".old");
+    name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
+}
+
+/// Which of the ascending steps go: the best counts among those that are kept.
+fn removable(steps: &[u64], keep: usize, best: Option<u64>) -> Vec<u64> {
+    let Some((_, older)) = steps.split_last() else { return vec![] };
+    let excess = steps.len().saturating_sub(keep);
+    older.iter().copied().filter(|step| Some(*step) != best).take(excess).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_the_newest_nor_the_best_is_removed() {
+        assert_eq!(removable(&[1, 2, 3, 4], 2, None), [1, 2]);
+        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(1)), [2, 3]);
+        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(4)), [1, 2]);
+        assert_eq!(removable(&[1, 2, 3], 1, Some(1)), [2]);
+        assert_eq!(removable(&[1, 3], 1, Some(1)), [0u64; 0]);
+        assert_eq!(removable(&[1, 2], 3, Some(9)), [0u64; 0]);
+        assert_eq!(removable(&[], 1, None), [0u64; 0]);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            ".checkpoint-4.tmp",
+            ".checkpoint.old",
+            ".adapter.tmp",
+            ".adapter.old",
+            "checkpoint-3",
+            ".other.tmp",
+        ] {
+            fs::create_dir_all(folder.path().join(name).join("inside")).unwrap();
+        }
+        let files = [
+            ".plan.txt.123-2.tmp",
+            ".events.out.tfevents.1.x.2.0.123-4.tmp",
+            "metrics.jsonl.tmp",
+            "plan.txt",
+            ".notes.tmp",
+        ];
+        for name in files {
+            fs::write(folder.path().join(name), "x").unwrap();
+        }
+        RunDir::at(folder.path()).unwrap().sweep().unwrap();
+        let mut names: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, [".adapter.old", ".notes.tmp", ".other.tmp", "checkpoint-3", "plan.txt"]);
     }
 }

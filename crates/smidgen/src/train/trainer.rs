@@ -4,13 +4,21 @@
 //! divided once, by the supervised tokens of the whole step, so how a step is cut changes no result.
 //! Between the first and the last step nothing large is allocated: buffers are made for the plan's
 //! extent and used again.
+//! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
+use super::disk::{Footprint, with_room};
 use super::feed::{Feed, StepReport};
+use super::interrupt::Interrupt;
+use super::journal::Journal;
+use super::liveness::{self, Liveness};
 use super::lr::{LearningRate, Schedule};
-use super::metrics::{EvalRow, MetricsRow, MetricsWriter, read_rss};
+use super::metrics::{EvalRow, MetricsRow, read_rss};
 use super::progress::Progress;
+use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
+use super::standing::{Evaluated, Standing};
+use super::trainer_state::{Moment, write_trainer_state};
 use super::{adapters, weights};
 use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
@@ -19,7 +27,7 @@ use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job};
 use crate::planning::for_each_eval_batch;
-use crate::recipe::{self, Warmup};
+use crate::recipe::{self, Batch, Warmup};
 use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
 use smidgen_ir::{Entry, LeafKind, Plan};
@@ -27,12 +35,26 @@ use smidgen_runtime::{Device, DeviceError, Executor};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What a finished run reports.
+/// What a run reports when it ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
+    /// Updates done, those before a resume included.
     pub steps: u64,
+    /// Of the first and the last step of this part of the run; NaN where there was none.
     pub first_loss: f64,
     pub last_loss: f64,
+    pub standing: Standing,
+    pub ending: Ending,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps are done; the adapter is saved.
+    Done,
+    /// Evaluations no longer improved; the adapter is saved.
+    StoppedEarly,
+    /// A signal ended it; the state is in the checkpoint of the last step.
+    Interrupted,
 }
 
 /// The choices that a checkpoint holds, so that a resumed run makes the same.
@@ -51,6 +73,8 @@ pub struct Trainer<'a, D> {
     feed: Feed,
     micro_batch: MicroBatch,
     packing: Packing,
+    standing: Standing,
+    liveness: Option<Liveness>,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -76,6 +100,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
         Ok(Trainer {
+            liveness: None,
+            standing: start.standing(),
             executor,
             job,
             dir,
@@ -91,39 +117,107 @@ impl<'a, D: Device> Trainer<'a, D> {
         mut self,
         batches: &mut BatchPlan,
         first: u64,
-        metrics: &mut MetricsWriter,
+        journal: &mut Journal,
         progress: &Progress,
+        interrupt: &Interrupt,
     ) -> Result<Outcome, Failure> {
         let job = self.job;
         let Data::Rows(rows) = &job.data else { unreachable!("training without data is refused before") };
         let (train, total) = (&rows.train, batches.total_steps());
         let schedule = learning_rate(&job.recipe, total);
         let settings = &job.recipe.train;
-        let mut outcome = Outcome { steps: total, first_loss: f64::NAN, last_loss: f64::NAN };
+        let updated = (0..first).filter(|step| schedule.lr(*step) > 0.0).take(liveness::UPDATES as usize);
+        if (updated.count() as u64) < liveness::UPDATES {
+            self.liveness = Some(Liveness::begin(&mut self.executor, job));
+        }
+        let mut outcome = Outcome {
+            steps: first,
+            first_loss: f64::NAN,
+            last_loss: f64::NAN,
+            standing: self.standing,
+            ending: Ending::Done,
+        };
+        let footprint = Footprint::of(self.executor.plan(), settings, total);
+        let folder = self.dir.path().to_path_buf();
+        let unwritten = |error: anyhow::Error| with_room(error.into(), &folder, "a row", ROW_BYTES);
+        let mut moment = Moment {
+            step: first,
+            epoch: batches.epochs_after(first),
+            total_steps: total,
+            epochs: batches.epochs(),
+            samples: train.len(),
+            batch: match settings.batch {
+                Batch::Samples(samples) => Some(samples),
+                Batch::Tokens(_) => None,
+            },
+            eval_every: settings.eval_every,
+            save_every: settings.save_every,
+            early_stop: settings.early_stop,
+            standing: self.standing,
+            is_end: false,
+            run_folder: &folder,
+        };
+        // A run that was killed after it wrote a checkpoint had yet to remove another.
+        self.dir.prune_checkpoints(settings.keep, self.standing.best_saved.map(|best| best.step))?;
         for step in first..total {
+            // Also where a run was killed between its last evaluation and its end.
+            if self.standing.is_over(settings.early_stop) {
+                outcome.ending = Ending::StoppedEarly;
+                break;
+            }
             let started = Instant::now();
-            let (epoch, row) = self.step(batches, train, step, schedule.lr(step))?;
+            let (epoch, row) = self.step(batches, train, step, schedule.lr(step), progress)?;
             let done = step + 1;
             let row = self.finish_row(row, done, epoch, schedule.lr(step), started);
-            metrics.write_step(&row)?;
+            journal.write_step(&row).map_err(unwritten)?;
             progress.step(done, row.loss, row.lr, row.tokens_per_s);
             if step == first {
                 outcome.first_loss = row.loss;
             }
-            outcome.last_loss = row.loss;
+            (outcome.last_loss, outcome.steps) = (row.loss, done);
+            let mut is_new_best = false;
             if settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total) {
                 let eval = rows.eval.as_ref().expect("the recipe refuses `eval_every` without `data.eval`");
                 let row = self.evaluate(eval, done, epoch)?;
-                metrics.write_eval(&row)?;
-                progress.say(&format!("step {done}/{total}  eval_loss {:.4}", row.eval_loss));
+                journal.write_eval(&row).map_err(unwritten)?;
+                is_new_best = self.standing.record(Evaluated { step: done, eval_loss: row.eval_loss });
+                let best = if is_new_best { ", the best so far" } else { "" };
+                progress.say(&format!("step {done}/{total}  eval_loss {:.4}{best}", row.eval_loss));
             }
-            if settings.save_every > 0 && done.is_multiple_of(settings.save_every) {
-                metrics.sync()?;
-                self.save_checkpoint(done)?;
+            (moment.step, moment.epoch) = (done, epoch);
+            let is_last = done == total || self.standing.is_over(settings.early_stop);
+            let interrupted = interrupt.is_requested() && !is_last;
+            let due = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
+            if due || interrupted || (is_new_best && settings.early_stop > 0) {
+                journal.sync().map_err(unwritten)?;
+                self.save_checkpoint(&mut moment, journal).map_err(|failure| {
+                    with_room(failure, &folder, "a checkpoint", footprint.checkpoint_bytes)
+                })?;
+            }
+            if interrupted {
+                outcome.ending = Ending::Interrupted;
+                break;
             }
         }
-        metrics.sync()?;
-        let Trainer { mut executor, dir, .. } = self;
+        (moment.standing, outcome.standing) = (self.standing, self.standing);
+        if outcome.ending == Ending::Interrupted {
+            return Ok(outcome);
+        }
+        journal.sync().map_err(unwritten)?;
+        moment.is_end = true;
+        self.save_final(&moment, journal, progress)
+            .map_err(|failure| with_room(failure, &folder, "an adapter", footprint.adapter_bytes))?;
+        Ok(outcome)
+    }
+
+    /// Writes `adapter/`: the last state, or the best evaluated one where that is what the run was to find.
+    fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
+        let Trainer { mut executor, job, dir, standing, .. } = self;
+        if job.recipe.train.early_stop > 0
+            && let Some(best) = standing.best_saved.filter(|best| best.step != moment.step)
+        {
+            adapters::read_adapter(&mut executor, &job.request, &dir.checkpoint(best.step))?;
+        }
         let mut warning = None;
         dir.write_folder("adapter", |folder| {
             adapters::save_adapter(&mut executor, job, folder)?;
@@ -131,12 +225,12 @@ impl<'a, D: Device> Trainer<'a, D> {
             drop(executor);
             // What was trained is worth more than the files beside it.
             warning = save_beside(&job.model, folder).err();
-            Ok(())
+            write_trainer_state(folder, moment, journal.path())
         })?;
         if let Some(error) = warning {
             progress.say(&format!("warning: the tokenizer is not beside the adapter: {error}"));
         }
-        Ok(outcome)
+        Ok(())
     }
 
     /// One optimizer step. Returns the epochs done after it and a row without times and memory.
@@ -146,6 +240,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         train: &TokenSet,
         step: u64,
         lr: f64,
+        progress: &Progress,
     ) -> Result<(f64, MetricsRow), Failure> {
         let batch = batches.step_samples(step);
         let (samples, epoch) = (batch.samples, batch.epoch_after);
@@ -162,15 +257,33 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
+            if let Some(liveness) = &mut self.liveness {
+                let positions = &self.micro_batch.positions;
+                liveness.see_positions(self.micro_batch.rows.iter().map(|row| positions[*row as usize]));
+            }
         }
         self.packing = packing;
+        if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
+            liveness.see_gradients(&mut self.executor);
+        }
         self.feed.write_hyper(&mut self.executor, lr, step + 1);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
         let report = self.feed.read_report(&mut self.executor);
         if !report.finite {
-            return Err(not_finite(train, samples, step + 1, &report));
+            let culprit = self.replay(train, samples, step)?;
+            return Err(not_finite(train, samples, step + 1, &report, culprit));
+        }
+        if let Some(mut liveness) = self.liveness.take() {
+            match liveness.see_update(lr, report.grad_norm) {
+                true => {
+                    for warning in liveness.end(&mut self.executor)? {
+                        progress.say(&format!("warning: {warning}"));
+                    }
+                }
+                false => self.liveness = Some(liveness),
+            }
         }
         let row = MetricsRow {
             step: step + 1,
@@ -191,6 +304,25 @@ impl<'a, D: Device> Trainer<'a, D> {
             host_peak_bytes: None,
         };
         Ok((epoch, row))
+    }
+
+    /// Looks for the first operation of a step that wrote what is not finite. The step changed nothing but its
+    /// report, which the replay does not read.
+    fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
+        clear(&mut self.executor, LeafKind::Gradient);
+        clear(&mut self.executor, LeafKind::State);
+        let packing = std::mem::take(&mut self.packing);
+        for positions in packing.micro_batches() {
+            let chosen = positions.iter().map(|position| samples[*position as usize]);
+            self.micro_batch.fill(train, chosen).map_err(Failure::world)?;
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+            let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
+            if culprit.is_some() {
+                return Ok(culprit);
+            }
+        }
+        // Every gradient is finite: then it is their norm.
+        find_culprit(&mut self.executor, Entry::Update, None)
     }
 
     fn finish_row(&self, row: MetricsRow, step: u64, epoch: f64, lr: f64, started: Instant) -> MetricsRow {
@@ -231,10 +363,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         })?;
         let sum = self.feed.read_eval_loss(&mut self.executor);
         if !sum.is_finite() {
-            return Err(Failure::world(format!(
-                "the evaluation after step {step} is not finite: summed loss {sum}"
-            ))
-            .hint("the run so far was finite: look at the rows of `data.eval`"));
+            return Err(self.eval_not_finite(set, step, sum));
         }
         Ok(EvalRow {
             step,
@@ -248,14 +377,40 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    fn save_checkpoint(&mut self, step: u64) -> Result<(), Failure> {
-        let Trainer { executor, job, dir, run_policy, .. } = self;
-        dir.write_folder(&format!("checkpoint-{step}"), |folder| {
-            resume::write_state(executor, job, run_policy, step, folder)
+    fn eval_not_finite(&mut self, set: &TokenSet, step: u64, sum: f64) -> Failure {
+        let micro_tokens = self.executor.plan().extent.tokens;
+        let mut culprit = None;
+        self.feed.clear_eval_loss(&mut self.executor);
+        let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
+            if culprit.is_none() {
+                self.micro_batch.fill(set, range).map_err(Failure::world)?;
+                self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+                culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
+            }
+            Ok::<(), Failure>(())
+        });
+        let place = culprit.map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(set)));
+        let failure = Failure::world(format!(
+            "the evaluation after step {step} is not finite: summed loss {sum}{place}"
+        ))
+        .hint("the run so far was finite: look at the rows of `data.eval`");
+        replayed.err().unwrap_or(failure)
+    }
+
+    fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {
+        self.standing.note_saved(moment.step);
+        moment.standing = self.standing;
+        let Trainer { executor, job, dir, run_policy, standing, .. } = self;
+        dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
+            resume::write_state(executor, job, run_policy, moment.step, standing, folder)?;
+            write_trainer_state(folder, moment, journal.path())
         })?;
-        dir.prune_checkpoints(job.recipe.train.keep)
+        dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))
     }
 }
+
+/// More than a row of the journal takes.
+const ROW_BYTES: u64 = 4096;
 
 fn learning_rate(recipe: &recipe::Recipe, total: u64) -> LearningRate {
     let schedule = match recipe.train.schedule {
@@ -270,18 +425,27 @@ fn learning_rate(recipe: &recipe::Recipe, total: u64) -> LearningRate {
     LearningRate::new(schedule, recipe.train.lr, warmup, total)
 }
 
-fn not_finite(train: &TokenSet, samples: &[u32], step: u64, report: &StepReport) -> Failure {
+fn not_finite(
+    train: &TokenSet,
+    samples: &[u32],
+    step: u64,
+    report: &StepReport,
+    culprit: Option<Culprit>,
+) -> Failure {
     let places: Vec<String> =
         samples.iter().take(4).map(|sample| train.place(*sample as usize).to_string()).collect();
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
+    let first = culprit.as_ref().map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
     let failure = Failure::world(format!(
-        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; the adapter was not changed by it",
+        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; the adapter was not changed by it{first}",
         report.loss,
         report.grad_norm,
         places.join(", ")
     ));
-    match step {
-        1 => failure.hint("at the first step the weights themselves are suspect: look for NaN in the checkpoint or the initial adapter"),
+    match (step, culprit.is_some_and(|culprit| culprit.is_weight())) {
+        (1, _) | (_, true) => failure.hint(
+            "the weights themselves are suspect: look for NaN in the checkpoint or the initial adapter",
+        ),
         _ => failure.hint("a lower `train.lr` is the usual remedy; checkpoints written before are intact"),
     }
 }

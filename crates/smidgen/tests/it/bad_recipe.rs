@@ -128,9 +128,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
     let overrides = [
         "model.compute=f16",
-        "data.eval=data.jsonl",
-        "train.eval_every=1",
-        "train.early_stop=2",
         "memory.device=cuda:0",
         "memory.profile=h200",
         "memory.activations=host",
@@ -142,7 +139,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     expect![[r#"
         error: this version cannot run the recipe
           `model.compute = f16` is not supported (supported: auto, f32, bf16)
-          `train.early_stop = 2` is not supported (supported: 0)
           `memory.device = cuda:0` is not supported (supported: auto, cpu)
           `memory.profile = h200` is not supported (supported: auto, cpu)
           `memory.activations = host` is not supported (supported: auto, device)

@@ -214,9 +214,10 @@ fn train_talks_on_stderr() {
             step 1/6  loss X lr 0.000e0 N tok/s
             step 2/6  loss X lr 1.000e-2 N tok/s
             step 4/6  loss X lr 6.000e-3 N tok/s
-            step 4/6  eval_loss X
+            step 4/6  eval_loss X, the best so far
             step 6/6  loss X lr 2.000e-3 N tok/s
-            step 6/6  eval_loss X
+            step 6/6  eval_loss X, the best so far
+            best eval_loss X after step 6
             done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
         "#]],
     );
@@ -225,6 +226,8 @@ fn train_talks_on_stderr() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
+    // Named for the time, the machine and the process.
+    assert!(names.remove(1).starts_with("events.out.tfevents."));
     assert_eq!(names, ["adapter", "job.toml", "metrics.jsonl", "plan.json", "plan.txt", "recipe.toml"]);
     assert_eq!(scratch.text("run/recipe.toml"), scratch.text("recipe.toml"));
     let table = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4"]).stdout;

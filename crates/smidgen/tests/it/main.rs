@@ -9,9 +9,11 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+mod event_file;
 mod exporting;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
+mod guards;
 #[cfg(unix)]
 mod hub_server;
 mod inspecting;
@@ -25,5 +27,9 @@ mod pull_pypi;
 mod quantized;
 mod resume;
 mod scratch;
+#[cfg(unix)]
+mod signals;
+mod stopping;
 mod text_data;
+mod torture;
 mod training;

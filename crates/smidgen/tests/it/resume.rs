@@ -19,15 +19,6 @@ const RUN: [&str; 6] = [
     "train.log_every=0",
 ];
 
-fn checkpoints(scratch: &Scratch, output: &str) -> Vec<u64> {
-    let entries = std::fs::read_dir(scratch.path(output)).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut steps: Vec<u64> =
-        names.filter_map(|name| name.strip_prefix("checkpoint-").map(|step| step.parse().unwrap())).collect();
-    steps.sort();
-    steps
-}
-
 #[test]
 fn killed_at_any_instant_it_ends_the_same() {
     let scratch = Scratch::new();
@@ -63,7 +54,7 @@ fn killed_at_any_instant_it_ends_the_same() {
     assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{instants:?}");
     let steps: Vec<u64> = scratch.metrics("run").iter().map(|row| row["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, (1..=90).collect::<Vec<u64>>(), "{instants:?}");
-    assert_eq!(checkpoints(&scratch, "run"), [84, 88], "{instants:?}");
+    assert_eq!(scratch.checkpoints("run"), [84, 88], "{instants:?}");
     let hidden = std::fs::read_dir(scratch.path("run")).unwrap();
     let hidden: Vec<_> =
         hidden.map(|it| it.unwrap().file_name()).filter(|it| it.as_encoded_bytes()[0] == b'.').collect();
@@ -88,6 +79,35 @@ fn rows_after_the_checkpoint_are_cut() {
     assert!(ended.stderr.starts_with("continuing after step 4\n"), "{}", ended.stderr);
     assert_eq!(scratch.losses("run"), scratch.losses("clean"));
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+/// However steps and batches are counted, a run resumes to the same bytes, in the middle of an epoch too.
+#[test]
+fn steps_and_epochs_samples_and_tokens_resume_alike() {
+    for counted in [
+        ["train.steps=10", "train.batch=4"],
+        ["train.steps=10", "train.batch_tokens=70"],
+        ["train.epochs=2.5", "train.batch=4"],
+        ["train.epochs=1.5", "train.batch_tokens=70"],
+    ] {
+        let overrides = [&counted[..], &["adapter.dropout=0.1"]].concat();
+        let scratch = stopped(&overrides);
+        scratch.train("clean", &overrides);
+        let rows = scratch.metrics("clean").len();
+        assert!(rows > 4, "{counted:?}");
+        if rows.is_multiple_of(4) {
+            std::fs::remove_dir_all(scratch.path(&format!("run/checkpoint-{rows}"))).unwrap();
+        }
+        let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
+        assert!(ended.stderr.contains("continuing after step 4") || rows > 7, "{}", ended.stderr);
+        assert!(scratch.adapter("run") == scratch.adapter("clean"), "{counted:?}");
+        let tokens = |output: &str| -> Vec<(f64, u64)> {
+            let rows = scratch.metrics(output);
+            rows.iter().map(|row| (row["epoch"].as_f64().unwrap(), row["tokens"].as_u64().unwrap())).collect()
+        };
+        assert_eq!(tokens("run"), tokens("clean"), "{counted:?}");
+        assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{counted:?}");
+    }
 }
 
 /// What an adapter form keeps beside A and B, and what is derived from them, comes back to the bit.
@@ -218,10 +238,10 @@ fn only_the_newest_checkpoints_are_kept() {
     for (keep, kept) in [(1, &[6][..]), (2, &[5, 6]), (9, &[1, 2, 3, 4, 5, 6])] {
         let output = format!("keep-{keep}");
         scratch.train(&output, &["train.save_every=1", &format!("train.keep={keep}")]);
-        assert_eq!(checkpoints(&scratch, &output), kept, "{keep}");
+        assert_eq!(scratch.checkpoints(&output), kept, "{keep}");
     }
     scratch.train("never", &["train.save_every=0"]);
-    assert!(checkpoints(&scratch, "never").is_empty());
+    assert!(scratch.checkpoints("never").is_empty());
     // Checkpoints cost nothing of the result.
     assert!(scratch.adapter("never") == scratch.adapter("keep-1"));
 }
@@ -299,7 +319,7 @@ fn how_often_is_said_and_saved_may_change() {
     let changed = ["train.save_every=5", "train.log_every=1", "train.keep=1", "--resume"];
     let ended = scratch.train("run", &changed);
     assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
-    assert_eq!(checkpoints(&scratch, "run"), [5]);
+    assert_eq!(scratch.checkpoints("run"), [5]);
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
 }
 

@@ -92,6 +92,30 @@ impl Scratch {
         std::fs::write(path, content).unwrap();
     }
 
+    /// Rows of arbitrary tokens, all supervised.
+    pub fn write_rows(&self, name: &str, rows: usize, tokens: usize) {
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % 211
+        };
+        let ids = |_| std::iter::repeat_with(&mut next).take(tokens).collect::<Vec<u64>>();
+        let lines: Vec<String> =
+            (0..rows).map(ids).map(|ids| format!("{{\"input_ids\":{ids:?}}}\n")).collect();
+        self.write(name, lines.concat());
+    }
+
+    /// Steps of the checkpoints in a run folder, ascending.
+    pub fn checkpoints(&self, output: &str) -> Vec<u64> {
+        let entries = std::fs::read_dir(self.path(output)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut steps: Vec<u64> = names
+            .filter_map(|name| name.strip_prefix("checkpoint-").map(|step| step.parse().unwrap()))
+            .collect();
+        steps.sort();
+        steps
+    }
+
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }

@@ -1,0 +1,173 @@
+//! Settings that are allowed and seldom meant: each gets a warning before step 0.
+//!
+//! The rules are a table of conditions and words. What can never be meant (a rate of 0, an `alpha` of 0) is refused
+//! by the recipe and does not stand here. Left out: what the data says about itself.
+
+use super::lr::warmup_steps;
+use crate::job::{Job, Rows};
+use crate::recipe::{Batch, Warmup};
+
+/// What the rules look at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Facts {
+    pub lr: f64,
+    pub weight_decay: f64,
+    pub dropout: f64,
+    pub warmup_steps: u64,
+    pub total_steps: u64,
+    pub epochs: u64,
+    pub samples: usize,
+    /// In samples, where that is how it is given.
+    pub batch: Option<usize>,
+}
+
+impl Facts {
+    pub fn of(job: &Job, rows: &Rows) -> Facts {
+        let train = &job.recipe.train;
+        let total_steps = rows.batches.total_steps();
+        let warmup = match train.warmup {
+            Warmup::Steps(steps) => steps as f64,
+            Warmup::Fraction(fraction) => fraction,
+        };
+        Facts {
+            lr: train.lr,
+            weight_decay: train.weight_decay,
+            dropout: job.recipe.adapter.dropout,
+            warmup_steps: warmup_steps(warmup, total_steps),
+            total_steps,
+            epochs: rows.batches.epochs(),
+            samples: rows.train.len(),
+            batch: match train.batch {
+                Batch::Samples(samples) => Some(samples),
+                Batch::Tokens(_) => None,
+            },
+        }
+    }
+}
+
+struct Rule {
+    applies: fn(&Facts) -> bool,
+    words: fn(&Facts) -> String,
+}
+
+const RULES: [Rule; 7] = [
+    Rule {
+        applies: |facts| facts.lr > 1e-2,
+        words: |facts| {
+            format!(
+                "`train.lr = {}` is high for an adapter: 1e-4 to 1e-3 is usual, and a loss that jumps or is not finite comes of it",
+                facts.lr
+            )
+        },
+    },
+    Rule {
+        applies: |facts| facts.lr < 1e-6,
+        words: |facts| {
+            format!(
+                "`train.lr = {}` is low for an adapter: 1e-4 to 1e-3 is usual, and little will be learned",
+                facts.lr
+            )
+        },
+    },
+    Rule {
+        applies: |facts| facts.warmup_steps >= facts.total_steps,
+        words: |facts| {
+            format!(
+                "`train.warmup` takes {} steps of a run of {}: the learning rate never reaches `train.lr`",
+                facts.warmup_steps, facts.total_steps
+            )
+        },
+    },
+    Rule {
+        applies: |facts| facts.weight_decay > 1.0,
+        words: |facts| format!("`train.weight_decay = {}` is high: 0 to 0.1 is usual", facts.weight_decay),
+    },
+    Rule {
+        applies: |facts| facts.batch.is_some_and(|batch| batch > facts.samples),
+        words: |facts| {
+            let batch = facts.batch.unwrap_or_default();
+            format!(
+                "`train.batch = {batch}` is more than the {} samples of the data: each step takes all of them",
+                facts.samples
+            )
+        },
+    },
+    Rule {
+        applies: |facts| facts.epochs > 50,
+        words: |facts| {
+            format!(
+                "{} steps go over the {} samples {} times: a few times are usual, the rest is learned by heart",
+                facts.total_steps, facts.samples, facts.epochs
+            )
+        },
+    },
+    Rule {
+        applies: |facts| facts.dropout > 0.5,
+        words: |facts| {
+            format!(
+                "`adapter.dropout = {}` drops most of what an adapter sees: 0 to 0.1 is usual",
+                facts.dropout
+            )
+        },
+    },
+];
+
+/// One line each, without `warning:`.
+pub fn cautions(facts: &Facts) -> Vec<String> {
+    RULES.iter().filter(|rule| (rule.applies)(facts)).map(|rule| (rule.words)(facts)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USUAL: Facts = Facts {
+        lr: 2e-4,
+        weight_decay: 0.0,
+        dropout: 0.0,
+        warmup_steps: 6,
+        total_steps: 200,
+        epochs: 1,
+        samples: 4957,
+        batch: Some(16),
+    };
+
+    #[test]
+    fn usual_settings_are_silent_up_to_the_bounds() {
+        assert_eq!(cautions(&USUAL), [""; 0]);
+        let bounds = Facts {
+            lr: 1e-2,
+            weight_decay: 1.0,
+            dropout: 0.5,
+            warmup_steps: 199,
+            epochs: 50,
+            samples: 16,
+            ..USUAL
+        };
+        assert_eq!(cautions(&bounds), [""; 0]);
+        assert_eq!(cautions(&Facts { lr: 1e-6, batch: None, samples: 1, ..USUAL }), [""; 0]);
+    }
+
+    #[test]
+    fn each_rule_speaks_for_itself_with_its_numbers() {
+        for (facts, words) in [
+            (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
+            (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
+            (Facts { warmup_steps: 200, ..USUAL }, "`train.warmup` takes 200 steps of a run of 200"),
+            (Facts { weight_decay: 1.5, ..USUAL }, "`train.weight_decay = 1.5` is high"),
+            (Facts { samples: 15, ..USUAL }, "`train.batch = 16` is more than the 15 samples"),
+            (Facts { epochs: 51, ..USUAL }, "200 steps go over the 4957 samples 51 times"),
+            (Facts { dropout: 0.6, ..USUAL }, "`adapter.dropout = 0.6` drops most"),
+        ] {
+            let said = cautions(&facts);
+            assert_eq!(said.len(), 1, "{said:?}");
+            assert!(said[0].starts_with(words), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn several_speak_together() {
+        let facts = Facts { lr: 0.2, dropout: 0.9, epochs: 99, ..USUAL };
+        assert_eq!(cautions(&facts).len(), 3);
+    }
+}

@@ -1,0 +1,162 @@
+//! Room on disk: what a run will write, whether there is place for it, and the numbers when a write fails.
+//!
+//! The large files of a checkpoint are tensors of the plan, so that their size is known before the first step; what
+//! lies beside them is bounded. Tokenizer files beside the final adapter and `metrics.jsonl` are small and left out.
+
+use super::run_dir::RunDir;
+use crate::bytes::format_bytes;
+use crate::failure::Failure;
+use crate::recipe::Train;
+use smidgen_ir::{LeafKind, Plan};
+use std::path::Path;
+
+/// Headers, configs and the job beside the tensors: below this for a thousand adapted linears.
+const BESIDE_BYTES: u64 = 1 << 20;
+/// A row of `trainer_state.json`, of which there is one for each step so far.
+const HISTORY_ROW_BYTES: u64 = 200;
+
+/// What a run puts on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    pub checkpoint_bytes: u64,
+    pub adapter_bytes: u64,
+    /// Checkpoints that lie there at once, the one that is being written included.
+    pub checkpoints: u64,
+}
+
+impl Footprint {
+    pub fn of(plan: &Plan, train: &Train, total_steps: u64) -> Footprint {
+        let bytes_of = |kind: LeafKind| -> u64 {
+            plan.leaves(kind).map(|(_, value)| value.ty.bytes(&plan.extent) as u64).sum()
+        };
+        let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps;
+        let adapter_bytes = bytes_of(LeafKind::Adapter) + beside;
+        let checkpoint_bytes = adapter_bytes + bytes_of(LeafKind::Moment);
+        Footprint { checkpoint_bytes, adapter_bytes, checkpoints: checkpoints_at_once(train, total_steps) }
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.checkpoints * self.checkpoint_bytes + self.adapter_bytes
+    }
+}
+
+fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
+    let regular = total_steps.checked_div(train.save_every).unwrap_or(0);
+    let best = if train.early_stop > 0 { total_steps.div_ceil(train.eval_every.max(1)) } else { 0 };
+    // The newest and the best stay, whatever `keep` says.
+    let least = if train.eval_every > 0 { 2 } else { 1 };
+    let kept = (train.keep as u64).max(least);
+    (regular + best).min(kept + 1)
+}
+
+/// Refuses a run for which the disk has no room, before anything is written.
+pub fn check_room(dir: &RunDir, footprint: &Footprint) -> Result<(), Failure> {
+    let Some(free) = free_bytes(dir.path()) else { return Ok(()) };
+    refuse_without_room(dir.path(), footprint, dir.checkpoints().len() as u64, free)
+}
+
+fn refuse_without_room(
+    path: &Path,
+    footprint: &Footprint,
+    checkpoints_there: u64,
+    free: u64,
+) -> Result<(), Failure> {
+    let to_come = footprint.checkpoints.saturating_sub(checkpoints_there);
+    let needed = to_come * footprint.checkpoint_bytes + footprint.adapter_bytes;
+    if needed <= free {
+        return Ok(());
+    }
+    let checkpoints = match to_come {
+        0 => String::new(),
+        1 => format!("a checkpoint of {} and ", format_bytes(footprint.checkpoint_bytes)),
+        _ => format!("{to_come} checkpoints of {} and ", format_bytes(footprint.checkpoint_bytes)),
+    };
+    Err(Failure::world(format!(
+        "the disk of `{}` has {} free, the run needs {}: {checkpoints}an adapter of {}",
+        path.display(),
+        format_bytes(free),
+        format_bytes(needed),
+        format_bytes(footprint.adapter_bytes)
+    ))
+    .hint("free some space, lower `train.keep`, or choose an `output.dir` on another disk"))
+}
+
+/// Adds to a failed write what it needed and what there is.
+pub fn with_room(mut failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
+    let Some(free) = free_bytes(path) else { return failure };
+    failure.message = format!(
+        "{}\n  {what} needs {}, the disk of `{}` has {} free",
+        failure.message,
+        format_bytes(needed_bytes),
+        path.display(),
+        format_bytes(free)
+    );
+    failure
+        .hint("what was saved before is intact: make room, then `--resume` goes on from the last checkpoint")
+}
+
+/// Bytes that a write may take on the disk of a path, which need not be there yet.
+#[cfg(unix)]
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let absolute = std::path::absolute(path).ok()?;
+    let there = absolute.ancestors().find(|ancestor| ancestor.exists())?;
+    let status = nix::sys::statvfs::statvfs(there).ok()?;
+    // These are narrower than 64 bits on some systems.
+    #[allow(clippy::useless_conversion)]
+    let (blocks, block_bytes) = (u64::from(status.blocks_available()), u64::from(status.fragment_size()));
+    blocks.checked_mul(block_bytes)
+}
+
+#[cfg(not(unix))]
+pub fn free_bytes(_path: &Path) -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOOTPRINT: Footprint =
+        Footprint { checkpoint_bytes: 3 << 20, adapter_bytes: 1 << 20, checkpoints: 4 };
+
+    #[test]
+    fn room_is_counted_to_the_byte() {
+        let check = |there, free| refuse_without_room(Path::new("runs/x"), &FOOTPRINT, there, free);
+        assert!(check(0, 13 << 20).is_ok());
+        assert!(check(3, 4 << 20).is_ok());
+        assert!(check(9, 1 << 20).is_ok());
+        let said = check(0, (13 << 20) - 1).unwrap_err().to_string();
+        let words = "the disk of `runs/x` has 13.00 MiB free, the run needs 13.00 MiB: 4 checkpoints of 3.00 MiB and an adapter of 1.00 MiB";
+        assert!(said.contains(words), "{said}");
+        let said = check(3, 0).unwrap_err().to_string();
+        assert!(said.contains("needs 4.00 MiB: a checkpoint of 3.00 MiB and an adapter"), "{said}");
+    }
+
+    #[test]
+    fn checkpoints_at_once_follow_the_recipe() {
+        let train = |save_every, keep, eval_every, early_stop| {
+            let text = format!(
+                "[model]\npath = \"m\"\n[data]\ntrain = \"t\"\neval = \"e\"\n[output]\ndir = \"o\"\n[train]\nsave_every = {save_every}\nkeep = {keep}\neval_every = {eval_every}\nearly_stop = {early_stop}\n"
+            );
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("recipe.toml");
+            std::fs::write(&path, text).unwrap();
+            crate::recipe::read_recipe(&path, &[]).unwrap().train
+        };
+        // Never saved; saved once; one more than is kept; the newest, the best and the next.
+        assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 100), 0);
+        assert_eq!(checkpoints_at_once(&train(100, 3, 0, 0), 100), 1);
+        assert_eq!(checkpoints_at_once(&train(1, 3, 0, 0), 100), 4);
+        assert_eq!(checkpoints_at_once(&train(1, 1, 10, 0), 100), 3);
+        assert_eq!(checkpoints_at_once(&train(0, 3, 50, 1), 100), 2);
+        assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 0), 0);
+    }
+
+    #[test]
+    fn free_space_is_that_of_the_nearest_folder_that_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = free_bytes(folder.path());
+        assert!(there.is_none_or(|bytes| bytes > 0));
+        assert_eq!(there.is_some(), free_bytes(&folder.path().join("not/yet/there")).is_some());
+    }
+}

@@ -1,0 +1,67 @@
+//! Ctrl-C and polite requests to end: the first lets the step finish and its state be saved, the second ends at once.
+//!
+//! A handler is there only while steps are run: before that there is nothing to save, and a signal ends the program
+//! as it ends any other. A run that is told to ignore hangups (`nohup`) keeps all signals as they are, because the
+//! handler cannot tell one from another; killed, it is resumed to the bit all the same.
+
+use super::progress::say;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What shells report of a program that Ctrl-C ended.
+const ENDED_BY_SIGNAL: i32 = 130;
+
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Listens from here on. Where no handler can be had, signals end the program as ever.
+    pub fn listen() -> Interrupt {
+        let interrupt = Interrupt::default();
+        if hangup_is_ignored() {
+            return interrupt;
+        }
+        let requested = Arc::clone(&interrupt.0);
+        let handler = move || {
+            if requested.swap(true, Ordering::SeqCst) {
+                // Files appear whole or not at all: there is nothing to clean up.
+                process::exit(ENDED_BY_SIGNAL);
+            }
+            say("finishing the step and saving; once more ends at once");
+        };
+        let _ = ctrlc::set_handler(handler);
+        interrupt
+    }
+
+    /// Never asked for anything.
+    pub fn never() -> Interrupt {
+        Interrupt::default()
+    }
+
+    pub fn is_requested(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn hangup_is_ignored() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_hangup(&status))
+}
+
+/// `SigIgn` is a mask in hexadecimal whose lowest bit is signal 1, the hangup.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_is_read_as_the_kernel_writes_it() {
+        assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!ignores_hangup("SigBlk:\t0000000000000001\nSigIgn:\t0000000000001000\n"));
+        assert!(!ignores_hangup(""));
+    }
+}

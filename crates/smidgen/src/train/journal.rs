@@ -1,0 +1,55 @@
+//! What a run tells of itself while it goes on, in both forms: `metrics.jsonl` and TensorBoard's event file.
+//!
+//! Both get the same rows at the same time, are on disk before a checkpoint counts as written, and are cut to the
+//! checkpoint when a run is resumed: neither has holes or doubles.
+
+use super::events::EventWriter;
+use super::metrics::{EvalRow, MetricsRow, MetricsWriter};
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    metrics: MetricsWriter,
+    events: EventWriter,
+}
+
+impl Journal {
+    /// Goes on after `step` (0: from the beginning) in the folder of a run.
+    pub fn resume(folder: &Path, step: u64) -> Result<Journal> {
+        let path = folder.join("metrics.jsonl");
+        let (metrics, _) = MetricsWriter::resume(&path, step)?;
+        let events = EventWriter::resume(folder, &path, step)?;
+        Ok(Journal { path, metrics, events })
+    }
+
+    pub fn write_step(&mut self, row: &MetricsRow) -> Result<()> {
+        self.metrics.write_step(row)?;
+        self.write_event(row)
+    }
+
+    pub fn write_eval(&mut self, row: &EvalRow) -> Result<()> {
+        self.metrics.write_eval(row)?;
+        self.write_event(row)
+    }
+
+    pub fn sync(&self) -> Result<()> {
+        self.metrics.sync()?;
+        self.events.sync()
+    }
+
+    /// Of `metrics.jsonl`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn write_event(&mut self, row: &impl Serialize) -> Result<()> {
+        match serde_json::to_value(row)? {
+            Value::Object(row) => self.events.write_row(&row),
+            other => unreachable!("a row is an object, not {other}"),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The guard against a run that trains nothing: soon after the start every adapter tensor must have had a gradient
+//! and must have moved.
+//!
+//! `B` has a gradient at the first update, `A` and LS-LoRA's scales once others have moved: three updates with a
+//! rate above zero are enough for all. Nothing is copied: of its start a tensor leaves a hash, of its gradients the
+//! largest value. A resumed run that is past its third update is not looked at again.
+//! Where the data or the settings make a zero gradient right, it is a warning: one token to attend to leaves
+//! queries and keys without a gradient, and a dropout near 1 may drop all there is. A tensor with a gradient counts
+//! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
+//! the rate wherever the gradient is well above `eps`.
+
+use super::adapters::{AdapterPlace, adapter_places};
+use crate::failure::Failure;
+use crate::job::Job;
+use smidgen_ir::{LeafKind, Plan, ValueId, ValueRole};
+use smidgen_runtime::{Device, Executor};
+
+/// Updates with a rate above zero after which everything must have moved.
+pub const UPDATES: u64 = 3;
+
+/// Above this dropout may leave a tensor without a gradient for three updates.
+const HIGH_DROPOUT: f64 = 0.9;
+/// How far above `eps` a gradient must be for AdamW's step to be about the rate.
+const CLEARLY_ABOVE_EPS: f64 = 100.0;
+/// A change below this part of a number may be lost in an f32.
+const SURE_TO_CHANGE: f64 = 1e-6;
+
+#[derive(Debug)]
+pub struct Liveness {
+    tensors: Vec<Tensor>,
+    updates: u64,
+    largest_lr: f64,
+    eps: f64,
+    clip: f64,
+    dropout: f64,
+    /// A row with a loss had more than one token to attend to.
+    attends: bool,
+}
+
+#[derive(Debug)]
+struct Tensor {
+    place: AdapterPlace,
+    gradient: ValueId,
+    start: u64,
+    /// Of all updates so far, before clipping.
+    largest_gradient: f64,
+    /// After clipping.
+    largest_clipped: f64,
+    /// At the update that is being made.
+    current: f64,
+}
+
+/// What the guard found at its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Keys of tensors whose gradient was zero throughout.
+    without_gradient: Vec<String>,
+    /// Keys of tensors that have a gradient and are what they were.
+    stuck: Vec<String>,
+    /// As before, where the rate was too small to tell.
+    too_slow: Vec<String>,
+}
+
+impl Liveness {
+    /// Looks at the tensors as they are before the first update.
+    pub fn begin<D: Device>(executor: &mut Executor<D>, job: &Job) -> Liveness {
+        let places = adapter_places(executor.plan(), &job.request);
+        let tensors = places.into_iter().map(|place| Tensor {
+            gradient: gradient_of(executor.plan(), place.leaf),
+            start: scan(executor, place.leaf, &place).hash,
+            place,
+            largest_gradient: 0.0,
+            largest_clipped: 0.0,
+            current: 0.0,
+        });
+        Liveness {
+            tensors: tensors.collect(),
+            updates: 0,
+            largest_lr: 0.0,
+            eps: job.recipe.train.eps,
+            clip: job.recipe.train.clip,
+            dropout: job.recipe.adapter.dropout,
+            attends: false,
+        }
+    }
+
+    /// A micro-batch that is part of the next update: the largest position that carries a loss.
+    pub fn see_positions(&mut self, positions: impl Iterator<Item = i32>) {
+        self.attends |= positions.into_iter().any(|position| position > 0);
+    }
+
+    /// After the micro-batches of a step and before its update, which sets gradients to zero.
+    pub fn see_gradients<D: Device>(&mut self, executor: &mut Executor<D>) {
+        for tensor in &mut self.tensors {
+            tensor.current = scan(executor, tensor.gradient, &tensor.place).largest;
+            tensor.largest_gradient = tensor.largest_gradient.max(tensor.current);
+        }
+    }
+
+    /// After an update; says whether it was the last to be looked at.
+    pub fn see_update(&mut self, lr: f64, grad_norm: f64) -> bool {
+        if lr > 0.0 {
+            let clipped = if self.clip > 0.0 { (self.clip / grad_norm).min(1.0) } else { 1.0 };
+            for tensor in &mut self.tensors {
+                tensor.largest_clipped = tensor.largest_clipped.max(tensor.current * clipped);
+            }
+            self.updates += 1;
+            self.largest_lr = self.largest_lr.max(lr);
+        }
+        self.updates >= UPDATES
+    }
+
+    /// The verdict: warnings, or an error that names the tensors.
+    pub fn end<D: Device>(self, executor: &mut Executor<D>) -> Result<Vec<String>, Failure> {
+        let mut findings = Findings::default();
+        for tensor in &self.tensors {
+            let key = tensor.place.tensor.key.to_string();
+            if tensor.largest_gradient == 0.0 {
+                findings.without_gradient.push(key);
+                continue;
+            }
+            let now = scan(executor, tensor.place.leaf, &tensor.place);
+            if now.hash != tensor.start {
+                continue;
+            }
+            let sure = self.largest_lr > SURE_TO_CHANGE * now.largest
+                && tensor.largest_clipped > CLEARLY_ABOVE_EPS * self.eps;
+            match sure {
+                true => findings.stuck.push(key),
+                false => findings.too_slow.push(key),
+            }
+        }
+        self.judge(&findings)
+    }
+
+    fn judge(&self, findings: &Findings) -> Result<Vec<String>, Failure> {
+        let mut warnings = Vec::new();
+        if !findings.too_slow.is_empty() {
+            warnings.push(format!(
+                "{UPDATES} updates did not change {}: a learning rate of {:e} is too small for them so far",
+                listed(&findings.too_slow),
+                self.largest_lr
+            ));
+        }
+        let excused = |key: &String| self.dropout > HIGH_DROPOUT || (!self.attends && is_query_or_key(key));
+        let (right, wrong): (Vec<String>, Vec<String>) =
+            findings.without_gradient.iter().cloned().partition(excused);
+        if !right.is_empty() {
+            let why = match self.attends {
+                true => "with this dropout that may be chance",
+                false => "no token with a loss has another to attend to",
+            };
+            warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&right)));
+        }
+        let failure = match (wrong.is_empty(), findings.stuck.is_empty()) {
+            (true, true) => return Ok(warnings),
+            (false, _) => Failure::world(format!(
+                "{UPDATES} updates gave no gradient to {}: it would not be trained",
+                listed(&wrong)
+            ))
+            .hint("is the loss 0, or the adapter of `adapter.init` zero in both of its matrices?")
+            .hint("if the data itself makes it so, leave these linears out of `adapter.targets` or `adapter.layers`"),
+            (true, false) => Failure::world(format!(
+                "{UPDATES} updates with a learning rate up to {:e} did not change {}, which had a gradient",
+                self.largest_lr,
+                listed(&findings.stuck)
+            ))
+            .hint("is there a value in the adapter of `adapter.init` that is too large for an update to change it?"),
+        };
+        Err(failure)
+    }
+}
+
+/// The first few names and how many more there are.
+fn listed(keys: &[String]) -> String {
+    let names: Vec<String> = keys.iter().take(3).map(|key| format!("`{key}`")).collect();
+    match keys.len() {
+        0..=3 => names.join(", "),
+        more => format!("{} and {} more tensors", names.join(", "), more - 3),
+    }
+}
+
+fn is_query_or_key(key: &str) -> bool {
+    ["q_proj", "k_proj", "qkv_proj"].iter().any(|name| key.contains(name))
+}
+
+fn gradient_of(plan: &Plan, leaf: ValueId) -> ValueId {
+    match &plan.value(leaf).role {
+        ValueRole::Leaf(own) if own.kind == LeafKind::Adapter => own.gradient.expect("an adapter is trained"),
+        role => unreachable!("an adapter tensor is a leaf, not {role:?}"),
+    }
+}
+
+struct Scan {
+    hash: u64,
+    largest: f64,
+}
+
+/// Hash and largest absolute value of a tensor's part of a leaf, or of the leaf's gradient.
+fn scan<D: Device>(executor: &mut Executor<D>, leaf: ValueId, place: &AdapterPlace) -> Scan {
+    let mut piece = [0u8; 16 << 10];
+    let (mut hash, mut largest) = (0xcbf2_9ce4_8422_2325u64, 0f32);
+    for offset in (0..place.bytes).step_by(piece.len()) {
+        let piece = &mut piece[..(16 << 10).min(place.bytes - offset)];
+        executor.read_at(leaf, place.offset + offset, piece);
+        for bytes in piece.chunks_exact(4) {
+            let bits = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+            // FNV-1a by words: any change of one word changes it.
+            hash = (hash ^ u64::from(bits)).wrapping_mul(0x0000_0100_0000_01b3);
+            largest = largest.max(f32::from_bits(bits).abs());
+        }
+    }
+    Scan { hash, largest: f64::from(largest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn liveness(dropout: f64, attends: bool) -> Liveness {
+        Liveness { tensors: vec![], updates: 3, largest_lr: 1e-3, eps: 1e-8, clip: 1.0, dropout, attends }
+    }
+
+    fn keys(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    #[test]
+    fn a_rate_of_zero_is_no_update() {
+        let mut liveness = Liveness { updates: 0, largest_lr: 0.0, ..liveness(0.0, true) };
+        let rates = [0.0, 1e-4, 0.0, 2e-4, 1e-4];
+        assert_eq!(rates.map(|lr| liveness.see_update(lr, 1.0)), [false, false, false, false, true]);
+        assert_eq!(liveness.largest_lr, 2e-4);
+    }
+
+    #[test]
+    fn what_had_no_gradient_is_named() {
+        let findings = Findings {
+            without_gradient: keys(&["a.q_proj", "b.o_proj", "c.o_proj", "d.o_proj", "e.o_proj"]),
+            ..Findings::default()
+        };
+        let said = liveness(0.0, true).judge(&findings).unwrap_err().to_string();
+        let words = "3 updates gave no gradient to `a.q_proj`, `b.o_proj`, `c.o_proj` and 2 more tensors";
+        assert!(said.contains(words), "{said}");
+        // Only queries and keys can blame data of two tokens.
+        let said = liveness(0.0, false).judge(&findings).unwrap_err().to_string();
+        assert!(said.contains("no gradient to `b.o_proj`, `c.o_proj`, `d.o_proj` and 1 more"), "{said}");
+    }
+
+    #[test]
+    fn where_a_zero_is_right_it_is_a_warning() {
+        let findings = Findings { without_gradient: keys(&["a.q_proj", "b.k_proj"]), ..Findings::default() };
+        let said = liveness(0.0, false).judge(&findings).unwrap();
+        assert_eq!(
+            said,
+            [
+                "no gradient in 3 updates for `a.q_proj`, `b.k_proj`: no token with a loss has another to attend to"
+            ]
+        );
+        assert_eq!(liveness(0.95, true).judge(&findings).unwrap().len(), 1);
+        assert!(liveness(0.5, true).judge(&findings).is_err());
+    }
+
+    #[test]
+    fn stuck_is_an_error_and_slow_a_warning() {
+        let stuck = Findings { stuck: keys(&["a"]), ..Findings::default() };
+        let said = liveness(0.0, true).judge(&stuck).unwrap_err().to_string();
+        assert!(
+            said.contains("a learning rate up to 1e-3 did not change `a`, which had a gradient"),
+            "{said}"
+        );
+        let slow = Findings { too_slow: keys(&["a"]), ..Findings::default() };
+        assert_eq!(liveness(0.0, true).judge(&slow).unwrap().len(), 1);
+    }
+}

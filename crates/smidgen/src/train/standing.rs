@@ -1,0 +1,124 @@
+//! How evaluations stand: the lowest loss so far, the lowest that was saved, and when a run has seen enough.
+//!
+//! Lower is better and equal is not. A checkpoint holds the standing, so that a resumed run stops where one that
+//! was never stopped would. With `train.early_stop` every new best is saved at once, and the final adapter is the
+//! best evaluated one: who asks to stop before the model gets worse does not want the worse one. Without it the
+//! final adapter is that of the last step, as trainers have it, and only `keep` minds the best.
+
+use serde::{Deserialize, Serialize};
+
+/// An evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    pub step: u64,
+    pub eval_loss: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    pub best: Option<Evaluated>,
+    /// The lowest whose step has a checkpoint, which `keep` never removes.
+    pub best_saved: Option<Evaluated>,
+    pub latest: Option<Evaluated>,
+    /// Evaluations after the best.
+    pub since_best: u64,
+}
+
+impl Standing {
+    /// Takes in an evaluation; says whether it is the best.
+    pub fn record(&mut self, evaluated: Evaluated) -> bool {
+        self.latest = Some(evaluated);
+        let improved = is_lower(evaluated, self.best);
+        match improved {
+            true => (self.best, self.since_best) = (Some(evaluated), 0),
+            false => self.since_best += 1,
+        }
+        improved
+    }
+
+    /// To be called before the checkpoint of a step is written, which then knows of itself.
+    pub fn note_saved(&mut self, step: u64) {
+        if let Some(latest) = self.latest.filter(|latest| latest.step == step)
+            && is_lower(latest, self.best_saved)
+        {
+            self.best_saved = Some(latest);
+        }
+    }
+
+    /// The best that was saved is no longer there: what could not be had again is no longer the best.
+    pub fn forget_saved(&mut self) {
+        if self.best == self.best_saved {
+            self.best = None;
+        }
+        self.best_saved = None;
+    }
+
+    /// Whether `early_stop` evaluations brought no improvement; 0 never stops.
+    pub fn is_over(&self, early_stop: u64) -> bool {
+        early_stop > 0 && self.since_best >= early_stop
+    }
+}
+
+fn is_lower(evaluated: Evaluated, than: Option<Evaluated>) -> bool {
+    than.is_none_or(|than| evaluated.eval_loss < than.eval_loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(step: u64, eval_loss: f64) -> Evaluated {
+        Evaluated { step, eval_loss }
+    }
+
+    #[test]
+    fn the_lowest_is_the_best_and_equal_is_no_improvement() {
+        let mut standing = Standing::default();
+        assert!(standing.record(at(1, 2.0)));
+        assert!(standing.record(at(2, 1.5)));
+        assert!(!standing.record(at(3, 1.5)));
+        assert!(!standing.record(at(4, 1.75)));
+        assert_eq!((standing.best, standing.since_best), (Some(at(2, 1.5)), 2));
+        assert!(!standing.is_over(3) && standing.is_over(2) && !standing.is_over(0));
+        assert!(standing.record(at(5, 1.0)));
+        assert!(!standing.is_over(1));
+    }
+
+    #[test]
+    fn only_an_evaluated_step_counts_as_saved() {
+        let mut standing = Standing::default();
+        standing.record(at(3, 1.0));
+        standing.note_saved(4);
+        assert_eq!(standing.best_saved, None);
+        standing.record(at(6, 1.2));
+        standing.note_saved(6);
+        assert_eq!(standing.best_saved, Some(at(6, 1.2)));
+        standing.record(at(8, 1.3));
+        standing.note_saved(8);
+        assert_eq!(standing.best_saved, Some(at(6, 1.2)));
+    }
+
+    #[test]
+    fn a_lost_best_is_sought_anew() {
+        let mut standing = Standing::default();
+        standing.record(at(1, 1.0));
+        standing.note_saved(1);
+        standing.record(at(2, 2.0));
+        standing.forget_saved();
+        assert_eq!((standing.best, standing.best_saved, standing.since_best), (None, None, 1));
+        assert!(standing.record(at(3, 1.9)));
+        // One that was never saved stays known.
+        standing.forget_saved();
+        assert_eq!(standing.best, Some(at(3, 1.9)));
+    }
+
+    #[test]
+    fn it_comes_back_from_a_checkpoint_to_the_bit() {
+        let mut standing = Standing::default();
+        standing.record(at(7, 0.1 + 0.2));
+        standing.note_saved(7);
+        standing.record(at(9, 1.0 / 3.0 + 1.0));
+        let text = serde_json::to_string(&standing).unwrap();
+        assert_eq!(serde_json::from_str::<Standing>(&text).unwrap(), standing);
+    }
+}

@@ -1,0 +1,270 @@
+//! Loud guards, through the program: a tensor that is not trained, numbers that are not finite, settings that are
+//! seldom meant, and a disk that takes no more.
+
+use crate::scratch::{Ended, Scratch};
+use serde_json::Value;
+
+/// Header and tensors of a safetensors file.
+fn split(bytes: &[u8]) -> (Value, usize) {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), 8 + length)
+}
+
+/// Writes f32 values into a tensor of a file, from an element on.
+fn set_values(scratch: &Scratch, file: &str, tensor: &str, first: usize, values: &[f32]) {
+    let mut bytes = scratch.read(file);
+    let (header, data) = split(&bytes);
+    let begin = data + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 4 * first;
+    for (index, value) in values.iter().enumerate() {
+        bytes[begin + 4 * index..begin + 4 * index + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    scratch.write(file, bytes);
+}
+
+const WEIGHTS: &str = "model/model.safetensors";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+fn embedding_width(scratch: &Scratch) -> usize {
+    split(&scratch.read(WEIGHTS)).0[EMBEDDING]["shape"][1].as_u64().unwrap() as usize
+}
+
+fn holds(row: &Value, id: u64) -> bool {
+    row["input_ids"].as_array().unwrap().iter().any(|it| it.as_u64() == Some(id))
+}
+
+fn failed(scratch: &Scratch, overrides: &[&str], words: &[&str]) -> Ended {
+    let ended = scratch.run(&[&["train", "recipe.toml"][..], overrides].concat());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    for word in words {
+        assert!(ended.stderr.contains(word), "does not say {word:?}: {}", ended.stderr);
+    }
+    ended
+}
+
+#[test]
+fn every_form_of_adapter_is_alive() {
+    let scratch = Scratch::of("llama-bias-linear");
+    for (output, form) in [
+        ("lora", &["adapter.kind=lora"][..]),
+        ("rslora", &["adapter.kind=rslora"]),
+        ("dora", &["adapter.kind=dora"]),
+        ("ls-lora", &["adapter.kind=ls-lora", "adapter.dropout=0.3"]),
+        ("bias", &["adapter.bias=all", "adapter.dropout=0.5"]),
+        // Rates that begin at zero and rise so slowly that a magnitude of f32 does not move at first.
+        ("warm", &["adapter.kind=lora", "train.warmup=5"]),
+    ] {
+        let ended = scratch.train(output, form);
+        assert!(!ended.stderr.contains("warning"), "{output}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn an_adapter_that_cannot_learn_is_an_error_after_three_updates() {
+    let scratch = Scratch::new();
+    scratch.train("zero", &["train.steps=1"]);
+    let file = "zero/adapter/adapter_model.safetensors";
+    let (header, _) = split(&scratch.read(file));
+    let names: Vec<String> = header.as_object().unwrap().keys().cloned().collect();
+    let zeros = |name: &str| {
+        let elements: u64 =
+            header[name]["shape"].as_array().unwrap().iter().map(|it| it.as_u64().unwrap()).product();
+        vec![0.0; elements as usize]
+    };
+    // Both matrices of one linear: neither ever gets a gradient.
+    let dead = |name: &&String| name.contains("layers.1.mlp.up_proj.lora_");
+    assert_eq!(names.iter().filter(dead).count(), 2);
+    for name in names.iter().filter(dead) {
+        set_values(&scratch, file, name, 0, &zeros(name));
+    }
+    let words = [
+        "error: 3 updates gave no gradient to `",
+        "layers.1.mlp.up_proj.lora_A",
+        "layers.1.mlp.up_proj.lora_B",
+        "hint: is the loss 0, or the adapter of `adapter.init` zero in both",
+    ];
+    let ended = failed(&scratch, &["adapter.init=zero/adapter", "train.warmup=2"], &words);
+    let error = ended.stderr.lines().find(|line| line.starts_with("error: ")).unwrap();
+    assert_eq!(error.matches("lora_").count(), 2, "{error}");
+    // The first update has a rate of zero: the fourth step is the third that counts.
+    assert_eq!(scratch.metrics("run").len(), 3);
+    assert!(!scratch.exists("run/adapter"));
+    // One zero matrix is how every adapter begins.
+    let a = names.iter().find(|name| name.contains("layers.1.mlp.up_proj.lora_A")).unwrap();
+    let ones = vec![0.01; zeros(a).len()];
+    set_values(&scratch, file, a, 0, &ones);
+    scratch.train("alive", &["adapter.init=zero/adapter"]);
+}
+
+/// Queries and keys have no part in the loss of such rows: at most rounding gives them a gradient.
+#[test]
+fn rows_in_which_nothing_can_be_attended_to_are_no_error() {
+    let scratch = Scratch::new();
+    scratch.write_rows("data.jsonl", 10, 2);
+    scratch.train("run", &[]);
+}
+
+#[test]
+fn a_rate_too_small_to_move_anything_is_a_warning() {
+    let scratch = Scratch::new();
+    let ended = scratch.train("run", &["train.lr=1e-30"]);
+    assert!(ended.stderr.contains("is low for an adapter"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("warning: 3 updates did not change `"), "{}", ended.stderr);
+    // Zero is the one number that any update moves.
+    assert!(ended.stderr.contains("lora_A") && !ended.stderr.contains("lora_B"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_resumed_run_is_not_judged_by_its_last_steps() {
+    let scratch = Scratch::new();
+    let overrides = ["train.save_every=4", "train.steps=12"];
+    scratch.train("run", &overrides);
+    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    std::fs::remove_dir_all(scratch.path("run/checkpoint-12")).unwrap();
+    let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
+    assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
+}
+
+#[test]
+fn settings_that_are_seldom_meant_are_told_before_the_first_step() {
+    let scratch = Scratch::new();
+    let overrides = ["train.lr=0.05", "train.batch=11", "train.warmup=6", "adapter.dropout=0.6"];
+    let ended = scratch.train("run", &overrides);
+    let first_step = ended.stderr.find("step 1/").unwrap();
+    for words in [
+        "warning: `train.lr = 0.05` is high",
+        "warning: `train.batch = 11` is more than the 10 samples",
+        "warning: `train.warmup` takes 6 steps of a run of 6",
+        "warning: `adapter.dropout = 0.6` drops most",
+    ] {
+        assert!(ended.stderr.find(words).is_some_and(|at| at < first_step), "{words}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn the_first_number_that_is_not_finite_is_traced_to_its_sample() {
+    let scratch = Scratch::new();
+    let rows: Vec<Value> =
+        scratch.text("data.jsonl").lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let (id, row) = (0..211)
+        .find_map(|id| {
+            let holders: Vec<usize> = (0..rows.len()).filter(|row| holds(&rows[*row], id)).collect();
+            matches!(holders[..], [row] if row > 2).then(|| (id, holders[0]))
+        })
+        .expect("some token stands in one row only");
+    set_values(&scratch, WEIGHTS, EMBEDDING, id as usize * embedding_width(&scratch) + 3, &[f32::NAN]);
+    let place = format!("data.jsonl` line {}", row + 1);
+    let ended = failed(
+        &scratch,
+        &["train.batch=10", "memory.micro_tokens=400"],
+        &["error: step 1 is not finite: loss NaN"],
+    );
+    let first = ended.stderr.lines().find(|line| line.contains("the first NaN is in `")).unwrap();
+    assert!(first.contains("written by `forward, embed`"), "{first}");
+    assert!(first.contains(&place), "{place}: {first}");
+    assert!(first.ends_with("`model.embed_tokens.weight` is not finite itself"), "{first}");
+    // Weights that are fine and a rate that is not: some layer, some sample, no weight of the base.
+    let scratch = Scratch::new();
+    let wild = ["train.lr=1e30", "train.schedule=constant", "train.warmup=0"];
+    let ended = failed(&scratch, &wild, &["error: step 2 is not finite"]);
+    let first = ended.stderr.lines().find(|line| line.trim_start().starts_with("the first ")).unwrap();
+    assert!(first.contains("forward of layers.0, ") && first.contains("data.jsonl` line "), "{first}");
+    assert!(ended.stderr.contains("hint: a lower `train.lr`"), "{}", ended.stderr);
+}
+
+#[test]
+fn an_evaluation_that_is_not_finite_names_its_row() {
+    // The head is not the embedding: a token that training does not meet can be broken for itself.
+    let scratch = Scratch::of("llama-dora");
+    let rows: Vec<Value> =
+        scratch.text("data.jsonl").lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let used = |id: u64| rows.iter().any(|row| holds(row, id));
+    let id = (3..107).find(|id| !used(*id)).expect("some token is not used");
+    scratch.write("other.jsonl", format!("{{\"input_ids\":[1,2,1]}}\n{{\"input_ids\":[1,{id},1]}}\n"));
+    set_values(&scratch, WEIGHTS, EMBEDDING, id as usize * embedding_width(&scratch), &[f32::INFINITY]);
+    let overrides = ["data.eval=other.jsonl", "train.eval_every=2"];
+    let words = [
+        "error: the evaluation after step 2 is not finite",
+        "written by `forward, embed`",
+        "other.jsonl` line 2",
+    ];
+    failed(&scratch, &overrides, &words);
+    assert_eq!(scratch.metrics("run").len(), 2);
+}
+
+/// Runs the program where no file may be longer than `blocks` of 512 bytes and a write beyond that is an error.
+#[cfg(unix)]
+fn run_with_limit(scratch: &Scratch, blocks: u64, arguments: &[&str]) -> Ended {
+    let program = scratch.command(arguments);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\" && exec \"$@\"", &blocks.to_string()]);
+    command.arg(program.get_program()).args(program.get_args()).current_dir(scratch.root());
+    let output = command.output().unwrap();
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Blocks of 512 bytes in some shells and of 1024 in others: the limit holds for both.
+#[cfg(unix)]
+fn blocks_between(fits: u64, too_long: u64) -> u64 {
+    let blocks = fits.div_ceil(512) + 1;
+    assert!(blocks * 1024 < too_long, "{fits} and {too_long} bytes are too close");
+    blocks
+}
+
+#[cfg(unix)]
+fn longest_file(scratch: &Scratch, folder: &str) -> u64 {
+    let root = scratch.path(folder);
+    let lengths = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    lengths.filter(|it| it.is_file()).map(|it| it.len()).max().unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
+    let scratch = Scratch::new();
+    let common = ["adapter.rank=64", "train.save_every=2", "train.schedule=constant", "train.warmup=0"];
+    scratch.train("run", &[&common[..], &["train.steps=4"]].concat());
+    let before = scratch.checkpoints("run");
+    let moments = scratch.read("run/checkpoint-4/optimizer.safetensors").len() as u64;
+    let blocks = blocks_between(longest_file(&scratch, "run"), moments);
+    let grown = [&common[..], &["train.steps=8", "--resume"]].concat();
+    let ended = run_with_limit(&scratch, blocks, &[&["train", "recipe.toml"][..], &grown].concat());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let needed = regex::Regex::new(
+        r"(?s)error: .*could not be written.*\n  a checkpoint needs \d+\.\d\d MiB, the disk of `.*run` has \d+\.\d\d .iB free\n\nhint: what was saved before is intact",
+    );
+    assert!(needed.unwrap().is_match(&ended.stderr), "{}", ended.stderr);
+    assert_eq!(scratch.checkpoints("run"), before);
+    let hidden: Vec<_> = std::fs::read_dir(scratch.path("run"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(".checkpoint"))
+        .collect();
+    assert!(hidden.is_empty(), "{hidden:?}");
+    // With room it goes on as if nothing had been.
+    scratch.train("run", &grown);
+    scratch.train("clean", &[&common[..], &["train.steps=8"]].concat());
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"));
+}
+
+#[cfg(unix)]
+#[test]
+fn rows_that_cannot_be_written_end_the_run() {
+    let scratch = Scratch::new();
+    let overrides = ["train.steps=4000", "train.save_every=100", "train.log_every=0"];
+    scratch.train("short", &["train.steps=1"]);
+    // Every file of the beginning fits, and the checkpoints do; some day the metrics do not.
+    let fits = longest_file(&scratch, "short").max(longest_file(&scratch, "short/adapter") * 3);
+    let blocks = blocks_between(fits, 1 << 40);
+    let ended = run_with_limit(&scratch, blocks, &[&["train", "recipe.toml"][..], &overrides].concat());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("error: cannot write to `"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("\n  a row needs "), "{}", ended.stderr);
+    let rows = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).unwrap().lines().count() as u64;
+    assert!(rows > 100 && rows < 4000, "{rows}");
+    assert_eq!(scratch.checkpoints("run").last(), Some(&(rows.saturating_sub(1) / 100 * 100)));
+}

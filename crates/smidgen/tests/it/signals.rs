@@ -1,0 +1,118 @@
+//! Ctrl-C and its relatives: the step is finished, its state saved, the way on told; twice ends at once.
+//!
+//! Signals go to a real process by the shell's `kill`.
+
+use crate::scratch::Scratch;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const LONG: [&str; 4] = ["train.steps=400", "train.save_every=0", "train.log_every=0", "adapter.dropout=0.1"];
+
+fn send(child: &Child, signal: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status().unwrap();
+    assert!(status.success());
+}
+
+fn wait_for_rows(scratch: &Scratch, child: &mut Child, rows: usize) {
+    loop {
+        let text = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).unwrap_or_default();
+        if text.lines().count() >= rows {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was asked to");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Started with hangups ignored, the program leaves signals alone: under `nohup` these tests show nothing.
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim().to_string();
+    let ignored = u64::from_str_radix(&mask, 16).unwrap() & 1 == 1;
+    if ignored {
+        eprintln!("skipped: hangups are ignored here");
+    }
+    ignored
+}
+
+#[test]
+fn asked_to_end_it_saves_and_says_how_to_go_on() {
+    if hangups_are_ignored() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.train("clean", &LONG);
+    let arguments = [&["train", "recipe.toml", "data.template=auto"][..], &LONG].concat();
+    for (signal, rows) in [("INT", 3), ("TERM", 60), ("HUP", 120)] {
+        let resume: &[&str] = if rows == 3 { &[] } else { &["--resume"] };
+        let mut command = scratch.command(&[&arguments[..], resume].concat());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for_rows(&scratch, &mut child, rows);
+        send(&child, signal);
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{signal}: {said}");
+        let step = *scratch.checkpoints("run").last().unwrap();
+        assert_eq!(scratch.metrics("run").len() as u64, step, "{signal}");
+        assert!(said.contains("finishing the step and saving; once more ends at once\n"), "{said}");
+        let words = format!(
+            "error: interrupted after step {step} of 400; its state is in `checkpoint-{step}`\n\nhint: `smidgen train recipe.toml data.template=auto train.steps=400 "
+        );
+        assert!(said.contains(&words) && said.contains(" --resume` goes on from there"), "{said}");
+        assert!(!scratch.exists("run/adapter"));
+    }
+    scratch.train("run", &[&LONG[..], &["--resume"]].concat());
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"));
+}
+
+#[test]
+fn asked_twice_it_ends_at_once() {
+    if hangups_are_ignored() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let overrides = [&["train", "recipe.toml", "train.save_every=7"][..], &LONG[..1]].concat();
+    let mut child = scratch.start(&overrides);
+    wait_for_rows(&scratch, &mut child, 20);
+    // Both are there when it goes on, so that neither comes too late.
+    for signal in ["STOP", "INT", "TERM", "CONT"] {
+        send(&child, signal);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // What was there before is whole.
+    scratch.train("run", &[&overrides[2..], &["--resume"]].concat());
+    scratch.train("clean", &overrides[2..]);
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+}
+
+#[test]
+fn before_the_first_step_there_is_nothing_to_save() {
+    let scratch = Scratch::new();
+    // A pipe that nobody writes to: reading the data takes as long as it takes.
+    assert!(Command::new("mkfifo").arg(scratch.path("slow.jsonl")).status().unwrap().success());
+    let mut child = scratch.start(&["train", "recipe.toml", "data.train=slow.jsonl"]);
+    std::thread::sleep(Duration::from_millis(200));
+    send(&child, "TERM");
+    let status = child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{status}");
+    assert!(!scratch.exists("run"));
+}
+
+#[test]
+fn a_run_that_ignores_hangups_goes_on_after_one() {
+    let scratch = Scratch::new();
+    let arguments = [&["train", "recipe.toml"][..], &LONG].concat();
+    let program = scratch.command(&arguments);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .arg(program.get_program())
+        .args(program.get_args());
+    let mut child =
+        command.current_dir(scratch.root()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for_rows(&scratch, &mut child, 10);
+    send(&child, "HUP");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(scratch.losses("run").len(), 400);
+}
