@@ -88,7 +88,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
             let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
-        Op::Attention(shape) | Op::AttentionGrad(shape) => {
+        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => {
             attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
         Op::Logits { .. } => product_floats(threads),
@@ -117,6 +117,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], threads: usize) -> us
         | Op::Add
         | Op::GatherRows
         | Op::ScatterRows
+        | Op::CacheRows
         | Op::RmsNormGrad { .. }
         | Op::BiasGrad
         | Op::GatedActGrad(_)

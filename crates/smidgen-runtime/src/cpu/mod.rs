@@ -10,6 +10,7 @@ pub mod arena;
 pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
+pub mod cached_attention;
 pub mod chunk;
 pub mod columns;
 pub mod convert;

@@ -11,6 +11,7 @@ mod attention_examples;
 mod broken_plans;
 mod check;
 mod decoder;
+mod decoder_cache;
 mod decoder_gradients;
 mod decoder_logits;
 mod decoder_updates;

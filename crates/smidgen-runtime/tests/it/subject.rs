@@ -170,6 +170,7 @@ pub fn plain_request() -> Request {
         optimizer: optimizer(),
         extent: Extent { tokens: 1, rows: 1, segments: 1 },
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
+        decode: None,
         threads: 1,
     }
 }
