@@ -34,6 +34,7 @@ pub mod packing;
 pub mod pool;
 pub mod product;
 pub mod rope;
+pub mod row_product;
 mod run;
 mod run_adapter;
 pub mod simd;

@@ -11,6 +11,7 @@ use super::convert::Element;
 use super::isa::Isa;
 use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
+use super::row_product::{FEW_ROWS, row_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, rope, stored};
 use crate::device::{BoundStep, Operand};
@@ -262,7 +263,14 @@ impl Run<'_> {
     pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
-        unsafe { product(Isa::detect(), terms, init, output, self.workspace_from(floats_taken)) }
+        unsafe {
+            let (isa, workspace) = (Isa::detect(), self.workspace_from(floats_taken));
+            if output.rows <= FEW_ROWS && terms.iter().all(|term| term.right_transposed) {
+                row_product(isa, terms, init, output, workspace);
+            } else {
+                product(isa, terms, init, output, workspace);
+            }
+        }
     }
 
     /// y = x·Wᵀ + bias + scale·h·Bᵀ as one product over both terms.

@@ -25,6 +25,7 @@ mod product;
 mod quant_fixtures;
 mod recompute_changes_nothing;
 mod row_examples;
+mod row_product;
 mod subject;
 mod thread_counts;
 mod update_examples;

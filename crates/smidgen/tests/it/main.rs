@@ -10,6 +10,7 @@ mod bad_model;
 mod bad_recipe;
 mod commands;
 mod exporting;
+mod generating;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
 #[cfg(unix)]
