@@ -7,8 +7,8 @@ use crate::options::Request;
 use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::{
-    Buffer, BufferId, Category, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan, PlannedValue, Step, ValueId,
-    ValueRole, cost, workspace,
+    Buffer, BufferId, Category, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan, PlannedValue, Step,
+    ValueId, ValueRole, cost, workspace,
 };
 use std::collections::HashMap;
 

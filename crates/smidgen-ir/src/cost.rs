@@ -71,7 +71,9 @@ pub fn node_cost(
             2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
         }
         // Two products forward; backward forms the scores again and four gradients.
-        Op::Attention(shape) | Op::CachedAttention(shape) => 4.0 * size(inputs[0]) * visible(shape, keys_per_query),
+        Op::Attention(shape) | Op::CachedAttention(shape) => {
+            4.0 * size(inputs[0]) * visible(shape, keys_per_query)
+        }
         Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
         Op::Logits { lora, .. } => {
             let adapter = if lora.is_some() { columns(inputs[2]) } else { 0.0 };

@@ -270,11 +270,12 @@ mod tests {
         };
         let by_length = |original: usize| {
             let lists = LongRope { short: &short, long: &long, original };
-            let by = |lengths| {
-                filled(&|table| rope_table_by_length(src(&positions), lengths, lists, 1.19, table))
-            };
-            let of_tokens: Vec<i32> =
-                segments.windows(2).flat_map(|bounds| vec![bounds[1] - bounds[0]; (bounds[1] - bounds[0]) as usize]).collect();
+            let by =
+                |lengths| filled(&|table| rope_table_by_length(src(&positions), lengths, lists, 1.19, table));
+            let of_tokens: Vec<i32> = segments
+                .windows(2)
+                .flat_map(|bounds| vec![bounds[1] - bounds[0]; (bounds[1] - bounds[0]) as usize])
+                .collect();
             let table = by(Lengths::OfSegments(&segments));
             assert_same_bits("each token's own", &by(Lengths::OfTokens(&of_tokens)), &table);
             table

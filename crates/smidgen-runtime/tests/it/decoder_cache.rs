@@ -124,12 +124,18 @@ fn run_pieces<D: Device>(
     let starts = [0, LENGTHS[0], LENGTHS[0] + LENGTHS[1]];
     let tokens: Vec<(usize, usize)> = pieces
         .iter()
-        .flat_map(|&(sequence, first, count)| (first..first + count).map(move |position| (sequence, position)))
+        .flat_map(|&(sequence, first, count)| {
+            (first..first + count).map(move |position| (sequence, position))
+        })
         .collect();
     let of = |number: &dyn Fn(usize, usize) -> usize| -> Vec<i32> {
         tokens.iter().map(|&(sequence, position)| number(sequence, position) as i32).collect()
     };
-    write_integers(executor, input::IDS, &of(&|sequence, position| ids[starts[sequence] + position] as usize));
+    write_integers(
+        executor,
+        input::IDS,
+        &of(&|sequence, position| ids[starts[sequence] + position] as usize),
+    );
     write_integers(executor, input::POSITIONS, &of(&|_, position| position));
     write_integers(executor, input::SLOTS, &of(&|sequence, _| SLOTS[sequence]));
     write_integers(executor, input::LENGTHS, &of(&|sequence, _| LENGTHS[sequence]));

@@ -72,7 +72,10 @@ pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> 
         let room = session.shape().positions;
         if ids.len() >= room {
             messages.pop();
-            say(&format!("this would be token {} of a context of {room}: `/reset`, or a larger `--context`", ids.len()));
+            say(&format!(
+                "this would be token {} of a context of {room}: `/reset`, or a larger `--context`",
+                ids.len()
+            ));
             continue;
         }
         let answer = answer(session, settings, talk, &ids)?;

@@ -115,7 +115,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         None => {
             let mut session = open_session(args, quiet, &subject, args.context, DEFAULT_NEW_TOKENS)?;
             let now = SystemTime::now();
-            let talk = Talk { tokenizer: &tokenizer, system: args.system.as_deref(), raw: args.raw, quiet, now };
+            let talk =
+                Talk { tokenizer: &tokenizer, system: args.system.as_deref(), raw: args.raw, quiet, now };
             run_chat(&mut session, &settings, &talk)
         }
     }
@@ -141,7 +142,8 @@ fn check(args: &Args) -> Result<(), Failure> {
 
 /// The prompt, or `None` where a person sits at the terminal.
 fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
-    let unreadable = |what: &str, error: std::io::Error| Failure::world(format!("{what} cannot be read: {error}"));
+    let unreadable =
+        |what: &str, error: std::io::Error| Failure::world(format!("{what} cannot be read: {error}"));
     let from_stdin = || {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("stdin", error))?;

@@ -69,7 +69,10 @@ pub fn search_beams<D: Device>(
     let shape = decoder.shape();
     check_prompt(0, prompt, shape)?;
     if count > shape.slots {
-        return Err(Failure::recipe(format!("{count} beams need as many slots, {} are planned", shape.slots)));
+        return Err(Failure::recipe(format!(
+            "{count} beams need as many slots, {} are planned",
+            shape.slots
+        )));
     }
     decoder.reset();
     // Rows for the prompt and, at worst, an answer of its own for each beam.
@@ -149,13 +152,7 @@ fn slots_of_children(parents: &[usize], count: usize) -> Vec<usize> {
     parents.iter().map(slot).collect()
 }
 
-fn is_done(
-    finished: &[Finished],
-    next: &[Beam],
-    place: usize,
-    count: usize,
-    length_penalty: f64,
-) -> bool {
+fn is_done(finished: &[Finished], next: &[Beam], place: usize, count: usize, length_penalty: f64) -> bool {
     if finished.len() < count {
         return false;
     }

@@ -38,7 +38,7 @@ pub const DEFAULT_NEW_TOKENS: usize = 256;
 /// The shortest context that is offered.
 const SHORTEST: usize = 16;
 /// A tokenizer's memory, measured: each token of the vocabulary with its merges.
-pub const TOKENIZER_TOKEN_BYTES: u64 = 600;
+pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
 /// What templates, arguments and the terminal take beside that.
 const CHAT_BYTES: u64 = 1 << 20;
 
@@ -186,7 +186,8 @@ impl GenerationPlan {
         let DecodeShape { slots, positions, cache_rows, new_tokens } = self.shape;
         let budget = if self.stated { "budget" } else { "free" };
         let mut text = String::new();
-        let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+        let mut line =
+            |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
         line(format!("{} · {budget} {} · cpu", self.plan.title, format_bytes(self.budget_bytes)));
         for (name, bytes) in self.rows() {
             let note = match name {

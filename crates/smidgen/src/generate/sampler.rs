@@ -80,7 +80,8 @@ impl Sampler {
         let temperature = temperature as f32;
         self.candidates.clear();
         let all = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        self.candidates.extend(all.map(|(id, logit)| Candidate { id: id as u32, logit: logit / temperature }));
+        self.candidates
+            .extend(all.map(|(id, logit)| Candidate { id: id as u32, logit: logit / temperature }));
         if 0 < top_k && top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(top_k - 1, by_falling_logit);
             let least = self.candidates[top_k - 1].logit;

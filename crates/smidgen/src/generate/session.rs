@@ -244,9 +244,8 @@ pub fn generate_batch<D: Device>(
     for (index, prompt) in prompts.iter().enumerate() {
         check_prompt(index, prompt, shape)?;
     }
-    let needed = |prompt: &Vec<u32>| {
-        (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows)
-    };
+    let needed =
+        |prompt: &Vec<u32>| (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows);
     let mut sampler = Sampler::new(settings.sampling);
     let mut done: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
     // By slot.

@@ -60,7 +60,8 @@ fn settings(sampling: Sampling, max_new: usize) -> Settings {
 
 /// Prompts of several lengths; the longest grows over the limit of the fixture with LongRoPE, 24.
 fn prompts(vocabulary: u32) -> Vec<Vec<u32>> {
-    let prompt = |length: u32, factor: u32| (0..length).map(|i| (factor * i + i * i + 3) % vocabulary).collect();
+    let prompt =
+        |length: u32, factor: u32| (0..length).map(|i| (factor * i + i * i + 3) % vocabulary).collect();
     vec![prompt(5, 7), prompt(20, 11), prompt(1, 1), prompt(17, 5)]
 }
 
@@ -109,7 +110,8 @@ fn a_text_depends_on_neither_threads_nor_company() {
     let prompts = prompts(64);
     let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::GREEDY };
     let settings = settings(sampling, 12);
-    let together = open(&model, None, sizes(4, None), 2).generate_batch(&prompts, &settings, |_, _| {}).unwrap();
+    let together =
+        open(&model, None, sizes(4, None), 2).generate_batch(&prompts, &settings, |_, _| {}).unwrap();
     let mut session = open(&model, None, sizes(1, None), 1);
     for (prompt, together) in prompts.iter().zip(&together) {
         let alone = session.generate_batch(std::slice::from_ref(prompt), &settings, |_, _| {}).unwrap();
@@ -125,7 +127,8 @@ fn a_text_ends_where_it_should() {
     let model = open_model("llama-gqa-tied");
     let mut session = open(&model, None, sizes(1, None), 1);
     let prompt = vec![3, 1, 4, 1, 5];
-    let all = session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::GREEDY, 100), |_, _| {});
+    let all =
+        session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::GREEDY, 100), |_, _| {});
     let all = all.unwrap().remove(0);
     // Forty positions, and the token that the last of them gives.
     assert_eq!((all.ids.len(), all.stopped_by), (36, StoppedBy::Context));
@@ -191,7 +194,8 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let opening = |context: Option<usize>, budget_bytes: u64| {
         let sizes = Sizes { context, budget_bytes: Some(budget_bytes), ..sizes(1, None) };
         let opening = Opening { model: &model, adapter: None, base: BaseFormat::AsStored, threads: 1, sizes };
-        Session::open(&opening, |_| Ok(())).map(|session| (session.planned_bytes(), session.shape().positions))
+        Session::open(&opening, |_| Ok(()))
+            .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (whole, longest) = opening(None, 1 << 30).unwrap();
     let refused = opening(Some(longest), whole - 1).unwrap_err();

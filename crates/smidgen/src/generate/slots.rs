@@ -57,7 +57,12 @@ impl Slots {
     /// Gives the slot `count` more positions and returns them.
     pub fn extend(&mut self, slot: usize, count: usize) -> Range<usize> {
         let first = self.lengths[slot];
-        assert!(first + count <= self.positions, "{} positions in a slot of {}", first + count, self.positions);
+        assert!(
+            first + count <= self.positions,
+            "{} positions in a slot of {}",
+            first + count,
+            self.positions
+        );
         for position in first..first + count {
             let row = self.free.pop().expect("whoever admits a sequence has counted the rows");
             self.holders[row as usize] = 1;

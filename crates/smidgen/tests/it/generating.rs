@@ -45,7 +45,8 @@ fn a_text_goes_to_stdout_and_the_table_to_stderr() {
     let output = generate(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stderr);
-    for row in ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, ended by max tokens"] {
+    for row in ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, ended by max tokens"]
+    {
         assert!(table.contains(row), "{table}");
     }
     let json = generate(&[&arguments[..], &["--json", "--quiet"]].concat());

@@ -10,9 +10,9 @@ mod bad_model;
 mod bad_recipe;
 mod commands;
 mod exporting;
-mod generating;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
+mod generating;
 #[cfg(unix)]
 mod hub_server;
 mod inspecting;
