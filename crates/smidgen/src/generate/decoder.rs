@@ -4,7 +4,8 @@
 //! tokens of several sequences go into one run, up to what the plan allows, so prompts are read in large pieces and
 //! live sequences advance together. A sequence's logits do not depend on what is fed beside it.
 //! LongRoPE turns all tokens of a sequence by one of two lists of frequencies, chosen by its length at the time it is
-//! read, as in transformers: a sequence that grows over the limit is read again from its beginning.
+//! read, as in transformers: a sequence that grows over the limit, or is cut back below it, is read again from its
+//! beginning.
 //! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
 
 use super::slots::Slots;
@@ -28,6 +29,8 @@ pub struct Decoder {
     vocabulary: usize,
     /// The longest sequence that LongRoPE's short list is for.
     short_until: Option<usize>,
+    /// Whether what is cached of a slot was turned by the long list.
+    is_long: Vec<bool>,
     slots: Slots,
     sequences: Vec<Vec<u32>>,
     /// One row of logits, as it is read and as numbers.
@@ -74,6 +77,7 @@ impl Decoder {
             shape,
             vocabulary: spec.vocabulary,
             short_until,
+            is_long: vec![false; shape.slots],
             slots: Slots::new(shape.slots, shape.positions, shape.cache_rows),
             sequences: vec![Vec::new(); shape.slots],
             bytes: vec![0; 4 * spec.vocabulary],
@@ -113,6 +117,7 @@ impl Decoder {
             return;
         }
         self.slots.share(from, to);
+        self.is_long[to] = self.is_long[from];
         let (sequence, rest) = match from < to {
             true => {
                 let (before, after) = self.sequences.split_at_mut(to);
@@ -159,10 +164,10 @@ impl Decoder {
     /// Gives new tokens their rows. Returns the first position that has to be read.
     fn append<D: Device>(&mut self, executor: &mut Executor<D>, new: &NewTokens<'_>) -> usize {
         let slot = new.slot;
-        let before = self.sequences[slot].len();
         self.sequences[slot].extend(new.ids);
         let length = self.sequences[slot].len();
-        if self.short_until.is_some_and(|limit| before <= limit && limit < length) {
+        let is_long = self.short_until.is_some_and(|limit| limit < length);
+        if std::mem::replace(&mut self.is_long[slot], is_long) != is_long {
             self.slots.truncate(slot, 0);
         }
         let first = self.slots.length(slot);
