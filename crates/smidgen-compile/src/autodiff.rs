@@ -180,6 +180,8 @@ impl Backward<'_> {
             }
             Op::RopeTable(_) => {}
             Op::Logits { .. }
+            | Op::CacheRows
+            | Op::CachedAttention(_)
             | Op::ScatterRows
             | Op::RmsNormGrad { .. }
             | Op::RmsNormWeightGrad { .. }

@@ -2,11 +2,11 @@
 //!
 //! Activations are tokens-major and padding-free, `(T, C)`. The head sees only the rows that carry a
 //! loss: rows are gathered before the final norm, so nothing is computed for the others.
-//! Entry points built here: the forward half of `micro_step`, `eval` without dropout, `refresh`; and, for
-//! looking at a model, `logits` alone. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
+//! Entry points built here: the forward half of `micro_step`, `eval` without dropout, `refresh`, `decode` where
+//! generation is asked for; and, for looking at a model, `logits` alone. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
 
 use crate::adapter::LoraModule;
-use crate::leaves::{Leaves, add_leaves};
+use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
 use crate::options::{AdapterForm, Policy, Request};
 use smidgen_ir::{AttentionShape, Entry, Graph, LossHead, Node, Op, Phase, ValueId};
@@ -26,6 +26,13 @@ pub mod input {
     pub const LOSS_WEIGHT: &str = "loss_weight";
     /// Learning rate and number of the update, counted from 1.
     pub const HYPER: &str = "hyper";
+    /// Row of the caches for each position of each slot (L, P).
+    pub const CACHE_TABLE: &str = "cache_table";
+    /// The slot of each new token.
+    pub const SLOTS: &str = "slots";
+    /// Tokens of each new token's sequence, itself and what follows it in the run included; there where a rotary
+    /// embedding goes by the length.
+    pub const LENGTHS: &str = "lengths";
 }
 
 /// Names of the state that the host reads.
@@ -40,12 +47,14 @@ pub mod state {
     pub const REG_LOSS: &str = "reg_loss";
     /// Logits of the chosen rows (S, V).
     pub const LOGITS: &str = "logits";
+    /// The same of `decode`; gone when another entry point runs.
+    pub const DECODED_LOGITS: &str = "decoded_logits";
 }
 
 /// All leaves, and the forward nodes of `micro_step` and `eval`.
 pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
     let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, true);
+    let mut leaves = add_leaves(&mut graph, request, Purpose::Training);
     let micro_step = build_entry(&mut graph, &mut leaves, request, Entry::MicroStep, Some(policy));
     let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(policy));
     let refresh = build_refresh(&mut graph, &leaves, request);
@@ -55,16 +64,30 @@ pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
         (Entry::Refresh, refresh),
         (Entry::Eval, eval),
     ];
+    if request.decode.is_some() {
+        let decode = build_entry(&mut graph, &mut leaves, request, Entry::Decode, None);
+        graph.entries.push((Entry::Decode, decode));
+    }
     graph
 }
 
 /// What it takes to see logits: nothing is trained.
 pub fn build_logits_graph(request: &Request) -> Graph {
     let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, false);
+    let mut leaves = add_leaves(&mut graph, request, Purpose::Logits);
     let logits = build_entry(&mut graph, &mut leaves, request, Entry::Logits, None);
     let refresh = build_refresh(&mut graph, &leaves, request);
     graph.entries = vec![(Entry::Refresh, refresh), (Entry::Logits, logits)];
+    graph
+}
+
+/// Generation alone: nothing is trained.
+pub fn build_decode_graph(request: &Request) -> Graph {
+    let mut graph = Graph::default();
+    let mut leaves = add_leaves(&mut graph, request, Purpose::Generation);
+    let decode = build_entry(&mut graph, &mut leaves, request, Entry::Decode, None);
+    let refresh = build_refresh(&mut graph, &leaves, request);
+    graph.entries = vec![(Entry::Refresh, refresh), (Entry::Decode, decode)];
     graph
 }
 
@@ -87,9 +110,11 @@ fn build_entry(
         dropout: if training { request.dropout } else { 0.0 },
         prefix: match entry {
             Entry::Eval => "eval.",
+            Entry::Decode => "decode.",
             Entry::MicroStep | Entry::Update | Entry::Refresh | Entry::Logits => "",
         },
         layer: None,
+        cached: entry == Entry::Decode,
     };
     let hidden = builder.decoder();
     match policy {
@@ -125,6 +150,8 @@ pub(crate) struct Builder<'a> {
     pub dropout: f32,
     pub prefix: &'static str,
     pub layer: Option<usize>,
+    /// Whether keys and values go through the caches.
+    pub cached: bool,
 }
 
 impl Builder<'_> {
@@ -165,7 +192,7 @@ impl Builder<'_> {
         let tables = spec.ropes.iter().enumerate().map(|(index, rope)| {
             let mut inputs = vec![self.leaf(input::POSITIONS)];
             if rope.depends_on_length() {
-                inputs.push(self.leaf(input::BOUNDARIES));
+                inputs.push(self.leaf(if self.cached { input::LENGTHS } else { input::BOUNDARIES }));
             }
             let name = if index == 0 { "rope".to_string() } else { format!("rope{index}") };
             self.emit1(Op::RopeTable(rope.clone()), inputs, &name)
@@ -196,13 +223,27 @@ impl Builder<'_> {
         let q = self.emit1(Op::Rope { heads: spec.heads, inverse: false }, vec![q, table], "attn.q_turned");
         let k =
             self.emit1(Op::Rope { heads: spec.kv_heads, inverse: false }, vec![k, table], "attn.k_turned");
-        let boundaries = self.leaf(input::BOUNDARIES);
-        let o = self.emit(Op::Attention(shape), vec![q, k, v, boundaries], &["attn.o", "attn.lse"])[0];
+        let o = self.attention(shape, q, k, v); // (T, H·D)
         let mut y = self.linear(o, "self_attn.o_proj", "attn.out"); // (T, C)
         if spec.sandwich_norms {
             y = self.norm(y, spec.layer_norms()[1], "attn.out_normed"); // (T, C)
         }
         self.emit1(Op::Add, vec![x, y], "mid")
+    }
+
+    fn attention(&mut self, shape: AttentionShape, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
+        if !self.cached {
+            let boundaries = self.leaf(input::BOUNDARIES);
+            return self.emit(Op::Attention(shape), vec![q, k, v, boundaries], &["attn.o", "attn.lse"])[0];
+        }
+        let layer = self.layer.expect("attention belongs to a layer");
+        let caches = cache_names(layer).map(|name| self.leaf(&name)); // (N, Hkv·D) both
+        let places = [input::CACHE_TABLE, input::SLOTS, input::POSITIONS].map(|name| self.leaf(name));
+        let new = [k, v].into_iter().chain(places).collect();
+        let place = (Phase::Forward, self.layer);
+        self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
+        let read = [q].into_iter().chain(caches).chain(places).collect();
+        self.emit1(Op::CachedAttention(shape), read, "attn.o")
     }
 
     fn mlp_block(&mut self, x: ValueId) -> ValueId {
@@ -272,7 +313,7 @@ impl Builder<'_> {
         }
         let lora = adapter.map(|(_, _, scale)| scale);
         let op = Op::Logits { lora, softcap: self.spec.logit_softcap };
-        let logits = vec![self.leaf(state::LOGITS)];
+        let logits = vec![self.leaf(if self.cached { state::DECODED_LOGITS } else { state::LOGITS })];
         self.graph.emit(&mut self.nodes, op, inputs, logits, &[], (Phase::Forward, None));
     }
 }

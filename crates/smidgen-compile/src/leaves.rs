@@ -5,7 +5,7 @@
 
 use crate::forward::{input, state};
 use crate::model::spec::HEAD;
-use crate::options::{AdapterForm, Request, TrainedBiases};
+use crate::options::{AdapterForm, DecodeShape, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 
@@ -48,8 +48,17 @@ impl Leaves {
     }
 }
 
-/// Adds every leaf; without `training` none that only a gradient step needs.
-pub fn add_leaves(graph: &mut Graph, request: &Request, training: bool) -> Leaves {
+/// What the graph is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Training,
+    /// The logits of whole sequences.
+    Logits,
+    Generation,
+}
+
+/// Adds every leaf that the purpose needs.
+pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Leaves {
     let mut leaves = Leaves::default();
     let biases = trained_biases(request);
     let mut trained = Vec::new();
@@ -62,12 +71,15 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, training: bool) -> Leave
         }
     }
     trained.extend(add_adapters(graph, &mut leaves, request));
-    if training {
+    if purpose == Purpose::Training {
         for leaf in trained {
             train_leaf(graph, leaf);
         }
     }
-    add_inputs_and_state(graph, &mut leaves, request, training);
+    add_inputs_and_state(graph, &mut leaves, request, purpose);
+    if purpose != Purpose::Logits {
+        add_caches(graph, &mut leaves, request);
+    }
     leaves
 }
 
@@ -112,18 +124,24 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
     trained
 }
 
-fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Request, training: bool) {
+fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpose: Purpose) {
     let mut add = |name: &str, shape: Shape, dtype: DType, kind: LeafKind| {
         leaves.add(graph, name, Type::new(shape, Storage::Plain(dtype)), kind);
     };
     add(input::IDS, Shape::rows_of(Dim::Tokens), DType::I32, LeafKind::Input);
     add(input::POSITIONS, Shape::rows_of(Dim::Tokens), DType::I32, LeafKind::Input);
-    add(input::BOUNDARIES, Shape::rows_of(Dim::Boundaries), DType::I32, LeafKind::Input);
+    if purpose != Purpose::Generation {
+        add(input::BOUNDARIES, Shape::rows_of(Dim::Boundaries), DType::I32, LeafKind::Input);
+    }
     add(input::ROWS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
-    if !training {
-        let logits = Shape::of(Dim::Rows, request.spec.vocabulary);
-        add(state::LOGITS, logits, DType::F32, LeafKind::State);
-        return;
+    match purpose {
+        Purpose::Training => {}
+        Purpose::Logits => {
+            let logits = Shape::of(Dim::Rows, request.spec.vocabulary);
+            add(state::LOGITS, logits, DType::F32, LeafKind::State);
+            return;
+        }
+        Purpose::Generation => return,
     }
     add(input::LABELS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
     add(input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
@@ -140,6 +158,31 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     if let AdapterForm::Fourier { .. } = request.form {
         add(state::REG_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
     }
+}
+
+/// Keys and values of every layer, the logits that `decode` leaves, and what says where each token belongs.
+fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
+    let Some(DecodeShape { slots, positions, cache_rows, .. }) = request.decode else { return };
+    let spec = &request.spec;
+    let integers = |shape: Shape| Type::new(shape, Storage::Plain(DType::I32));
+    leaves.add(graph, input::CACHE_TABLE, integers(Shape::matrix(slots, positions)), LeafKind::Input);
+    leaves.add(graph, input::SLOTS, integers(Shape::rows_of(Dim::Tokens)), LeafKind::Input);
+    if spec.ropes.iter().any(|rope| rope.depends_on_length()) {
+        leaves.add(graph, input::LENGTHS, integers(Shape::rows_of(Dim::Tokens)), LeafKind::Input);
+    }
+    let [_, channels] = spec.projection_rows();
+    for layer in 0..spec.layers {
+        for name in cache_names(layer) {
+            leaves.add(graph, &name, Type::f32(Shape::matrix(cache_rows, channels)), LeafKind::Cache);
+        }
+    }
+    let logits = Type::f32(Shape::of(Dim::Rows, spec.vocabulary));
+    leaves.add(graph, state::DECODED_LOGITS, logits, LeafKind::Cache);
+}
+
+/// The leaves that hold keys and values of a layer.
+pub fn cache_names(layer: usize) -> [String; 2] {
+    ["keys", "values"].map(|what| format!("cache.{layer}.{what}"))
 }
 
 /// Gives a leaf a gradient: from here on it is trained.

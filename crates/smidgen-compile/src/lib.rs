@@ -23,7 +23,7 @@ pub mod update;
 
 pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
-pub use options::{AdapterForm, Policy, Recompute, Request, TrainedBiases};
+pub use options::{AdapterForm, DecodeShape, Policy, Recompute, Request, TrainedBiases};
 pub use profile::Profile;
 pub use solve::{Context, Demand, Pins, Solution, solve};
 
@@ -37,6 +37,16 @@ pub fn compile(request: &Request, policy: &Policy) -> Plan {
 /// Compiles what it takes to see the logits of a model, for looking at it rather than training it.
 pub fn compile_logits(request: &Request) -> Plan {
     let mut graph = forward::build_logits_graph(request);
+    verify::expect_sound("forward", &verify::graph(&graph));
+
+    passes::remove_dead::apply(&mut graph);
+    let shared = passes::reuse_in_place::find(&graph);
+    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
+}
+
+/// Compiles generation alone, by `request.decode`.
+pub fn compile_decode(request: &Request) -> Plan {
+    let mut graph = forward::build_decode_graph(request);
     verify::expect_sound("forward", &verify::graph(&graph));
 
     passes::remove_dead::apply(&mut graph);

@@ -24,8 +24,33 @@ pub struct Request {
     pub extent: Extent,
     /// What its tokens are usually like.
     pub workload: Workload,
+    /// Generation beside the other entry points, if any is wanted.
+    pub decode: Option<DecodeShape>,
     /// Threads for which workspaces are sized.
     pub threads: usize,
+}
+
+/// The sizes of generation with cached keys and values.
+///
+/// A slot holds one sequence. Which row of the caches belongs to a position of a slot stands in a table that the
+/// host writes, so sequences of any length share the rows, and a common beginning can be there once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeShape {
+    /// Sequences at the same time; each may have the logits of one new token in a run.
+    pub slots: usize,
+    /// Tokens of the longest sequence.
+    pub positions: usize,
+    /// Rows of the caches.
+    pub cache_rows: usize,
+    /// New tokens of one run.
+    pub new_tokens: usize,
+}
+
+impl DecodeShape {
+    /// The largest run.
+    pub fn extent(&self) -> Extent {
+        Extent { tokens: self.new_tokens, rows: self.slots.min(self.new_tokens), segments: 0 }
+    }
 }
 
 impl Request {

@@ -7,8 +7,8 @@ use crate::options::Request;
 use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::{
-    Buffer, BufferId, Category, EntryPlan, Graph, Lifetime, Node, Plan, PlannedValue, Step, ValueId,
-    ValueRole, cost, workspace,
+    Buffer, BufferId, Category, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan, PlannedValue, Step,
+    ValueId, ValueRole, cost, workspace,
 };
 use std::collections::HashMap;
 
@@ -33,6 +33,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
         title: request.title.clone(),
         extent: request.extent,
         precision: request.precision,
+        decode_extent: request.decode.map(|shape| shape.extent()),
         threads: request.threads,
         persistent_bytes: 0,
         transient_bytes: 0,
@@ -53,23 +54,25 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
         plan.values[index].buffer = match &value.role {
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
-                let bytes = value.ty.bytes(&request.extent);
-                Some(add_buffer(&mut plan, bytes, category, Lifetime::Run))
+                let lifetime = leaf_lifetime(&graph, leaf.kind);
+                let bytes = value.ty.bytes(&plan.extent_of_lifetime(lifetime));
+                Some(add_buffer(&mut plan, bytes, category, lifetime))
             }
             // A slice is added behind its leaf.
             ValueRole::Slice(slice) => plan.values[slice.of.index()].buffer,
             ValueRole::Temp => None,
         };
     }
-    let usual = request.workload.extent(&request.extent);
     for (entry, nodes) in &graph.entries {
+        let extent = plan.extent_of(*entry);
+        let usual = request.workload.extent(&extent);
         let lives = lifetimes(nodes, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
         owners.sort();
         let mut buffer_of: HashMap<ValueId, BufferId> = HashMap::new();
         for owner in owners {
             let (first, last) = lives[&owner];
-            let bytes = graph.value(owner).ty.bytes(&request.extent);
+            let bytes = graph.value(owner).ty.bytes(&extent);
             let lifetime = Lifetime::Steps { entry: *entry, first, last };
             buffer_of.insert(owner, add_buffer(&mut plan, bytes, Category::Activations, lifetime));
         }
@@ -81,8 +84,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
             let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
             let (inputs, outputs, updates) =
                 (types(&node.inputs), types(&node.outputs), types(&node.updates));
-            let extent = &request.extent;
-            let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(extent)).collect();
+            let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(&extent)).collect();
             let scratch = workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads);
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
             let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
@@ -107,6 +109,24 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
         plan.entries.push(EntryPlan { entry: *entry, steps });
     }
     Schedule { plan }
+}
+
+/// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
+/// run to the next, and all of the other entry points' are free to lie over it.
+fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
+    match kind {
+        LeafKind::Cache => {
+            let last = graph.nodes(Entry::Decode).len().saturating_sub(1);
+            Lifetime::Steps { entry: Entry::Decode, first: 0, last }
+        }
+        LeafKind::Weight
+        | LeafKind::Adapter
+        | LeafKind::Gradient
+        | LeafKind::Moment
+        | LeafKind::Derived
+        | LeafKind::Input
+        | LeafKind::State => Lifetime::Run,
+    }
 }
 
 fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {

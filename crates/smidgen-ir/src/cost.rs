@@ -71,7 +71,9 @@ pub fn node_cost(
             2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
         }
         // Two products forward; backward forms the scores again and four gradients.
-        Op::Attention(shape) => 4.0 * size(inputs[0]) * visible(shape, keys_per_query),
+        Op::Attention(shape) | Op::CachedAttention(shape) => {
+            4.0 * size(inputs[0]) * visible(shape, keys_per_query)
+        }
         Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
         Op::Logits { lora, .. } => {
             let adapter = if lora.is_some() { columns(inputs[2]) } else { 0.0 };
@@ -90,6 +92,7 @@ pub fn node_cost(
         | Op::Add
         | Op::GatherRows
         | Op::ScatterRows
+        | Op::CacheRows
         | Op::RmsNormGrad { .. }
         | Op::RmsNormWeightGrad { .. }
         | Op::BiasGrad
@@ -103,6 +106,8 @@ pub fn node_cost(
         | Op::Zero => 0.0,
     };
     let bytes = match op {
+        // Only the rows of the new tokens are written, not the whole caches.
+        Op::CacheRows => 2 * (inputs[0].bytes(extent) + inputs[1].bytes(extent)),
         // Only the rows that are looked up are read, not the whole table.
         Op::Embed { .. } => 2 * outputs[0].bytes(extent),
         Op::EmbedGrad { .. } => 3 * inputs[1].bytes(extent),
@@ -120,6 +125,7 @@ pub fn node_cost(
         | Op::LmHeadLoss(_)
         | Op::Logits { .. }
         | Op::ScatterRows
+        | Op::CachedAttention(_)
         | Op::RmsNormGrad { .. }
         | Op::RmsNormWeightGrad { .. }
         | Op::LinearGrad { .. }

@@ -30,10 +30,13 @@ pub enum Entry {
     Eval,
     /// The logits of chosen rows; only in plans made for looking at a model.
     Logits,
+    /// New tokens of some sequences, whose keys and values so far are cached, and the logits of chosen rows.
+    Decode,
 }
 
 impl Entry {
-    pub const ALL: [Entry; 5] = [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval, Entry::Logits];
+    pub const ALL: [Entry; 6] =
+        [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval, Entry::Logits, Entry::Decode];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -42,6 +45,7 @@ impl Entry {
             Entry::Refresh => "refresh",
             Entry::Eval => "eval",
             Entry::Logits => "logits",
+            Entry::Decode => "decode",
         }
     }
 }
@@ -75,6 +79,9 @@ pub enum LeafKind {
     Input,
     /// Small state that entry points hand on: the loss so far, the report.
     State,
+    /// What one run of `decode` leaves for the next, or for the host: keys, values, logits. Gone when another
+    /// entry point runs.
+    Cache,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

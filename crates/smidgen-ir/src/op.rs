@@ -5,7 +5,7 @@
 //! three lists in order, `[..]` marks what is there only for some attributes. Everything that a stage
 //! or a device must know of an operation is a `match` without a wildcard arm, so a new operation cannot
 //! be half added. Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank,
-//! H heads, D head size; `rows` is T or S.
+//! H heads, D head size, N rows of a cache, L slots of P positions each; `rows` is T or S.
 
 use crate::rope::RopeSpec;
 use thiserror::Error;
@@ -29,8 +29,8 @@ pub enum Op {
     /// base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1) → (rows, N): base + φ(scale·h·bᵀ),
     /// φ(z) = a0 + a1·u + a2·sin(πu) + a3·cos(πu) with u = tanh(z / (|sigma| + 1e-6)), LS-LoRA
     Fourier { scale: f32 },
-    /// positions (T), `[boundaries (G+1)]` → (T, dim): cosines, then sines. Boundaries where the frequencies
-    /// depend on the length of a segment
+    /// positions (T), `[boundaries (G+1) or lengths (T)]` → (T, dim): cosines, then sines. The second where the
+    /// frequencies depend on the length of a sequence: that of a segment, or each token's own
     RopeTable(RopeSpec),
     /// x (T, H·D), table (T, dim) → (T, H·D): the first dim channels of each head turned
     Rope { heads: usize, inverse: bool },
@@ -48,6 +48,12 @@ pub enum Op {
     LmHeadLoss(LossHead),
     /// x (S, C), head (V, C), `[h (S, R), b (V, R)]` → ; updates logits (S, V), replaced
     Logits { lora: Option<f32>, softcap: Option<f32> },
+    /// k (T, C), v (T, C), table (L, P), slots (T), positions (T) → ; updates keys (N, C), values (N, C):
+    /// row `table[slot, position]` of both becomes that of the token
+    CacheRows,
+    /// q (T, H·D), keys (N, Hkv·D), values (N, Hkv·D), table (L, P), slots (T), positions (T) → o (T, H·D):
+    /// attention over the cached rows of the query's slot, at positions up to its own
+    CachedAttention(AttentionShape),
 
     // ── backward ───────────────────────────────────────────────────────────────────────────────
     /// d (S, C), rows (S) → (T, C), zero in all other rows
@@ -148,7 +154,7 @@ pub struct ShapeError {
 
 impl Op {
     /// Every operation by name, in the order of the list: what an example of each must exist for.
-    pub const NAMES: [&'static str; 31] = [
+    pub const NAMES: [&'static str; 33] = [
         "embed",
         "rms_norm",
         "dropout",
@@ -180,6 +186,8 @@ impl Op {
         "adamw",
         "adamw_8bit",
         "zero",
+        "cache_rows",
+        "cached_attention",
     ];
 
     /// A new operation cannot be named without a place in [`Op::NAMES`].
@@ -216,6 +224,8 @@ impl Op {
             Op::AdamW(_) => Self::NAMES[28],
             Op::AdamW8(_) => Self::NAMES[29],
             Op::Zero => Self::NAMES[30],
+            Op::CacheRows => Self::NAMES[31],
+            Op::CachedAttention(_) => Self::NAMES[32],
         }
     }
 
@@ -234,6 +244,8 @@ impl Op {
             | Op::GatherRows
             | Op::LmHeadLoss(_)
             | Op::Logits { .. }
+            | Op::CacheRows
+            | Op::CachedAttention(_)
             | Op::ScatterRows
             | Op::RmsNormGrad { .. }
             | Op::RmsNormWeightGrad { .. }
@@ -274,6 +286,8 @@ impl Op {
             | Op::GatherRows
             | Op::LmHeadLoss(_)
             | Op::Logits { .. }
+            | Op::CacheRows
+            | Op::CachedAttention(_)
             | Op::ScatterRows
             | Op::RmsNormWeightGrad { .. }
             | Op::LinearGrad { .. }

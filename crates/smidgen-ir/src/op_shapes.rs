@@ -66,7 +66,8 @@ impl Op {
                 rule.count(1 + usize::from(rope.depends_on_length()), 0)?;
                 rule.integers(0, Dim::Tokens, DType::I32)?;
                 if rope.depends_on_length() {
-                    rule.integers(1, Dim::Boundaries, DType::I32)?;
+                    let lengths = inputs[1].shape == Shape::rows_of(Dim::Tokens);
+                    rule.integers(1, if lengths { Dim::Tokens } else { Dim::Boundaries }, DType::I32)?;
                 }
                 Ok(vec![Type::f32(Shape::of(Dim::Tokens, rope.dim))])
             }
@@ -114,6 +115,31 @@ impl Op {
                 }
                 rule.f32_update(0, &Shape::of(Dim::Rows, v))?;
                 Ok(vec![])
+            }
+            Op::CacheRows => {
+                rule.count(5, 2)?;
+                let (rows, c) = rule.activation(0)?;
+                rule.equal("rows", rows, Dim::Tokens)?;
+                rule.equal("v", rule.activation(1)?, (rows, c))?;
+                rule.cache_places(2)?;
+                for update in updates {
+                    let fits = matches!(update.shape.0.as_slice(), [Dim::Const(_), Dim::Const(width)] if *width == c);
+                    rule.require(fits && update.storage == Storage::F32, || format!("cache {update}"))?;
+                }
+                rule.equal("keys and values", &updates[0].shape, &updates[1].shape)?;
+                Ok(vec![])
+            }
+            Op::CachedAttention(shape) => {
+                rule.count(6, 0)?;
+                let (q, kv) = rule.attention_channels(shape)?;
+                rule.equal("q", rule.activation(0)?, (Dim::Tokens, q))?;
+                let (rows, c) = rule.weight(1)?;
+                rule.equal("keys", c, kv)?;
+                for cache in [1, 2] {
+                    rule.equal("cache", inputs[cache], &Type::f32(Shape::matrix(rows, kv)))?;
+                }
+                rule.cache_places(3)?;
+                Ok(vec![Type::f32(Shape::of(Dim::Tokens, q))])
             }
             Op::ScatterRows => {
                 rule.count(2, 0)?;
@@ -361,13 +387,27 @@ impl Rule<'_> {
     }
 
     fn attention_operands(&self, shape: &AttentionShape) -> Result<(), ShapeError> {
-        let (q, kv) = shape.channels();
-        self.require(shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), || {
-            format!("{shape:?}")
-        })?;
+        let (q, kv) = self.attention_channels(shape)?;
         self.equal("q", self.activation(0)?, (Dim::Tokens, q))?;
         self.equal("k", self.activation(1)?, (Dim::Tokens, kv))?;
         self.equal("v", self.activation(2)?, (Dim::Tokens, kv))
+    }
+
+    fn attention_channels(&self, shape: &AttentionShape) -> Result<(usize, usize), ShapeError> {
+        self.require(shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), || {
+            format!("{shape:?}")
+        })?;
+        Ok(shape.channels())
+    }
+
+    /// The table of cache rows, and the slot and position of each token, from input `first` on.
+    fn cache_places(&self, first: usize) -> Result<(), ShapeError> {
+        let table = self.inputs[first];
+        let fits = matches!(table.shape.0.as_slice(), [Dim::Const(_), Dim::Const(_)])
+            && table.storage == Storage::Plain(DType::I32);
+        self.require(fits, || format!("expected a table of cache rows, got {table}"))?;
+        self.integers(first + 1, Dim::Tokens, DType::I32)?;
+        self.integers(first + 2, Dim::Tokens, DType::I32)
     }
 
     fn lm_head_loss(&self, head: &LossHead) -> Result<Vec<Type>, ShapeError> {

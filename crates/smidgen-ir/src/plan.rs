@@ -64,6 +64,7 @@ impl Category {
             LeafKind::Gradient => Category::Gradients,
             LeafKind::Moment => Category::Optimizer,
             LeafKind::Input | LeafKind::State => Category::Workspace,
+            LeafKind::Cache => Category::Activations,
         }
     }
 }
@@ -179,6 +180,8 @@ pub struct Plan {
     pub title: String,
     pub extent: Extent,
     pub precision: Precision,
+    /// The largest run of `decode`, where there is one; its sizes are its own.
+    pub decode_extent: Option<Extent>,
     /// Threads for which workspaces are sized.
     pub threads: usize,
     pub persistent_bytes: usize,
@@ -205,6 +208,22 @@ pub struct Peak {
 impl Plan {
     pub fn reserved_bytes(&self) -> usize {
         self.persistent_bytes + self.transient_bytes
+    }
+
+    /// The largest run of an entry point.
+    pub fn extent_of(&self, entry: Entry) -> Extent {
+        match (entry, self.decode_extent) {
+            (Entry::Decode, Some(extent)) => extent,
+            _ => self.extent,
+        }
+    }
+
+    /// The extent at which buffers of a life are sized: of its entry point, or of all together where they share it.
+    pub fn extent_of_lifetime(&self, lifetime: Lifetime) -> Extent {
+        match lifetime {
+            Lifetime::Run => self.decode_extent.map_or(self.extent, |decode| self.extent.union(&decode)),
+            Lifetime::Steps { entry, .. } => self.extent_of(entry),
+        }
     }
 
     pub fn value(&self, id: ValueId) -> &PlannedValue {

@@ -31,6 +31,15 @@ impl Extent {
     pub fn contains(&self, other: &Extent) -> bool {
         other.tokens <= self.tokens && other.rows <= self.rows && other.segments <= self.segments
     }
+
+    /// The least that contains both.
+    pub fn union(&self, other: &Extent) -> Extent {
+        Extent {
+            tokens: self.tokens.max(other.tokens),
+            rows: self.rows.max(other.rows),
+            segments: self.segments.max(other.segments),
+        }
+    }
 }
 
 impl Dim {

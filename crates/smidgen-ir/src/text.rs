@@ -35,6 +35,9 @@ pub fn render_plan(plan: &Plan) -> String {
     let extent = plan.extent;
     line(&mut text, format_args!("plan {}", plan.title));
     line(&mut text, format_args!("extent T<={} S<={} G<={}", extent.tokens, extent.rows, extent.segments));
+    if let Some(extent) = plan.decode_extent {
+        line(&mut text, format_args!("extent of decode T<={} S<={}", extent.tokens, extent.rows));
+    }
     line(
         &mut text,
         format_args!(
@@ -63,7 +66,10 @@ pub fn render_plan(plan: &Plan) -> String {
 fn render_step(plan: &Plan, step: &Step) -> String {
     let name = |id: ValueId| plan.value(id).name.as_str();
     let place = |id: ValueId| match plan.value(id).buffer.map(|id| plan.buffer(id)) {
-        Some(buffer) => format!("{} @{}+{}", name(id), buffer.offset, plan.value(id).ty.bytes(&plan.extent)),
+        Some(buffer) => {
+            let extent = plan.extent_of_lifetime(buffer.lifetime);
+            format!("{} @{}+{}", name(id), buffer.offset, plan.value(id).ty.bytes(&extent))
+        }
         None => format!("{} nowhere", name(id)),
     };
     let node = Node {
@@ -135,7 +141,7 @@ fn render_attributes(op: &Op) -> String {
         Op::Linear { lora: Some(scale), .. } => format!("[lora={scale}]"),
         Op::RopeTable(rope) => format!("[{rope}]"),
         Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
-        Op::Attention(shape) | Op::AttentionGrad(shape) => attention(shape),
+        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => attention(shape),
         Op::GatedAct(act) | Op::GatedActGrad(act) => format!("[{act:?}]"),
         Op::LmHeadLoss(LossHead { chunk, gradient, softcap, .. }) => {
             let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
@@ -160,6 +166,7 @@ fn render_attributes(op: &Op) -> String {
         | Op::Add
         | Op::GatherRows
         | Op::ScatterRows
+        | Op::CacheRows
         | Op::BiasGrad
         | Op::EmbedGrad { .. }
         | Op::Zero => String::new(),

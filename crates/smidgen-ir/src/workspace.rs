@@ -104,7 +104,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
             let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
-        Op::Attention(shape) | Op::AttentionGrad(shape) => {
+        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => {
             attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
         Op::Logits { .. } => product,
@@ -133,6 +133,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::Add
         | Op::GatherRows
         | Op::ScatterRows
+        | Op::CacheRows
         | Op::RmsNormGrad { .. }
         | Op::BiasGrad
         | Op::GatedActGrad(_)

@@ -56,9 +56,10 @@ impl Operand {
         let rows = dims.next().unwrap_or(Dim::Const(1));
         let columns = dims.map(|dim| dim.at(&plan.extent)).product();
         let storage = value.ty.storage;
+        let extent = plan.extent_of_lifetime(buffer.lifetime);
         let place = Operand {
             offset: buffer.offset,
-            bytes: value.ty.bytes(&plan.extent),
+            bytes: value.ty.bytes(&extent),
             rows,
             columns,
             storage,

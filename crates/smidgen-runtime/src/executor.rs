@@ -20,8 +20,11 @@ impl<D: Device> Executor<D> {
             .iter()
             .map(|entry| (entry.entry, entry.steps.iter().map(|step| BoundStep::of(&plan, step)).collect()))
             .collect();
-        for step in entries.iter().flat_map(|(_, steps)| steps) {
-            device.check(step, &plan.extent)?;
+        for (entry, steps) in &entries {
+            let extent = plan.extent_of(*entry);
+            for step in steps {
+                device.check(step, &extent)?;
+            }
         }
         device.reserve(plan.reserved_bytes())?;
         Ok(Executor { plan, device, entries })
@@ -42,8 +45,9 @@ impl<D: Device> Executor<D> {
 
     /// Runs one entry point for a micro-batch of the given extent.
     pub fn run(&mut self, entry: Entry, extent: &Extent) -> Result<(), DeviceError> {
-        if !self.plan.extent.contains(extent) {
-            return Err(DeviceError::Extent { actual: *extent, planned: self.plan.extent });
+        let planned = self.plan.extent_of(entry);
+        if !planned.contains(extent) {
+            return Err(DeviceError::Extent { actual: *extent, planned });
         }
         let found = self.entries.iter().find(|(own, _)| *own == entry);
         for step in found.map(|(_, steps)| steps.as_slice()).unwrap_or_default() {

@@ -5,7 +5,7 @@
 
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{export, inspect, merge, preview, print};
+use crate::commands::{export, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -55,6 +55,8 @@ enum Command {
     Export(export::Args),
     /// Show what an adapter, a run or a model holds
     Inspect(inspect::Args),
+    /// Continue a prompt, or talk with a model at the terminal
+    Generate(generate::Args),
     /// Fetch a model, or say where it is
     Pull(PullArgs),
 }
@@ -111,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
+        Command::Generate(args) => generate::run(args, cli.quiet),
         Command::Pull(args) => pull::run(args, cli.quiet),
     };
     match result {

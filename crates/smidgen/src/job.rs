@@ -313,6 +313,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
         precision: precision(recipe.model.compute),
         extent: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
+        decode: None,
         threads: match recipe.memory.threads {
             0 => host::processors(),
             threads => threads,

@@ -13,6 +13,7 @@ pub mod commands;
 pub mod data;
 pub mod export;
 pub mod failure;
+pub mod generate;
 pub mod host;
 pub mod hub;
 pub mod job;

@@ -102,6 +102,11 @@ impl Planned {
     }
 }
 
+/// What the program takes beside the arena, without data.
+pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
+    PROCESS_BYTES + threads as u64 * THREAD_BYTES + weights as u64 * WEIGHT_BYTES + steps as u64 * STEP_BYTES
+}
+
 /// What is resident beside the arena while training.
 fn context(job: &Job) -> Context {
     let data = match &job.data {
@@ -111,15 +116,13 @@ fn context(job: &Job) -> Context {
         }
         Data::Assumed { .. } => 0,
     };
-    let threads = job.request.threads as u64 * THREAD_BYTES;
     let tensors = job.request.spec.tensors();
-    let weights = tensors.len() as u64 * WEIGHT_BYTES;
     let scratch = tensors.iter().filter_map(|tensor| {
         let weight = job.model.weight(&tensor.name)?;
         Some(load_scratch_bytes(&weight, job.request.storage_of(&tensor.name)))
     });
     let loading = scratch.max().unwrap_or(0) as u64;
-    let bytes = PROCESS_BYTES + threads + weights + loading + data as u64;
+    let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data as u64;
     Context { bytes, step_bytes: STEP_BYTES }
 }
 

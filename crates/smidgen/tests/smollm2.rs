@@ -99,3 +99,27 @@ fn the_greedy_answer_is_the_known_one() {
     assert_eq!(answer, [504, 3575, 282, 4649, 314, 7042, 30, 2]);
     assert_eq!(tokenizer.decode(&answer, true).unwrap(), "The capital of France is Paris.");
 }
+
+/// The same answer through cached keys and values, as `smidgen generate` gives it, within the memory that was planned.
+#[test]
+fn the_greedy_answer_comes_through_the_cache_too() {
+    let Some(path) = model_path() else { return };
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_smidgen"))
+        .arg("generate")
+        .arg(&path)
+        .args(["--prompt", "What is the capital of France?", "--json", "--quiet"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    println!("{report:#}");
+    assert_eq!(report["prompt_ids"].as_array().unwrap().len(), 37);
+    assert_eq!(report["ids"], json!([504, 3575, 282, 4649, 314, 7042, 30]));
+    assert_eq!(report["text"], "The capital of France is Paris.");
+    assert_eq!(report["stopped_by"], "end_token");
+    if let Some(measured) = report["measured_bytes"].as_f64() {
+        let planned = report["planned_bytes"].as_f64().unwrap();
+        let most = if cfg!(debug_assertions) { planned + 1.5 * 1048576.0 } else { planned };
+        assert!(measured <= most && measured >= 0.95 * planned, "measured {measured}, planned {planned}");
+    }
+}

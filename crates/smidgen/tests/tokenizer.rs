@@ -12,6 +12,7 @@ use smidgen::checkpoint::gguf::model::GgufModel;
 use smidgen::checkpoint::gguf::value::{Array, Metadata, Value};
 use smidgen::checkpoint::gguf::write::write_gguf;
 use smidgen::checkpoint::gguf::{GgufFile, GgufTensor};
+use smidgen::generate::stream::TextStream;
 use smidgen::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
 use smidgen::tokenizer::from_gguf::from_metadata;
 use smidgen::tokenizer::{SpecialIds, Tokenizer, TokenizerError};
@@ -451,5 +452,41 @@ fn the_real_smollm2_is_read_as_it_is() {
         fs::create_dir_all(&folder).unwrap();
         tokenizer.save(Path::new(&folder)).unwrap();
         fs::write(Path::new(&folder).join("config.json"), model.config.to_string()).unwrap();
+    }
+}
+
+/// Pieces of text, token by token, are the text of all tokens; none has half a character.
+#[test]
+fn text_comes_in_whole_characters_as_its_tokens_come() {
+    const TEXTS: [&str; 4] = [
+        "Ünïcödé naïve café Straße русский текст 日本語のテキスト 한국어",
+        "e\u{301}a\u{300} 👍🏽 🙂🙂 \u{200d}\u{a0}\u{2003}x",
+        " Hello  world   ",
+        "The quick brown fox didn't, THEY'VE seen it.\n\n  g\t\th",
+    ];
+    for name in ["byte_level.json", "sentence_piece.json"] {
+        let tokenizer = from_metadata(&metadata_of(&fixture(name))).unwrap();
+        for text in TEXTS {
+            let ids = tokenizer.encode(text, false).unwrap();
+            let mut stream = TextStream::default();
+            let mut pieces = Vec::new();
+            for id in &ids {
+                let piece = stream.push(&tokenizer, *id).unwrap();
+                assert!(!piece.contains('\u{fffd}'), "{name}: {piece:?} of {text:?}");
+                pieces.push(piece);
+            }
+            pieces.push(stream.finish(&tokenizer).unwrap());
+            assert_eq!(pieces.concat(), tokenizer.decode(&ids, true).unwrap(), "{name}");
+            assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 3, "{name}: all at once");
+            // Cut inside a character: what is there of it comes at the end.
+            let mut stream = TextStream::default();
+            let some = &ids[..ids.len() / 2];
+            let mut got = String::new();
+            for id in some {
+                got += &stream.push(&tokenizer, *id).unwrap();
+            }
+            got += &stream.finish(&tokenizer).unwrap();
+            assert_eq!(got, tokenizer.decode(some, true).unwrap(), "{name}: cut");
+        }
     }
 }

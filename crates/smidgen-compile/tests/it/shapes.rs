@@ -118,6 +118,7 @@ pub fn request(
         extent: Extent { tokens, rows: tokens - segments, segments },
         precision: Precision::F32,
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
+        decode: None,
         threads: 2,
         spec,
     }

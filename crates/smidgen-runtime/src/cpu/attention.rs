@@ -47,7 +47,7 @@ pub struct TokensMut {
     pub row_stride: usize,
 }
 
-/// The buffers of the forward pass; q and o are (T, H·D), k and v (T, Hkv·D), lse (T, H) dense.
+/// The buffers of the forward pass; q and o are (T, H·D), k and v (T, Hkv·D), lse (T, H) dense or null.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBuffers {
     pub q: Tokens,
@@ -83,9 +83,16 @@ pub unsafe fn attention(
             let bounds = options.segment(segment);
             let end = tokens.end.min(bounds.end);
             if start < end {
+                let queries = Queries {
+                    kv_head,
+                    segment_start: bounds.start,
+                    positions: start..end,
+                    first_row: start,
+                    key_rows: None,
+                };
                 // SAFETY: the task owns these rows of o and lse for the heads of `kv_head`, and the
                 // workspace of its thread.
-                unsafe { attend(isa, options, buffers, kv_head, bounds.start, start..end, &scratch) };
+                unsafe { attend(isa, options, buffers, &queries, &scratch) };
                 start = end;
             }
             segment += 1;
@@ -173,6 +180,25 @@ impl Tokens {
         Tokens { pointer: target, row_stride: head_dim }
     }
 
+    /// [`Self::copy_head`] of keys or values, whose rows a table may name.
+    unsafe fn copy_keys(
+        self,
+        keys: Range<usize>,
+        key_rows: Option<&[i32]>,
+        head: usize,
+        head_dim: usize,
+        target: *mut f32,
+    ) {
+        // SAFETY: the caller names keys whose rows are in the matrix, and a target that is large enough.
+        unsafe {
+            let Some(rows) = key_rows else { return self.copy_head(keys, head, head_dim, target) };
+            for (index, row) in rows[keys].iter().enumerate() {
+                let source = self.of_head(*row as usize, head, head_dim);
+                std::ptr::copy_nonoverlapping(source, target.add(index * head_dim), head_dim);
+            }
+        }
+    }
+
     /// Copies the part of a head of some tokens to a dense matrix (count, D).
     pub(super) unsafe fn copy_head(
         self,
@@ -217,17 +243,35 @@ on_each_isa! {
     pub(super) unsafe fn transpose(block: &Transpose) = transpose_with;
 }
 
-/// The queries `queries` of one segment, for all heads of `kv_head`.
-unsafe fn attend(
+/// Queries of one segment that follow each other, for all heads that share a key head.
+pub(super) struct Queries<'a> {
+    pub kv_head: usize,
+    /// The first key of the segment.
+    pub segment_start: usize,
+    /// The queries, by the numbers of the keys; at most QUERY_BLOCK.
+    pub positions: Range<usize>,
+    /// The row of q and o that belongs to the first.
+    pub first_row: usize,
+    /// The row of k and v for each key, where it is not the key's number.
+    pub key_rows: Option<&'a [i32]>,
+}
+
+/// Computes the rows of o, and of lse where it is not null, that belong to the queries.
+///
+/// # Safety
+/// The machine supports `isa`; the rows that the queries name lie in the buffers, and those of o and lse are
+/// nobody else's while the call runs.
+pub(super) unsafe fn attend(
     isa: Isa,
     options: &AttentionOptions<'_>,
     buffers: &AttentionBuffers,
-    kv_head: usize,
-    segment_start: usize,
-    queries: Range<usize>,
+    queries: &Queries<'_>,
     scratch: &AttentionScratch,
 ) {
     let scratch = scratch.of_current_thread();
+    let &Queries { kv_head, segment_start, first_row, key_rows, .. } = queries;
+    let queries = queries.positions.clone();
+    let rows = first_row..first_row + queries.len();
     let (group, head_dim) = (options.group(), options.head_dim);
     let first_key = options.first_key(segment_start, queries.start);
     let mut key = segment_start + (first_key - segment_start) / KEY_BLOCK * KEY_BLOCK;
@@ -238,7 +282,7 @@ unsafe fn attend(
         while key < queries.end {
             let keys = KEY_BLOCK.min(queries.end - key);
             let block = key..key + keys;
-            buffers.k.copy_head(block.clone(), kv_head, head_dim, scratch.keys);
+            buffers.k.copy_keys(block.clone(), key_rows, kv_head, head_dim, scratch.keys);
             transpose(
                 isa,
                 &Transpose {
@@ -252,10 +296,10 @@ unsafe fn attend(
                 },
             );
             let values = scratch.values;
-            buffers.v.copy_head(block, kv_head, head_dim, values);
+            buffers.v.copy_keys(block, key_rows, kv_head, head_dim, values);
             for member in 0..group {
                 let head = kv_head * group + member;
-                let q = buffers.q.dense_head(queries.clone(), head, head_dim, scratch.queries);
+                let q = buffers.q.dense_head(rows.clone(), head, head_dim, scratch.queries);
                 for piece in row_pieces(queries.start, queries.len(), key, keys) {
                     let left = q.pointer.add(piece.first * q.row_stride);
                     tile_product(
@@ -279,7 +323,7 @@ unsafe fn attend(
                     );
                 }
                 let state = scratch.state.add(2 * member * QUERY_BLOCK);
-                let output = buffers.o.output(queries.start, head, head_dim);
+                let output = buffers.o.output(first_row, head, head_dim);
                 exponentiate(
                     isa,
                     &ScoreTile {
@@ -318,10 +362,12 @@ unsafe fn attend(
         for member in 0..group {
             let head = kv_head * group + member;
             let state = scratch.state.add(2 * member * QUERY_BLOCK);
-            for (row, query) in queries.clone().enumerate() {
-                let (most, sum) = (*state.add(row), *state.add(QUERY_BLOCK + row));
-                *buffers.lse.add(query * options.heads + head) = most + sum.ln();
-                let o = buffers.o.of_head(query, head, head_dim);
+            for (index, row) in rows.clone().enumerate() {
+                let (most, sum) = (*state.add(index), *state.add(QUERY_BLOCK + index));
+                if !buffers.lse.is_null() {
+                    *buffers.lse.add(row * options.heads + head) = most + sum.ln();
+                }
+                let o = buffers.o.of_head(row, head, head_dim);
                 scale_row(isa, o, head_dim, 1.0 / sum);
             }
         }

@@ -15,6 +15,7 @@ mod bf16_packing;
 #[cfg(target_arch = "x86_64")]
 pub mod bf16_product;
 pub mod bf16_unit;
+pub mod cached_attention;
 pub mod chunk;
 pub mod columns;
 pub mod convert;
@@ -39,6 +40,7 @@ pub mod packing;
 pub mod pool;
 pub mod product;
 pub mod rope;
+pub mod row_product;
 mod run;
 mod run_adapter;
 pub mod simd;

@@ -91,10 +91,10 @@ pub struct Output {
 
 const _: () = assert!(COLUMN_BLOCK.is_multiple_of(PACK_COLUMNS) && DEPTH_BLOCK.is_multiple_of(PACK_DEPTH));
 /// Blocks of depth begin at multiples of this inside a term, for the sake of block formats.
-const DEPTH_STEP: usize = SPAN_STEP;
+pub(super) const DEPTH_STEP: usize = SPAN_STEP;
 const _: () = assert!(PACK_COLUMNS.is_multiple_of(SPAN_STEP) && PACK_DEPTH.is_multiple_of(SPAN_STEP));
 /// Most pieces of terms in one block of depth.
-const MOST_RUNS: usize = 16;
+pub(super) const MOST_RUNS: usize = 16;
 /// Tasks that a block is cut into where it is large enough.
 const TASKS_WANTED: usize = 16;
 /// Rows of one task of a transposed block: two panels.
@@ -167,25 +167,25 @@ pub(super) fn even_block(total: usize, most: usize, step: usize) -> usize {
 
 /// A stretch of a term along depth.
 #[derive(Clone, Copy, Default)]
-struct Piece {
-    term: usize,
-    first: usize,
-    depth: usize,
+pub(super) struct Piece {
+    pub term: usize,
+    pub first: usize,
+    pub depth: usize,
 }
 
 /// A block of depth: pieces of one or more terms.
-struct Chunk {
-    pieces: [Piece; MOST_RUNS],
-    count: usize,
-    depth: usize,
+pub(super) struct Chunk {
+    pub pieces: [Piece; MOST_RUNS],
+    pub count: usize,
+    pub depth: usize,
 }
 
-struct Cursor {
-    term: usize,
-    first: usize,
+pub(super) struct Cursor {
+    pub term: usize,
+    pub first: usize,
 }
 
-fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
+pub(super) fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
     let mut chunk = Chunk { pieces: [Piece::default(); MOST_RUNS], count: 0, depth: 0 };
     while cursor.term < terms.len() && chunk.count < MOST_RUNS {
         let left = terms[cursor.term].depth() - cursor.first;

@@ -38,27 +38,51 @@ pub struct LongRope<'a> {
     pub original: usize,
 }
 
-/// `rope_table` with the list that the length of each token's segment asks for. Segment s is the tokens
-/// `segments[s]..segments[s + 1]`; the first boundary is 0, the last one T.
+/// What says how long a token's sequence is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lengths<'a> {
+    /// Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary is 0, the last one T.
+    OfSegments(&'a [i32]), // (G + 1)
+    OfTokens(&'a [i32]), // (T)
+}
+
+impl Lengths<'_> {
+    fn check(self, tokens: usize) {
+        match self {
+            Lengths::OfSegments(segments) => {
+                assert!(
+                    segments.first() == Some(&0) && segments.is_sorted(),
+                    "segment boundaries must begin at 0 and never fall"
+                );
+                assert_eq!(segments.last().map(|end| *end as usize), Some(tokens));
+            }
+            Lengths::OfTokens(lengths) => assert_eq!(lengths.len(), tokens),
+        }
+    }
+
+    fn of(self, token: usize) -> usize {
+        match self {
+            Lengths::OfSegments(segments) => {
+                let next = segments.partition_point(|boundary| *boundary as usize <= token);
+                (segments[next] - segments[next - 1]) as usize
+            }
+            Lengths::OfTokens(lengths) => lengths[token] as usize,
+        }
+    }
+}
+
+/// `rope_table` with the list that the length of each token's sequence asks for.
 pub fn rope_table_by_length(
     positions: Src<i32>, // (T)
-    segments: &[i32],    // (G + 1)
+    lengths: Lengths<'_>,
     frequencies: LongRope<'_>,
     scale: f32,
     table: DstRows, // (T, 2 * half)
 ) {
     let LongRope { short, long, original } = frequencies;
     assert_eq!(short.len(), long.len());
-    assert!(
-        segments.first() == Some(&0) && segments.is_sorted(),
-        "segment boundaries must begin at 0 and never fall"
-    );
-    assert_eq!(segments.last().map(|end| *end as usize), Some(positions.len()));
-    let of_token = |token: usize| {
-        let next = segments.partition_point(|boundary| *boundary as usize <= token);
-        let length = segments[next] - segments[next - 1];
-        if length as usize <= original { short } else { long }
-    };
+    lengths.check(positions.len());
+    let of_token = |token: usize| if lengths.of(token) <= original { short } else { long };
     fill_table(positions, of_token, short.len(), scale, table);
 }
 
@@ -246,7 +270,15 @@ mod tests {
         };
         let by_length = |original: usize| {
             let lists = LongRope { short: &short, long: &long, original };
-            filled(&|table| rope_table_by_length(src(&positions), &segments, lists, 1.19, table))
+            let by =
+                |lengths| filled(&|table| rope_table_by_length(src(&positions), lengths, lists, 1.19, table));
+            let of_tokens: Vec<i32> = segments
+                .windows(2)
+                .flat_map(|bounds| vec![bounds[1] - bounds[0]; (bounds[1] - bounds[0]) as usize])
+                .collect();
+            let table = by(Lengths::OfSegments(&segments));
+            assert_same_bits("each token's own", &by(Lengths::OfTokens(&of_tokens)), &table);
+            table
         };
         let all_short = filled(&|table| rope_table(src(&positions), &short, 1.19, table));
         let all_long = filled(&|table| rope_table(src(&positions), &long, 1.19, table));
@@ -263,7 +295,8 @@ mod tests {
     fn falling_boundaries_are_refused() {
         let mut table = vec![0.0; 8];
         let lists = LongRope { short: &[1.0], long: &[0.5], original: 2 };
-        rope_table_by_length(src(&[0, 1, 0, 1]), &[0, 3, 2, 4], lists, 1.0, dst(&mut table).rows(2));
+        let boundaries = Lengths::OfSegments(&[0, 3, 2, 4]);
+        rope_table_by_length(src(&[0, 1, 0, 1]), boundaries, lists, 1.0, dst(&mut table).rows(2));
     }
 
     #[test]

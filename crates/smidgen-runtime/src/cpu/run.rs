@@ -9,16 +9,18 @@ use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 #[cfg(target_arch = "x86_64")]
 use super::bf16_product::bf16_product;
 use super::bf16_unit::Bf16Unit;
+use super::cached_attention::{self, CachePlaces};
 use super::convert::Element;
 use super::isa::Isa;
 use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
+use super::row_product::{FEW_ROWS, row_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, optimizer8, rope, stored};
 use crate::device::{BoundStep, Operand};
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
-    AttentionShape, DType, Extent, LossHead, Norm, Op, Precision, RopeSpec, Storage, workspace,
+    AttentionShape, DType, Dim, Extent, LossHead, Norm, Op, Precision, RopeSpec, Storage, workspace,
 };
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
@@ -45,6 +47,8 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::CacheRows
+        | Op::CachedAttention(_)
         | Op::ScatterRows
         | Op::RmsNormGrad { .. }
         | Op::RmsNormWeightGrad { .. }
@@ -90,6 +94,8 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<B
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
         Op::Logits { lora, softcap } => run.all_logits(*lora, *softcap),
+        Op::CacheRows => run.cache_rows(),
+        Op::CachedAttention(shape) => run.cached_attention(shape),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { norm, addend } => {
             let channels = run.input(1).rows_at(extent);
@@ -284,7 +290,14 @@ impl Run<'_> {
     pub(super) fn f32_product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
-        unsafe { product(Isa::detect(), terms, init, output, self.workspace_from(floats_taken)) }
+        unsafe {
+            let (isa, workspace) = (Isa::detect(), self.workspace_from(floats_taken));
+            if output.rows <= FEW_ROWS && terms.iter().all(|term| term.right_transposed) {
+                row_product(isa, terms, init, output, workspace);
+            } else {
+                product(isa, terms, init, output, workspace);
+            }
+        }
     }
 
     /// y = x·Wᵀ + bias + scale·h·Bᵀ as one product over both terms.
@@ -399,13 +412,13 @@ impl Run<'_> {
             None => rope::rope_table(self.i32s(0), &frequencies, spec.attention_scale, table),
             Some((long, original)) => {
                 let choice = rope::LongRope { short: &frequencies, long: &long, original };
-                rope::rope_table_by_length(
-                    self.i32s(0),
-                    self.segments(1),
-                    choice,
-                    spec.attention_scale,
-                    table,
-                );
+                let lengths = match self.input(1).rows {
+                    Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
+                    Dim::Boundaries | Dim::Rows | Dim::Const(_) => {
+                        rope::Lengths::OfSegments(self.integers(1))
+                    }
+                };
+                rope::rope_table_by_length(self.i32s(0), lengths, choice, spec.attention_scale, table);
             }
         }
     }
@@ -440,8 +453,8 @@ impl Run<'_> {
         }
     }
 
-    /// The boundaries of the segments; nothing writes them while a step runs.
-    fn segments(&self, input: usize) -> &[i32] {
+    /// Boundaries of segments and the like; nothing writes them while a step runs.
+    fn integers(&self, input: usize) -> &[i32] {
         let operand = self.input(input);
         // SAFETY: the range lies in the arena, is written before the step and by nobody during it.
         unsafe { std::slice::from_raw_parts(self.address(operand), operand.elements_at(self.extent)) }
@@ -455,9 +468,49 @@ impl Run<'_> {
             o: self.tokens_mut(self.output(0)),
             lse: self.address(self.output(1)),
         };
-        let options = Self::attention_options(shape, self.segments(3));
+        let options = Self::attention_options(shape, self.integers(3));
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
+    }
+
+    /// Table, slots and positions from input `first` on, of a cache with so many rows.
+    fn cache_places(&self, first: usize, cache: &Operand) -> CachePlaces<'_> {
+        CachePlaces {
+            table: self.integers(first),
+            positions_of_slot: self.input(first).columns,
+            slots: self.integers(first + 1),
+            positions: self.integers(first + 2),
+            cache_rows: self.rows_of(cache),
+        }
+    }
+
+    fn cache_rows(&self) {
+        let places = self.cache_places(2, self.update(0));
+        for (new, cache) in [0, 1].map(|index| (self.input_rows(index), self.update(index))) {
+            cached_attention::write_rows(&places, new, self.floats_mut(cache).rows(cache.columns));
+        }
+    }
+
+    fn cached_attention(&self, shape: &AttentionShape) {
+        let buffers = AttentionBuffers {
+            q: self.tokens(self.input(0)),
+            k: self.tokens(self.input(1)),
+            v: self.tokens(self.input(2)),
+            o: self.tokens_mut(self.output(0)),
+            lse: std::ptr::null_mut(),
+        };
+        let places = self.cache_places(3, self.input(1));
+        let options = Self::attention_options(shape, &[0]);
+        // SAFETY: operands are views of planned memory, the output overlaps nothing.
+        unsafe {
+            cached_attention::cached_attention(
+                Isa::detect(),
+                &options,
+                &places,
+                &buffers,
+                self.workspace_from(0),
+            )
+        }
     }
 
     fn attention_grad(&self, shape: &AttentionShape) {
@@ -472,7 +525,7 @@ impl Run<'_> {
             k_gradient: self.tokens_mut(self.output(1)),
             v_gradient: self.tokens_mut(self.output(2)),
         };
-        let options = Self::attention_options(shape, self.segments(6));
+        let options = Self::attention_options(shape, self.integers(6));
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }

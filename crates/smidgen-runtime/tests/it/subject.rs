@@ -172,6 +172,7 @@ pub fn plain_request() -> Request {
         extent: Extent { tokens: 1, rows: 1, segments: 1 },
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
+        decode: None,
         threads: 1,
     }
 }

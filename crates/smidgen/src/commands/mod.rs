@@ -4,7 +4,9 @@
 //! Data goes to stdout and talk to stderr.
 //! Left out: `plan` and `train`, which the command line holds itself.
 
+pub mod chat;
 pub mod export;
+pub mod generate;
 pub mod inspect;
 pub mod merge;
 pub mod original;

@@ -13,6 +13,7 @@ mod event_file;
 mod exporting;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
+mod generating;
 mod guards;
 #[cfg(unix)]
 mod hub_server;

@@ -1,0 +1,231 @@
+//! Generation with cached keys and values: the logits are those of whole sequences, to the last bit.
+//!
+//! Three sequences are fed in pieces, several in one run, through slots whose rows lie scattered over the caches.
+//! A training plan that can generate is looked at as well: other entry points may run between two generations.
+
+use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
+use crate::numbers::{Content, decode_reals, encode};
+use crate::subject::Subject;
+use smidgen_compile::forward::{input, state};
+use smidgen_compile::leaves::cache_names;
+use smidgen_compile::{
+    AdapterForm, DecodeShape, Policy, Recompute, Request, TrainedBiases, compile, compile_decode,
+    compile_logits,
+};
+use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
+use smidgen_runtime::{Cpu, Device, Executor, Null};
+use std::collections::BTreeSet;
+
+/// Lengths of the sequences, which are the segments of the whole micro-batch.
+const LENGTHS: [usize; 3] = [7, 1, 5];
+/// Slots of the sequences, of four.
+const SLOTS: [usize; 3] = [2, 0, 3];
+const SHAPE: DecodeShape = DecodeShape { slots: 9, positions: 8, cache_rows: 17, new_tokens: 9 };
+/// Runs of `decode`: pieces of sequences as (sequence, first position, tokens).
+const RUNS: [&[(usize, usize, usize)]; 4] =
+    [&[(2, 0, 3), (0, 0, 2)], &[(0, 2, 1), (2, 3, 1)], &[(1, 0, 1), (0, 3, 4), (2, 4, 1)], &[]];
+
+pub fn choices() -> Vec<Choice> {
+    let head: &[&str] = &["v_proj", "up_proj", "lm_head"];
+    vec![
+        Choice { name: "lora", adapted: head, ..Choice::lora() },
+        Choice { name: "like gemma 2", spec: gemma2(), adapted: head, ..Choice::lora() },
+        Choice { name: "like gemma 3", spec: gemma3(), ..Choice::lora() },
+        Choice { name: "fused", biases: TrainedBiases::All, ..Choice::fused() },
+        Choice { name: "dora, fused", form: AdapterForm::Dora, ..Choice::fused() },
+        Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
+    ]
+}
+
+fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
+    let found = subject.contents.iter().find(|(leaf, _)| subject.graph.value(*leaf).name == name);
+    &found.unwrap_or_else(|| panic!("no content of `{name}`")).1
+}
+
+fn integers<'a>(subject: &'a Subject, name: &str) -> &'a [i32] {
+    let Content::Integers(integers) = content(subject, name) else { panic!("`{name}` are integers") };
+    integers
+}
+
+fn write_integers<D: Device>(executor: &mut Executor<D>, name: &str, integers: &[i32]) {
+    let Some(id) = executor.plan().leaf_named(name) else { return };
+    let bytes: Vec<u8> = integers.iter().flat_map(|integer| integer.to_le_bytes()).collect();
+    executor.write(id, &bytes);
+}
+
+/// Weights and adapters as the subject has them; everything else all ones, which is no number. What `refresh`
+/// derives is there afterwards.
+fn write_model<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
+    write_leaves(executor, subject);
+    let extent = executor.plan().extent;
+    executor.run(Entry::Refresh, &extent).unwrap();
+}
+
+fn write_leaves<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
+    let plan = executor.plan().clone();
+    for (index, value) in plan.values.iter().enumerate() {
+        let id = ValueId(index as u32);
+        let is = |kind: LeafKind| plan.leaves(kind).any(|(leaf, _)| leaf == id);
+        if is(LeafKind::Weight) || is(LeafKind::Adapter) {
+            executor.write(id, &encode(content(subject, &value.name), value.ty.storage));
+        } else if is(LeafKind::Derived) || is(LeafKind::State) {
+            let buffer = plan.buffer(value.buffer.unwrap());
+            executor.write(id, &vec![0xff; buffer.bytes]);
+        }
+    }
+}
+
+fn whole_logits(choice: &Choice, subject: &Subject) -> Vec<f32> {
+    let extent = Extent { rows: EXTENT.tokens, ..EXTENT };
+    let plan = compile_logits(&Request { extent, ..choice.request() });
+    let mut executor = Executor::load(plan, Cpu::new(1).unwrap()).unwrap();
+    write_model(&mut executor, subject);
+    for name in [input::IDS, input::POSITIONS, input::BOUNDARIES] {
+        write_integers(&mut executor, name, integers(subject, name));
+    }
+    write_integers(&mut executor, input::ROWS, &(0..EXTENT.tokens as i32).collect::<Vec<_>>());
+    executor.run(Entry::Logits, &extent).unwrap();
+    let id = executor.plan().leaf_named(state::LOGITS).unwrap();
+    let mut bytes = vec![0; 4 * EXTENT.tokens * choice.spec.vocabulary];
+    executor.read(id, &mut bytes);
+    decode_reals(&bytes)
+}
+
+/// Rows of the caches by slot and position: no two positions share one, and none follows the one before it.
+fn table() -> Vec<i32> {
+    let mut table = vec![0; SHAPE.slots * SHAPE.positions];
+    let mut next = 0;
+    for (sequence, length) in LENGTHS.into_iter().enumerate() {
+        for position in 0..length {
+            table[SLOTS[sequence] * SHAPE.positions + position] = (next * 11 + 4) % SHAPE.cache_rows as i32;
+            next += 1;
+        }
+    }
+    table
+}
+
+/// The table, and caches that hold no number.
+fn begin_generation<D: Device>(executor: &mut Executor<D>) {
+    write_integers(executor, input::CACHE_TABLE, &table());
+    let caches: Vec<ValueId> = executor.plan().leaves(LeafKind::Cache).map(|(id, _)| id).collect();
+    for id in caches {
+        let buffer = executor.plan().value(id).buffer.unwrap();
+        let bytes = executor.plan().buffer(buffer).bytes;
+        executor.write(id, &vec![0xff; bytes]);
+    }
+}
+
+/// One run; returns the logits of its tokens.
+fn run_pieces<D: Device>(
+    executor: &mut Executor<D>,
+    ids: &[i32],
+    pieces: &[(usize, usize, usize)],
+) -> Vec<f32> {
+    let starts = [0, LENGTHS[0], LENGTHS[0] + LENGTHS[1]];
+    let tokens: Vec<(usize, usize)> = pieces
+        .iter()
+        .flat_map(|&(sequence, first, count)| {
+            (first..first + count).map(move |position| (sequence, position))
+        })
+        .collect();
+    let of = |number: &dyn Fn(usize, usize) -> usize| -> Vec<i32> {
+        tokens.iter().map(|&(sequence, position)| number(sequence, position) as i32).collect()
+    };
+    write_integers(
+        executor,
+        input::IDS,
+        &of(&|sequence, position| ids[starts[sequence] + position] as usize),
+    );
+    write_integers(executor, input::POSITIONS, &of(&|_, position| position));
+    write_integers(executor, input::SLOTS, &of(&|sequence, _| SLOTS[sequence]));
+    write_integers(executor, input::LENGTHS, &of(&|sequence, _| LENGTHS[sequence]));
+    write_integers(executor, input::ROWS, &(0..tokens.len() as i32).collect::<Vec<_>>());
+    let extent = Extent { tokens: tokens.len(), rows: tokens.len(), segments: 0 };
+    executor.run(Entry::Decode, &extent).unwrap();
+    let id = executor.plan().leaf_named(state::DECODED_LOGITS).unwrap();
+    let (_, vocabulary) = executor.plan().value(id).ty.shape.at(&extent);
+    let mut bytes = vec![0; 4 * tokens.len() * vocabulary];
+    executor.read(id, &mut bytes);
+    decode_reals(&bytes)
+}
+
+/// Every run, compared with the rows of the whole sequences.
+fn compare_runs(choice: &Choice, subject: &Subject, executor: &mut Executor<Cpu>, whole: &[f32]) {
+    let (ids, vocabulary) = (integers(subject, input::IDS), choice.spec.vocabulary);
+    begin_generation(executor);
+    for pieces in RUNS {
+        let logits = run_pieces(executor, ids, pieces);
+        let starts = [0, LENGTHS[0], LENGTHS[0] + LENGTHS[1]];
+        let rows = pieces.iter().flat_map(|&(sequence, first, count)| {
+            (first..first + count).map(move |position| starts[sequence] + position)
+        });
+        for (got, row) in logits.chunks(vocabulary).zip(rows) {
+            let want = &whole[row * vocabulary..(row + 1) * vocabulary];
+            let same = got.iter().zip(want).all(|(got, want)| got.to_bits() == want.to_bits());
+            assert!(same, "{}: token {row}: {got:?} or {want:?}", choice.name);
+        }
+    }
+}
+
+fn generation_plan(choice: &Choice, threads: usize) -> Plan {
+    compile_decode(&Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() })
+}
+
+/// What an example of the two operations is: they run, and nothing else is needed to make the logits right.
+pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
+    let mut ran = BTreeSet::new();
+    for choice in choices() {
+        let subject = choice.subject_with(Recompute::none());
+        let whole = whole_logits(&choice, &subject);
+        for threads in [1, 2] {
+            let plan = generation_plan(&choice, threads);
+            ran.extend(plan.entry(Entry::Decode).steps.iter().map(|step| step.op.name()));
+            let mut executor = Executor::load(plan, Cpu::new(threads).unwrap()).unwrap();
+            write_model(&mut executor, &subject);
+            compare_runs(&choice, &subject, &mut executor, &whole);
+        }
+    }
+    ran
+}
+
+#[test]
+fn generation_reads_nothing_that_nobody_wrote() {
+    for choice in choices() {
+        let subject = choice.subject_with(Recompute::none());
+        let mut executor = Executor::load(generation_plan(&choice, 1), Null::default()).unwrap();
+        write_model(&mut executor, &subject);
+        begin_generation(&mut executor);
+        for pieces in RUNS {
+            run_pieces(&mut executor, integers(&subject, input::IDS), pieces);
+        }
+    }
+}
+
+/// Between two generations the caches are other entry points' memory, and during one nobody else's.
+#[test]
+fn a_training_plan_generates_too() {
+    for choice in choices() {
+        let subject = choice.subject_with(Recompute::none());
+        let whole = whole_logits(&choice, &subject);
+        let policy = Policy { recompute: Recompute::none(), loss_chunk: 3 };
+        let request = Request { decode: Some(SHAPE), ..choice.request() };
+        let (plan, without) = (compile(&request, &policy), compile(&choice.request(), &policy));
+        assert_eq!(plan.transient_bytes, without.transient_bytes, "{}: overlaid", choice.name);
+        let mut executor = Executor::load(plan, Cpu::new(request.threads).unwrap()).unwrap();
+        write_model(&mut executor, &subject);
+        for (leaf, value) in subject.contents.iter().map(|(leaf, _)| (leaf, subject.graph.value(*leaf))) {
+            if value.leaf().is_some_and(|leaf| leaf.kind == LeafKind::Input) {
+                let bytes = encode(content(&subject, &subject.graph.value(*leaf).name), value.ty.storage);
+                let id = executor.plan().leaf_named(&value.name).unwrap();
+                executor.write(id, &bytes);
+            }
+        }
+        executor.run(Entry::Eval, &EXTENT).unwrap();
+        compare_runs(&choice, &subject, &mut executor, &whole);
+        executor.run(Entry::Eval, &EXTENT).unwrap();
+        compare_runs(&choice, &subject, &mut executor, &whole);
+        let keys = executor.plan().leaf_named(&cache_names(0)[0]).unwrap();
+        let buffer = executor.plan().buffer(executor.plan().value(keys).buffer.unwrap());
+        assert!(buffer.offset >= executor.plan().persistent_bytes);
+    }
+}

@@ -1,0 +1,91 @@
+//! The product of few rows gives the bytes of the product of many: the same sums, in the same order.
+//!
+//! Numbers are such that the order of a sum shows in its last bits.
+
+use crate::numbers::random_reals;
+use smidgen_ir::workspace::product_floats;
+use smidgen_ir::{DType, Storage};
+use smidgen_runtime::cpu::isa::Isa;
+use smidgen_runtime::cpu::kernel::OutputView;
+use smidgen_runtime::cpu::pool::Pool;
+use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
+use smidgen_runtime::cpu::row_product::row_product;
+use smidgen_runtime::cpu::stored::Stored;
+
+/// Two terms of these depths over one C.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    rows: usize,
+    columns: usize,
+    depths: [usize; 2],
+    element: DType,
+}
+
+const CASES: [Case; 6] = [
+    Case { rows: 1, columns: 576, depths: [576, 16], element: DType::Bf16 },
+    Case { rows: 3, columns: 100, depths: [1536, 8], element: DType::F32 },
+    Case { rows: 16, columns: 49, depths: [700, 64], element: DType::F16 },
+    Case { rows: 2, columns: 1, depths: [1, 3], element: DType::F32 },
+    Case { rows: 5, columns: 47, depths: [0, 130], element: DType::Bf16 },
+    Case { rows: 1, columns: 400, depths: [641, 1300], element: DType::F32 },
+];
+
+fn encode(values: &[f32], element: DType) -> Vec<u8> {
+    let bytes = values.iter().flat_map(|&x| match element {
+        DType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+        _ => x.to_le_bytes().to_vec(),
+    });
+    bytes.collect()
+}
+
+fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32> {
+    let Case { rows, columns, depths, element } = case;
+    let reals = |seed: u64, count: usize| random_reals(seed, count);
+    let lefts = depths.map(|depth| reals(1 + depth as u64, rows * depth));
+    let rights = depths.map(|depth| encode(&reals(2 + depth as u64, columns * depth), element));
+    let bias = reals(3, columns);
+    let mut c = reals(4, rows * columns);
+    let terms: Vec<Term> = (0..2)
+        .map(|term| Term {
+            left: Left { pointer: lefts[term].as_ptr(), row_stride: depths[term], depth_stride: 1 },
+            right: Stored::dense(rights[term].as_ptr(), Storage::Plain(element), columns, depths[term]),
+            right_transposed: true,
+            scale: [1.0, 0.7][term],
+        })
+        .collect();
+    let view = OutputView { pointer: c.as_mut_ptr(), row_stride: columns, column_stride: 1 };
+    let output = Output { view, rows, columns };
+    let init = [Init::Overwrite, Init::Accumulate, Init::Bias(bias.as_ptr())][start];
+    // Behind a pointer that may cross threads.
+    struct Work<'a>(&'a [Term], Init);
+    // SAFETY: the bias is only read.
+    unsafe impl Sync for Work<'_> {}
+    let work = Work(&terms, init);
+    let mut workspace = vec![f32::NAN; product_floats(threads)];
+    Pool::new(threads).unwrap().enter(|| {
+        let work = &work;
+        // SAFETY: the operands live here and have these shapes; the set is one that the machine has.
+        unsafe {
+            match few {
+                true => row_product(isa, work.0, work.1, output, &mut workspace),
+                false => product(isa, work.0, work.1, output, &mut workspace),
+            }
+        }
+    });
+    c.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn few_rows_give_the_bytes_of_many() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        for case in CASES {
+            for start in 0..3 {
+                let want = run(case, start, isa, 1, false);
+                for threads in [1, 2] {
+                    assert_eq!(run(case, start, isa, threads, true), want, "{case:?} {start} {isa:?}");
+                }
+            }
+        }
+    }
+}

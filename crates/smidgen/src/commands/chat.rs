@@ -1,0 +1,122 @@
+//! A conversation at the terminal: each message is answered as the model's template has it.
+//!
+//! Keys and values stay in the cache between the turns, so only what is new is read. `/reset` begins anew and `/exit`,
+//! or the end of the input, ends it. What is said stays in memory alone.
+//! Left out: editing earlier messages, and files.
+
+use super::generate::render_timing;
+use super::print;
+use crate::failure::Failure;
+use crate::generate::session::{Session, Settings};
+use crate::generate::stop::StoppedBy;
+use crate::generate::stream::TextStream;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::chat_template::ChatInput;
+use crate::train::progress::say;
+use serde_json::{Value as Json, json};
+use std::io::{BufRead, Write};
+use std::time::SystemTime;
+
+/// What a conversation is held with.
+#[derive(Clone, Copy, Debug)]
+pub struct Talk<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub system: Option<&'a str>,
+    /// Messages are taken as they are, one behind the other.
+    pub raw: bool,
+    pub quiet: bool,
+    pub now: SystemTime,
+}
+
+pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
+    let template = match talk.raw {
+        true => None,
+        false => talk.tokenizer.chat_template().transpose().map_err(Failure::world)?,
+    };
+    if template.is_none() && !talk.quiet {
+        say("without a chat template: every line is continued as it stands");
+    }
+    if !talk.quiet {
+        say("`/reset` begins anew, `/exit` ends");
+    }
+    let mut messages = beginning(talk);
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        let _ = write!(std::io::stderr(), "> ");
+        let _ = std::io::stderr().flush();
+        let line = match lines.next() {
+            None => return Ok(()),
+            Some(line) => line.map_err(|error| Failure::world(format!("stdin cannot be read: {error}")))?,
+        };
+        match line.trim() {
+            "" => continue,
+            "/exit" => return Ok(()),
+            "/reset" => {
+                session.reset();
+                messages = beginning(talk);
+                continue;
+            }
+            _ => {}
+        }
+        messages.push(json!({"role": "user", "content": line}));
+        let ids = match &template {
+            Some(template) => {
+                let all = Json::Array(messages.clone());
+                let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&all, talk.now) };
+                let text = template.render(&input).map_err(Failure::world)?.text;
+                talk.tokenizer.encode(&text, false)
+            }
+            None => talk.tokenizer.encode(&line, true),
+        }
+        .map_err(Failure::world)?;
+        let room = session.shape().positions;
+        if ids.len() >= room {
+            messages.pop();
+            say(&format!(
+                "this would be token {} of a context of {room}: `/reset`, or a larger `--context`",
+                ids.len()
+            ));
+            continue;
+        }
+        let answer = answer(session, settings, talk, &ids)?;
+        messages.push(json!({"role": "assistant", "content": answer}));
+    }
+}
+
+fn beginning(talk: &Talk<'_>) -> Vec<Json> {
+    talk.system.map(|text| json!({"role": "system", "content": text})).into_iter().collect()
+}
+
+/// Prints the answer as it comes, and returns its text.
+fn answer(
+    session: &mut Session,
+    settings: &Settings,
+    talk: &Talk<'_>,
+    ids: &[u32],
+) -> Result<String, Failure> {
+    let mut stream = TextStream::default();
+    let mut text = String::new();
+    let mut failure = None;
+    let mut show = |piece: Result<String, Failure>| {
+        let shown = piece.and_then(|piece| {
+            print(&piece)?;
+            let _ = std::io::stdout().flush();
+            text.push_str(&piece);
+            Ok(())
+        });
+        failure = failure.take().or(shown.err());
+        failure.is_none()
+    };
+    let (generated, timing) = session.continue_sequence(ids, settings, |id| {
+        show(stream.push(talk.tokenizer, id).map_err(Failure::world))
+    })?;
+    show(stream.finish(talk.tokenizer).map_err(Failure::world));
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    print("\n")?;
+    if !talk.quiet && !matches!(generated.stopped_by, StoppedBy::Token(_)) {
+        say(&render_timing(&generated, &timing));
+    }
+    Ok(text)
+}

@@ -1,0 +1,371 @@
+//! `smidgen generate MODEL|RUN|RECIPE`: a prompt continued, or a conversation at the terminal.
+//!
+//! The text goes to stdout as it comes, the memory table and everything else to stderr. A prompt is a user's message
+//! in the model's chat template; `--raw`, or a model without a template, takes it as it is.
+//! Without `--temperature` the most likely tokens are taken, so that an answer can be had again; a conversation draws.
+//! Left out: serving others, and drafts by a smaller model.
+
+use super::chat::{Talk, run_chat};
+use super::original::open_named;
+use super::print;
+use crate::bytes::parse_bytes;
+use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::failure::Failure;
+use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
+use crate::generate::sampler::Sampling;
+use crate::generate::session::{Generated, Opening, Session, Settings, Timing};
+use crate::generate::stop::stop_ids;
+use crate::generate::stream::TextStream;
+use crate::hub::{self, Access, Located, Want};
+use crate::recipe::{BaseFormat, Budget, Recipe, parse_recipe, read_recipe_source};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::chat_template::ChatInput;
+use crate::train::metrics::read_rss;
+use crate::train::progress::say;
+use serde_json::{Value as Json, json};
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model (hf:org/name, pypi:package, a folder or a .gguf file), the folder of a run, or a recipe
+    #[arg(value_name = "MODEL|RUN|RECIPE")]
+    target: String,
+    /// The folder of an adapter to put on the model
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// The prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    prompt: Option<String>,
+    /// A file with the prompt; `-` is stdin, which is also read where it is no terminal and no prompt is given
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// A message that stands before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Take the prompt as it is, without the model's chat template
+    #[arg(long, conflicts_with = "system")]
+    raw: bool,
+    /// Most tokens of an answer [default: 512]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, hide_default_value = true)]
+    max_new: usize,
+    /// How freely tokens are drawn; 0 takes the most likely [default: 0 for a prompt, 0.7 in a conversation]
+    #[arg(long)]
+    temperature: Option<f64>,
+    /// Draw from so many of the most likely tokens only; 0 is all
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    top_k: usize,
+    /// Draw from the most likely tokens that have this share together
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    top_p: f64,
+    /// Divide the logits of tokens that are there already by this
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    repetition_penalty: f64,
+    /// What the draws depend on: the same seed gives the same text
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Search with so many beams instead of taking token by token
+    #[arg(long, value_name = "BEAMS", conflicts_with_all = ["temperature", "top_k", "top_p", "repetition_penalty"])]
+    beams: Option<usize>,
+    /// Tokens that prompt and answer have room for together
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Memory that may be taken, such as 2GiB [default: the recipe's, or what is free]
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<String>,
+    /// Threads to compute with; 0 is one for each processor
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// The result as JSON, instead of the text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the arguments name, found and opened.
+struct Subject {
+    model: Model,
+    adapter: Option<AdapterFile>,
+    base: BaseFormat,
+    budget_bytes: Option<u64>,
+}
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    check(args)?;
+    let prompt = read_prompt(args)?;
+    if prompt.is_none() && args.json {
+        return Err(Failure::recipe("`--json` needs a prompt: a conversation is text"));
+    }
+    let subject = open_subject(args, &Access::from_environment(quiet))?;
+    let tokenizer = open_tokenizer(&subject)?;
+    let stop_ids = stop_ids(&subject.model, &tokenizer)?;
+    let drawn = args.temperature.unwrap_or(if prompt.is_some() { 0.0 } else { 0.7 });
+    let sampling = Sampling {
+        temperature: drawn,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+    };
+    let settings = Settings { sampling, max_new: args.max_new, stop_ids };
+    match prompt {
+        Some(prompt) => run_prompt(args, quiet, &subject, &tokenizer, &settings, &prompt),
+        None => {
+            let mut session = open_session(args, quiet, &subject, args.context, DEFAULT_NEW_TOKENS)?;
+            let now = SystemTime::now();
+            let talk =
+                Talk { tokenizer: &tokenizer, system: args.system.as_deref(), raw: args.raw, quiet, now };
+            run_chat(&mut session, &settings, &talk)
+        }
+    }
+}
+
+fn check(args: &Args) -> Result<(), Failure> {
+    let wrong = |what: String| Err(Failure::recipe(what));
+    match args {
+        Args { temperature: Some(t), .. } if !(0.0..).contains(t) || !t.is_finite() => {
+            wrong(format!("`--temperature {t}` is no temperature: it is 0 or more"))
+        }
+        Args { top_p, .. } if !(*top_p > 0.0 && *top_p <= 1.0) => {
+            wrong(format!("`--top-p {top_p}` is no share: it is above 0 and at most 1"))
+        }
+        Args { repetition_penalty: factor, .. } if !(*factor > 0.0 && factor.is_finite()) => {
+            wrong(format!("`--repetition-penalty {factor}` is no factor: it is above 0"))
+        }
+        Args { beams: Some(0), .. } => wrong("`--beams 0` searches nothing".into()),
+        Args { max_new: 0, .. } => wrong("`--max-new 0` asks for no answer".into()),
+        _ => Ok(()),
+    }
+}
+
+/// The prompt, or `None` where a person sits at the terminal.
+fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
+    let unreadable =
+        |what: &str, error: std::io::Error| Failure::world(format!("{what} cannot be read: {error}"));
+    let from_stdin = || {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("stdin", error))?;
+        Ok(Some(text))
+    };
+    match (&args.prompt, &args.prompt_file) {
+        (Some(prompt), _) => Ok(Some(prompt.clone())),
+        (None, Some(path)) if path == Path::new("-") => from_stdin(),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path);
+            text.map(Some).map_err(|error| unreadable(&format!("`{}`", path.display()), error))
+        }
+        (None, None) if std::io::stdin().is_terminal() => Ok(None),
+        (None, None) => from_stdin(),
+    }
+}
+
+fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
+    let stated = args.budget.as_deref().map(read_budget).transpose()?;
+    let target = Path::new(&args.target);
+    let job = target.join("job.toml");
+    let is_recipe = target.is_file() && target.extension().is_some_and(|extension| extension == "toml");
+    let given = |path: &Path| AdapterFile::open_adapter_or_run(path).map_err(Failure::world);
+    if !is_recipe && !job.is_file() {
+        let model = open_named(&args.target, Want::Weights, access)?;
+        let adapter = args.adapter.as_deref().map(given).transpose()?;
+        return Ok(Subject { model, adapter, base: BaseFormat::AsStored, budget_bytes: stated });
+    }
+    let recipe = read_recipe(if is_recipe { target } else { &job })?;
+    let located = hub::locate(&recipe.model.path, Want::Weights, access)?;
+    let model = match &located {
+        Located::Folder(folder) => Model::open_folder(folder),
+        Located::GgufFile(file) => Model::open_gguf(file),
+    }
+    .map_err(Failure::world)?;
+    let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
+    let adapter = match &args.adapter {
+        Some(path) => Some(given(path)?),
+        None if trained.join("adapter").is_dir() => Some(given(&trained)?),
+        None if is_recipe => {
+            say(&format!("there is no adapter in `{}` yet: the base model answers", trained.display()));
+            None
+        }
+        None => {
+            return Err(Failure::world(format!("the run in `{}` has no adapter yet", trained.display()))
+                .hint("`--adapter` names one of its checkpoints"));
+        }
+    };
+    let budget_bytes = stated.or(match recipe.memory.budget {
+        Budget::Bytes(bytes) => Some(bytes),
+        Budget::Auto => None,
+    });
+    Ok(Subject { model, adapter, base: recipe.model.base, budget_bytes })
+}
+
+fn read_recipe(path: &Path) -> Result<Recipe, Failure> {
+    let source = read_recipe_source(path).map_err(Failure::recipe)?;
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    parse_recipe(&source, &[], &here).map_err(Failure::recipe)
+}
+
+fn read_budget(text: &str) -> Result<u64, Failure> {
+    parse_bytes(text).ok_or_else(|| {
+        Failure::recipe(format!("`--budget {text}` is no size")).hint("write it as `2GiB` or `800MB`")
+    })
+}
+
+/// The adapter's own tokenizer where it has one: its template is what was trained.
+fn open_tokenizer(subject: &Subject) -> Result<Tokenizer, Failure> {
+    let beside = subject.adapter.as_ref().map(|adapter| adapter.path());
+    if let Some(folder) = beside.filter(|folder| folder.join("tokenizer.json").is_file()) {
+        return Tokenizer::from_folder(folder).map_err(Failure::world);
+    }
+    match &subject.model {
+        Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()).map_err(Failure::world),
+        Model::Gguf { file, .. } => {
+            let file = GgufFile::open(file.path()).map_err(Failure::world)?;
+            Tokenizer::from_gguf(&file).map_err(Failure::world)
+        }
+    }
+}
+
+fn open_session(
+    args: &Args,
+    quiet: bool,
+    subject: &Subject,
+    context: Option<usize>,
+    new_tokens: usize,
+) -> Result<Session, Failure> {
+    let sizes = Sizes {
+        slots: args.beams.unwrap_or(1),
+        context,
+        cache_tokens: None,
+        new_tokens,
+        budget_bytes: subject.budget_bytes,
+    };
+    let opening = Opening {
+        model: &subject.model,
+        adapter: subject.adapter.as_ref(),
+        base: subject.base,
+        threads: args.threads,
+        sizes,
+    };
+    Session::open(&opening, |plan: &GenerationPlan| {
+        if !quiet {
+            say(plan.render().trim_end());
+        }
+        Ok(())
+    })
+}
+
+/// The ids of one message, in the template where there is one.
+fn encode_prompt(tokenizer: &Tokenizer, args: &Args, prompt: &str) -> Result<Vec<u32>, Failure> {
+    let template = match args.raw {
+        true => None,
+        false => tokenizer.chat_template().transpose().map_err(Failure::world)?,
+    };
+    let Some(template) = template else {
+        if args.system.is_some() {
+            return Err(Failure::recipe("the model has no chat template, so `--system` has no place"));
+        }
+        return tokenizer.encode(prompt, true).map_err(Failure::world);
+    };
+    let mut messages = Vec::new();
+    messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));
+    messages.push(json!({"role": "user", "content": prompt}));
+    let messages = Json::Array(messages);
+    let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&messages, SystemTime::now()) };
+    let text = template.render(&input).map_err(Failure::world)?.text;
+    tokenizer.encode(&text, false).map_err(Failure::world)
+}
+
+fn run_prompt(
+    args: &Args,
+    quiet: bool,
+    subject: &Subject,
+    tokenizer: &Tokenizer,
+    settings: &Settings,
+    prompt: &str,
+) -> Result<(), Failure> {
+    let ids = encode_prompt(tokenizer, args, prompt)?;
+    // As much as prompt and answer can take, so nothing is reserved for more.
+    let longest = crate::adapted::read_decoder(&subject.model)?.max_positions;
+    let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
+    let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
+    let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;
+    let mut stream = TextStream::default();
+    let mut failure = None;
+    let mut show = |piece: Result<String, Failure>| match piece.and_then(|text| match args.json {
+        true => Ok(()),
+        false => print(&text),
+    }) {
+        Ok(()) => true,
+        Err(error) => {
+            failure = Some(error);
+            false
+        }
+    };
+    let (generated, timing) = match args.beams {
+        Some(beams) => {
+            let settings = crate::generate::beam::BeamSettings {
+                beams,
+                max_new: args.max_new,
+                length_penalty: 1.0,
+                stop_ids: settings.stop_ids.clone(),
+            };
+            let generated = session.search_beams(&ids, &settings)?;
+            show(tokenizer.decode(&generated.ids, true).map_err(Failure::world));
+            (generated, Timing::default())
+        }
+        None => session.continue_sequence(&ids, settings, |id| {
+            show(stream.push(tokenizer, id).map_err(Failure::world))
+        })?,
+    };
+    if args.beams.is_none() {
+        show(stream.finish(tokenizer).map_err(Failure::world));
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let text = tokenizer.decode(&generated.ids, true).map_err(Failure::world)?;
+    if args.json {
+        return print(&format!("{:#}\n", report(&session, &ids, &generated, &text, &timing)));
+    }
+    print("\n")?;
+    if !quiet {
+        say(&render_timing(&generated, &timing));
+    }
+    Ok(())
+}
+
+fn report(session: &Session, prompt: &[u32], generated: &Generated, text: &str, timing: &Timing) -> Json {
+    let memory = read_rss();
+    json!({
+        "prompt_ids": prompt,
+        "ids": generated.ids,
+        "text": text,
+        "stopped_by": generated.stopped_by.name(),
+        "prompt_tokens_per_s": rate(timing.prompt_tokens, timing.prompt_ms),
+        "tokens_per_s": rate(timing.answer_tokens, timing.answer_ms),
+        "context": session.shape().positions,
+        "planned_bytes": session.planned_bytes(),
+        "measured_bytes": memory.map(|memory| memory.peak_bytes),
+    })
+}
+
+fn rate(tokens: usize, ms: f64) -> Option<f64> {
+    (ms > 0.0).then(|| tokens as f64 / ms * 1e3)
+}
+
+/// How it ended and how fast it went.
+pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
+    let count = generated.ids.len();
+    let mut text = format!("{count} tokens, ended by {}", generated.stopped_by.name().replace('_', " "));
+    for (what, tokens, ms) in [
+        ("read", timing.prompt_tokens, timing.prompt_ms),
+        ("written", timing.answer_tokens, timing.answer_ms),
+    ] {
+        if let Some(rate) = rate(tokens, ms) {
+            text += &format!(" · {rate:.0} tokens/s {what}");
+        }
+    }
+    text
+}

@@ -1,0 +1,231 @@
+//! Tokens into a plan's entry point `decode` and logits out: the stepping of every way to generate.
+//!
+//! It works on any executor whose plan has the entry point, one made for generation or one that trains as well. New
+//! tokens of several sequences go into one run, up to what the plan allows, so prompts are read in large pieces and
+//! live sequences advance together. A sequence's logits do not depend on what is fed beside it.
+//! LongRoPE turns all tokens of a sequence by one of two lists of frequencies, chosen by its length at the time it is
+//! read, as in transformers: a sequence that grows over the limit, or is cut back below it, is read again from its
+//! beginning.
+//! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
+
+use super::slots::Slots;
+use smidgen_compile::forward::{input, state};
+use smidgen_compile::{DecodeShape, DecoderSpec};
+use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
+use smidgen_runtime::{Device, DeviceError, Executor};
+
+/// Tokens to append to the sequence of a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct NewTokens<'a> {
+    pub slot: usize,
+    /// At least one.
+    pub ids: &'a [u32],
+}
+
+#[derive(Debug)]
+pub struct Decoder {
+    leaves: Leaves,
+    shape: DecodeShape,
+    vocabulary: usize,
+    /// The longest sequence that LongRoPE's short list is for.
+    short_until: Option<usize>,
+    /// Whether what is cached of a slot was turned by the long list.
+    is_long: Vec<bool>,
+    slots: Slots,
+    sequences: Vec<Vec<u32>>,
+    /// One row of logits, as it is read and as numbers.
+    bytes: Vec<u8>,
+    logits: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Leaves {
+    ids: ValueId,
+    positions: ValueId,
+    slots: ValueId,
+    lengths: Option<ValueId>,
+    rows: ValueId,
+    table: ValueId,
+    logits: ValueId,
+}
+
+/// One token of a run.
+#[derive(Clone, Copy)]
+struct Place {
+    id: u32,
+    slot: usize,
+    position: usize,
+    /// Of the sequence, when everything is fed.
+    length: usize,
+}
+
+impl Decoder {
+    /// For a plan that was compiled with `decode: Some(shape)`.
+    pub fn of(plan: &Plan, spec: &DecoderSpec, shape: DecodeShape) -> Decoder {
+        let leaf = |name: &str| plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no `{name}`"));
+        let short_until = spec.ropes.iter().find_map(|rope| Some(rope.long_frequencies()?.1));
+        Decoder {
+            leaves: Leaves {
+                ids: leaf(input::IDS),
+                positions: leaf(input::POSITIONS),
+                slots: leaf(input::SLOTS),
+                lengths: plan.leaf_named(input::LENGTHS),
+                rows: leaf(input::ROWS),
+                table: leaf(input::CACHE_TABLE),
+                logits: leaf(state::DECODED_LOGITS),
+            },
+            shape,
+            vocabulary: spec.vocabulary,
+            short_until,
+            is_long: vec![false; shape.slots],
+            slots: Slots::new(shape.slots, shape.positions, shape.cache_rows),
+            sequences: vec![Vec::new(); shape.slots],
+            bytes: vec![0; 4 * spec.vocabulary],
+            logits: vec![0.0; spec.vocabulary],
+        }
+    }
+
+    pub fn shape(&self) -> DecodeShape {
+        self.shape
+    }
+
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// What a slot holds.
+    pub fn sequence(&self, slot: usize) -> &[u32] {
+        &self.sequences[slot]
+    }
+
+    /// Forgets every sequence: before a generation, where another entry point has run since the last.
+    pub fn reset(&mut self) {
+        for slot in 0..self.slots.count() {
+            self.truncate(slot, 0);
+        }
+    }
+
+    /// Keeps the first `length` tokens of a slot's sequence.
+    pub fn truncate(&mut self, slot: usize, length: usize) {
+        self.slots.truncate(slot, length);
+        self.sequences[slot].truncate(length);
+    }
+
+    /// The sequence of `to` becomes that of `from`; nothing is copied but the names of its rows.
+    pub fn share<D: Device>(&mut self, executor: &mut Executor<D>, from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        self.slots.share(from, to);
+        self.is_long[to] = self.is_long[from];
+        let (sequence, rest) = match from < to {
+            true => {
+                let (before, after) = self.sequences.split_at_mut(to);
+                (&before[from], &mut after[0])
+            }
+            false => {
+                let (before, after) = self.sequences.split_at_mut(from);
+                (&after[0], &mut before[to])
+            }
+        };
+        rest.clone_from(sequence);
+        self.write_table(executor, to, 0);
+    }
+
+    /// Appends tokens to sequences, and hands out the logits behind the last new token of each, by its place in
+    /// `new`. No slot may be named twice, and there must be room ([`Slots::free_rows`], the slot's positions).
+    pub fn feed<D: Device>(
+        &mut self,
+        executor: &mut Executor<D>,
+        new: &[NewTokens<'_>],
+        mut on_logits: impl FnMut(usize, &mut [f32]),
+    ) -> Result<(), DeviceError> {
+        let mut tokens: Vec<Place> = Vec::with_capacity(self.shape.new_tokens);
+        // Rows of the run that are asked for, and whose they are.
+        let mut asked: Vec<(i32, usize)> = Vec::new();
+        for (index, new) in new.iter().enumerate() {
+            assert!(!new.ids.is_empty(), "slot {} is fed nothing", new.slot);
+            let first = self.append(executor, new);
+            let length = self.sequences[new.slot].len();
+            for position in first..length {
+                let id = self.sequences[new.slot][position];
+                tokens.push(Place { id, slot: new.slot, position, length });
+                if position + 1 == length {
+                    asked.push((tokens.len() as i32 - 1, index));
+                }
+                if tokens.len() == self.shape.new_tokens {
+                    self.run(executor, &mut tokens, &mut asked, &mut on_logits)?;
+                }
+            }
+        }
+        self.run(executor, &mut tokens, &mut asked, &mut on_logits)
+    }
+
+    /// Gives new tokens their rows. Returns the first position that has to be read.
+    fn append<D: Device>(&mut self, executor: &mut Executor<D>, new: &NewTokens<'_>) -> usize {
+        let slot = new.slot;
+        self.sequences[slot].extend(new.ids);
+        let length = self.sequences[slot].len();
+        let is_long = self.short_until.is_some_and(|limit| limit < length);
+        if std::mem::replace(&mut self.is_long[slot], is_long) != is_long {
+            self.slots.truncate(slot, 0);
+        }
+        let first = self.slots.length(slot);
+        self.slots.extend(slot, length - first);
+        self.write_table(executor, slot, first);
+        first
+    }
+
+    fn write_table<D: Device>(&self, executor: &mut Executor<D>, slot: usize, first: usize) {
+        let rows = self.slots.rows(slot, first..self.slots.length(slot));
+        let bytes: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        executor.write_at(self.leaves.table, 4 * (slot * self.shape.positions + first), &bytes);
+    }
+
+    fn run<D: Device>(
+        &mut self,
+        executor: &mut Executor<D>,
+        tokens: &mut Vec<Place>,
+        asked: &mut Vec<(i32, usize)>,
+        on_logits: &mut impl FnMut(usize, &mut [f32]),
+    ) -> Result<(), DeviceError> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let mut write = |leaf: ValueId, integers: &mut dyn Iterator<Item = i32>| {
+            let bytes: Vec<u8> = integers.flat_map(i32::to_le_bytes).collect();
+            executor.write(leaf, &bytes);
+        };
+        let leaves = &self.leaves;
+        write(leaves.ids, &mut tokens.iter().map(|token| token.id as i32));
+        write(leaves.positions, &mut tokens.iter().map(|token| token.position as i32));
+        write(leaves.slots, &mut tokens.iter().map(|token| token.slot as i32));
+        if let Some(lengths) = leaves.lengths {
+            write(lengths, &mut tokens.iter().map(|token| token.length as i32));
+        }
+        write(leaves.rows, &mut asked.iter().map(|(row, _)| *row));
+        let extent = Extent { tokens: tokens.len(), rows: asked.len(), segments: 0 };
+        executor.run(Entry::Decode, &extent)?;
+        for (row, (_, index)) in asked.iter().enumerate() {
+            executor.read_at(leaves.logits, 4 * row * self.vocabulary, &mut self.bytes);
+            for (logit, bytes) in self.logits.iter_mut().zip(self.bytes.as_chunks::<4>().0) {
+                *logit = f32::from_le_bytes(*bytes);
+            }
+            on_logits(*index, &mut self.logits);
+        }
+        tokens.clear();
+        asked.clear();
+        Ok(())
+    }
+}
+
+/// Bytes of the caches of a plan, logits included.
+pub fn cache_bytes(plan: &Plan) -> usize {
+    let buffers = plan.leaves(LeafKind::Cache).filter_map(|(_, value)| value.buffer);
+    buffers.map(|id| plan.buffer(id).bytes).sum()
+}
+
+/// Heap bytes of a decoder, beside its sequences.
+pub fn heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
+    Slots::heap_bytes(shape.slots, shape.positions, shape.cache_rows) + 8 * vocabulary
+}

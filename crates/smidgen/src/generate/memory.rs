@@ -1,0 +1,206 @@
+//! What a generation takes, before anything is loaded: the plan, the program beside it, and the budget.
+//!
+//! The context of a generation is chosen here where the user left it open: as long as asked for, and no longer than
+//! the model and the budget allow. What does not fit is refused with the context that would.
+//! Left out: the rows of the caches in fewer bits.
+
+use super::decoder;
+use super::sampler::CANDIDATE_BYTES;
+use crate::bytes::format_bytes;
+use crate::checkpoint::model::Model;
+use crate::failure::Failure;
+use crate::host;
+use crate::planning::program_bytes;
+use crate::train::weights::load_scratch_bytes;
+use smidgen_compile::{DecodeShape, Request, compile_decode};
+use smidgen_ir::{Category, Plan};
+use std::fmt::Write;
+
+/// Sizes of a generation as they are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Sequences at the same time.
+    pub slots: usize,
+    /// Tokens of a sequence, prompt and answer together. `None` is as many as fit, up to `LONGEST_BY_ITSELF`.
+    pub context: Option<usize>,
+    /// Tokens of all sequences together; `None` is `slots` times the context.
+    pub cache_tokens: Option<usize>,
+    /// Tokens that are read at the same time.
+    pub new_tokens: usize,
+    /// Bytes that everything may take; `None` is what is free.
+    pub budget_bytes: Option<u64>,
+}
+
+/// A context that nobody asked for is at most this long: a model's own may be a hundred times more.
+pub const LONGEST_BY_ITSELF: usize = 4096;
+/// Tokens of a prompt that are read at the same time where nothing else is said.
+pub const DEFAULT_NEW_TOKENS: usize = 256;
+/// The shortest context that is offered.
+const SHORTEST: usize = 16;
+/// A tokenizer's memory, measured: each token of the vocabulary with its merges.
+pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
+/// What templates, arguments and the terminal take beside that.
+const CHAT_BYTES: u64 = 1 << 20;
+
+/// A generation that fits.
+#[derive(Debug)]
+pub struct GenerationPlan {
+    pub plan: Plan,
+    pub shape: DecodeShape,
+    /// The program and all that lies beside the reservation.
+    pub context_bytes: u64,
+    pub peak_bytes: u64,
+    pub budget_bytes: u64,
+    /// The budget was stated, and is not what is free.
+    pub stated: bool,
+}
+
+/// Plans the generation, or says what would fit. `request` is taken without a `decode` of its own.
+pub fn plan_generation(request: &Request, model: &Model, sizes: &Sizes) -> Result<GenerationPlan, Failure> {
+    let budget_bytes = match sizes.budget_bytes.or_else(host::free_memory_bytes) {
+        Some(bytes) => bytes,
+        None => {
+            return Err(Failure::world("how much memory is free cannot be read on this machine")
+                .hint("name a budget: `--budget 8GiB`"));
+        }
+    };
+    let longest = request.spec.max_positions;
+    if let Some(context) = sizes.context.filter(|context| *context > longest) {
+        return Err(Failure::recipe(format!(
+            "a context of {context} tokens is asked for, and the model was made for {longest}"
+        )));
+    }
+    let attempt = |context: usize| {
+        let shape = DecodeShape {
+            slots: sizes.slots,
+            positions: context,
+            cache_rows: sizes.cache_tokens.unwrap_or(sizes.slots * context),
+            new_tokens: sizes.new_tokens.min(sizes.slots * context).max(sizes.slots),
+        };
+        let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
+        let plan = compile_decode(&request);
+        let context_bytes = beside_bytes(&request, model, &shape, &plan);
+        let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
+        let stated = sizes.budget_bytes.is_some();
+        GenerationPlan { plan, shape, context_bytes, peak_bytes, budget_bytes, stated }
+    };
+    let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
+    let first = attempt(wanted);
+    if first.peak_bytes <= budget_bytes {
+        return Ok(first);
+    }
+    let fitting = longest_that_fits(wanted, |context| attempt(context).peak_bytes <= budget_bytes);
+    match fitting {
+        Some(context) if sizes.context.is_none() => Ok(attempt(context)),
+        fitting => Err(refusal(&first, sizes, fitting.map(attempt), &attempt(SHORTEST.min(wanted)))),
+    }
+}
+
+/// The largest multiple of 8 below `wanted` that fits.
+fn longest_that_fits(wanted: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    if SHORTEST >= wanted || !fits(SHORTEST) {
+        return None;
+    }
+    let (mut fitting, mut too_long) = (SHORTEST / 8, wanted.div_ceil(8));
+    while fitting + 1 < too_long {
+        let middle = (fitting + too_long) / 2;
+        if fits(8 * middle) { fitting = middle } else { too_long = middle }
+    }
+    Some(8 * fitting)
+}
+
+fn refusal(
+    first: &GenerationPlan,
+    sizes: &Sizes,
+    fitting: Option<GenerationPlan>,
+    least: &GenerationPlan,
+) -> Failure {
+    let context = first.shape.positions;
+    let budget = if first.stated { "the budget is" } else { "free are" };
+    let failure = Failure::world(format!(
+        "a context of {context} tokens needs {}, {budget} {}\n  base weights {}, keys and values {}",
+        format_bytes(first.peak_bytes),
+        format_bytes(first.budget_bytes),
+        format_bytes(first.bytes_of(Category::BaseWeights)),
+        format_bytes(decoder::cache_bytes(&first.plan) as u64),
+    ));
+    match fitting {
+        Some(plan) => {
+            let (context, bytes) = (plan.shape.positions, format_bytes(plan.peak_bytes));
+            let failure = failure.hint(format!("`--context {context}` would need {bytes}"));
+            match sizes.slots {
+                1 => failure,
+                slots => failure.hint(format!("fewer than {slots} sequences at the same time need less")),
+            }
+        }
+        None => failure.hint(format!(
+            "no context fits: {} tokens would need {}",
+            least.shape.positions,
+            format_bytes(least.peak_bytes)
+        )),
+    }
+}
+
+/// What is resident beside the arena.
+fn beside_bytes(request: &Request, model: &Model, shape: &DecodeShape, plan: &Plan) -> u64 {
+    let tensors = request.spec.tensors();
+    let scratch = tensors.iter().filter_map(|tensor| {
+        let weight = model.weight(&tensor.name)?;
+        Some(load_scratch_bytes(&weight, request.storage_of(&tensor.name)))
+    });
+    let loading = scratch.max().unwrap_or(0) as u64;
+    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+    let vocabulary = request.spec.vocabulary;
+    let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
+    let sequences = 4 * (shape.slots * shape.positions) as u64;
+    program_bytes(request.threads, tensors.len(), steps)
+        + loading
+        + decoder::heap_bytes(shape, vocabulary) as u64
+        + sampling
+        + sequences
+        + TOKENIZER_TOKEN_BYTES * vocabulary as u64
+        + CHAT_BYTES
+}
+
+impl GenerationPlan {
+    fn bytes_of(&self, wanted: Category) -> u64 {
+        let rows = self.plan.peak().rows;
+        rows.iter().filter(|(category, _)| *category == wanted).map(|(_, bytes)| *bytes as u64).sum()
+    }
+
+    /// The rows of the table: names and bytes that add up to the peak.
+    pub fn rows(&self) -> Vec<(&'static str, u64)> {
+        let cache = decoder::cache_bytes(&self.plan) as u64;
+        vec![
+            ("base weights", self.bytes_of(Category::BaseWeights)),
+            ("adapters", self.bytes_of(Category::Adapters)),
+            ("keys and values", cache),
+            ("activations", self.bytes_of(Category::Activations) - cache),
+            ("workspace", self.bytes_of(Category::Workspace)),
+            ("context", self.context_bytes),
+        ]
+    }
+
+    /// The budget table of a generation.
+    pub fn render(&self) -> String {
+        let DecodeShape { slots, positions, cache_rows, new_tokens } = self.shape;
+        let budget = if self.stated { "budget" } else { "free" };
+        let mut text = String::new();
+        let mut line =
+            |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+        line(format!("{} · {budget} {} · cpu", self.plan.title, format_bytes(self.budget_bytes)));
+        for (name, bytes) in self.rows() {
+            let note = match name {
+                "keys and values" if slots == 1 => format!("{positions} tokens, and their logits"),
+                "keys and values" => format!("{cache_rows} tokens of {slots} sequences, and their logits"),
+                "activations" => format!("{new_tokens} tokens at the same time"),
+                "context" => "the program, its stacks and the tokenizer".into(),
+                _ => String::new(),
+            };
+            line(format!("  {name:<16}{:>12}   {note}", format_bytes(bytes)));
+        }
+        let spare = format_bytes(self.budget_bytes - self.peak_bytes);
+        line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(self.peak_bytes)));
+        text
+    }
+}

@@ -1,0 +1,143 @@
+//! The choice of the next token from its logits: the most likely one, or a draw.
+//!
+//! What changes or drops candidates comes in the order of transformers: repetition penalty, temperature, top-k, top-p,
+//! with its rules at the edges (candidates equal to the k-th largest stay; of top-p the candidate that reaches the
+//! share stays). A draw is a function of seed and place in the text alone, so a text does not depend on threads, nor
+//! on what is generated beside it; the same prompt with the same seed gives the same text.
+//! Ties go to the lowest id. Left out: min-p, typical sampling, penalties by count, and constraints.
+
+use smidgen_runtime::counter;
+
+/// How tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most likely token, whatever the other settings but the penalty say.
+    pub temperature: f64,
+    /// Only so many of the most likely; 0 = all.
+    pub top_k: usize,
+    /// The fewest of the most likely that have this share together; 1 = all.
+    pub top_p: f64,
+    /// Logits of tokens that are there already are divided by this, or multiplied where negative; 1 = as they are.
+    pub repetition_penalty: f64,
+    pub seed: u64,
+}
+
+impl Sampling {
+    pub const GREEDY: Sampling =
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+}
+
+/// Sampling with the memory that it needs, taken once.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    candidates: Vec<Candidate>,
+}
+
+/// A token that may be chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    pub id: u32,
+    pub logit: f32,
+}
+
+/// Bytes that sampling takes for each token of the vocabulary.
+pub const CANDIDATE_BYTES: usize = size_of::<Candidate>();
+
+impl Sampler {
+    pub fn new(sampling: Sampling) -> Sampler {
+        Sampler { sampling, candidates: Vec::new() }
+    }
+
+    /// The next token, number `place` (from 0) of those generated, behind the sequence `so_far`. `None` where no
+    /// logit is a number. The logits are changed.
+    pub fn choose(&mut self, logits: &mut [f32], so_far: &[u32], place: usize) -> Option<u32> {
+        if self.sampling.repetition_penalty != 1.0 {
+            penalize(logits, so_far, self.sampling.repetition_penalty as f32);
+        }
+        if self.sampling.temperature == 0.0 {
+            return most_likely(logits);
+        }
+        most_likely(logits)?;
+        self.filter(logits);
+        let largest = self.candidates.iter().map(|candidate| candidate.logit).fold(f32::MIN, f32::max);
+        let weight = |candidate: &Candidate| f64::from(candidate.logit - largest).exp();
+        let total: f64 = self.candidates.iter().map(weight).sum();
+        let target = total * uniform(self.sampling.seed, place as u64);
+        let mut sum = 0.0;
+        for candidate in &self.candidates {
+            sum += weight(candidate);
+            if sum > target {
+                return Some(candidate.id);
+            }
+        }
+        self.candidates.last().map(|candidate| candidate.id)
+    }
+
+    /// What is left after temperature, top-k and top-p, by id.
+    fn filter(&mut self, logits: &[f32]) {
+        let Sampling { temperature, top_k, top_p, .. } = self.sampling;
+        let temperature = temperature as f32;
+        self.candidates.clear();
+        let all = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+        self.candidates
+            .extend(all.map(|(id, logit)| Candidate { id: id as u32, logit: logit / temperature }));
+        if 0 < top_k && top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(top_k - 1, by_falling_logit);
+            let least = self.candidates[top_k - 1].logit;
+            self.candidates.retain(|candidate| candidate.logit >= least);
+        }
+        if top_p < 1.0 {
+            self.candidates.sort_unstable_by(by_falling_logit);
+            let largest = self.candidates[0].logit;
+            let weight = |candidate: &Candidate| f64::from(candidate.logit - largest).exp();
+            let total: f64 = self.candidates.iter().map(weight).sum();
+            let mut before = 0.0;
+            let kept = self.candidates.iter().take_while(|candidate| {
+                let keep = before / total < top_p;
+                before += weight(candidate);
+                keep
+            });
+            let kept = kept.count().max(1);
+            self.candidates.truncate(kept);
+        }
+        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+    }
+}
+
+/// The largest logit's token, the lowest of equal ones; `None` where no logit is a number above -∞.
+pub fn most_likely(logits: &[f32]) -> Option<u32> {
+    let mut best: Option<(usize, f32)> = None;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
+            best = Some((id, *logit));
+        }
+    }
+    best.map(|(id, _)| id as u32)
+}
+
+fn penalize(logits: &mut [f32], so_far: &[u32], penalty: f32) {
+    let mut seen: Vec<u32> = so_far.iter().copied().filter(|id| (*id as usize) < logits.len()).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    for id in seen {
+        let logit = &mut logits[id as usize];
+        *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+    }
+}
+
+fn by_falling_logit(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// What tells the draws of generation from those of dropout, which have a step here.
+const STREAM: u64 = u64::MAX;
+
+/// In [0, 1), a multiple of 2^-53.
+fn uniform(seed: u64, place: u64) -> f64 {
+    (counter::token_key(seed, STREAM, 0, place) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+#[cfg(test)]
+#[path = "sampler_tests.rs"]
+mod tests;

@@ -1,0 +1,307 @@
+//! A model loaded to generate: what `smidgen generate` and evaluations use.
+//!
+//! Opening plans first and loads then, so a generation that does not fit is refused before a weight is read.
+//! [`generate_batch`] keeps the slots full: where a text ends, the next prompt takes its place. Each text is the same
+//! as if it were alone. It works on any executor, so a training run can generate with its own.
+//! Left out: templates and text; a session knows token ids.
+
+use super::decoder::{Decoder, NewTokens};
+use super::memory::{GenerationPlan, Sizes, plan_generation};
+use super::sampler::{Sampler, Sampling};
+use super::stop::StoppedBy;
+use crate::adapted::build_adapted_request;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::failure::Failure;
+use crate::job::build_storage;
+use crate::recipe::BaseFormat;
+use crate::train::adapters::read_adapter;
+use crate::train::weights::load_weights;
+use smidgen_compile::DecodeShape;
+use smidgen_ir::Entry;
+use smidgen_runtime::{Cpu, Device, Executor};
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+/// What to open.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening<'a> {
+    pub model: &'a Model,
+    pub adapter: Option<&'a AdapterFile>,
+    /// The storage of the base weights.
+    pub base: BaseFormat,
+    /// 0 = all.
+    pub threads: usize,
+    pub sizes: Sizes,
+}
+
+/// How a text goes on and ends.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub sampling: Sampling,
+    /// Most tokens of an answer.
+    pub max_new: usize,
+    /// Tokens that end a text (`stop::stop_ids`).
+    pub stop_ids: BTreeSet<u32>,
+}
+
+/// What was generated behind a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// Without the token that ended the text.
+    pub ids: Vec<u32>,
+    pub stopped_by: StoppedBy,
+}
+
+/// Where the time of a generation went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timing {
+    /// Tokens that were read at once, and how long that took.
+    pub prompt_tokens: usize,
+    pub prompt_ms: f64,
+    /// Tokens that were read one by one.
+    pub answer_tokens: usize,
+    pub answer_ms: f64,
+}
+
+#[derive(Debug)]
+pub struct Session {
+    executor: Executor<Cpu>,
+    decoder: Decoder,
+    planned_bytes: u64,
+}
+
+impl Session {
+    /// Plans, and loads what fits. `look` sees the plan in between.
+    pub fn open(
+        opening: &Opening<'_>,
+        look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
+    ) -> Result<Session, Failure> {
+        let mut request = build_adapted_request(opening.model, opening.adapter)?;
+        request.storage = build_storage(opening.base, &request.spec, opening.model);
+        if opening.threads > 0 {
+            request.threads = opening.threads;
+        }
+        let planned = plan_generation(&request, opening.model, &opening.sizes)?;
+        if !opening.model.has_weights() {
+            let place = opening.model.path().display();
+            return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
+        }
+        look(&planned)?;
+        let device = Cpu::new(request.threads).map_err(Failure::world)?;
+        let GenerationPlan { plan, shape, peak_bytes, .. } = planned;
+        let extent = plan.extent;
+        let decoder = Decoder::of(&plan, &request.spec, shape);
+        let mut executor = Executor::load(plan, device).map_err(Failure::world)?;
+        load_weights(&mut executor, opening.model)?;
+        if let Some(adapter) = opening.adapter {
+            read_adapter(&mut executor, &request, adapter.path())?;
+        }
+        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        Ok(Session { executor, decoder, planned_bytes: peak_bytes })
+    }
+
+    pub fn planned_bytes(&self) -> u64 {
+        self.planned_bytes
+    }
+
+    pub fn shape(&self) -> DecodeShape {
+        self.decoder.shape()
+    }
+
+    /// Generates behind every prompt; `on_token` sees each token with its prompt's number as it comes.
+    pub fn generate_batch(
+        &mut self,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        on_token: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, Failure> {
+        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, on_token)
+    }
+
+    /// Generates behind one sequence, of which only what the last call did not leave in the first slot is read:
+    /// a conversation goes on where it was. `on_token` sees each token and says whether to go on.
+    pub fn continue_sequence(
+        &mut self,
+        ids: &[u32],
+        settings: &Settings,
+        mut on_token: impl FnMut(u32) -> bool,
+    ) -> Result<(Generated, Timing), Failure> {
+        let (executor, decoder) = (&mut self.executor, &mut self.decoder);
+        check_prompt(0, ids, decoder.shape())?;
+        for slot in 1..decoder.slots().count() {
+            decoder.truncate(slot, 0);
+        }
+        let known = decoder.sequence(0).iter().zip(ids).take_while(|(a, b)| a == b).count();
+        // The logits behind the last token are wanted, so it is read in any case.
+        let known = known.min(ids.len() - 1);
+        decoder.truncate(0, known);
+        let mut sampler = Sampler::new(settings.sampling);
+        let mut live = Live::of(0, ids);
+        let mut timing = Timing { prompt_tokens: ids.len() - known, ..Timing::default() };
+        let mut new = ids[known..].to_vec();
+        loop {
+            let started = Instant::now();
+            let mut chosen = None;
+            let piece = [NewTokens { slot: 0, ids: &new }];
+            let fed = decoder.feed(executor, &piece, |_, logits| chosen = live.choose(&mut sampler, logits));
+            fed.map_err(Failure::world)?;
+            let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
+            match live.generated.is_empty() {
+                true => timing.prompt_ms = elapsed_ms,
+                false => {
+                    timing.answer_ms += elapsed_ms;
+                    timing.answer_tokens += 1;
+                }
+            }
+            let chosen = chosen.ok_or_else(|| live.no_number())?;
+            let mut stopped = live.push(chosen, settings, decoder.shape().positions);
+            if !matches!(stopped, Some(StoppedBy::Token(_))) && !on_token(chosen) {
+                stopped = stopped.or(Some(StoppedBy::Caller));
+            }
+            if let Some(stopped_by) = stopped {
+                return Ok((Generated { ids: live.generated, stopped_by }, timing));
+            }
+            new = vec![chosen];
+        }
+    }
+
+    /// Forgets what the slots hold.
+    pub fn reset(&mut self) {
+        self.decoder.reset();
+    }
+
+    pub(super) fn parts(&mut self) -> (&mut Executor<Cpu>, &mut Decoder) {
+        (&mut self.executor, &mut self.decoder)
+    }
+}
+
+/// A sequence that is being generated.
+struct Live {
+    prompt: usize,
+    /// Prompt and answer.
+    sequence: Vec<u32>,
+    generated: Vec<u32>,
+}
+
+impl Live {
+    fn of(prompt: usize, ids: &[u32]) -> Live {
+        Live { prompt, sequence: ids.to_vec(), generated: Vec::new() }
+    }
+
+    fn choose(&self, sampler: &mut Sampler, logits: &mut [f32]) -> Option<u32> {
+        sampler.choose(logits, &self.sequence, self.generated.len())
+    }
+
+    /// Takes a token in, and says whether it was the last.
+    fn push(&mut self, id: u32, settings: &Settings, positions: usize) -> Option<StoppedBy> {
+        if settings.stop_ids.contains(&id) {
+            return Some(StoppedBy::Token(id));
+        }
+        self.sequence.push(id);
+        self.generated.push(id);
+        if self.generated.len() >= settings.max_new {
+            return Some(StoppedBy::MaxTokens);
+        }
+        // The token itself has to be read before another can follow.
+        (self.sequence.len() > positions).then_some(StoppedBy::Context)
+    }
+
+    fn no_number(&self) -> Failure {
+        Failure::world(format!(
+            "the logits behind token {} of prompt {} are no numbers: the weights or the adapter are broken",
+            self.sequence.len(),
+            self.prompt
+        ))
+    }
+}
+
+pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Result<(), Failure> {
+    let room = shape.positions.min(shape.cache_rows);
+    match ids.len() {
+        0 => Err(Failure::recipe(format!("prompt {index} has no tokens"))),
+        tokens if tokens > room => Err(Failure::world(format!(
+            "prompt {index} has {tokens} tokens, the context has room for {room}"
+        ))
+        .hint(format!("`--context {}` or more", tokens + 1))),
+        _ => Ok(()),
+    }
+}
+
+/// Generates behind every prompt, as many at the same time as there are slots and rows.
+///
+/// What the cache held before is forgotten. A prompt begins when its rows and those of its longest answer are free,
+/// so none is ever stopped for want of rows.
+pub fn generate_batch<D: Device>(
+    executor: &mut Executor<D>,
+    decoder: &mut Decoder,
+    prompts: &[Vec<u32>],
+    settings: &Settings,
+    mut on_token: impl FnMut(usize, u32),
+) -> Result<Vec<Generated>, Failure> {
+    decoder.reset();
+    let shape = decoder.shape();
+    for (index, prompt) in prompts.iter().enumerate() {
+        check_prompt(index, prompt, shape)?;
+    }
+    let needed =
+        |prompt: &Vec<u32>| (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows);
+    let mut sampler = Sampler::new(settings.sampling);
+    let mut done: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
+    // By slot.
+    let mut live: Vec<Option<Live>> = (0..shape.slots).map(|_| None).collect();
+    let mut reserved = 0;
+    let mut next = 0;
+    loop {
+        for slot in live.iter_mut().filter(|slot| slot.is_none()) {
+            let Some(prompt) = prompts.get(next) else { break };
+            if settings.max_new == 0 {
+                done[next] = Some(Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens });
+                next += 1;
+                continue;
+            }
+            if reserved + needed(prompt) > shape.cache_rows {
+                break;
+            }
+            reserved += needed(prompt);
+            *slot = Some(Live::of(next, prompt));
+            next += 1;
+        }
+        let slots: Vec<usize> = (0..shape.slots).filter(|slot| live[*slot].is_some()).collect();
+        if slots.is_empty() && next == prompts.len() {
+            break;
+        }
+        let fed: Vec<NewTokens<'_>> = slots
+            .iter()
+            .map(|&slot| {
+                let sequence = &live[slot].as_ref().expect("only live slots").sequence;
+                NewTokens { slot, ids: &sequence[decoder.sequence(slot).len()..] }
+            })
+            .collect();
+        let mut chosen: Vec<Option<u32>> = vec![None; slots.len()];
+        let result = decoder.feed(executor, &fed, |index, logits| {
+            let sequence = live[slots[index]].as_ref().expect("only live slots");
+            chosen[index] = sequence.choose(&mut sampler, logits);
+        });
+        result.map_err(Failure::world)?;
+        for (slot, chosen) in slots.into_iter().zip(chosen) {
+            let sequence = live[slot].as_mut().expect("only live slots");
+            let chosen = chosen.ok_or_else(|| sequence.no_number())?;
+            let stopped = sequence.push(chosen, settings, shape.positions.min(shape.cache_rows));
+            if !matches!(stopped, Some(StoppedBy::Token(_))) {
+                on_token(sequence.prompt, chosen);
+            }
+            if let Some(stopped_by) = stopped {
+                let Live { prompt, generated, .. } = live[slot].take().expect("only live slots");
+                reserved -= needed(&prompts[prompt]);
+                decoder.truncate(slot, 0);
+                done[prompt] = Some(Generated { ids: generated, stopped_by });
+            }
+        }
+    }
+    Ok(done.into_iter().map(|generated| generated.expect("every prompt was taken")).collect())
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! Generation against recomputation of whole sequences, for every family, storage and adapter of the fixtures.
+//!
+//! The texts of tiny random models are noise, so nothing but the same logits gives the same text.
+//! Beam searches are those of transformers, recorded by `fixtures/beams/generate.py`.
+
+use super::*;
+use crate::generate::beam::BeamSettings;
+use crate::generate::sampler::most_likely;
+use crate::logits::LogitsRun;
+use serde_json::Value as Json;
+use smidgen_ir::Extent;
+use std::path::{Path, PathBuf};
+
+const FAMILIES: [&str; 21] = [
+    "gemma2",
+    "gemma3-text",
+    "gguf-gemma2",
+    "gguf-kquants",
+    "gguf-llama",
+    "gguf-llama3-rope",
+    "gguf-phi3",
+    "gguf-qwen3",
+    "llama-bias-linear",
+    "llama-bnb-nf4",
+    "llama-dora",
+    "llama-gqa-tied",
+    "llama-head80",
+    "llama-lslora",
+    "mistral-window",
+    "phi3",
+    "phi3-longrope",
+    "phi3-lslora",
+    "phi4-mini",
+    "qwen2-dora",
+    "qwen3",
+];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+}
+
+fn open_model(name: &str) -> Model {
+    let folder = fixture(name);
+    let gguf = folder.join("model.gguf");
+    Model::open(&if gguf.is_file() { gguf } else { folder.join("model") }).unwrap()
+}
+
+fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
+    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget_bytes: Some(1 << 30) }
+}
+
+fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> Session {
+    let opening = Opening { model, adapter, base: BaseFormat::AsStored, threads, sizes };
+    Session::open(&opening, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+fn settings(sampling: Sampling, max_new: usize) -> Settings {
+    Settings { sampling, max_new, stop_ids: BTreeSet::new() }
+}
+
+/// Prompts of several lengths; the longest grows over the limit of the fixture with LongRoPE, 24.
+fn prompts(vocabulary: u32) -> Vec<Vec<u32>> {
+    let prompt =
+        |length: u32, factor: u32| (0..length).map(|i| (factor * i + i * i + 3) % vocabulary).collect();
+    vec![prompt(5, 7), prompt(20, 11), prompt(1, 1), prompt(17, 5)]
+}
+
+fn by_recomputation(model: &Model, adapter: Option<&AdapterFile>, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let extent = Extent { tokens: 40, rows: 1, segments: 1 };
+    let request = build_adapted_request(model, adapter).unwrap();
+    let mut run = LogitsRun::load(&request, model, extent).unwrap();
+    if let Some(adapter) = adapter {
+        read_adapter(run.executor_mut(), &request, adapter.path()).unwrap();
+        run.refresh().unwrap();
+    }
+    let text = |prompt: &Vec<u32>| {
+        let mut ids = prompt.clone();
+        for _ in 0..9 {
+            let logits = run.logits(&ids, &[ids.len() as u32 - 1]).unwrap();
+            ids.push(most_likely(&logits).unwrap());
+        }
+        ids[prompt.len()..].to_vec()
+    };
+    prompts.iter().map(text).collect()
+}
+
+#[test]
+fn texts_are_those_of_recomputed_sequences() {
+    for name in FAMILIES {
+        let model = open_model(name);
+        let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
+        let vocabulary = crate::adapted::read_decoder(&model).unwrap().vocabulary as u32;
+        let prompts = prompts(vocabulary);
+        let want = by_recomputation(&model, adapter.as_ref(), &prompts);
+        // Two slots for four prompts, and rows for not quite two of the longest.
+        let mut session = open(&model, adapter.as_ref(), sizes(2, Some(50)), 1);
+        let mut streamed = vec![Vec::new(); prompts.len()];
+        let settings = settings(Sampling::GREEDY, 9);
+        let got = session.generate_batch(&prompts, &settings, |index, id| streamed[index].push(id)).unwrap();
+        let texts: Vec<Vec<u32>> = got.iter().map(|generated| generated.ids.clone()).collect();
+        assert_eq!(texts, want, "{name}");
+        assert_eq!(streamed, want, "{name}: as they come");
+        assert!(got.iter().all(|generated| generated.stopped_by == StoppedBy::MaxTokens), "{name}");
+    }
+}
+
+#[test]
+fn a_text_depends_on_neither_threads_nor_company() {
+    let model = open_model("llama-gqa-tied");
+    let prompts = prompts(64);
+    let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::GREEDY };
+    let settings = settings(sampling, 12);
+    let together =
+        open(&model, None, sizes(4, None), 2).generate_batch(&prompts, &settings, |_, _| {}).unwrap();
+    let mut session = open(&model, None, sizes(1, None), 1);
+    for (prompt, together) in prompts.iter().zip(&together) {
+        let alone = session.generate_batch(std::slice::from_ref(prompt), &settings, |_, _| {}).unwrap();
+        assert_eq!(&alone[0], together);
+    }
+    let other = Settings { sampling: Sampling { seed: 12, ..sampling }, ..settings };
+    let other = session.generate_batch(&prompts[..1], &other, |_, _| {}).unwrap();
+    assert_ne!(other[0], together[0]);
+}
+
+#[test]
+fn a_text_ends_where_it_should() {
+    let model = open_model("llama-gqa-tied");
+    let mut session = open(&model, None, sizes(1, None), 1);
+    let prompt = vec![3, 1, 4, 1, 5];
+    let all =
+        session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::GREEDY, 100), |_, _| {});
+    let all = all.unwrap().remove(0);
+    // Forty positions, and the token that the last of them gives.
+    assert_eq!((all.ids.len(), all.stopped_by), (36, StoppedBy::Context));
+    let last = all.ids[4];
+    let first_of_it = all.ids.iter().position(|id| *id == last).unwrap();
+    let ended = Settings { stop_ids: BTreeSet::from([last]), ..settings(Sampling::GREEDY, 100) };
+    let got = session.generate_batch(std::slice::from_ref(&prompt), &ended, |_, _| {}).unwrap().remove(0);
+    assert_eq!((got.ids.as_slice(), got.stopped_by), (&all.ids[..first_of_it], StoppedBy::Token(last)));
+    let long = session.generate_batch(&[vec![1; 41]], &ended, |_, _| {}).unwrap_err();
+    assert_eq!(long.message, "prompt 0 has 41 tokens, the context has room for 40");
+}
+
+/// A conversation reads what is new alone, and answers as if it had read everything.
+#[test]
+fn a_conversation_goes_on_from_the_cache() {
+    let model = open_model("phi3-longrope");
+    let settings = settings(Sampling::GREEDY, 6);
+    let mut session = open(&model, None, sizes(1, None), 1);
+    let mut ids = vec![9, 8, 7, 6];
+    for turn in 0..3 {
+        let (got, timing) = session.continue_sequence(&ids, &settings, |_| true).unwrap();
+        let mut fresh = open(&model, None, sizes(1, None), 1);
+        assert_eq!(fresh.continue_sequence(&ids, &settings, |_| true).unwrap().0, got, "turn {turn}");
+        // The last token of an answer has not been read when it ends.
+        assert_eq!(timing.prompt_tokens, if turn == 0 { 4 } else { 3 }, "turn {turn}");
+        ids.extend(&got.ids);
+        ids.extend([1, 2]);
+    }
+    let changed = [9, 8, 7, 5, 5];
+    let (got, timing) = session.continue_sequence(&changed, &settings, |_| true).unwrap();
+    assert_eq!(timing.prompt_tokens, 2);
+    let mut fresh = open(&model, None, sizes(1, None), 1);
+    assert_eq!(fresh.continue_sequence(&changed, &settings, |_| true).unwrap().0, got);
+}
+
+#[test]
+fn beam_searches_are_those_of_transformers() {
+    let cases: Vec<Json> =
+        serde_json::from_slice(&std::fs::read(fixture("beams/cases.json")).unwrap()).unwrap();
+    let model = open_model("llama-gqa-tied");
+    let ids = |value: &Json| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let mut session = open(&model, None, sizes(4, Some(60)), 1);
+    for (number, case) in cases.iter().enumerate() {
+        let (prompt, mut want): (Vec<u32>, Vec<u32>) = (ids(&case["prompt"]), ids(&case["text"]));
+        let ending = case["ending"].as_u64().unwrap() as u32;
+        let settings = BeamSettings {
+            beams: case["beams"].as_u64().unwrap() as usize,
+            max_new: case["max_new"].as_u64().unwrap() as usize,
+            length_penalty: 1.0,
+            stop_ids: BTreeSet::from([ending]),
+        };
+        let got = session.search_beams(&prompt, &settings).unwrap();
+        if let StoppedBy::Token(id) = got.stopped_by {
+            assert_eq!(want.pop(), Some(id), "case {number}: {:?}", got.ids);
+        }
+        assert_eq!(got.ids, want, "case {number}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_would() {
+    let model = open_model("llama-gqa-tied");
+    let opening = |context: Option<usize>, budget_bytes: u64| {
+        let sizes = Sizes { context, budget_bytes: Some(budget_bytes), ..sizes(1, None) };
+        let opening = Opening { model: &model, adapter: None, base: BaseFormat::AsStored, threads: 1, sizes };
+        Session::open(&opening, |_| Ok(()))
+            .map(|session| (session.planned_bytes(), session.shape().positions))
+    };
+    let (whole, longest) = opening(None, 1 << 30).unwrap();
+    let refused = opening(Some(longest), whole - 1).unwrap_err();
+    let hint = &refused.hints[0];
+    let offered: usize = hint.trim_start_matches("`--context ").split('`').next().unwrap().parse().unwrap();
+    let (bytes, context) = opening(Some(offered), whole - 1).unwrap();
+    assert!(bytes < whole && context == offered && offered < longest, "{hint}");
+    assert!(opening(Some(offered + 8), bytes).is_err(), "the offer is the longest");
+    assert_eq!(opening(None, whole - 1).unwrap().1, offered, "left open, it is what fits");
+    assert!(opening(None, 1 << 20).unwrap_err().hints[0].starts_with("no context fits"));
+    assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
+}

@@ -1,0 +1,153 @@
+//! The books of the cache: which rows hold which positions of which sequence.
+//!
+//! A row belongs to one position of one slot, or of several whose sequences begin alike; it is free again when the
+//! last of them lets go of it. A row is never written while somebody else reads it: what is shared is only ever
+//! dropped. Which row a position gets changes no result.
+//! Left out: the device's copy of the table, which `decoder.rs` keeps up to date.
+
+use std::ops::Range;
+
+#[derive(Clone, Debug)]
+pub struct Slots {
+    positions: usize,
+    /// The row of each position of each slot; what lies behind a slot's length says nothing.
+    table: Vec<i32>, // (L, P)
+    lengths: Vec<usize>,
+    /// Slots that hold each row.
+    holders: Vec<u32>, // (N)
+    /// Rows that nobody holds; the next one is the last.
+    free: Vec<i32>,
+}
+
+impl Slots {
+    pub fn new(slots: usize, positions: usize, cache_rows: usize) -> Slots {
+        Slots {
+            positions,
+            table: vec![0; slots * positions],
+            lengths: vec![0; slots],
+            holders: vec![0; cache_rows],
+            free: (0..cache_rows as i32).rev().collect(),
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Positions that a slot can have.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    pub fn length(&self, slot: usize) -> usize {
+        self.lengths[slot]
+    }
+
+    pub fn free_rows(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Rows of some positions of a slot.
+    pub fn rows(&self, slot: usize, positions: Range<usize>) -> &[i32] {
+        assert!(positions.end <= self.lengths[slot], "slot {slot} has {} positions", self.lengths[slot]);
+        let first = slot * self.positions;
+        &self.table[first + positions.start..first + positions.end]
+    }
+
+    /// Gives the slot `count` more positions and returns them.
+    pub fn extend(&mut self, slot: usize, count: usize) -> Range<usize> {
+        let first = self.lengths[slot];
+        assert!(
+            first + count <= self.positions,
+            "{} positions in a slot of {}",
+            first + count,
+            self.positions
+        );
+        for position in first..first + count {
+            let row = self.free.pop().expect("whoever admits a sequence has counted the rows");
+            self.holders[row as usize] = 1;
+            self.table[slot * self.positions + position] = row;
+        }
+        self.lengths[slot] += count;
+        first..first + count
+    }
+
+    /// Lets go of all positions from `length` on.
+    pub fn truncate(&mut self, slot: usize, length: usize) {
+        for position in (length..self.lengths[slot]).rev() {
+            let row = self.table[slot * self.positions + position];
+            let holders = &mut self.holders[row as usize];
+            *holders -= 1;
+            if *holders == 0 {
+                self.free.push(row);
+            }
+        }
+        self.lengths[slot] = self.lengths[slot].min(length);
+    }
+
+    /// Makes the sequence of `to` that of `from`; they share its rows.
+    pub fn share(&mut self, from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        let length = self.lengths[from];
+        // Held before they are let go of: the two may share rows already.
+        for position in 0..length {
+            self.holders[self.table[from * self.positions + position] as usize] += 1;
+        }
+        self.truncate(to, 0);
+        let source = from * self.positions;
+        self.table.copy_within(source..source + length, to * self.positions);
+        self.lengths[to] = length;
+    }
+
+    /// Heap bytes of the books.
+    pub fn heap_bytes(slots: usize, positions: usize, cache_rows: usize) -> usize {
+        4 * slots * positions + 8 * slots + 8 * cache_rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_back_when_the_last_holder_lets_go() {
+        let mut slots = Slots::new(3, 4, 6);
+        assert_eq!(slots.extend(0, 3), 0..3);
+        slots.share(0, 1);
+        assert_eq!(slots.rows(1, 0..3), slots.rows(0, 0..3).to_vec());
+        assert_eq!(slots.free_rows(), 3);
+        slots.extend(1, 1);
+        slots.extend(0, 1);
+        assert_ne!(slots.rows(0, 3..4), slots.rows(1, 3..4).to_vec());
+        slots.truncate(0, 1);
+        // Two rows of the common beginning are still held by slot 1; only the fourth is free.
+        assert_eq!((slots.length(0), slots.free_rows()), (1, 2));
+        slots.truncate(1, 0);
+        assert_eq!(slots.free_rows(), 5);
+        slots.truncate(0, 0);
+        assert_eq!(slots.free_rows(), 6);
+    }
+
+    /// Beams are often their own parents, and children of one parent.
+    #[test]
+    fn sharing_with_those_who_share_already_loses_nothing() {
+        let mut slots = Slots::new(2, 8, 8);
+        slots.extend(0, 5);
+        slots.share(0, 1);
+        slots.share(1, 1);
+        slots.share(1, 0);
+        slots.share(0, 1);
+        assert_eq!((slots.length(0), slots.length(1), slots.free_rows()), (5, 5, 3));
+        slots.truncate(0, 0);
+        slots.truncate(1, 0);
+        assert_eq!(slots.free_rows(), 8);
+    }
+
+    #[test]
+    #[should_panic(expected = "5 positions in a slot of 4")]
+    fn a_slot_has_an_end() {
+        Slots::new(1, 4, 9).extend(0, 5);
+    }
+}

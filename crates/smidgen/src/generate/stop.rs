@@ -1,0 +1,83 @@
+//! When a text ends: the tokens that say so.
+//!
+//! A model has an end-of-text token in its tokenizer, often others in `generation_config.json` or `config.json`, and
+//! one more that its chat template writes behind an answer. A text ends with any of them.
+//! The last one is found by rendering an answer and looking at what comes behind it.
+
+use crate::checkpoint::model::Model;
+use crate::failure::Failure;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::chat_template::ChatInput;
+use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
+use std::time::SystemTime;
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoppedBy {
+    /// One of the tokens that end a text, which is no part of it.
+    Token(u32),
+    /// As many tokens as were asked for.
+    MaxTokens,
+    /// No room for more: of the model's, or of what was planned.
+    Context,
+    /// The caller.
+    Caller,
+}
+
+impl StoppedBy {
+    pub fn name(self) -> &'static str {
+        match self {
+            StoppedBy::Token(_) => "end_token",
+            StoppedBy::MaxTokens => "max_tokens",
+            StoppedBy::Context => "context",
+            StoppedBy::Caller => "caller",
+        }
+    }
+}
+
+/// Every token that ends a text of the model.
+pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Result<BTreeSet<u32>, Failure> {
+    let mut ids = BTreeSet::new();
+    ids.extend(tokenizer.special_ids().eos);
+    ids.extend(ids_in(model.config().get("eos_token_id")));
+    if let Model::Folder { folder, .. } = model {
+        let path = folder.path().join("generation_config.json");
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let config: Json = serde_json::from_slice(&bytes)
+                    .map_err(|error| Failure::world(format!("`{}`: {error}", path.display())))?;
+                ids.extend(ids_in(config.get("eos_token_id")));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::world(format!("`{}`: {error}", path.display()))),
+        }
+    }
+    ids.extend(end_of_turn(tokenizer));
+    Ok(ids)
+}
+
+/// A number, or a list of them.
+fn ids_in(value: Option<&Json>) -> Vec<u32> {
+    let one = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value {
+        Some(Json::Array(list)) => list.iter().filter_map(one).collect(),
+        Some(value) => one(value).into_iter().collect(),
+        None => vec![],
+    }
+}
+
+/// The special token behind an answer, where the template writes one.
+fn end_of_turn(tokenizer: &Tokenizer) -> Option<u32> {
+    const ANSWER: &str = "an answer like no other";
+    let template = tokenizer.chat_template()?.ok()?;
+    let messages = json!([
+        {"role": "user", "content": "a question"},
+        {"role": "assistant", "content": ANSWER},
+    ]);
+    let text = template.render(&ChatInput::new(&messages, SystemTime::UNIX_EPOCH)).ok()?.text;
+    let (_, behind) = text.rsplit_once(ANSWER)?;
+    let first = *tokenizer.encode(behind.trim_start(), false).ok()?.first()?;
+    let is_special = tokenizer.decode(&[first], true).ok()?.is_empty();
+    is_special.then_some(first)
+}

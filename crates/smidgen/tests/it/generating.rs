@@ -1,0 +1,76 @@
+//! `smidgen generate` from outside: what it prints where, and what it refuses.
+//!
+//! The models are tiny and random, so texts are noise; that they are the right noise is tested beside the session.
+
+use crate::scratch::fixture;
+use serde_json::Value as Json;
+use std::process::{Command, Output, Stdio};
+
+fn generate(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_smidgen"));
+    command.arg("generate").args(arguments).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A GGUF file brings its own tokenizer.
+fn model() -> String {
+    fixture("gguf-llama").join("model.gguf").to_str().unwrap().to_string()
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_read() {
+    for (arguments, wanted) in [
+        (&["--prompt", "a", "--temperature", "-1"][..], "`--temperature -1` is no temperature"),
+        (&["--prompt", "a", "--top-p", "0"], "`--top-p 0` is no share"),
+        (&["--prompt", "a", "--max-new", "0"], "asks for no answer"),
+        (&["--prompt", "a", "--budget", "many"], "`--budget many` is no size"),
+        (&["--prompt", "a", "--beams", "0"], "searches nothing"),
+    ] {
+        let arguments: Vec<&str> = ["nowhere"].into_iter().chain(arguments.iter().copied()).collect();
+        let output = generate(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text(&output.stderr).contains(wanted), "{arguments:?}: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_text_goes_to_stdout_and_the_table_to_stderr() {
+    let model = model();
+    let arguments = [&model, "--prompt", "a", "--raw", "--max-new", "5"];
+    let output = generate(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stderr);
+    for row in ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, ended by max tokens"]
+    {
+        assert!(table.contains(row), "{table}");
+    }
+    let json = generate(&[&arguments[..], &["--json", "--quiet"]].concat());
+    assert!(json.stderr.is_empty(), "{}", text(&json.stderr));
+    let report: Json = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(report["ids"].as_array().unwrap().len(), 5);
+    assert_eq!(format!("{}\n", report["text"].as_str().unwrap()), text(&output.stdout));
+    let planned = report["planned_bytes"].as_u64().unwrap();
+    let small = format!("{}", planned / 2);
+    let refused = generate(&[&arguments[..], &["--budget", &small]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("no context fits"), "{}", text(&refused.stderr));
+    assert!(refused.stdout.is_empty());
+}
+
+#[test]
+fn an_adapter_changes_the_text() {
+    let model = model();
+    let adapter = fixture("gguf-llama").join("adapter");
+    let arguments = [&model, "--prompt", "abc", "--raw", "--max-new", "12", "--json", "--quiet"];
+    let base: Json = serde_json::from_slice(&generate(&arguments).stdout).unwrap();
+    let adapted = generate(&[&arguments[..], &["--adapter", adapter.to_str().unwrap()]].concat());
+    let adapted: Json = serde_json::from_slice(&adapted.stdout).unwrap();
+    assert_ne!(base["ids"], adapted["ids"]);
+    let missing = generate(&[&arguments[..], &["--adapter", "nowhere"]].concat());
+    assert!(text(&missing.stderr).contains("`nowhere` does not exist"), "{}", text(&missing.stderr));
+}
