@@ -2,7 +2,7 @@
 //!
 //! A profile is an input of the compiler; nothing here measures anything.
 
-use smidgen_ir::{Cost, Entry, Plan};
+use smidgen_ir::{Cost, Entry, Plan, Precision};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
@@ -14,12 +14,17 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// A server core with AVX-512 sustains about 90 GFLOP/s in our f32 products; two share memory.
-    pub fn cpu(threads: usize) -> Profile {
+    /// A server core with AVX-512 sustains about 90 GFLOP/s in our f32 products, one with AMX about 400 in those
+    /// of bf16; two share memory.
+    pub fn cpu(threads: usize, precision: Precision) -> Profile {
         let threads = threads.max(1) as f64;
         Profile {
             name: "cpu".into(),
-            flops_per_s: 90e9 * threads,
+            flops_per_s: threads
+                * match precision {
+                    Precision::F32 => 90e9,
+                    Precision::Bf16 => 400e9,
+                },
             bytes_per_s: 8e9 * threads.min(4.0),
             step_s: 5e-6,
         }

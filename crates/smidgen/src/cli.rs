@@ -3,6 +3,7 @@
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong;
 //! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{export, generate, inspect, merge, preview, print};
@@ -200,6 +201,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
             say(&format!("warning: {caution}"));
         }
     }
+    keep_arithmetic(&mut job, &start, &say);
     let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -317,6 +319,16 @@ fn quoted(word: &str) -> String {
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.into(),
         false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// A resumed run computes as its checkpoint did, where this machine can.
+fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
+    let Start::Checkpoint { compute, .. } = start else { return };
+    job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, compute));
+    let now = job.arithmetic.name();
+    if now != *compute {
+        say(&format!("the checkpoint was computed in {compute}, this run computes in {now}: results equal within rounding"));
     }
 }
 

@@ -4,6 +4,7 @@
 //! config, the adapter, the data. Weights are opened but not read.
 
 use crate::adapted::read_decoder;
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
@@ -24,8 +25,7 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
-use smidgen_ir::{AdamW, Code4, DType, Extent, Precision, Shape, Storage, Workload};
-use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
+use smidgen_ir::{AdamW, Code4, DType, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -36,6 +36,7 @@ pub struct Job {
     pub model: Model,
     /// The math; its extent is set when the job is planned.
     pub request: Request,
+    pub arithmetic: Arithmetic,
     pub data: Data,
     pub budget: JobBudget,
 }
@@ -103,7 +104,17 @@ impl Job {
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
         }
-        Ok(Job { recipe, model, request, data, budget })
+        let arithmetic = Arithmetic::of(recipe.model.compute);
+        Ok(Job { recipe, model, request, arithmetic, data, budget })
+    }
+}
+
+impl Job {
+    /// Computes otherwise than the recipe alone would have it.
+    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+        self.arithmetic = arithmetic;
+        self.request.precision = arithmetic.precision();
+        self.request.title = title(&self.recipe, arithmetic);
     }
 }
 
@@ -283,7 +294,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
-        title: title(recipe),
+        title: title(recipe, Arithmetic::of(recipe.model.compute)),
         adapters: build_adapters(recipe, &spec)?,
         form: match recipe.adapter.kind {
             AdapterKind::Dora => AdapterForm::Dora,
@@ -310,7 +321,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
             },
             clip: train.clip as f32,
         },
-        precision: precision(recipe.model.compute),
+        precision: Arithmetic::of(recipe.model.compute).precision(),
         extent: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
@@ -322,15 +333,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
     })
 }
 
-/// What products multiply: bf16 where it is wanted or left open and this processor multiplies it.
-fn precision(compute: Compute) -> Precision {
-    match compute {
-        Compute::Auto | Compute::Bf16 if Bf16Unit::detect().is_some() => Precision::Bf16,
-        Compute::Auto | Compute::Bf16 | Compute::F32 | Compute::F16 => Precision::F32,
-    }
-}
-
-fn title(recipe: &Recipe) -> String {
+fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
     let written = recipe.model.path.to_string();
     let name = written.trim_end_matches('/').rsplit('/').next().unwrap_or(&written);
     let batch = match recipe.train.batch {
@@ -343,11 +346,7 @@ fn title(recipe: &Recipe) -> String {
         AdapterKind::Dora => "DoRA",
         AdapterKind::LsLora => "LS-LoRA",
     };
-    let compute = match (precision(recipe.model.compute), Bf16Unit::detect()) {
-        (Precision::Bf16, Some(unit)) => format!("bf16 ({})", unit.name()),
-        (precision, _) => precision.name().to_owned(),
-    };
-    format!("{name} · {kind} r={} · {compute} · {batch}", recipe.adapter.rank)
+    format!("{name} · {kind} r={} · {} · {batch}", recipe.adapter.rank, arithmetic.name())
 }
 
 /// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapted;
+pub mod arithmetic;
 pub mod bytes;
 pub mod checkpoint;
 pub mod cli;

@@ -3,12 +3,13 @@
 //! The plan is made for the largest micro-batch that the run will ever meet, found by packing every step
 //! beforehand. Where there is no data, every sample is taken to be `max_tokens` long.
 
+use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
 use crate::job::{self, Data, Job, Rows};
-use crate::recipe::{BaseFormat, Batch, MicroTokens, Recompute};
+use crate::recipe::{BaseFormat, Batch, Compute, MicroTokens, Recompute};
 use crate::train::weights::load_scratch_bytes;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
@@ -59,7 +60,7 @@ pub fn plan_job_as_before(
 
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
     let context = context(job);
-    let profile = Profile::cpu(job.request.threads);
+    let profile = Profile::cpu(job.request.threads, job.request.precision);
     let budget_bytes = job.budget.bytes;
     let result = solve(&job.request, &shape.demands, &pins, context, budget_bytes, &profile);
     let (fits, solution, advice) = match result {
@@ -69,7 +70,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
             (false, *leanest, advice)
         }
     };
-    let notes = match &job.data {
+    let mut notes = match &job.data {
         Data::Rows(_) => vec![],
         Data::Assumed { reason } => {
             let max_tokens = job.recipe.data.max_tokens;
@@ -78,6 +79,9 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
             )]
         }
     };
+    if job.recipe.model.compute == Compute::Bf16 && job.arithmetic == Arithmetic::F32 {
+        notes.push("this processor does not multiply bf16: computing in f32".to_owned());
+    }
     Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
 }
 

@@ -5,7 +5,7 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve};
-use smidgen_ir::{Extent, Plan};
+use smidgen_ir::{Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
 const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100 };
@@ -21,7 +21,7 @@ fn demand(tokens: usize, micro_steps: f64) -> Demand {
 }
 
 fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, smidgen_compile::SolveError> {
-    solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2))
+    solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2, Precision::F32))
 }
 
 fn peak_of(plan: &Plan) -> u64 {

@@ -10,6 +10,7 @@ use super::standing::Standing;
 use super::trainer::RunPolicy;
 use super::trainer_state::was_stopped_early;
 use super::{adapters, weights};
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::json_file::read_json_file;
 use crate::checkpoint::safetensors::SafetensorsFile;
@@ -43,6 +44,8 @@ pub enum Start {
         folder: PathBuf,
         run_policy: RunPolicy,
         standing: Standing,
+        /// What computed it.
+        compute: String,
         /// The best evaluated step, if its checkpoint was removed since.
         lost_best: Option<u64>,
     },
@@ -73,6 +76,13 @@ struct State {
     loss_chunk: usize,
     #[serde(default)]
     standing: Standing,
+    /// What computed it; `f32` where a checkpoint does not say.
+    #[serde(default = "f32_name")]
+    compute: String,
+}
+
+fn f32_name() -> String {
+    Arithmetic::F32.name()
 }
 
 const STATE_VERSION: u32 = 1;
@@ -99,7 +109,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     if lost_best.is_some() {
         standing.forget_saved();
     }
-    Ok(Start::Checkpoint { step, folder, run_policy, standing, lost_best })
+    Ok(Start::Checkpoint { step, folder, run_policy, standing, compute: state.compute, lost_best })
 }
 
 /// Writes a checkpoint into an empty folder.
@@ -126,6 +136,7 @@ pub fn write_state<D: Device>(
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
         standing: *standing,
+        compute: job.arithmetic.name(),
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
     for (name, text) in [(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)] {
