@@ -24,7 +24,7 @@ fn model() -> String {
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_read() {
     for (arguments, wanted) in [
-        (&["--prompt", "a", "--temperature", "-1"][..], "`--temperature -1` is no temperature"),
+        (&["--prompt", "a", "--temperature=-1"][..], "`--temperature -1` is no temperature"),
         (&["--prompt", "a", "--top-p", "0"], "`--top-p 0` is no share"),
         (&["--prompt", "a", "--max-new", "0"], "asks for no answer"),
         (&["--prompt", "a", "--budget", "many"], "`--budget many` is no size"),
