@@ -328,7 +328,9 @@ fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
     job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, compute));
     let now = job.arithmetic.name();
     if now != *compute {
-        say(&format!("the checkpoint was computed in {compute}, this run computes in {now}: results equal within rounding"));
+        say(&format!(
+            "the checkpoint was computed in {compute}, this run computes in {now}: results equal within rounding"
+        ));
     }
 }
 

@@ -211,10 +211,10 @@ fn no_file_names_a_place_on_one_machine() {
     let places = Regex::new(r"(^|[^A-Za-z0-9_.])/(home|work|root|Users|mnt|opt|scratch)/").unwrap();
     let mut violations = Vec::new();
     for path in project_files() {
-        // Tensors are the only files that are not text.
+        // Tensors and tables are the only files that are not text.
         let Ok(text) = fs::read_to_string(root().join(&path)) else {
-            let is_tensors = path.ends_with(".safetensors") || path.ends_with(".gguf");
-            assert!(is_tensors, "`{path}` is not text");
+            let is_binary = [".safetensors", ".gguf", ".parquet"].iter().any(|ending| path.ends_with(ending));
+            assert!(is_binary, "`{path}` is not text");
             continue;
         };
         for (index, line) in text.lines().enumerate().filter(|(_, line)| places.is_match(line)) {
@@ -384,63 +384,68 @@ fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let picture = format!("```\n$ smidgen plan recipes/smollm2-135m.toml\n{}\n```\n", lines.join("\n"));
     let readme = with_block(&read("README.md"), "plan", &picture);
 
-    const RESULTS: &str = "results/cpu-smollm2-135m.json";
-    let results = if root().join(RESULTS).exists() {
-        render_results(&serde_json::from_str(&read(RESULTS)).expect("results are JSON"))
-    } else {
-        eprintln!("skipped: `{RESULTS}` is absent, so the table of the README is empty");
-        String::new()
-    };
+    let results: Vec<Value> = ["results/cpu-smollm2-135m.json", "results/cpu-smollm2-135m-bf16.json"]
+        .map(|path| serde_json::from_str(&read(path)).expect("results are JSON"))
+        .into();
+    let results = render_results(&results);
     expect_file("README.md", &with_block(&readme, "results", &results));
 }
 
-/// The file that `benches/compare.py` writes, as a table.
-fn render_results(results: &Value) -> String {
-    let text = |path: &str| results.pointer(path).and_then(Value::as_str).unwrap_or_else(|| missing(path));
-    let number = |path: &str| results.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| missing(path));
-    let bytes = |path: &str| format_bytes(number(path) as u64);
-    let checkpointing = results.pointer("/setting/peer_checkpointing").and_then(Value::as_bool);
-    let checkpointing = checkpointing.unwrap_or_else(|| missing("/setting/peer_checkpointing"));
-    let rounds = results["rounds"].as_array().unwrap_or_else(|| missing("/rounds"));
-    let planned = rounds.iter().filter_map(|round| round["smidgen"]["planned_peak_bytes"].as_u64()).max();
-    let mut table = String::from("| | tokens/s | peak memory | planned |\n|---|--:|--:|--:|\n");
-    writeln!(
-        table,
-        "| {} | {:.0} | {} | {} |",
-        text("/versions/smidgen"),
-        number("/medians/smidgen/tokens_per_s"),
-        bytes("/medians/smidgen/peak_bytes"),
-        format_bytes(planned.unwrap_or_else(|| missing("/rounds/0/smidgen/planned_peak_bytes")))
+/// The files that `benches/compare.py` writes, as a table.
+fn render_results(comparisons: &[Value]) -> String {
+    let mut table = String::from("| | | tokens/s | peak memory | planned |\n|---|---|--:|--:|--:|\n");
+    let mut ratios = String::new();
+    for results in comparisons {
+        let text =
+            |path: &str| results.pointer(path).and_then(Value::as_str).unwrap_or_else(|| missing(path));
+        let number =
+            |path: &str| results.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| missing(path));
+        let bytes = |path: &str| format_bytes(number(path) as u64);
+        let rounds = results["rounds"].as_array().unwrap_or_else(|| missing("/rounds"));
+        let planned = rounds.iter().filter_map(|round| round["smidgen"]["planned_peak_bytes"].as_u64()).max();
+        let compute = text("/setting/compute");
+        writeln!(
+            table,
+            "| {} | {compute} | {:.0} | {} | {} |",
+            text("/versions/smidgen"),
+            number("/medians/smidgen/tokens_per_s"),
+            bytes("/medians/smidgen/peak_bytes"),
+            format_bytes(planned.unwrap_or_else(|| missing("/rounds/0/smidgen/planned_peak_bytes")))
+        )
+        .unwrap();
+        writeln!(
+            table,
+            "| torch {} + peft {} | {compute} | {:.0} | {} | |",
+            text("/versions/torch"),
+            text("/versions/peft"),
+            number("/medians/peer/tokens_per_s"),
+            bytes("/medians/peer/peak_bytes")
+        )
+        .unwrap();
+        writeln!(
+            ratios,
+            "{}: {:.2} x the speed in {:.2} x the memory, losses within {:.1e}; rank {}, {} x {} tokens a step, budget \
+             {}, medians of {} rounds.",
+            compute,
+            number("/speed_ratio"),
+            number("/memory_ratio"),
+            number("/losses_max_relative_difference"),
+            number("/setting/rank"),
+            number("/setting/batch"),
+            number("/setting/max_tokens"),
+            text("/setting/budget"),
+            rounds.len(),
+        )
+        .unwrap();
+    }
+    let first = &comparisons[0];
+    let about = |path: &str| first.pointer(path).map(ToString::to_string).unwrap_or_else(|| missing(path));
+    format!(
+        "{table}\n{}, {} threads of {}.\n{ratios}",
+        about("/setting/model").trim_matches('"'),
+        about("/setting/threads"),
+        about("/machine/cpu").trim_matches('"')
     )
-    .unwrap();
-    writeln!(
-        table,
-        "| torch {} + peft {}{} | {:.0} | {} | |",
-        text("/versions/torch"),
-        text("/versions/peft"),
-        if checkpointing { ", checkpointing" } else { "" },
-        number("/medians/peer/tokens_per_s"),
-        bytes("/medians/peer/peak_bytes")
-    )
-    .unwrap();
-    write!(
-        table,
-        "\n{}, {}, rank {}, {} x {} tokens a step, {} threads of {}; medians of {} rounds.\n\
-         Speed {:.2} x, memory {:.2} x; losses agree within {:.1e}.\n",
-        text("/setting/model"),
-        text("/setting/compute"),
-        number("/setting/rank"),
-        number("/setting/batch"),
-        number("/setting/max_tokens"),
-        number("/setting/threads"),
-        text("/machine/cpu"),
-        rounds.len(),
-        number("/speed_ratio"),
-        number("/memory_ratio"),
-        number("/losses_max_relative_difference")
-    )
-    .unwrap();
-    table
 }
 
 fn missing<T>(path: &str) -> T {

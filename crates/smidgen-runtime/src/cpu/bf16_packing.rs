@@ -104,6 +104,11 @@ unsafe fn pack_transposed(piece: &RightPiece) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_as_stored(piece: &RightPiece) {
+    if piece.stored.storage == Storage::Plain(DType::Bf16) && piece.scale == 1.0 {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { pack_bf16_as_stored(piece) };
+        return;
+    }
     let scale = _mm512_set1_ps(piece.scale);
     let mut decoded = [[0.0f32; PACK_COLUMNS]; 2];
     let strips = piece.columns.div_ceil(TILE);
@@ -138,6 +143,31 @@ unsafe fn pack_as_stored(piece: &RightPiece) {
     }
 }
 
+/// Two stored rows at a time, their halves side by side.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
+    let first_row = piece.stored.first_row + piece.first_depth;
+    let start = piece.stored.pointer.cast::<u16>().wrapping_add(first_row * piece.stored.row_stride);
+    let start = start.wrapping_add(piece.first_column);
+    for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
+        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        for strip in 0..piece.columns.div_ceil(TILE) {
+            let mask = first_mask16(piece.columns - strip * TILE);
+            let widened = |step: usize| {
+                let mask = if step < piece.depth { mask } else { 0 };
+                let source = start.wrapping_add(step * piece.stored.row_stride + strip * TILE);
+                // SAFETY: masked lanes are not read; the others lie in the stored row.
+                _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, source.cast()) })
+            };
+            let words = _mm512_or_si512(widened(first), _mm512_slli_epi32::<16>(widened(first + 1)));
+            // SAFETY: the strip has a tile for these steps of depth.
+            unsafe {
+                _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+            }
+        }
+    }
+}
+
 /// A piece of a left operand (rows, depth) on its way into strips.
 #[derive(Clone, Copy)]
 pub struct LeftPiece {
@@ -157,68 +187,77 @@ pub struct LeftPiece {
 /// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable and nobody else's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn pack_left(piece: &LeftPiece) {
-    for first in (0..piece.rows).step_by(TILE) {
-        let rows = TILE.min(piece.rows - first);
-        let strip = piece.tiles.wrapping_add(first / TILE * piece.strip_elements);
-        let source = piece.left.pointer.wrapping_add(first * piece.left.row_stride);
-        // SAFETY: the caller's promises; the strip has a tile for each 32 steps of depth.
-        unsafe {
-            if piece.left.depth_stride == 1 {
-                pack_rows(source, piece.left.row_stride, rows, piece.depth, strip);
-            } else {
-                pack_columns(source, piece.left, rows, piece.depth, strip);
-            }
+    // SAFETY: the caller's promises; every strip has a tile for each 32 steps of depth.
+    unsafe {
+        if piece.left.depth_stride == 1 {
+            pack_rows(piece);
+        } else {
+            pack_columns(piece);
         }
     }
 }
 
-/// Rows that are contiguous along depth.
+/// Rows that are contiguous along depth: tile by tile, so that what is written stays in the first-level cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_rows(source: *const f32, stride: usize, rows: usize, depth: usize, strip: *mut u16) {
+unsafe fn pack_rows(piece: &LeftPiece) {
     let one = _mm512_set1_ps(1.0);
-    for row in 0..TILE {
-        for (tile, first) in (0..depth).step_by(TILE_DEPTH).enumerate() {
-            // SAFETY: the row is readable for its depth; the strip has this tile.
-            unsafe {
-                let words = match row < rows {
-                    true => rounded(source.add(row * stride + first), depth - first, one),
-                    false => _mm512_setzero_si512(),
-                };
-                let target = strip.add(tile * TILE_ELEMENTS + row * TILE_DEPTH);
-                _mm512_storeu_si512(target.cast(), words);
+    for first_row in (0..piece.rows).step_by(TILE) {
+        let rows = TILE.min(piece.rows - first_row);
+        let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
+        let source = piece.left.pointer.wrapping_add(first_row * piece.left.row_stride);
+        for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
+            for row in 0..TILE {
+                // SAFETY: the row is readable for its depth; the strip has this tile.
+                unsafe {
+                    let words = match row < rows {
+                        true => {
+                            let start = source.add(row * piece.left.row_stride + first);
+                            rounded(start, piece.depth - first, one)
+                        }
+                        false => _mm512_setzero_si512(),
+                    };
+                    let target = strip.add(tile * TILE_ELEMENTS + row * TILE_DEPTH);
+                    _mm512_storeu_si512(target.cast(), words);
+                }
             }
         }
     }
 }
 
-/// Rows that are not: contiguous across rows, or scattered.
+/// Rows that are not: contiguous across rows, or scattered. All rows of a step of depth before the next step,
+/// because they are neighbours in memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_columns(source: *const f32, left: Left, rows: usize, depth: usize, strip: *mut u16) {
-    let mask = first_mask16(rows);
+unsafe fn pack_columns(piece: &LeftPiece) {
+    let Left { pointer, row_stride, depth_stride } = piece.left;
     let offsets = _mm512_mullo_epi32(
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-        _mm512_set1_epi32(left.row_stride as i32),
+        _mm512_set1_epi32(row_stride as i32),
     );
-    let column = |step: usize| {
-        if step >= depth {
-            return _mm512_setzero_ps();
-        }
-        let start = source.wrapping_add(step * left.depth_stride);
-        // SAFETY: the rows are readable at this step of depth.
-        unsafe {
-            match left.row_stride {
-                1 => _mm512_maskz_loadu_ps(mask, start),
-                _ => _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, offsets, start.cast()),
+    for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
+        for first_row in (0..piece.rows).step_by(TILE) {
+            let mask = first_mask16(piece.rows - first_row);
+            let source = pointer.wrapping_add(first_row * row_stride);
+            let column = |step: usize| {
+                if step >= piece.depth {
+                    return _mm512_setzero_ps();
+                }
+                let start = source.wrapping_add(step * depth_stride);
+                // SAFETY: the rows are readable at this step of depth.
+                unsafe {
+                    match row_stride {
+                        1 => _mm512_maskz_loadu_ps(mask, start),
+                        _ => _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, offsets, start.cast()),
+                    }
+                }
+            };
+            let mut words = [_mm512_setzero_si512(); TILE];
+            for (pair, words) in words.iter_mut().enumerate() {
+                *words = paired(column(first + 2 * pair), column(first + 2 * pair + 1));
             }
+            let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
+            // SAFETY: the strip has this tile.
+            unsafe { store_transposed(&words, strip.add(tile * TILE_ELEMENTS)) };
         }
-    };
-    for (tile, first) in (0..depth).step_by(TILE_DEPTH).enumerate() {
-        let mut words = [_mm512_setzero_si512(); TILE];
-        for (pair, words) in words.iter_mut().enumerate() {
-            *words = paired(column(first + 2 * pair), column(first + 2 * pair + 1));
-        }
-        // SAFETY: the strip has this tile.
-        unsafe { store_transposed(&words, strip.add(tile * TILE_ELEMENTS)) };
     }
 }
 

@@ -43,6 +43,7 @@ pub mod rope;
 pub mod row_product;
 mod run;
 mod run_adapter;
+mod run_loss;
 pub mod simd;
 pub mod stored;
 mod stored_bnb;

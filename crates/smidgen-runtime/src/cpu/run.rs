@@ -19,9 +19,7 @@ use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, loss, norm, optimizer, optimizer8, rope, stored};
 use crate::device::{BoundStep, Operand};
 use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{
-    AttentionShape, DType, Dim, Extent, LossHead, Norm, Op, Precision, RopeSpec, Storage, workspace,
-};
+use smidgen_ir::{AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Storage, workspace};
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
@@ -177,7 +175,7 @@ impl Run<'_> {
         self.elements(operand)
     }
 
-    fn i32s(&self, input: usize) -> Src<i32> {
+    pub(super) fn i32s(&self, input: usize) -> Src<i32> {
         self.elements(self.input(input)).src()
     }
 
@@ -234,7 +232,7 @@ impl Run<'_> {
         Left { pointer: self.address(operand), row_stride: operand.columns, depth_stride: 1 }
     }
 
-    fn product_output(&self, operand: &Operand) -> Output {
+    pub(super) fn product_output(&self, operand: &Operand) -> Output {
         Output {
             view: OutputView {
                 pointer: self.address(operand),
@@ -370,13 +368,13 @@ impl Run<'_> {
     }
 
     /// An activation from `row` on as a factor of [`Self::accumulate_outer`].
-    fn factor(&self, operand: &Operand, row: usize) -> Factor {
+    pub(super) fn factor(&self, operand: &Operand, row: usize) -> Factor {
         Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
     /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. The narrower factor is the one that is packed:
     /// LoRA's gradients have one side of the rank's width.
-    fn accumulate_outer(
+    pub(super) fn accumulate_outer(
         &self,
         left: Factor,
         right: Factor,
@@ -599,134 +597,18 @@ impl Run<'_> {
         elementwise::zero(unsafe { Dst::new(self.address(operand), bytes / 4) });
     }
 
-    /// Chunks of rows: logits, softmax and its gradient in place, gradients at once.
-    fn lm_head_loss(&self, head: &LossHead) {
-        let (x, table) = (self.input(0), self.input(1));
-        let (rows, vocabulary) = (self.rows_of(x), self.rows_of(table));
-        let labels = self.i32s(2);
-        let weight = self.elements::<f64>(self.input(3)).src().get(0);
-        let total = self.elements::<f64>(self.update(0));
-        let stride = workspace::logit_stride(vocabulary);
-        let logit_floats = head.chunk * stride;
-        let taken = logit_floats + workspace::aligned_floats(head.chunk);
-        let scratch = self.workspace_floats();
-        let mut sum = 0.0;
-        for first in (0..rows).step_by(head.chunk) {
-            let count = head.chunk.min(rows - first);
-            let logits = scratch.part(0, count * stride);
-            let nll = scratch.part(logit_floats, count);
-            let chunk = LossChunk { first, count, logits: logits.address(), stride };
-            self.logits(head, &chunk, taken);
-            let grad_scale = head.gradient.then_some(weight as f32);
-            loss::softmax_loss(
-                logits.rows(stride).column_part(0, vocabulary),
-                labels.part(first, count),
-                head.softcap,
-                grad_scale,
-                nll,
-            );
-            sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
-            if head.gradient {
-                self.loss_gradients(head, &chunk, taken);
-            }
-        }
-        total.set(0, total.src().get(0) + sum * weight);
-    }
-
-    fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>) {
-        let mut terms = [Term::NOTHING; 2];
-        let mut count = 1;
-        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
-        if let Some(scale) = lora {
-            terms[1] = self.transposed_term(self.input(2), self.input(3), scale);
-            count = 2;
-        }
-        self.product(&terms[..count], Init::Overwrite, self.product_output(self.update(0)), 0);
-        if let Some(cap) = softcap {
-            loss::cap_logits(self.floats_mut(self.update(0)), cap);
-        }
-    }
-
-    fn logits(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
-        let vocabulary = self.rows_of(self.input(1));
-        let mut terms = [Term::NOTHING; 2];
-        let mut count = 1;
-        terms[0] = self.chunk_term(0, 1, chunk, 1.0);
-        if let Some(scale) = head.lora {
-            terms[1] = self.chunk_term(4, 5, chunk, scale);
-            count = 2;
-        }
-        let view = OutputView { pointer: chunk.logits, row_stride: chunk.stride, column_stride: 1 };
-        let output = Output { view, rows: chunk.count, columns: vocabulary };
-        self.product(&terms[..count], Init::Overwrite, output, taken);
-    }
-
-    /// Rows of an input from `chunk.first` on, times a transposed matrix.
-    fn chunk_term(&self, input: usize, matrix: usize, chunk: &LossChunk, scale: f32) -> Term {
-        let operand = self.input(input);
-        let left = Left {
-            pointer: self.row_address(operand, chunk.first),
-            row_stride: operand.columns,
-            depth_stride: 1,
-        };
-        Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
-    }
-
     pub(super) fn row_address(&self, operand: &Operand, row: usize) -> *mut f32 {
         self.floats_mut(operand).part(row * operand.columns, 0).address()
-    }
-
-    /// The logits are their gradients now: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
-    fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
-        let vocabulary = self.rows_of(self.input(1));
-        let gradient = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
-        let into = |index: usize, matrix: usize, scale: f32| {
-            let operand = self.output(index);
-            let pointer = self.row_address(operand, chunk.first);
-            let view = OutputView { pointer, row_stride: operand.columns, column_stride: 1 };
-            let output = Output { view, rows: chunk.count, columns: operand.columns };
-            let term = Term {
-                left: gradient,
-                right: self.matrix(self.input(matrix)),
-                right_transposed: false,
-                scale,
-            };
-            self.product(&[term], Init::Overwrite, output, taken);
-        };
-        into(0, 1, 1.0);
-        let mut update = 1;
-        let mut outer = |input: usize, scale: f32| {
-            let logits = Factor { pointer: chunk.logits, columns: vocabulary, stride: chunk.stride };
-            let factor = self.factor(self.input(input), chunk.first);
-            self.accumulate_outer(logits, factor, chunk.count, scale, self.update(update), taken);
-            update += 1;
-        };
-        if let Some(scale) = head.lora {
-            into(1, 5, scale);
-            outer(4, scale);
-        }
-        if head.train_head {
-            outer(0, 1.0);
-        }
     }
 }
 
 /// Rows of activations as one side of a weight gradient.
 #[derive(Clone, Copy)]
-struct Factor {
-    pointer: *const f32,
-    columns: usize,
+pub(super) struct Factor {
+    pub pointer: *const f32,
+    pub columns: usize,
     /// Floats between two rows.
-    stride: usize,
-}
-
-/// Rows of the loss whose logits exist now.
-struct LossChunk {
-    first: usize,
-    count: usize,
-    logits: *mut f32,
-    /// Floats between two rows of logits.
-    stride: usize,
+    pub stride: usize,
 }
 
 /// Most terms of one product: q, k, v, gate and up never meet in one, so this leaves room.

@@ -48,7 +48,7 @@ fn numbers(json: &Json) -> Vec<i64> {
 
 #[test]
 fn ids_and_labels_are_those_of_trl() {
-    let record: Json = serde_json::from_slice(&std::fs::read(fixture("expected.json")).unwrap()).unwrap();
+    let record: Json = serde_json::from_slice(&std::fs::read(fixture("rows.json")).unwrap()).unwrap();
     let mut seen = 0;
     for (name, cases) in record.as_object().unwrap() {
         let tokenizer = tokenizer(name);

@@ -17,7 +17,7 @@ use crate::checkpoint::model::Model;
 use crate::data::cache::{CacheKey, cache_file};
 use crate::data::format::{FormatError, RowFormat, recognize};
 use crate::data::mask::{EncodeError, RowEncoder};
-use crate::data::source::SourceError;
+use crate::data::source::{SourceError, file_kind};
 use crate::data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, template_source};
 use crate::data::token_builder::{LargeSets, TokenSetBuilder};
 use crate::data::token_file::{open_set, write_set};
@@ -119,6 +119,9 @@ pub fn prepare_set(
     model: &Model,
     options: PrepareOptions<'_>,
 ) -> Result<Prepared, PrepareError> {
+    for file in files {
+        file_kind(file)?;
+    }
     let recognized = recognize(files, options.data.format)?;
     let origin = Origin { format: recognized.format, reason: recognized.reason, template: None };
     let has_text = origin.format != RowFormat::Tokens;

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 /// The recipe of every test; overrides say what a test is about.
 pub const RECIPE: &str = r#"[model]
 path = "model"
+compute = "f32"
 
 [adapter]
 rank = 4

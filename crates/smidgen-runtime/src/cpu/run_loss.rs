@@ -1,0 +1,128 @@
+//! The head of the model on the CPU: logits, the loss over chunks of them, and its gradients.
+//!
+//! A chunk of logits lives in the workspace, becomes its own gradient there, and then the gradients of the hidden
+//! state and of an adapter on the head.
+
+use super::kernel::OutputView;
+use super::loss;
+use super::product::{Init, Left, Output, Term};
+use super::run::{Factor, Run};
+use smidgen_ir::{LossHead, workspace};
+
+impl Run<'_> {
+    /// Chunks of rows: logits, softmax and its gradient in place, gradients at once.
+    pub(super) fn lm_head_loss(&self, head: &LossHead) {
+        let (x, table) = (self.input(0), self.input(1));
+        let (rows, vocabulary) = (self.rows_of(x), self.rows_of(table));
+        let labels = self.i32s(2);
+        let weight = self.elements::<f64>(self.input(3)).src().get(0);
+        let total = self.elements::<f64>(self.update(0));
+        let stride = workspace::logit_stride(vocabulary);
+        let logit_floats = head.chunk * stride;
+        let taken = logit_floats + workspace::aligned_floats(head.chunk);
+        let scratch = self.workspace_floats();
+        let mut sum = 0.0;
+        for first in (0..rows).step_by(head.chunk) {
+            let count = head.chunk.min(rows - first);
+            let logits = scratch.part(0, count * stride);
+            let nll = scratch.part(logit_floats, count);
+            let chunk = LossChunk { first, count, logits: logits.address(), stride };
+            self.logits(head, &chunk, taken);
+            let grad_scale = head.gradient.then_some(weight as f32);
+            loss::softmax_loss(
+                logits.rows(stride).column_part(0, vocabulary),
+                labels.part(first, count),
+                head.softcap,
+                grad_scale,
+                nll,
+            );
+            sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
+            if head.gradient {
+                self.loss_gradients(head, &chunk, taken);
+            }
+        }
+        total.set(0, total.src().get(0) + sum * weight);
+    }
+
+    pub(super) fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>) {
+        let mut terms = [Term::NOTHING; 2];
+        let mut count = 1;
+        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
+        if let Some(scale) = lora {
+            terms[1] = self.transposed_term(self.input(2), self.input(3), scale);
+            count = 2;
+        }
+        self.product(&terms[..count], Init::Overwrite, self.product_output(self.update(0)), 0);
+        if let Some(cap) = softcap {
+            loss::cap_logits(self.floats_mut(self.update(0)), cap);
+        }
+    }
+
+    fn logits(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+        let vocabulary = self.rows_of(self.input(1));
+        let mut terms = [Term::NOTHING; 2];
+        let mut count = 1;
+        terms[0] = self.chunk_term(0, 1, chunk, 1.0);
+        if let Some(scale) = head.lora {
+            terms[1] = self.chunk_term(4, 5, chunk, scale);
+            count = 2;
+        }
+        let view = OutputView { pointer: chunk.logits, row_stride: chunk.stride, column_stride: 1 };
+        let output = Output { view, rows: chunk.count, columns: vocabulary };
+        self.product(&terms[..count], Init::Overwrite, output, taken);
+    }
+
+    /// Rows of an input from `chunk.first` on, times a transposed matrix.
+    fn chunk_term(&self, input: usize, matrix: usize, chunk: &LossChunk, scale: f32) -> Term {
+        let operand = self.input(input);
+        let left = Left {
+            pointer: self.row_address(operand, chunk.first),
+            row_stride: operand.columns,
+            depth_stride: 1,
+        };
+        Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
+    }
+
+    /// The logits are their gradients now: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
+    fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+        let vocabulary = self.rows_of(self.input(1));
+        let gradient = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
+        let into = |index: usize, matrix: usize, scale: f32| {
+            let operand = self.output(index);
+            let pointer = self.row_address(operand, chunk.first);
+            let view = OutputView { pointer, row_stride: operand.columns, column_stride: 1 };
+            let output = Output { view, rows: chunk.count, columns: operand.columns };
+            let term = Term {
+                left: gradient,
+                right: self.matrix(self.input(matrix)),
+                right_transposed: false,
+                scale,
+            };
+            self.product(&[term], Init::Overwrite, output, taken);
+        };
+        into(0, 1, 1.0);
+        let mut update = 1;
+        let mut outer = |input: usize, scale: f32| {
+            let logits = Factor { pointer: chunk.logits, columns: vocabulary, stride: chunk.stride };
+            let factor = self.factor(self.input(input), chunk.first);
+            self.accumulate_outer(logits, factor, chunk.count, scale, self.update(update), taken);
+            update += 1;
+        };
+        if let Some(scale) = head.lora {
+            into(1, 5, scale);
+            outer(4, scale);
+        }
+        if head.train_head {
+            outer(0, 1.0);
+        }
+    }
+}
+
+/// Rows of the loss whose logits exist now.
+struct LossChunk {
+    first: usize,
+    count: usize,
+    logits: *mut f32,
+    /// Floats between two rows of logits.
+    stride: usize,
+}
