@@ -1,12 +1,14 @@
 """Trains the same thing with `smidgen` and with PyTorch + PEFT, in turns, and prints how they compare.
 
-    python compare.py SMIDGEN_BINARY [--rounds 3] [--steps 8] [--threads N] [--inputs DIR] [--out results.json]
+    python compare.py SMIDGEN_BINARY [--compute f32|bf16] [--rounds 3] [--steps 8] [--threads N] [--inputs DIR]
+                      [--out results.json]
 
-Both get the same checkpoint (SmolLM2-135M shapes, random f32 weights), the same rows (4 x 256 tokens a
+Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--compute`), the same rows (4 x 256 tokens a
 step) and the same initial adapter; every round is a fresh process, smidgen first, then the peer, so that
 a slow minute of the machine hits both. Speed is the median over the steps after two warm-ups, then the
 median over rounds; memory is the largest resident set of the process. Both use all cores unless told.
-Left out: other models, other devices, bf16.
+In bf16 the peer runs as whichever is faster in a first, uncounted run of each: with PEFT's f32 adapters, or with
+adapters in bf16; smidgen keeps f32 adapters. Left out: other models, other devices.
 """
 
 import argparse
@@ -27,7 +29,7 @@ RECIPE = """\
 [model]
 path = "{inputs}/model"
 base = "as-stored"
-compute = "f32"
+compute = "{compute}"
 
 [adapter]
 kind = "lora"
@@ -74,7 +76,8 @@ def run_smidgen(arguments: argparse.Namespace, inputs: Path, folder: Path) -> di
     folder.mkdir()
     recipe, run = folder / "recipe.toml", folder / "run"
     recipe.write_text(RECIPE.format(
-        inputs=inputs, run=run, steps=arguments.steps, threads=arguments.threads, budget=arguments.budget
+        inputs=inputs, run=run, steps=arguments.steps, threads=arguments.threads, budget=arguments.budget,
+        compute=arguments.compute,
     ))
     run_to_end([str(arguments.smidgen), "train", str(recipe)])
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -92,15 +95,23 @@ def run_smidgen(arguments: argparse.Namespace, inputs: Path, folder: Path) -> di
     }
 
 
-def run_peer(arguments: argparse.Namespace, inputs: Path) -> dict:
+def run_peer(arguments: argparse.Namespace, inputs: Path, adapter_dtype: str) -> dict:
     command = [
         sys.executable, str(HERE / "peer_torch.py"), "--steps", str(arguments.steps), "--threads", str(arguments.threads),
-        "--model", str(inputs / "model"), "--adapter", str(inputs / "adapter"), "--data", str(inputs / "tokens.jsonl"),
+        "--dtype", arguments.compute, "--adapter-dtype", adapter_dtype, "--model", str(inputs / "model"), "--adapter", str(inputs / "adapter"), "--data", str(inputs / "tokens.jsonl"),
     ]
     if arguments.peer_checkpointing:
         command.append("--checkpointing")
     result = json.loads(run_to_end(command).splitlines()[-1])
     return {"peak_bytes": result.pop("peak_rss_bytes"), **result}
+
+
+def choose_adapter_dtype(arguments: argparse.Namespace, inputs: Path) -> tuple[str, dict]:
+    """How the peer is fastest, and how fast it was each way."""
+    if arguments.compute == "f32":
+        return "f32", {}
+    tried = {kind: run_peer(arguments, inputs, kind)["tokens_per_s"] for kind in ("f32", "base")}
+    return max(tried, key=tried.get), tried
 
 
 def describe_machine() -> dict:
@@ -133,6 +144,7 @@ def render_table(rounds: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("smidgen", type=Path, metavar="SMIDGEN_BINARY")
+    parser.add_argument("--compute", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -150,13 +162,17 @@ def main() -> None:
         inputs = (arguments.inputs or work / "inputs").resolve()
         if not (inputs / "tokens.jsonl").exists():
             rows = BATCH_ROWS * arguments.steps
-            run_to_end([sys.executable, str(HERE / "make_smollm2.py"), str(inputs), "--rows", str(rows)])
+            run_to_end([sys.executable, str(HERE / "make_smollm2.py"), str(inputs), "--rows", str(rows), "--base", arguments.compute])
+        stored = json.loads((inputs / "model/config.json").read_text())["dtype"]
+        if stored != {"f32": "float32", "bf16": "bfloat16"}[arguments.compute]:
+            raise SystemExit(f"error: the weights in `{inputs}` are {stored}, for another --compute")
+        adapter_dtype, tried = choose_adapter_dtype(arguments, inputs)
         rounds = []
         for index in range(arguments.rounds):
             turn = {}
             for who in ("smidgen", "peer"):
                 load = os.getloadavg()[0]
-                result = run_smidgen(arguments, inputs, work / f"round-{index}") if who == "smidgen" else run_peer(arguments, inputs)
+                result = run_smidgen(arguments, inputs, work / f"round-{index}") if who == "smidgen" else run_peer(arguments, inputs, adapter_dtype)
                 turn[who] = {"load_before": load, **result}
             rounds.append(turn)
 
@@ -170,9 +186,10 @@ def main() -> None:
             "smidgen": run_to_end([str(arguments.smidgen), "--version"]).strip(), **rounds[0]["peer"]["versions"]
         },
         "setting": {
-            "model": "SmolLM2-135M shapes, random weights", "compute": "f32", "rank": 16, "steps": arguments.steps,
+            "model": "SmolLM2-135M shapes, random weights", "compute": arguments.compute, "rank": 16, "steps": arguments.steps,
             "batch": BATCH_ROWS, "max_tokens": ROW_TOKENS, "threads": arguments.threads, "budget": arguments.budget,
-            "peer_checkpointing": arguments.peer_checkpointing,
+            "peer_checkpointing": arguments.peer_checkpointing, "peer_adapters": adapter_dtype,
+            "peer_adapters_tried_tokens_per_s": tried,
         },
         "medians": medians,
         "speed_ratio": medians["smidgen"]["tokens_per_s"] / medians["peer"]["tokens_per_s"],

@@ -1,8 +1,8 @@
 """Writes a checkpoint with the shapes of SmolLM2-135M and random weights, for benchmarks.
 
-    python make_smollm2.py DIR [--rows 32] [--tokens 256]
+    python make_smollm2.py DIR [--rows 32] [--tokens 256] [--base f32|bf16]
 
-DIR gets `model/` (config.json, f32 safetensors), `adapter/` (an initial PEFT adapter: r 16, alpha 32,
+DIR gets `model/` (config.json, safetensors in f32 or rounded to bf16), `adapter/` (an initial PEFT adapter: r 16, alpha 32,
 all linears, B = 0 as PEFT starts) and `tokens.jsonl` (rows of random tokens, every one supervised).
 Seeds are fixed: the same files every time. Left out: tokenizer, trained weights.
 """
@@ -41,8 +41,11 @@ def random_rows(rows: int, tokens: int) -> list[dict]:
     return [{"input_ids": ids, "labels": ids} for ids in samples]
 
 
-def write_benchmark_inputs(folder: Path, rows: int, tokens: int) -> None:
-    model = random_model()
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def write_benchmark_inputs(folder: Path, rows: int, tokens: int, base: str) -> None:
+    model = random_model().to(DTYPES[base])
     model.save_pretrained(folder / "model")
     (folder / "model/generation_config.json").unlink(missing_ok=True)
     torch.manual_seed(SEED)
@@ -62,7 +65,8 @@ if __name__ == "__main__":
     parser.add_argument("dir", type=Path)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--base", choices=sorted(DTYPES), default="f32")
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
     arguments.dir.mkdir(parents=True, exist_ok=True)
-    write_benchmark_inputs(arguments.dir, arguments.rows, arguments.tokens)
+    write_benchmark_inputs(arguments.dir, arguments.rows, arguments.tokens, arguments.base)

@@ -1,12 +1,13 @@
 """The peer of the benchmarks: PyTorch + PEFT train LoRA on the shapes of SmolLM2-135M, on the CPU.
 
-    python peer_torch.py [--dtype f32|bf16] [--checkpointing] [--steps 8] [--threads 2]
+    python peer_torch.py [--dtype f32|bf16] [--adapter-dtype f32|base] [--checkpointing] [--steps 8] [--threads 2]
                          [--model DIR --adapter DIR --data tokens.jsonl]
 
 r 16, alpha 32, all linears, AdamW, clip 1.0, constant lr, batches of 4 rows x 256 tokens in file order.
 Prints one JSON line. A step is timed from the tensors of the batch to the end of the optimizer's update.
 It runs as PyTorch is meant to: SDPA attention, fused AdamW, no padding. `bf16` is a bf16 base with
-PEFT's f32 adapters. Left out: torch.compile, accumulation, packing.
+PEFT's f32 adapters, into which PEFT casts; `--adapter-dtype base` leaves them in the base's type
+(`autocast_adapter_dtype=False`), which rounds every update. Left out: torch.compile, accumulation, packing.
 """
 
 import argparse
@@ -52,10 +53,11 @@ def load_trainable(arguments: argparse.Namespace) -> torch.nn.Module:
     base.config.use_cache = False
     if arguments.checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
+    to_f32 = arguments.adapter_dtype == "f32"
     if arguments.adapter:
-        model = PeftModel.from_pretrained(base, arguments.adapter, is_trainable=True)
+        model = PeftModel.from_pretrained(base, arguments.adapter, is_trainable=True, autocast_adapter_dtype=to_f32)
     else:
-        model = get_peft_model(base, LoraConfig(**LORA))
+        model = get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=to_f32)
     return model.train()
 
 
@@ -93,6 +95,7 @@ def train(model: torch.nn.Module, rows: list[dict], steps: int) -> tuple[list[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--adapter-dtype", choices=["f32", "base"], default="f32")
     parser.add_argument("--checkpointing", action="store_true", help="recompute every layer in the backward pass")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0, help="0: as PyTorch chooses")
@@ -121,6 +124,7 @@ def main() -> None:
         "train_peak_rss_bytes": train_peak_bytes,
         "losses": losses,
         "dtype": arguments.dtype,
+        "adapter_dtype": str(next(p.dtype for p in model.parameters() if p.requires_grad)).removeprefix("torch."),
         "checkpointing": arguments.checkpointing,
         "threads": torch.get_num_threads(),
         "versions": {
