@@ -8,7 +8,7 @@
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
-use crate::options::{AdapterForm, Policy, Request};
+use crate::options::{AdapterForm, Policy, Recompute, Request};
 use smidgen_ir::{AttentionShape, Entry, Graph, LossHead, Node, Op, Phase, ValueId};
 use std::collections::HashMap;
 
@@ -43,6 +43,8 @@ pub mod state {
     pub const REPORT: &str = "report";
     /// Summed NLL of an evaluation; the host clears it before.
     pub const EVAL_LOSS: &str = "eval_loss";
+    /// Negative log-likelihood of each supervised row of the last `eval` (S), where it was asked for.
+    pub const ROW_LOSSES: &str = "row_losses";
     /// What LS-LoRA's regularizer adds to the loss of a step.
     pub const REG_LOSS: &str = "reg_loss";
     /// Logits of the chosen rows (S, V).
@@ -68,6 +70,17 @@ pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
         let decode = build_entry(&mut graph, &mut leaves, request, Entry::Decode, None);
         graph.entries.push((Entry::Decode, decode));
     }
+    graph
+}
+
+/// The loss of samples: nothing is trained.
+pub fn build_eval_graph(request: &Request, loss_chunk: usize) -> Graph {
+    let mut graph = Graph::default();
+    let mut leaves = add_leaves(&mut graph, request, Purpose::Evaluation);
+    let policy = Policy { recompute: Recompute::none(), loss_chunk };
+    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(&policy));
+    let refresh = build_refresh(&mut graph, &leaves, request);
+    graph.entries = vec![(Entry::Refresh, refresh), (Entry::Eval, eval)];
     graph
 }
 
@@ -118,7 +131,10 @@ fn build_entry(
     };
     let hidden = builder.decoder();
     match policy {
-        Some(policy) => builder.loss(hidden, policy.loss_chunk, training),
+        Some(policy) => {
+            let row_losses = request.row_losses && !training;
+            builder.loss(hidden, policy.loss_chunk, training, row_losses);
+        }
         None => builder.logits(hidden),
     }
     builder.nodes
@@ -276,7 +292,7 @@ impl Builder<'_> {
     }
 
     /// Final norm, head and loss over the supervised rows.
-    fn loss(&mut self, x: ValueId, chunk: usize, gradient: bool) {
+    fn loss(&mut self, x: ValueId, chunk: usize, gradient: bool, row_losses: bool) {
         let (n, adapter) = self.head_input(x);
         let head = self.leaf(self.spec.head_tensor());
         let mut inputs = vec![n, head, self.leaf(input::LABELS), self.leaf(input::LOSS_WEIGHT)];
@@ -294,12 +310,16 @@ impl Builder<'_> {
         }
         let head_gradient = self.graph.gradient_of(head).filter(|_| gradient);
         updates.extend(head_gradient);
+        if row_losses {
+            updates.push(self.leaf(state::ROW_LOSSES));
+        }
         let op = Op::LmHeadLoss(LossHead {
             chunk,
             gradient,
             lora: adapter.map(|(_, _, scale)| scale),
             train_head: head_gradient.is_some(),
             softcap: self.spec.logit_softcap,
+            row_losses,
         });
         self.graph.emit(&mut self.nodes, op, inputs, updates, &outputs, (Phase::Forward, None));
     }

@@ -52,6 +52,8 @@ impl Leaves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Training,
+    /// The loss alone, nothing is trained.
+    Evaluation,
     /// The logits of whole sequences.
     Logits,
     Generation,
@@ -135,7 +137,7 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     }
     add(input::ROWS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
     match purpose {
-        Purpose::Training => {}
+        Purpose::Training | Purpose::Evaluation => {}
         Purpose::Logits => {
             let logits = Shape::of(Dim::Rows, request.spec.vocabulary);
             add(state::LOGITS, logits, DType::F32, LeafKind::State);
@@ -145,6 +147,13 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     }
     add(input::LABELS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
     add(input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
+    if request.row_losses {
+        add(state::ROW_LOSSES, Shape::rows_of(Dim::Rows), DType::F32, LeafKind::State);
+    }
+    if purpose == Purpose::Evaluation {
+        add(state::EVAL_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
+        return;
+    }
     add(input::HYPER, Shape::vector(2), DType::F64, LeafKind::Input);
     if request.dropout > 0.0 {
         add(input::DROPOUT_KEYS, Shape::rows_of(Dim::Tokens), DType::U64, LeafKind::Input);

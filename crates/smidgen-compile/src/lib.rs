@@ -44,6 +44,16 @@ pub fn compile_logits(request: &Request) -> Plan {
     arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
 }
 
+/// Compiles the loss of samples alone, for evaluating a model rather than training it.
+pub fn compile_eval(request: &Request, loss_chunk: usize) -> Plan {
+    let mut graph = forward::build_eval_graph(request, loss_chunk);
+    verify::expect_sound("forward", &verify::graph(&graph));
+
+    passes::remove_dead::apply(&mut graph);
+    let shared = passes::reuse_in_place::find(&graph);
+    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
+}
+
 /// Compiles generation alone, by `request.decode`.
 pub fn compile_decode(request: &Request) -> Plan {
     let mut graph = forward::build_decode_graph(request);

@@ -26,6 +26,8 @@ pub struct Request {
     pub workload: Workload,
     /// Generation beside the other entry points, if any is wanted.
     pub decode: Option<DecodeShape>,
+    /// Whether `eval` also leaves the loss of each supervised row.
+    pub row_losses: bool,
     /// Threads for which workspaces are sized.
     pub threads: usize,
 }

@@ -134,6 +134,8 @@ pub struct LossHead {
     pub train_head: bool,
     /// Logits z become cap·tanh(z/cap).
     pub softcap: Option<f32>,
+    /// The last update takes the negative log-likelihood of each row; only without a gradient.
+    pub row_losses: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

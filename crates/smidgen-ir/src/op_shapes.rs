@@ -413,8 +413,9 @@ impl Rule<'_> {
     fn lm_head_loss(&self, head: &LossHead) -> Result<Vec<Type>, ShapeError> {
         let adapted = head.lora.is_some();
         let gradients = usize::from(head.gradient && adapted) + usize::from(head.train_head);
-        self.count(if adapted { 6 } else { 4 }, 1 + gradients)?;
+        self.count(if adapted { 6 } else { 4 }, 1 + gradients + usize::from(head.row_losses))?;
         self.require(head.gradient || !head.train_head, || "a trained head without a gradient".into())?;
+        self.require(!(head.gradient && head.row_losses), || "losses of rows with a gradient".into())?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Rows)?;
         let (v, head_c) = self.weight(1)?;
@@ -434,6 +435,9 @@ impl Rule<'_> {
         }
         if head.train_head {
             self.f32_update(gradients, &Shape::matrix(v, c))?;
+        }
+        if head.row_losses {
+            self.f32_update(1, &Shape::rows_of(Dim::Rows))?;
         }
         Ok(outputs)
     }

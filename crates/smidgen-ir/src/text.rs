@@ -143,9 +143,14 @@ fn render_attributes(op: &Op) -> String {
         Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
         Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => attention(shape),
         Op::GatedAct(act) | Op::GatedActGrad(act) => format!("[{act:?}]"),
-        Op::LmHeadLoss(LossHead { chunk, gradient, softcap, .. }) => {
+        Op::LmHeadLoss(LossHead { chunk, gradient, softcap, row_losses, .. }) => {
             let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
-            format!("[chunk={chunk}{}{cap}]", if *gradient { " gradient" } else { "" })
+            let kind = match (gradient, row_losses) {
+                (true, _) => " gradient",
+                (false, true) => " rows",
+                (false, false) => "",
+            };
+            format!("[chunk={chunk}{kind}{cap}]")
         }
         Op::LinearGrad { scales } if scales.iter().any(|scale| *scale != 1.0) => {
             format!("[scales={scales:?}]")

@@ -52,6 +52,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,
+        row_losses: false,
         threads: host::processors(),
     })
 }

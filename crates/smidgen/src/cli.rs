@@ -6,7 +6,7 @@
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{export, generate, inspect, merge, preview, print};
+use crate::commands::{eval, export, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -50,6 +50,8 @@ enum Command {
     Preview(PreviewArgs),
     /// Plan, check, train and save
     Train(TrainArgs),
+    /// Score the base model and the trained one on rows with known answers
+    Eval(eval::Args),
     /// Fold an adapter into its base model
     Merge(merge::Args),
     /// Write an adapter, or a model with it, as a GGUF file for llama.cpp
@@ -111,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Plan(args) => plan(args, cli.quiet),
         Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
+        Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),

@@ -13,6 +13,8 @@ use crate::data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepa
 use crate::data::source::find_files;
 use crate::data::token_row::TokensError;
 use crate::data::tokens::{self, TokenLimits, TokenSet};
+use crate::eval::choice::ChoiceSet;
+use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
@@ -55,6 +57,8 @@ pub enum Data {
 pub struct Rows {
     pub train: TokenSet,
     pub eval: Option<TokenSet>,
+    /// Where `eval.task` is a choice.
+    pub choices: Option<ChoiceSet>,
     pub batches: BatchPlan,
     /// What the rows of `data.train` were taken for.
     pub origin: Origin,
@@ -85,7 +89,7 @@ impl Job {
 
     /// With a model that is fetched where `access` allows it; a plan takes no weights.
     pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
-        refuse_unsupported(&recipe)?;
+        refuse_unsupported(&recipe, true)?;
         let want = match purpose {
             Purpose::Plan | Purpose::Preview => Want::Config,
             Purpose::Train => Want::Weights,
@@ -103,6 +107,7 @@ impl Job {
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
+            request.row_losses = rows.choices.is_some();
         }
         let arithmetic = Arithmetic::of(recipe.model.compute);
         Ok(Job { recipe, model, request, arithmetic, data, budget })
@@ -125,8 +130,8 @@ fn workload(set: &TokenSet) -> Workload {
     Workload { keys_per_query: pairs / tokens, supervised: stats.supervised_tokens as f64 / tokens }
 }
 
-/// Everything in the recipe that this version cannot do, named at once.
-fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
+/// Everything in the recipe that this version cannot do, named at once; what is evaluated alone may do more.
+pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failure> {
     let mut refused: Vec<(&str, String, &str)> = Vec::new();
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
@@ -140,9 +145,11 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
     }
-    match recipe.eval.task {
-        EvalTask::Loss => {}
-        task => refuse("eval.task", &task, "loss"),
+    match (recipe.eval.task, is_trained) {
+        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate, false) => {}
+        (task @ EvalTask::Generate, true) => {
+            refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
+        }
     }
     match memory.device {
         DeviceChoice::Auto | DeviceChoice::Cpu => {}
@@ -176,7 +183,7 @@ fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
     Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
 }
 
-fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
+pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
     match hub::locate(path, want, access)? {
         Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::world),
         Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::world),
@@ -325,6 +332,7 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
         extent: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
+        row_losses: false,
         threads: match recipe.memory.threads {
             0 => host::processors(),
             threads => threads,
@@ -409,7 +417,7 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T
     patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
 }
 
-fn job_budget(recipe: &Recipe) -> Result<JobBudget, Failure> {
+pub fn job_budget(recipe: &Recipe) -> Result<JobBudget, Failure> {
     match recipe.memory.budget {
         Budget::Bytes(bytes) => Ok(JobBudget { bytes, stated: true }),
         Budget::Auto => match host::free_memory_bytes() {
@@ -435,19 +443,15 @@ fn read_data(
         }
         Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
     };
-    let eval = if recipe.data.eval.is_empty() {
-        None
-    } else {
-        match read(&recipe.data.eval, "data.eval") {
-            Ok(prepared) => Some(prepared),
-            Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
-        }
-    };
+    let evaluated = read_eval_sets(recipe, recipe.eval.task, model, request, quiet)?;
+    let eval = evaluated.loss;
     let mut warnings = Vec::new();
     for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
         let of_set = prepared.into_iter().flat_map(|prepared| &prepared.warnings);
         warnings.extend(of_set.map(|warning| format!("`{key}`: {warning}")));
     }
+    let of_choices = evaluated.choices.iter().flat_map(|choices| &choices.warnings);
+    warnings.extend(of_choices.map(|warning| format!("`data.eval`: {warning}")));
     let Prepared { set: train, origin, .. } = train;
     let eval = eval.map(|prepared| prepared.set);
     let options = BatchOptions {
@@ -463,16 +467,17 @@ fn read_data(
         shuffle: recipe.data.shuffle,
     };
     let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
-    Ok(Data::Rows(Box::new(Rows { train, eval, batches, origin, warnings })))
+    Ok(Data::Rows(Box::new(Rows { train, eval, choices: evaluated.choices, batches, origin, warnings })))
 }
 
-enum ReadData {
+#[derive(Debug)]
+pub enum ReadData {
     /// No file of that name, or no tokenizer for its text.
     Absent(Failure),
     Wrong(Failure),
 }
 
-fn read_set(
+pub fn read_set(
     recipe: &Recipe,
     paths: &[RecipePath],
     key: &str,
@@ -480,20 +485,8 @@ fn read_set(
     request: &Request,
     quiet: bool,
 ) -> Result<Prepared, ReadData> {
-    let patterns: Vec<String> =
-        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
-    let files: Vec<PathBuf> = find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
-        ReadData::Absent(with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
-    })?;
-    let limits = TokenLimits {
-        vocab_size: request.spec.vocabulary as u32,
-        max_tokens: recipe.data.max_tokens as u32,
-        overflow: match recipe.data.overflow {
-            Overflow::Truncate => tokens::Overflow::Truncate,
-            Overflow::Drop => tokens::Overflow::Drop,
-            Overflow::Error => tokens::Overflow::Error,
-        },
-    };
+    let files = data_files(paths, key).map_err(ReadData::Absent)?;
+    let limits = token_limits(recipe, request);
     let options = PrepareOptions { data: &recipe.data, limits, threads: request.threads, quiet };
     prepare_set(&files, model, options).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
@@ -510,6 +503,26 @@ fn read_set(
         let failure = with_hint(failure, error.hint());
         if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
     })
+}
+
+/// The files that a key names.
+pub fn data_files(paths: &[RecipePath], key: &str) -> Result<Vec<PathBuf>, Failure> {
+    let patterns: Vec<String> =
+        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
+    find_files(&patterns, std::path::Path::new("/"))
+        .map_err(|error| with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
+}
+
+pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
+    TokenLimits {
+        vocab_size: request.spec.vocabulary as u32,
+        max_tokens: recipe.data.max_tokens as u32,
+        overflow: match recipe.data.overflow {
+            Overflow::Truncate => tokens::Overflow::Truncate,
+            Overflow::Drop => tokens::Overflow::Drop,
+            Overflow::Error => tokens::Overflow::Error,
+        },
+    }
 }
 
 #[cfg(test)]

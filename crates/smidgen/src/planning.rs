@@ -7,6 +7,7 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
+use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::job::{self, Data, Job, Rows};
 use crate::recipe::{BaseFormat, Batch, Compute, MicroTokens, Recompute};
@@ -116,7 +117,8 @@ fn context(job: &Job) -> Context {
     let data = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
-            rows.train.heap_bytes() + eval + rows.batches.heap_bytes()
+            let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
+            rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()
         }
         Data::Assumed { .. } => 0,
     };
@@ -191,8 +193,11 @@ impl DemandShape {
             let largest =
                 largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::world)?;
             let mut extent = largest.micro_batch;
-            if let Some(eval) = &rows.eval {
-                extent = largest_extent(extent, eval_extent(eval, extent.tokens.max(eval.longest())));
+            let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
+            let longest = evaluated.clone().map(TokenSet::longest).max().unwrap_or(0);
+            let tokens = extent.tokens.max(longest);
+            for set in evaluated {
+                extent = largest_extent(extent, eval_extent(set, 0, tokens));
             }
             let micro_steps = step_tokens / largest.micro_batch.tokens as f64;
             demands.push(Demand { micro_tokens, extent, micro_steps });
@@ -243,7 +248,7 @@ fn micro_token_choices(
     Ok(choices)
 }
 
-fn largest_extent(one: Extent, other: Extent) -> Extent {
+pub fn largest_extent(one: Extent, other: Extent) -> Extent {
     Extent {
         tokens: one.tokens.max(other.tokens),
         rows: one.rows.max(other.rows),
@@ -273,18 +278,20 @@ pub fn for_each_eval_batch<E>(
     Ok(())
 }
 
-fn eval_extent(set: &TokenSet, micro_tokens: usize) -> Extent {
+/// The largest evaluation micro-batch of the first `limit` samples (0: all).
+pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent {
     let mut largest = Extent::default();
-    let result: Result<(), std::convert::Infallible> = for_each_eval_batch(set, 0, micro_tokens, |samples| {
-        let mut extent = Extent::default();
-        for sample in samples {
-            extent.tokens += set.length(sample as usize) as usize;
-            extent.rows += set.supervised(sample as usize) as usize;
-            extent.segments += 1;
-        }
-        largest = largest_extent(largest, extent);
-        Ok(())
-    });
+    let result: Result<(), std::convert::Infallible> =
+        for_each_eval_batch(set, limit, micro_tokens, |samples| {
+            let mut extent = Extent::default();
+            for sample in samples {
+                extent.tokens += set.length(sample as usize) as usize;
+                extent.rows += set.supervised(sample as usize) as usize;
+                extent.segments += 1;
+            }
+            largest = largest_extent(largest, extent);
+            Ok(())
+        });
     match result {
         Ok(()) => largest,
     }

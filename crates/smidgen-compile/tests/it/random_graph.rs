@@ -193,6 +193,7 @@ impl Grower {
             lora: None,
             train_head: true,
             softcap: None,
+            row_losses: false,
         });
         let names = ["d x".to_string()];
         let place = (Phase::Forward, None);

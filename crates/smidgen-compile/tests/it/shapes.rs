@@ -119,6 +119,7 @@ pub fn request(
         precision: Precision::F32,
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         decode: None,
+        row_losses: false,
         threads: 2,
         spec,
     }

@@ -16,7 +16,7 @@ use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
 use super::row_product::{FEW_ROWS, row_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{act, elementwise, embed, loss, norm, optimizer, optimizer8, rope, stored};
+use super::{act, elementwise, embed, norm, optimizer, optimizer8, rope, stored};
 use crate::device::{BoundStep, Operand};
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Storage, workspace};

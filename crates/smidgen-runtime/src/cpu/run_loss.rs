@@ -37,6 +37,10 @@ impl Run<'_> {
                 nll,
             );
             sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
+            if head.row_losses {
+                let losses = self.floats_mut(self.update(1));
+                (0..count).for_each(|row| losses.set(first + row, nll.src().get(row)));
+            }
             if head.gradient {
                 self.loss_gradients(head, &chunk, taken);
             }

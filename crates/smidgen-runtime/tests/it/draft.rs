@@ -211,7 +211,14 @@ impl Draft {
             _ => y,
         };
         let table = self.graph.add_leaf("head", Type::f32(Shape::matrix(2, columns)), LeafKind::Weight);
-        let head = LossHead { chunk: 1, gradient: true, lora: None, train_head: false, softcap: None };
+        let head = LossHead {
+            chunk: 1,
+            gradient: true,
+            lora: None,
+            train_head: false,
+            softcap: None,
+            row_losses: false,
+        };
         self.loss(head, gathered, table, None);
         let seed = self.nodes[self.nodes.len() - 1].outputs[0];
         let mut graph = self.differentiated(eval);

@@ -43,7 +43,12 @@ fn loss(chunk: usize, dtype: DType, rank: usize, train_head: bool, softcap: Opti
     };
     let adapter = (rank > 0).then(|| (draft.rows("h", rank), draft.matrix("b", 29, rank, DType::F32)));
     let lora = (rank > 0).then_some(0.5);
-    draft.loss(LossHead { chunk, gradient: true, lora, train_head, softcap }, x, table, adapter);
+    draft.loss(
+        LossHead { chunk, gradient: true, lora, train_head, softcap, row_losses: false },
+        x,
+        table,
+        adapter,
+    );
     let name = format!("loss chunk={chunk} {dtype} rank={rank} train_head={train_head} cap={softcap:?}");
     gradient(&["lm_head_loss"], draft.gradient_of_loss(&name))
 }

@@ -173,6 +173,7 @@ pub fn plain_request() -> Request {
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,
+        row_losses: false,
         threads: 1,
     }
 }

@@ -43,7 +43,14 @@ fn embedding_and_loss_over_a_large_vocabulary() {
     let x = draft.op(Op::Embed { scale: 1.0 }, &[ids, embedding], &["x"])[0];
     let rows = draft.op(Op::GatherRows, &[x, draft.supervised()], &["rows"])[0];
     let table = draft.matrix("head", 3001, 65, DType::F16);
-    let head = LossHead { chunk: 48, gradient: true, lora: None, train_head: true, softcap: None };
+    let head = LossHead {
+        chunk: 48,
+        gradient: true,
+        lora: None,
+        train_head: true,
+        softcap: None,
+        row_losses: false,
+    };
     draft.loss(head, rows, table, None);
     same_bytes_everywhere(&draft.gradient_of_loss("embedding and loss"));
 }

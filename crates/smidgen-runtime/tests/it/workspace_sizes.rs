@@ -114,7 +114,7 @@ proptest! {
             &[double(4)],
             &extent,
         );
-        let loss = |lora, train_head| Op::LmHeadLoss(LossHead { chunk, gradient: true, lora, train_head, softcap: None });
+        let loss = |lora, train_head| Op::LmHeadLoss(LossHead { chunk, gradient: true, lora, train_head, softcap: None, row_losses: false });
         let operands = [s(k), weight(n, k), integers(Dim::Rows), double(1)];
         check_exact(&cpu, loss(None, false), &operands, &[double(1)], &extent);
         check_exact(&cpu, loss(None, true), &operands, &[double(1), gradient(n, k)], &extent);

@@ -5,6 +5,7 @@
 //! Left out: `plan` and `train`, which the command line holds itself.
 
 pub mod chat;
+pub mod eval;
 pub mod export;
 pub mod generate;
 pub mod inspect;

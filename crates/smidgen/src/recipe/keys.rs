@@ -144,7 +144,7 @@ pub(super) static KEYS: &[Key] = &[
     //
     key!(eval.task, words::<EvalTask>(), "what an evaluation measures"),
     key!(eval.limit, count_from::<usize, 0>(), "samples evaluated; 0 = all"),
-    key!(eval.answer, ANY_TEXT, "pattern that extracts the answer from a generation"),
+    key!(eval.answer, ANY_TEXT, "pattern that finds the answer in an output or a generation"),
     //
     key!(memory.device, DEVICE, "the device that trains; `cuda` is `cuda:0`"),
     key!(memory.profile, SOME_TEXT, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),

@@ -108,7 +108,7 @@ pub struct Eval {
     pub task: EvalTask,
     /// Samples; 0 = all.
     pub limit: usize,
-    /// Empty: the whole generation is the answer.
+    /// Regular expression that finds the answer in an output; empty: the answers are those that the rows have.
     pub answer: String,
 }
 

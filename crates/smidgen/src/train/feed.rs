@@ -19,10 +19,12 @@ pub struct Feed {
     dropout_keys: Option<ValueId>,
     dropout_row_keys: Option<ValueId>,
     loss_weight: ValueId,
-    hyper: ValueId,
-    report: ValueId,
+    /// There where a plan trains.
+    hyper: Option<ValueId>,
+    report: Option<ValueId>,
     reg_loss: Option<ValueId>,
     eval_loss: ValueId,
+    row_losses: Option<ValueId>,
     seed: u64,
 }
 
@@ -50,10 +52,11 @@ impl Feed {
             dropout_keys: plan.leaf_named(input::DROPOUT_KEYS),
             dropout_row_keys: plan.leaf_named(input::DROPOUT_ROW_KEYS),
             loss_weight: leaf(input::LOSS_WEIGHT),
-            hyper: leaf(input::HYPER),
-            report: leaf(state::REPORT),
+            hyper: plan.leaf_named(input::HYPER),
+            report: plan.leaf_named(state::REPORT),
             reg_loss: plan.leaf_named(state::REG_LOSS),
             eval_loss: leaf(state::EVAL_LOSS),
+            row_losses: plan.leaf_named(state::ROW_LOSSES),
             seed,
         }
     }
@@ -89,13 +92,15 @@ impl Feed {
 
     /// Learning rate and number (from 1) of the next update.
     pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64) {
-        write_elements(executor, self.hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
+        let hyper = self.hyper.expect("only a plan that trains has updates");
+        write_elements(executor, hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
     }
 
     pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> StepReport {
+        let report = self.report.expect("only a plan that trains has a report");
         let mut numbers = [0.0; 4];
         for (index, number) in numbers.iter_mut().enumerate() {
-            *number = read_f64(executor, self.report, index);
+            *number = read_f64(executor, report, index);
         }
         let [loss, grad_norm, _, finite] = numbers;
         let reg_loss = self.reg_loss.map(|id| read_f64(executor, id, 0));
@@ -109,6 +114,14 @@ impl Feed {
     /// Summed NLL since the last clear, times the loss weight.
     pub fn read_eval_loss<D: Device>(&self, executor: &mut Executor<D>) -> f64 {
         read_f64(executor, self.eval_loss, 0)
+    }
+
+    /// Negative log-likelihood of a supervised row of the last `eval`.
+    pub fn read_row_loss<D: Device>(&self, executor: &mut Executor<D>, row: usize) -> f32 {
+        let losses = self.row_losses.expect("the plan was asked for the losses of rows");
+        let mut bytes = [0u8; 4];
+        executor.read_at(losses, 4 * row, &mut bytes);
+        f32::from_le_bytes(bytes)
     }
 }
 

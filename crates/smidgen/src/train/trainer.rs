@@ -23,9 +23,10 @@ use super::{adapters, weights};
 use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
 use crate::data::tokens::TokenSet;
+use crate::eval::likelihood::{check_finite, log_likelihoods};
 use crate::failure::Failure;
 use crate::host;
-use crate::job::{Data, Job};
+use crate::job::{Data, Job, Rows};
 use crate::planning::for_each_eval_batch;
 use crate::recipe::{self, Batch, Warmup};
 use crate::tokenizer::beside::save_beside;
@@ -177,12 +178,16 @@ impl<'a, D: Device> Trainer<'a, D> {
             (outcome.last_loss, outcome.steps) = (row.loss, done);
             let mut is_new_best = false;
             if settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total) {
-                let eval = rows.eval.as_ref().expect("the recipe refuses `eval_every` without `data.eval`");
-                let row = self.evaluate(eval, done, epoch)?;
+                let row = self.evaluate(rows, done, epoch)?;
                 journal.write_eval(&row).map_err(unwritten)?;
                 is_new_best = self.standing.record(Evaluated { step: done, eval_loss: row.eval_loss });
                 let best = if is_new_best { ", the best so far" } else { "" };
-                progress.say(&format!("step {done}/{total}  eval_loss {:.4}{best}", row.eval_loss));
+                let score = |(name, value): (&String, &f64)| match name.ends_with("_stderr") {
+                    true => String::new(),
+                    false => format!("  {name} {value:.4}"),
+                };
+                let scores: String = row.scores.iter().map(score).collect();
+                progress.say(&format!("step {done}/{total}  eval_loss {:.4}{best}{scores}", row.eval_loss));
             }
             (moment.step, moment.epoch) = (done, epoch);
             let is_last = done == total || self.standing.is_over(settings.early_stop);
@@ -345,9 +350,47 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    /// Loss over the evaluation samples: summed NLL ÷ supervised tokens.
-    fn evaluate(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+    /// The loss of the evaluation samples, and what their choices score. Rows that are choices alone have the loss of
+    /// the right ones.
+    fn evaluate(&mut self, rows: &Rows, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let started = Instant::now();
+        let loss = rows.eval.as_ref().map(|set| self.evaluate_loss(set, step, epoch)).transpose()?;
+        let scored = match &rows.choices {
+            None => None,
+            Some(choices) => {
+                let set = &choices.set;
+                let found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0)?;
+                check_finite(set, &found, &format!("the evaluation after step {step}"))?;
+                Some((choices, choices.score(&found)))
+            }
+        };
+        let mut row = match (loss, &scored) {
+            (Some(row), _) => row,
+            (None, Some((choices, scores))) => EvalRow {
+                step,
+                epoch,
+                eval_loss: scores.gold_nll / scores.gold_tokens as f64,
+                eval_samples: choices.rows.len() as u64,
+                eval_tokens: choices.set.stats().tokens,
+                eval_supervised_tokens: scores.gold_tokens,
+                eval_ms: 0.0,
+                scores: BTreeMap::new(),
+            },
+            (None, None) => unreachable!("the recipe refuses `eval_every` without `data.eval`"),
+        };
+        if let Some((_, scores)) = scored {
+            let means = [("acc", scores.acc), ("acc_norm", scores.acc_norm), ("acc_bytes", scores.acc_bytes)];
+            for (name, mean) in means {
+                row.scores.insert(format!("eval_{name}"), mean.value);
+                row.scores.extend(mean.stderr.map(|stderr| (format!("eval_{name}_stderr"), stderr)));
+            }
+        }
+        row.eval_ms = started.elapsed().as_secs_f64() * 1e3;
+        Ok(row)
+    }
+
+    /// Summed NLL ÷ supervised tokens.
+    fn evaluate_loss(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let micro_tokens = self.executor.plan().extent.tokens;
         self.feed.clear_eval_loss(&mut self.executor);
         self.feed.write_loss_weight(&mut self.executor, 1.0);
@@ -372,7 +415,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             eval_samples: samples,
             eval_tokens: tokens,
             eval_supervised_tokens: supervised,
-            eval_ms: started.elapsed().as_secs_f64() * 1e3,
+            eval_ms: 0.0,
             scores: BTreeMap::new(),
         })
     }
@@ -455,7 +498,7 @@ pub fn device_failure(error: DeviceError) -> Failure {
 }
 
 /// Sets all leaves of a kind to zero.
-fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) {
+pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) {
     for (id, _) in weights::leaf_names(executor.plan(), kind) {
         let result: Result<(), std::convert::Infallible> = executor.fill(id, &mut |_, piece| {
             piece.fill(0);

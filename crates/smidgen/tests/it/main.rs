@@ -9,6 +9,7 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+mod evaluating;
 mod event_file;
 mod exporting;
 #[path = "../four_bit/mod.rs"]

@@ -1,0 +1,342 @@
+//! `smidgen eval RECIPE|RUN`: the evaluation rows of a recipe, scored by the base model and by the trained one.
+//!
+//! Both run one after the other, by plans of the same sizes, and are shown side by side on stdout; the budget table goes
+//! to stderr. Every row's record goes to a file: `eval.json` in the folder of a run, or where `--out` says.
+//! Left out: tasks that the rows do not describe themselves.
+
+use super::print;
+use crate::adapted::build_adapted_request;
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::checkpoint::whole_file::write_whole;
+use crate::data::prepare::read_tokenizer;
+use crate::eval::choice::ChoiceSet;
+use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
+use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
+use crate::eval::likelihood::check_finite;
+use crate::eval::question::read_questions;
+use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
+use crate::eval::sets::{EvalSets, read_eval_sets};
+use crate::failure::Failure;
+use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
+use crate::generate::session::{Opening, Session};
+use crate::generate::stop::stop_ids;
+use crate::hub::{Access, Want};
+use crate::job::{JobBudget, build_storage, data_files, job_budget, open_model, refuse_unsupported};
+use crate::recipe::{EvalTask, Recipe, parse_recipe, read_recipe_source};
+use crate::report::eval_table::render_eval_table;
+use crate::tokenizer::Tokenizer;
+use crate::train::progress::say;
+use serde_json::{Map, Value as Json, json};
+use smidgen_compile::Request;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A recipe, or the folder of a run
+    #[arg(value_name = "RECIPE|RUN")]
+    target: PathBuf,
+    /// Keys that replace those of the recipe, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// The folder of the adapter, or of its run [default: that of the recipe's output or of the run]
+    #[arg(long, value_name = "DIR", conflicts_with = "base")]
+    adapter: Option<PathBuf>,
+    /// The base model alone
+    #[arg(long)]
+    base: bool,
+    /// What is measured: loss, choice or generate [default: the recipe's `eval.task`]
+    #[arg(long)]
+    task: Option<String>,
+    /// So many rows at most; 0 is all [default: the recipe's `eval.limit`]
+    #[arg(long, value_name = "ROWS")]
+    limit: Option<usize>,
+    /// Beams of a generation; 1 takes the most likely token each time
+    #[arg(long, default_value_t = 1)]
+    beams: usize,
+    /// Everything as JSON, each row's record too, instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Where the same JSON is written [default: `eval.json` in the folder of a run]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Sequences that are generated at the same time, where they fit.
+const MOST_SLOTS: usize = 8;
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    if args.beams == 0 {
+        return Err(Failure::recipe("`--beams 0` searches nothing"));
+    }
+    let (recipe, run_folder) = read_target(args)?;
+    refuse_unsupported(&recipe, false)?;
+    if recipe.data.eval.is_empty() {
+        return Err(Failure::recipe("`data.eval` names no file: there is nothing to evaluate")
+            .hint("set `data.eval`, here too: `data.eval=test.json`"));
+    }
+    if args.beams > 1 && recipe.eval.task != EvalTask::Generate {
+        return Err(Failure::recipe(format!(
+            "`--beams` is for `--task generate`, not `{}`",
+            recipe.eval.task
+        )));
+    }
+    let model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
+    if !model.has_weights() {
+        let place = model.path().display();
+        return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
+    }
+    let adapter = open_adapter(args, &recipe, run_folder.as_deref(), quiet)?;
+    let run = Evaluated { recipe: &recipe, model: &model, adapter: adapter.as_ref(), quiet };
+    let mut results = match recipe.eval.task {
+        EvalTask::Loss | EvalTask::Choice => run.by_likelihood()?,
+        EvalTask::Generate => run.by_generation(args.beams)?,
+    };
+    results.about.extend(run.about(args.beams)?);
+    let out = args.out.clone().or_else(|| run_folder.map(|folder| folder.join("eval.json")));
+    let text = format!("{:#}\n", results.render_json());
+    if let Some(out) = &out {
+        write_whole(out, |file| file.write_all(text.as_bytes())).map_err(Failure::world)?;
+    }
+    match args.json {
+        true => print(&text)?,
+        false => print(&render_eval_table(&results))?,
+    }
+    if let Some(out) = out.filter(|_| !quiet) {
+        say(&format!("each row's record is in `{}`", out.display()));
+    }
+    Ok(())
+}
+
+fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
+    let is_run = args.target.is_dir();
+    let path = if is_run { args.target.join("job.toml") } else { args.target.clone() };
+    if is_run && !path.is_file() {
+        let place = args.target.display();
+        return Err(Failure::recipe(format!("`{place}` is no run: there is no `job.toml` in it")));
+    }
+    let source = read_recipe_source(&path).map_err(Failure::recipe)?;
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
+    overrides.extend(args.limit.map(|limit| format!("eval.limit={limit}")));
+    let recipe = parse_recipe(&source, &overrides, &here).map_err(Failure::recipe)?;
+    Ok((recipe, is_run.then(|| args.target.clone())))
+}
+
+fn open_adapter(
+    args: &Args,
+    recipe: &Recipe,
+    run_folder: Option<&Path>,
+    quiet: bool,
+) -> Result<Option<AdapterFile>, Failure> {
+    let open = |path: &Path| AdapterFile::open_adapter_or_run(path).map(Some).map_err(Failure::world);
+    if args.base {
+        return Ok(None);
+    }
+    if let Some(path) = &args.adapter {
+        return open(path);
+    }
+    let trained = run_folder.unwrap_or(&recipe.output.dir.resolved);
+    if trained.join("adapter").is_dir() {
+        return open(trained);
+    }
+    if !quiet {
+        say(&format!("there is no adapter in `{}` yet: the base model alone", trained.display()));
+    }
+    Ok(None)
+}
+
+/// What is evaluated.
+struct Evaluated<'a> {
+    recipe: &'a Recipe,
+    model: &'a Model,
+    adapter: Option<&'a AdapterFile>,
+    quiet: bool,
+}
+
+impl Evaluated<'_> {
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            say(line);
+        }
+    }
+
+    fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
+        let mut request = build_adapted_request(self.model, adapter)?;
+        request.storage = build_storage(self.recipe.model.base, &request.spec, self.model);
+        request.precision = Arithmetic::of(self.recipe.model.compute).precision();
+        if self.recipe.memory.threads > 0 {
+            request.threads = self.recipe.memory.threads;
+        }
+        Ok(request)
+    }
+
+    /// The base and, where there is one, the adapter.
+    fn subjects(&self) -> Result<Vec<Subject<'_>>, Failure> {
+        let mut subjects = vec![Subject { request: self.request(None)?, adapter: None }];
+        if let Some(adapter) = self.adapter {
+            subjects.push(Subject { request: self.request(Some(adapter))?, adapter: Some(adapter) });
+        }
+        Ok(subjects)
+    }
+
+    fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {
+        let files = data_files(&self.recipe.data.eval, "data.eval")?;
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let mut about = json!({
+            "task": self.recipe.eval.task.to_string(),
+            "model": self.recipe.model.path.to_string(),
+            "base_weights": self.recipe.model.base.to_string(),
+            "data": files,
+            "answer": self.recipe.eval.answer,
+        });
+        if let Some(adapter) = self.adapter {
+            about["adapter_path"] = json!(adapter.path().display().to_string());
+        }
+        if self.recipe.eval.task == EvalTask::Generate {
+            about["beams"] = json!(beams);
+            about["new_tokens"] = json!(NEW_TOKENS);
+        }
+        match about {
+            Json::Object(about) => Ok(about),
+            other => unreachable!("an object, not {other}"),
+        }
+    }
+
+    fn by_likelihood(&self) -> Result<Results, Failure> {
+        let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
+        let subjects = self.subjects()?;
+        let sets = read_eval_sets(recipe, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
+        let EvalSets { loss, choices } = &sets;
+        let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
+        let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
+        of_loss.chain(of_choices).for_each(|warning| self.say(&format!("warning: `data.eval`: {warning}")));
+        let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
+            .chain(choices.iter().map(|choices| (&choices.set, 0)))
+            .collect();
+        let JobBudget { bytes, stated } = job_budget(recipe)?;
+        let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
+            + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
+        let means = Means { budget_bytes: bytes, stated, data_bytes };
+        let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
+        if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
+            self.say(largest.render(means).trim_end());
+        }
+        let mut measured = Vec::new();
+        for (subject, plan) in subjects.iter().zip(plans) {
+            measured.push(self.measure(subject, plan, &sets)?);
+        }
+        let questions = match (choices, loss) {
+            (Some(choices), _) => questions_of_choices(choices),
+            (None, Some(loss)) => questions_of_loss(&loss.set, measured[0].records.len()),
+            (None, None) => unreachable!("there is something to evaluate"),
+        };
+        Ok(collect(questions, measured))
+    }
+
+    fn measure(&self, subject: &Subject<'_>, plan: EvalPlan, sets: &EvalSets) -> Result<Measured, Failure> {
+        let name = if subject.adapter.is_some() { "adapter" } else { "base" };
+        let when = format!("the evaluation of the {name}");
+        self.say(&format!("evaluating the {name}"));
+        let mut evaluator = Evaluator::load(subject, self.model, plan)?;
+        let mut measured = Measured::default();
+        if let Some(loss) = &sets.loss {
+            let found = evaluator.log_likelihoods(&loss.set, self.recipe.eval.limit)?;
+            check_finite(&loss.set, &found, &when)?;
+            let tokens = (0..found.len()).map(|sample| u64::from(loss.set.supervised(sample))).sum();
+            measured.add_loss(-found.iter().sum::<f64>(), tokens);
+            if sets.choices.is_none() {
+                measured.add_loss_records(&found);
+            }
+        }
+        if let Some(choices) = &sets.choices {
+            let found = evaluator.log_likelihoods(&choices.set, 0)?;
+            check_finite(&choices.set, &found, &when)?;
+            let scores = choices.score(&found);
+            if sets.loss.is_none() {
+                measured.add_loss(scores.gold_nll, scores.gold_tokens);
+            }
+            measured.add_choices(choices, &scores, &found);
+        }
+        Ok(measured)
+    }
+
+    fn by_generation(&self, beams: usize) -> Result<Results, Failure> {
+        let (recipe, model) = (self.recipe, self.model);
+        let tokenizer = read_tokenizer(model).map_err(Failure::world)?;
+        let files = data_files(&recipe.data.eval, "data.eval")?;
+        let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
+        let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
+        drop(questions);
+        let sizes = self.generation_sizes(&key, beams)?;
+        let mut measured = Vec::new();
+        for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
+            measured.push(self.measure_generation(adapter, &key, &tokenizer, beams, sizes)?);
+        }
+        Ok(collect(questions_of_key(&key), measured))
+    }
+
+    /// Sizes that fit for both models; refused before any weight is read.
+    fn generation_sizes(&self, key: &AnswerKey, beams: usize) -> Result<Sizes, Failure> {
+        let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
+        let longest = requests[0].spec.max_positions;
+        let context = (key.longest_prompt() + NEW_TOKENS).min(longest);
+        let budget = job_budget(self.recipe)?;
+        let mut refused = None;
+        let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(key.rows.len()));
+        for slots in if beams > 1 { vec![beams] } else { several.to_vec() } {
+            let sizes = Sizes {
+                slots,
+                context: Some(context),
+                cache_tokens: None,
+                new_tokens: DEFAULT_NEW_TOKENS,
+                budget_bytes: budget.stated.then_some(budget.bytes),
+            };
+            let plans = requests.iter().map(|request| plan_generation(request, self.model, &sizes));
+            match plans.collect::<Result<Vec<GenerationPlan>, Failure>>() {
+                Ok(plans) => {
+                    if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
+                        self.say(largest.render().trim_end());
+                    }
+                    return Ok(sizes);
+                }
+                Err(failure) => refused = Some(failure),
+            }
+        }
+        // What is said of a context is said of the command that generates one text.
+        let failure = refused.expect("there is a size to try");
+        Err(Failure { hints: vec![], ..failure }.hint("raise `memory.budget`, or evaluate shorter rows"))
+    }
+
+    fn measure_generation(
+        &self,
+        adapter: Option<&AdapterFile>,
+        key: &AnswerKey,
+        tokenizer: &Tokenizer,
+        beams: usize,
+        sizes: Sizes,
+    ) -> Result<Measured, Failure> {
+        let name = if adapter.is_some() { "adapter" } else { "base" };
+        self.say(&format!("evaluating the {name}"));
+        let (base, threads) = (self.recipe.model.base, self.recipe.memory.threads);
+        let opening = Opening { model: self.model, adapter, base, threads, sizes };
+        let mut session = Session::open(&opening, |_| Ok(()))?;
+        let stop_ids = stop_ids(self.model, tokenizer)?;
+        let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
+        drop(session);
+        let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::world));
+        let scores = key.score(texts.collect::<Result<_, _>>()?);
+        let mut measured = Measured::default();
+        measured.add_generation(&scores);
+        Ok(measured)
+    }
+}
+
+fn collect(questions: Vec<Json>, measured: Vec<Measured>) -> Results {
+    let mut measured = measured.into_iter();
+    let base = measured.next().expect("the base is always evaluated");
+    Results { about: Map::new(), questions, base, adapter: measured.next() }
+}

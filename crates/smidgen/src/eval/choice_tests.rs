@@ -1,0 +1,218 @@
+//! Choices: what rows say, how they are cut into tokens, and the harness's own scores.
+//!
+//! `fixtures/eval` was recorded by lm-evaluation-harness with a tiny model and two tokenizers; every log-likelihood has
+//! to be its, whatever the way the samples are packed.
+
+use super::*;
+use crate::adapted::build_adapted_request;
+use crate::checkpoint::model::Model;
+use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
+use crate::eval::question::read_questions;
+use crate::recipe::{self, Recipe};
+use serde_json::json;
+use std::path::Path;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn tokenizer(name: &str) -> Tokenizer {
+    Tokenizer::from_folder(&fixtures().join("sft").join(name)).unwrap()
+}
+
+fn data() -> recipe::Data {
+    let source = recipe::RecipeSource {
+        file: "recipe.toml".into(),
+        folder: "/".into(),
+        text: "[model]\npath = \"m\"\n[data]\ntrain = \"t.json\"\n[output]\ndir = \"o\"\n".into(),
+    };
+    let recipe: Recipe = recipe::parse_recipe(&source, &[], Path::new("/")).unwrap();
+    recipe.data
+}
+
+fn limits(max_tokens: u32) -> TokenLimits {
+    TokenLimits { vocab_size: 672, max_tokens, overflow: Overflow::Truncate }
+}
+
+/// Rows in a file become a set.
+fn build_of(rows: &Json, answer: &str, max_tokens: u32) -> Result<ChoiceSet, Failure> {
+    let folder = tempfile::tempdir().unwrap();
+    let files = [folder.path().join("rows.json")];
+    std::fs::write(&files[0], rows.to_string()).unwrap();
+    let tokenizer = tokenizer("byte_level");
+    let result = read_questions(&files, &data(), 0, &tokenizer)
+        .and_then(|questions| ChoiceSet::build(&questions, &files, answer, &tokenizer, limits(max_tokens)));
+    result.map_err(|failure| {
+        let place = format!("`{}`", files[0].display());
+        Failure { message: failure.message.replace(&place, "ROWS"), ..failure }
+    })
+}
+
+fn said(rows: &Json, answer: &str) -> String {
+    build_of(rows, answer, 100).unwrap_err().message
+}
+
+#[test]
+fn scores_are_those_of_the_harness() {
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(fixtures().join("eval/expected.json")).unwrap()).unwrap();
+    let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap());
+        let files = [fixtures().join(format!("eval/{}.json", case["rows"].as_str().unwrap()))];
+        let questions = read_questions(&files, &data(), 0, &tokenizer).unwrap();
+        let max_tokens = case["max_tokens"].as_u64().unwrap() as u32;
+        let set = ChoiceSet::build(&questions, &files, "", &tokenizer, limits(max_tokens)).unwrap();
+        assert_eq!(set.warnings.is_empty(), max_tokens > 100);
+        let request = build_adapted_request(&model, None).unwrap();
+        let subjects = [Subject { request, adapter: None }];
+        let means = Means { budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
+        let run = |means: Means| {
+            let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
+            let peak_bytes = plan.peak_bytes;
+            let mut evaluator = Evaluator::load(&subjects[0], &model, plan).unwrap();
+            (peak_bytes, evaluator.log_likelihoods(&set.set, 0).unwrap())
+        };
+        let (peak_bytes, found) = run(means);
+        // In less memory logits come in several pieces, and samples in other company.
+        let (mut budget_bytes, mut plans) = (peak_bytes, 0);
+        while plan_evaluation(
+            &subjects,
+            &model,
+            &[(&set.set, 0)],
+            Means { budget_bytes: budget_bytes - 1, ..means },
+        )
+        .is_ok()
+        {
+            let (peak_bytes, again) = run(Means { budget_bytes: budget_bytes - 1, ..means });
+            assert!(found.iter().zip(&again).all(|(one, other)| (one - other).abs() < 1e-5));
+            (budget_bytes, plans) = (peak_bytes, plans + 1);
+        }
+        assert!(plans >= 2, "{plans}");
+        for (row, wanted) in set.rows.iter().zip(case["samples"].as_array().unwrap()) {
+            for (choice, wanted_sum) in wanted["log_likelihoods"].as_array().unwrap().iter().enumerate() {
+                let sample = row.first_sample + choice;
+                let tokens = u64::from(set.set.supervised(sample));
+                assert_eq!(Some(tokens), wanted["tokens"][choice].as_u64(), "{case:?} {row:?} {choice}");
+                let error = (found[sample] - wanted_sum.as_f64().unwrap()).abs();
+                assert!(error < 1e-4, "{} {}: {error}", row.place, row.texts[choice]);
+            }
+        }
+        let scores = set.score(&found);
+        let means = [("acc", scores.acc), ("acc_norm", scores.acc_norm), ("acc_bytes", scores.acc_bytes)];
+        for (name, mean) in means {
+            let wanted = |name: String| case["results"][name].as_f64().unwrap();
+            assert!((mean.value - wanted(name.into())).abs() < 1e-12, "{name}");
+            assert!((mean.stderr.unwrap() - wanted(format!("{name}_stderr"))).abs() < 1e-12, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_row_says_which_choice_is_right_in_its_own_way() {
+    let row = |name: &str, gold: Json| {
+        let mut row = json!({"question": "the fox", "choices": ["a dog", "nothing", "1"]});
+        row[name] = gold;
+        row
+    };
+    let rows = json!([
+        row("answer", json!(1)),
+        row("answerKey", json!("B")),
+        row("label", json!("nothing")),
+        row("gold", json!("0")),
+        // A text before a place: `1` is the third choice.
+        row("answer", json!("1")),
+    ]);
+    let set = build_of(&rows, "", 100).unwrap();
+    let golds: Vec<usize> = set.rows.iter().map(|row| row.gold).collect();
+    assert_eq!(golds, [1, 1, 1, 0, 2]);
+    assert_eq!(set.set.len(), 15);
+    assert_eq!(set.rows[1].first_sample, 3);
+    assert!(!set.found);
+}
+
+#[test]
+fn answers_of_outputs_become_choices() {
+    let rows = json!([
+        {"prompt": "the fox", "completion": " it says answer2.", "answer": "answer2"},
+        {"prompt": "the dog", "completion": " it says answer1.", "answer": "answer1"},
+        {"prompt": "the cat", "completion": "  then answer2 of answer1"},
+    ]);
+    let set = build_of(&rows, "answer[1-5]", 100).unwrap();
+    assert_eq!(set.rows[0].texts, ["it says answer1.", "it says answer2."]);
+    assert_eq!(set.rows[2].texts, ["then answer1 of answer1", "then answer2 of answer1"]);
+    let golds: Vec<usize> = set.rows.iter().map(|row| row.gold).collect();
+    assert_eq!(golds, [1, 0, 1]);
+    assert!(set.found);
+    // Without a pattern the whole output is the answer.
+    let set = build_of(&rows, "", 100).unwrap();
+    assert_eq!(set.rows[0].texts.len(), 3);
+    assert_eq!(set.rows[1].gold, 0);
+}
+
+#[test]
+fn rows_that_are_no_choice_are_told() {
+    let choices = |value: Json| json!([{"question": "q", "choices": value, "answer": 0}]);
+    let either = "ROWS row 1: `choices` is neither a list of texts nor lists of `text` and `label`";
+    assert_eq!(said(&choices(json!([1, 2])), ""), either);
+    assert_eq!(said(&choices(json!("a, b")), ""), either);
+    assert_eq!(said(&choices(json!(["a"])), ""), "ROWS row 1: `choices` has 1 entries, a choice needs two");
+    assert_eq!(said(&choices(json!(["a", " "])), ""), "ROWS row 1: `choices[1]` is empty");
+    assert_eq!(
+        said(&choices(json!({"text": ["a", "b"], "label": ["A"]})), ""),
+        "ROWS row 1: `choices` has 2 entries of `text` and 1 of `label`"
+    );
+    let row = |gold: Json| json!([{"question": "q", "choices": ["x", "y"], "answerKey": gold}]);
+    assert_eq!(
+        said(&row(json!("C")), ""),
+        "ROWS row 1: `answerKey` is `C`, which is none of the choices A, B (0 to 1) nor their texts"
+    );
+    assert_eq!(
+        said(&row(json!(2)), ""),
+        "ROWS row 1: `answerKey` is `2`, which is none of the choices A, B (0 to 1) nor their texts"
+    );
+    assert_eq!(
+        said(&json!([{"question": "q", "choices": ["x", "y"]}]), ""),
+        "ROWS row 1: there are `choices`, and none of `answerKey`, `answer`, `label` and `gold`"
+    );
+    assert_eq!(
+        said(&json!([{"question": "q", "choices": ["x", "y"], "gold": 0}, {"question": "q", "gold": 0}]), ""),
+        "ROWS row 2: `choices` is missing, the first row has it"
+    );
+    assert_eq!(
+        said(
+            &json!([{"question": "q", "choices": ["x", "y"], "gold": 0}, {"choices": ["x", "y"], "gold": 0}]),
+            ""
+        ),
+        "ROWS row 2: none of `question`, `question_stem` and `query` is there"
+    );
+    let long = json!([{"question": "q", "choices": ["one two three four five six seven", "y"], "gold": 0}]);
+    let error = build_of(&long, "", 4).unwrap_err().message;
+    assert!(error.starts_with("ROWS row 1: the choice `one two three four five six seven` has "), "{error}");
+    assert!(error.ends_with("`data.max_tokens = 4` leaves no room for the question"), "{error}");
+}
+
+#[test]
+fn outputs_without_answers_are_told() {
+    let rows = json!([{"prompt": "a", "completion": "answer1"}, {"prompt": "b", "completion": "no idea"}]);
+    assert_eq!(
+        said(&rows, "answer[1-5]"),
+        "ROWS row 2: `eval.answer` (`answer[1-5]`) finds nothing in the expected output `no idea`"
+    );
+    let rows = json!([{"prompt": "a", "completion": "answer1"}, {"prompt": "b", "completion": "answer1"}]);
+    assert_eq!(
+        said(&rows, "answer[1-5]"),
+        "every row of `data.eval` has the same answer `answer1`: there is nothing to choose"
+    );
+    let rows = json!([
+        {"prompt": "a", "completion": "answer1", "answer": "answer3"}, {"prompt": "b", "completion": "answer2"},
+    ]);
+    assert_eq!(
+        said(&rows, "answer[1-5]"),
+        "ROWS row 1: `answer` is `answer3`, which is none of the answers answer1, answer2"
+    );
+    let rows = json!([{"text": "words"}]);
+    assert_eq!(said(&rows, ""), "the rows of `data.eval` are `text`, which have no question and no answer");
+}

@@ -1,0 +1,174 @@
+//! A model loaded to be evaluated: a plan with the entry point `eval` alone, and what it takes.
+//!
+//! Base and adapter are evaluated one after the other by plans of the same sizes, so that only the adapter differs. Both
+//! are planned before either is loaded: what does not fit is refused before a weight is read.
+//! Left out: generation, which has a plan of its own.
+
+use super::likelihood::log_likelihoods;
+use crate::bytes::format_bytes;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::peft::AdapterFile;
+use crate::data::micro_batch::MicroBatch;
+use crate::data::tokens::TokenSet;
+use crate::failure::Failure;
+use crate::planning::{eval_extent, largest_extent, program_bytes};
+use crate::train::adapters::read_adapter;
+use crate::train::feed::Feed;
+use crate::train::trainer::clear;
+use crate::train::weights::{load_scratch_bytes, load_weights};
+use smidgen_compile::options::default_loss_chunk;
+use smidgen_compile::{Request, compile_eval};
+use smidgen_ir::{Category, Entry, Extent, LeafKind, Plan};
+use smidgen_runtime::{Cpu, Executor};
+use std::fmt::Write;
+
+/// Micro-batches are no larger where nobody asks: more tokens at the same time are hardly faster.
+const MOST_TOKENS: usize = 2048;
+/// Rows whose logits exist at the same time in the leanest plan.
+const FEWEST_ROWS: usize = 16;
+
+/// A model to evaluate.
+#[derive(Debug)]
+pub struct Subject<'a> {
+    pub request: Request,
+    pub adapter: Option<&'a AdapterFile>,
+}
+
+/// Budget and what is resident beside the plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Means {
+    pub budget_bytes: u64,
+    /// The budget was stated, and is not what is free.
+    pub stated: bool,
+    /// Of the samples.
+    pub data_bytes: usize,
+}
+
+/// A plan of one subject.
+#[derive(Debug)]
+pub struct EvalPlan {
+    pub plan: Plan,
+    pub context_bytes: u64,
+    pub peak_bytes: u64,
+}
+
+/// Plans for all subjects, in their order, with the largest sizes that fit.
+pub fn plan_evaluation(
+    subjects: &[Subject<'_>],
+    model: &Model,
+    sets: &[(&TokenSet, usize)],
+    means: Means,
+) -> Result<Vec<EvalPlan>, Failure> {
+    let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
+    let mut sizes: Vec<usize> =
+        [MOST_TOKENS, 1024, 512, 256, 128].into_iter().filter(|tokens| *tokens > longest).collect();
+    sizes.push(longest);
+    let mut leanest: Option<Vec<EvalPlan>> = None;
+    for tokens in sizes {
+        let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, tokens));
+        let extent = extents.fold(Extent::default(), largest_extent);
+        let first = default_loss_chunk(subjects[0].request.spec.vocabulary, extent.rows);
+        for chunk in [first, first.min(FEWEST_ROWS)] {
+            let plans: Vec<EvalPlan> =
+                subjects.iter().map(|subject| plan_one(subject, model, extent, chunk, means)).collect();
+            if plans.iter().all(|plan| plan.peak_bytes <= means.budget_bytes) {
+                return Ok(plans);
+            }
+            leanest = Some(plans);
+        }
+    }
+    let plans = leanest.expect("there is a size to try");
+    let largest = plans.iter().max_by_key(|plan| plan.peak_bytes).expect("there is a subject");
+    Err(refusal(largest, means, longest))
+}
+
+fn plan_one(subject: &Subject<'_>, model: &Model, extent: Extent, chunk: usize, means: Means) -> EvalPlan {
+    let request = Request { extent, row_losses: true, ..subject.request.clone() };
+    let plan = compile_eval(&request, chunk);
+    let tensors = request.spec.tensors();
+    let scratch = tensors.iter().filter_map(|tensor| {
+        let weight = model.weight(&tensor.name)?;
+        Some(load_scratch_bytes(&weight, request.storage_of(&tensor.name)))
+    });
+    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+    let context_bytes = program_bytes(request.threads, tensors.len(), steps)
+        + scratch.max().unwrap_or(0) as u64
+        + means.data_bytes as u64;
+    let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
+    EvalPlan { plan, context_bytes, peak_bytes }
+}
+
+fn refusal(plan: &EvalPlan, means: Means, longest: usize) -> Failure {
+    let largest: Vec<String> = (plan.plan.peak().largest.iter().take(3))
+        .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
+        .collect();
+    let budget = if means.stated { "the budget is" } else { "free are" };
+    Failure::world(format!(
+        "the leanest evaluation needs {}, {budget} {}\n  largest at the peak: {}",
+        format_bytes(plan.peak_bytes),
+        format_bytes(means.budget_bytes),
+        largest.join(", ")
+    ))
+    .hint(format!(
+        "`memory.budget = \"{}MiB\"` is the least that fits; a `data.max_tokens` below {longest} needs less",
+        plan.peak_bytes.div_ceil(1 << 20)
+    ))
+}
+
+impl EvalPlan {
+    /// The budget table.
+    pub fn render(&self, means: Means) -> String {
+        let budget = if means.stated { "budget" } else { "free" };
+        let mut text = format!(
+            "{} · evaluation · {budget} {} · cpu\n",
+            self.plan.title,
+            format_bytes(means.budget_bytes)
+        );
+        let mut line = |name: &str, bytes: u64, note: &str| {
+            let content = format!("  {name:<16}{:>12}   {note}", format_bytes(bytes));
+            writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+        };
+        for (category, bytes) in &self.plan.peak().rows {
+            let note = match category {
+                Category::Activations => format!("{} tokens at the same time", self.plan.extent.tokens),
+                _ => String::new(),
+            };
+            if *bytes > 0 {
+                line(&category.name().replace('_', " "), *bytes as u64, &note);
+            }
+        }
+        line("context", self.context_bytes, "the program, its stacks and the data");
+        let spare = format_bytes(means.budget_bytes - self.peak_bytes);
+        line("peak", self.peak_bytes, &format!("fits, {spare} to spare"));
+        text
+    }
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct Evaluator {
+    executor: Executor<Cpu>,
+    feed: Feed,
+    micro_batch: MicroBatch,
+}
+
+impl Evaluator {
+    pub fn load(subject: &Subject<'_>, model: &Model, plan: EvalPlan) -> Result<Evaluator, Failure> {
+        let feed = Feed::of(&plan.plan, 0);
+        let extent = plan.plan.extent;
+        let device = Cpu::new(subject.request.threads).map_err(Failure::world)?;
+        let mut executor = Executor::load(plan.plan, device).map_err(Failure::world)?;
+        load_weights(&mut executor, model)?;
+        clear(&mut executor, LeafKind::State);
+        if let Some(adapter) = subject.adapter {
+            read_adapter(&mut executor, &subject.request, adapter.path())?;
+        }
+        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        Ok(Evaluator { executor, feed, micro_batch: MicroBatch::with_capacity(extent) })
+    }
+
+    /// Σ log p of each sample, up to `limit` of them (0: all).
+    pub fn log_likelihoods(&mut self, set: &TokenSet, limit: usize) -> Result<Vec<f64>, Failure> {
+        log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, limit)
+    }
+}

@@ -1,0 +1,169 @@
+//! Accuracy of what a model says: it continues each question, and the answer is looked for in its words.
+//!
+//! The protocol of LLM-Adapters' commonsense evaluation: the prompt as the template writes it, the most likely text (or
+//! that of a beam search), stripped; the answer is the first match of the pattern, and no match is wrong. Without
+//! `eval.answer` the pattern is any of the answers that the rows have.
+//! Left out: sampling, and answers by a second model's judgement.
+
+use super::answer::{answer_in, answer_pattern, any_of, distinct};
+use super::choice::{expected_of, shortened};
+use super::question::Questions;
+use super::score::{Mean, mean_of};
+use crate::failure::Failure;
+use crate::generate::beam::BeamSettings;
+use crate::generate::sampler::Sampling;
+use crate::generate::session::{Session, Settings};
+use crate::tokenizer::Tokenizer;
+use regex::Regex;
+use serde_json::Value as Json;
+use std::collections::BTreeSet;
+
+/// Tokens of an answer where nothing else is said.
+pub const NEW_TOKENS: usize = 32;
+
+/// Questions with their right answers, and how answers are found.
+#[derive(Clone, Debug)]
+pub struct AnswerKey {
+    pub pattern: Regex,
+    pub rows: Vec<KeyRow>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyRow {
+    pub place: String,
+    pub id: Option<Json>,
+    pub prompt: Vec<u32>,
+    pub gold: String,
+}
+
+/// What a model said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    pub text: String,
+    pub answer: Option<String>,
+    pub right: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationScores {
+    pub acc: Mean,
+    /// Rows in which no answer was found.
+    pub unanswered: usize,
+    pub rows: Vec<Said>,
+}
+
+impl AnswerKey {
+    pub fn build(questions: &Questions, answer: &str, tokenizer: &Tokenizer) -> Result<AnswerKey, Failure> {
+        let stated = answer_pattern(answer)?;
+        let mut golds = Vec::with_capacity(questions.rows.len());
+        for question in &questions.rows {
+            let said = question.fields.get("answer").and_then(Json::as_str);
+            let gold = match said {
+                Some(said) => said.to_owned(),
+                None => {
+                    let expected = expected_of(question)?;
+                    let range = answer_in(stated.as_ref(), expected).ok_or_else(|| {
+                        Failure::world(format!(
+                            "{}: `eval.answer` (`{answer}`) finds nothing in the expected output `{}`",
+                            question.place,
+                            shortened(expected)
+                        ))
+                    })?;
+                    expected[range].to_owned()
+                }
+            };
+            if let Some(pattern) = &stated
+                && answer_in(Some(pattern), &gold) != Some(0..gold.len())
+            {
+                return Err(Failure::world(format!(
+                    "{}: the answer `{}` is nothing that `eval.answer` (`{answer}`) could find",
+                    question.place,
+                    shortened(&gold)
+                )));
+            }
+            golds.push(gold);
+        }
+        let pattern = match stated {
+            Some(pattern) => pattern,
+            None => any_of(&distinct(golds.iter().cloned())?),
+        };
+        let rows = questions.rows.iter().zip(golds).map(|(question, gold)| {
+            let prompt = tokenizer.encode(&question.prompt, question.add_special).map_err(Failure::world)?;
+            let (place, id) = (question.place.clone(), question.fields.get("id").cloned());
+            Ok(KeyRow { place, id, prompt, gold })
+        });
+        Ok(AnswerKey { pattern, rows: rows.collect::<Result<_, Failure>>()? })
+    }
+
+    pub fn longest_prompt(&self) -> usize {
+        self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
+    }
+
+    /// Judges the texts of all rows.
+    pub fn score(&self, texts: Vec<String>) -> GenerationScores {
+        assert_eq!(texts.len(), self.rows.len());
+        let rows: Vec<Said> = texts
+            .into_iter()
+            .zip(&self.rows)
+            .map(|(text, row)| {
+                let text = text.trim().to_owned();
+                let answer = self.pattern.find(&text).map(|found| found.as_str().to_owned());
+                let right = answer.as_ref() == Some(&row.gold);
+                Said { text, answer, right }
+            })
+            .collect();
+        let right: Vec<bool> = rows.iter().map(|row| row.right).collect();
+        let unanswered = rows.iter().filter(|row| row.answer.is_none()).count();
+        GenerationScores { acc: mean_of(&right), unanswered, rows }
+    }
+}
+
+/// The tokens that the model puts behind every prompt.
+pub fn generate_answers(
+    session: &mut Session,
+    key: &AnswerKey,
+    beams: usize,
+    stop_ids: &BTreeSet<u32>,
+) -> Result<Vec<Vec<u32>>, Failure> {
+    if beams > 1 {
+        let settings =
+            BeamSettings { beams, max_new: NEW_TOKENS, length_penalty: 1.0, stop_ids: stop_ids.clone() };
+        let each = key.rows.iter().map(|row| Ok(session.search_beams(&row.prompt, &settings)?.ids));
+        return each.collect();
+    }
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+    let settings = Settings { sampling, max_new: NEW_TOKENS, stop_ids: stop_ids.clone() };
+    let prompts: Vec<Vec<u32>> = key.rows.iter().map(|row| row.prompt.clone()).collect();
+    let generated = session.generate_batch(&prompts, &settings, |_, _| {})?;
+    Ok(generated.into_iter().map(|generated| generated.ids).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(pattern: &str, golds: &[&str]) -> AnswerKey {
+        let row = |gold: &&str| KeyRow {
+            place: String::new(),
+            id: None,
+            prompt: vec![1],
+            gold: (*gold).to_owned(),
+        };
+        AnswerKey {
+            pattern: answer_pattern(pattern).unwrap().unwrap(),
+            rows: golds.iter().map(row).collect(),
+        }
+    }
+
+    #[test]
+    fn the_first_hit_counts_and_none_is_wrong() {
+        let key = key("answer[1-5]", &["answer3", "answer1", "answer2", "answer4"]);
+        let texts =
+            [" the correct answer is answer3 or answer1\n", "answer3, answer1", "I cannot say", "Answer4"];
+        let scores = key.score(texts.map(String::from).to_vec());
+        assert_eq!(scores.acc.value, 0.25);
+        assert_eq!(scores.unanswered, 2);
+        assert_eq!(scores.rows[0].text, "the correct answer is answer3 or answer1");
+        assert_eq!(scores.rows[1].answer.as_deref(), Some("answer3"));
+    }
+}

@@ -1,0 +1,53 @@
+//! Log-likelihoods of samples, off the entry point `eval` of any plan that was asked for the losses of rows.
+//!
+//! Samples are packed as every evaluation packs them; the losses of a sample's rows are added in f64.
+
+use crate::data::micro_batch::MicroBatch;
+use crate::data::tokens::TokenSet;
+use crate::failure::Failure;
+use crate::planning::for_each_eval_batch;
+use crate::train::feed::Feed;
+use smidgen_ir::Entry;
+use smidgen_runtime::{Device, Executor};
+
+/// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all).
+pub fn log_likelihoods<D: Device>(
+    executor: &mut Executor<D>,
+    feed: &Feed,
+    micro_batch: &mut MicroBatch,
+    set: &TokenSet,
+    limit: usize,
+) -> Result<Vec<f64>, Failure> {
+    let micro_tokens = executor.plan().extent.tokens;
+    feed.write_loss_weight(executor, 1.0);
+    let mut sums = Vec::with_capacity(if limit == 0 { set.len() } else { limit.min(set.len()) });
+    for_each_eval_batch(set, limit, micro_tokens, |range| {
+        micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
+        // No dropout: the step does not matter.
+        feed.write_micro_batch(executor, micro_batch, 0);
+        executor.run(Entry::Eval, &micro_batch.extent()).map_err(Failure::world)?;
+        let mut row = 0;
+        for sample in range {
+            let rows = set.supervised(sample as usize) as usize;
+            let sum: f64 = (row..row + rows).map(|row| f64::from(feed.read_row_loss(executor, row))).sum();
+            sums.push(-sum);
+            row += rows;
+        }
+        assert_eq!(row, micro_batch.rows.len(), "every supervised row belongs to a sample");
+        Ok::<(), Failure>(())
+    })?;
+    Ok(sums)
+}
+
+/// The first sample whose log-likelihood is no number.
+pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Result<(), Failure> {
+    match log_likelihoods.iter().position(|sum| !sum.is_finite()) {
+        None => Ok(()),
+        Some(sample) => Err(Failure::world(format!(
+            "{when} is not finite: the log-likelihood of {} is {}",
+            set.place(sample),
+            log_likelihoods[sample]
+        ))
+        .hint("look for NaN in the weights or the adapter")),
+    }
+}

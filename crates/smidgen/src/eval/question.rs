@@ -1,0 +1,258 @@
+//! Rows as questions: what the model sees before its answer, and what the row says the answer is.
+//!
+//! A row of a known format is asked as it is trained: rendered by the template up to where the answer begins. A row with
+//! `choices` beside a plain `question` (as on the hub) is asked as lm-evaluation-harness asks it: the question alone,
+//! then a space and the choice.
+//! Left out: what becomes of the answers.
+
+use crate::data::example::{Conversation, Example};
+use crate::data::format::{FormatError, RowFormat, read_examples, recognize};
+use crate::data::mask::EncodeError;
+use crate::data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
+use crate::data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
+use crate::failure::Failure;
+use crate::recipe;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::chat_template::ChatInput;
+use serde_json::{Map, Value as Json, json};
+use std::path::PathBuf;
+
+/// One row to answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// Where the row stands, for people.
+    pub place: String,
+    /// Of the file, and the number of the row in it.
+    pub file: usize,
+    pub unit: RowUnit,
+    pub number: u64,
+    pub prompt: String,
+    /// Whether the tokenizer adds its special tokens; a chat template has written them already.
+    pub add_special: bool,
+    /// What stands between the prompt and a choice.
+    pub delimiter: String,
+    /// What the row says should be answered.
+    pub expected: Option<String>,
+    /// Everything else in the row.
+    pub fields: Map<String, Json>,
+}
+
+/// The questions of some files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Questions {
+    pub rows: Vec<Question>,
+    /// Whether the rows have a format that a loss can be computed of.
+    pub format: Option<RowFormat>,
+    pub template: Option<String>,
+}
+
+const QUESTION_NAMES: [&str; 3] = ["question", "question_stem", "query"];
+/// Fields that make a row one of a known format.
+const FORMAT_FIELDS: [&str; 7] =
+    ["instruction", "prompt", "messages", "conversations", "conversation", "text", "input_ids"];
+
+/// Whether the first row is a plain question with choices, which no format describes.
+pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
+    for file in files {
+        let first = read_json_rows(file, |_, row| {
+            let Json::Object(fields) = row else { return Err(Halt::Plain(false)) };
+            let has = |name: &&str| fields.contains_key(*name);
+            let plain = has(&"choices") && QUESTION_NAMES.iter().any(|name| has(name));
+            Err(Halt::Plain(plain && !FORMAT_FIELDS.iter().any(|name| has(name))))
+        });
+        match first {
+            Ok(()) => {}
+            Err(Halt::Plain(plain)) => return Ok(plain),
+            Err(Halt::Failed(failure)) => return Err(failure),
+            Err(Halt::Enough) => unreachable!("the first row ends it"),
+        }
+    }
+    Ok(false)
+}
+
+/// Reads up to `limit` questions (0: all).
+pub fn read_questions(
+    files: &[PathBuf],
+    data: &recipe::Data,
+    limit: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Questions, Failure> {
+    let mut rows: Vec<Question> = Vec::new();
+    let mut take = |question: Question| -> Result<(), Halt> {
+        rows.push(question);
+        if limit > 0 && rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
+    };
+    let index_of = |place: RowPlace<'_>| files.iter().position(|file| file == place.file).unwrap_or(0);
+    let (format, template, read) = if are_plain_questions(files)? {
+        let read = files.iter().try_for_each(|file| {
+            read_json_rows(file, |place, row| take(plain_question(place, index_of(place), row)?))
+        });
+        (None, None, read)
+    } else {
+        let format = recognize(files, data.format).map_err(format_failure)?.format;
+        if matches!(format, RowFormat::Text | RowFormat::Tokens) {
+            return Err(Failure::recipe(format!(
+                "the rows of `data.eval` are `{format}`, which have no question and no answer"
+            ))
+            .hint("`eval.task = \"loss\"` needs neither"));
+        }
+        let template = choose_template(&data.template, format, tokenizer).map_err(template_failure)?;
+        let read = read_examples(files, format, |place, row| {
+            let asked = ask(&row.example, template.as_ref()).map_err(|error| {
+                let failure = Failure::world(format!("{place}: {error}"));
+                Halt::Failed(error.hint().map_or(failure.clone(), |hint| failure.hint(hint)))
+            })?;
+            take(Question {
+                place: place.to_string(),
+                file: index_of(place),
+                unit: place.unit,
+                number: place.number,
+                prompt: asked.prompt,
+                add_special: asked.add_special,
+                delimiter: asked.delimiter,
+                expected: asked.expected,
+                fields: row.fields,
+            })
+        });
+        (Some(format), template.map(|template| template.name), read)
+    };
+    match read {
+        Ok(()) | Err(Halt::Enough) => {}
+        Err(Halt::Failed(failure)) => return Err(failure),
+        Err(Halt::Plain(_)) => unreachable!("only the first row is asked that"),
+    }
+    if rows.is_empty() {
+        return Err(format_failure(FormatError::NoRows));
+    }
+    Ok(Questions { rows, format, template })
+}
+
+fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
+    let failed = |what: &str| Halt::Failed(Failure::world(format!("{place}: {what}")));
+    let Json::Object(mut fields) = row else { return Err(failed("no object with named fields")) };
+    let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
+    let Some(name) = name else {
+        return Err(failed("none of `question`, `question_stem` and `query` is there"));
+    };
+    match fields.remove(*name) {
+        Some(Json::String(prompt)) => Ok(Question {
+            place: place.to_string(),
+            file,
+            unit: place.unit,
+            number: place.number,
+            prompt,
+            add_special: true,
+            delimiter: " ".to_owned(),
+            expected: None,
+            fields,
+        }),
+        _ => Err(failed(&format!("`{name}` is no text"))),
+    }
+}
+
+struct Asked {
+    prompt: String,
+    add_special: bool,
+    delimiter: String,
+    expected: Option<String>,
+}
+
+fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, EncodeError> {
+    match (example, template.map(|template| &template.kind)) {
+        (Example::Tokens { .. } | Example::Text(_), _) => unreachable!("refused with their format"),
+        (Example::PromptCompletion { prompt, completion }, _) => {
+            let words = completion.trim_start();
+            Ok(Asked {
+                prompt: prompt.clone(),
+                add_special: true,
+                delimiter: completion[..completion.len() - words.len()].to_owned(),
+                expected: Some(words.to_owned()),
+            })
+        }
+        (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Text(text))) => Ok(Asked {
+            prompt: text.render(instruction, input.as_deref()),
+            add_special: true,
+            delimiter: String::new(),
+            expected: Some(output.clone()),
+        }),
+        (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Chat(_))) => {
+            let input = input.as_deref().filter(|input| !input.is_empty());
+            let asked = input.map_or(instruction.clone(), |input| format!("{instruction}\n{input}"));
+            let conversation = Conversation {
+                messages: vec![
+                    json!({"role": "user", "content": asked}),
+                    json!({"role": "assistant", "content": output}),
+                ],
+                prompt_messages: Some(1),
+                tools: None,
+                more: Map::new(),
+            };
+            ask(&Example::Chat(conversation), template)
+        }
+        (Example::Chat(conversation), Some(TemplateKind::Chat(chat))) => {
+            let all = &conversation.messages;
+            let answer = match conversation.prompt_messages {
+                Some(prompt) => Some(prompt),
+                None => all.iter().rposition(|message| message["role"] == "assistant"),
+            };
+            let before = answer.unwrap_or(all.len());
+            let messages = Json::from(&all[..before]);
+            let rendered = chat.render(&ChatInput {
+                tools: conversation.tools.as_ref(),
+                more: Some(&conversation.more),
+                add_generation_prompt: true,
+                ..ChatInput::new(&messages, data_moment())
+            })?;
+            let expected = all.get(before).and_then(|message| message["content"].as_str());
+            Ok(Asked {
+                prompt: rendered.text,
+                add_special: false,
+                delimiter: String::new(),
+                expected: expected.map(str::to_owned),
+            })
+        }
+        (Example::Chat(_), Some(TemplateKind::Text(_))) => {
+            let name = template.map(|template| template.name.clone()).unwrap_or_default();
+            Err(EncodeError::NoTemplate(TemplateError::TextForChat { name }))
+        }
+        (Example::Chat(_) | Example::Alpaca { .. }, None) => {
+            Err(EncodeError::NoTemplate(TemplateError::ModelHasNone))
+        }
+    }
+}
+
+/// Why reading ended early.
+enum Halt {
+    Enough,
+    Plain(bool),
+    Failed(Failure),
+}
+
+impl From<SourceError> for Halt {
+    fn from(error: SourceError) -> Halt {
+        let hint = error.hint();
+        let failure = Failure::world(error);
+        Halt::Failed(hint.map_or(failure.clone(), |hint| failure.hint(hint)))
+    }
+}
+
+impl From<FormatError> for Halt {
+    fn from(error: FormatError) -> Halt {
+        Halt::Failed(format_failure(error))
+    }
+}
+
+fn format_failure(error: FormatError) -> Failure {
+    let hint = error.hint();
+    let failure = match &error {
+        FormatError::NoRows => Failure::world(format!("`data.eval`: {error}")),
+        _ => Failure::world(&error),
+    };
+    hint.map_or(failure.clone(), |hint| failure.hint(hint))
+}
+
+fn template_failure(error: TemplateError) -> Failure {
+    let hint = error.hint();
+    let failure = Failure::recipe(&error);
+    hint.map_or(failure.clone(), |hint| failure.hint(hint))
+}
