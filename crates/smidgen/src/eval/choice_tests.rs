@@ -69,7 +69,7 @@ fn scores_are_those_of_the_harness() {
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
         let means = Means { budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
-        let mut run = |means: Means| {
+        let run = |means: Means| {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
             let mut evaluator = Evaluator::load(&subjects[0], &model, plan).unwrap();
