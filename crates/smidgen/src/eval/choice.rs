@@ -280,7 +280,10 @@ fn encode_pair(
         false => {
             let moved = &question.prompt[context.len()..];
             let whole = encode(&format!("{context}{moved}{continuation}"), question.add_special)?;
-            (whole, encode(context, question.add_special)?.len())
+            // The harness reads the tokens of the context alone, also where its last one is another in the whole.
+            let context = encode(context, question.add_special)?;
+            let behind = whole.get(context.len()..).unwrap_or_default();
+            ([context.as_slice(), behind].concat(), context.len())
         }
         // Something has to stand before the first token; BOS, or what separates texts.
         true => {

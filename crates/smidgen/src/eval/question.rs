@@ -57,8 +57,8 @@ pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
         let first = read_json_rows(file, |_, row| {
             let Json::Object(fields) = row else { return Err(Halt::Plain(false)) };
             let has = |name: &&str| fields.contains_key(*name);
-            let plain = has(&"choices") && QUESTION_NAMES.iter().any(|name| has(name));
-            Err(Halt::Plain(plain && !FORMAT_FIELDS.iter().any(|name| has(name))))
+            let plain = has(&"choices") && QUESTION_NAMES.iter().any(&has);
+            Err(Halt::Plain(plain && !FORMAT_FIELDS.iter().any(has)))
         });
         match first {
             Ok(()) => {}
