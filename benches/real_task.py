@@ -61,7 +61,8 @@ class Encoder:
         """Of each answer: ids of prompt and answer, and how many of them the prompt has."""
         answers = re.search(r"Answer format: (\S+)$", row["instruction"]).group(1).split("/")
         prompt = self.prompt(row)
-        start = len(self.ids(prompt))
+        # As lm-eval: white space at the end of the prompt is scored with the answer.
+        start = len(self.ids(prompt.rstrip()))
         texts = [row["output"].replace(row["answer"], answer) for answer in answers]
         return [(self.ids(prompt + text), start) for text in texts]
 
