@@ -5,6 +5,7 @@
 
 use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
+use crate::data::format::RowFormat;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
 use crate::eval::choice::ChoiceSet;
@@ -34,7 +35,9 @@ pub struct Planned {
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
-const PROCESS_BYTES: u64 = 10_500_000;
+const PROCESS_BYTES: u64 = 11_400_000;
+/// ... what a tokenizer leaves in the heap where rows are text, ...
+const TEXT_BYTES: u64 = 5_000_000;
 /// ... each thread's stack and heap, ...
 const THREAD_BYTES: u64 = 40_000;
 /// ... each weight of the model, its names and places, ...
@@ -118,7 +121,8 @@ fn context(job: &Job) -> Context {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
             let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-            rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()
+            let text = if rows.origin.format == RowFormat::Tokens { 0 } else { TEXT_BYTES };
+            (rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()) as u64 + text
         }
         Data::Assumed { .. } => 0,
     };
@@ -128,7 +132,7 @@ fn context(job: &Job) -> Context {
         Some(load_scratch_bytes(&weight, job.request.storage_of(&tensor.name)))
     });
     let loading = scratch.max().unwrap_or(0) as u64;
-    let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data as u64;
+    let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
     Context { bytes, step_bytes: STEP_BYTES }
 }
 

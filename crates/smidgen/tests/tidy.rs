@@ -500,29 +500,46 @@ fn every_recipe_plans_within_its_expected_peak() {
     }
 }
 
-#[test]
-fn the_first_command_of_the_readme_trains() {
-    let readme = read("README.md");
-    let command = readme.lines().find(|line| line.starts_with("cargo run")).expect("a first command");
-    let (_, arguments) = command.split_once(" -- ").expect("arguments for smidgen");
-    let claim = Regex::new(r"loss falls from ([0-9]\.[0-9]) to ([0-9]\.[0-9])").unwrap();
-    let claim = claim.captures(&readme).expect("the README says how far the loss falls");
-
+/// The losses of a run of the given arguments.
+fn train_losses(arguments: &[&str]) -> Vec<f64> {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let status = Command::new(env!("CARGO_BIN_EXE_smidgen"))
-        .args(arguments.split_whitespace())
+        .args(arguments)
         .arg(format!("output.dir={}", run.display()))
         .arg("--quiet")
         .current_dir(root())
         .status()
         .unwrap();
-    assert!(status.success(), "`{command}` failed");
+    assert!(status.success(), "{arguments:?} failed");
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let losses: Vec<f64> = metrics
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64())
-        .collect();
+    let loss = |line: &str| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64();
+    metrics.lines().filter_map(loss).collect()
+}
+
+#[test]
+fn the_recipe_without_a_download_trains() {
+    let losses = train_losses(&["train", "recipes/llama-tokens.toml"]);
+    assert!(losses[0] > 6.0 && losses[losses.len() - 1] < 0.5, "{losses:?}");
+}
+
+/// With `SMIDGEN_SMOLLM2`, the model's file; the command itself fetches it.
+#[test]
+fn the_first_command_of_the_readme_does_what_it_says() {
+    let readme = read("README.md");
+    let command = readme.lines().find(|line| line.starts_with("cargo run")).expect("a first command");
+    let (_, arguments) = command.split_once(" -- ").expect("arguments for smidgen");
+    let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
+    assert_eq!(arguments, ["train", "recipes/quickstart.toml"]);
+    let claim = Regex::new(r"loss falls from ([0-9]\.[0-9]) to ([0-9]\.[0-9])").unwrap();
+    let claim = claim.captures(&readme).expect("the README says how far the loss falls");
+    let Some(model) = std::env::var_os("SMIDGEN_SMOLLM2") else {
+        eprintln!("skipped: SMIDGEN_SMOLLM2 does not name SmolLM2's file");
+        return;
+    };
+    let path = format!("model.path={}", model.display());
+    arguments.push(&path);
+    let losses = train_losses(&arguments);
     for (said, got) in [(&claim[1], losses.first()), (&claim[2], losses.last())] {
         let (said, got): (f64, f64) = (said.parse().unwrap(), *got.expect("a loss"));
         // Instruction sets differ in last bits, which sixty steps carry on.

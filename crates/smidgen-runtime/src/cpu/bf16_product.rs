@@ -17,7 +17,7 @@ use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
 use smidgen_ir::workspace::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
 
 /// Depth over which a strip of the right operand stays in the first-level cache while rows pass by.
-const INNER_TILES: usize = 512 / TILE_DEPTH;
+const INNER_TILES: usize = 640 / TILE_DEPTH;
 /// Most pieces of terms in one block of depth.
 const MOST_PIECES: usize = 16;
 /// Tasks that a block is cut into where it is large enough.

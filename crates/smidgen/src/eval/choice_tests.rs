@@ -55,7 +55,7 @@ fn said(rows: &Json, answer: &str) -> String {
 #[test]
 fn scores_are_those_of_the_harness() {
     let cases: Json =
-        serde_json::from_slice(&std::fs::read(fixtures().join("eval/expected.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
     let cases = cases.as_array().unwrap();
     assert_eq!(cases.len(), 4);

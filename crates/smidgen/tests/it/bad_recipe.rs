@@ -101,7 +101,7 @@ fn keys_that_exclude_each_other() {
     let scratch = Scratch::new();
     scratch.write("recipe.toml", RECIPE.replace("steps = 6", "steps = 6\nepochs = 2"));
     let words =
-        ["line 16: `train.epochs` and `train.steps` in line 15 exclude each other", "keep one of them"];
+        ["line 17: `train.epochs` and `train.steps` in line 16 exclude each other", "keep one of them"];
     scratch.train_refused(2, &[], &words);
     scratch.write("recipe.toml", RECIPE);
     scratch.train_refused(2, &["train.batch=2", "train.batch_tokens=90"], &["exclude each other"]);

@@ -25,14 +25,16 @@ fn help_lists_the_commands() {
             Usage: smidgen [OPTIONS] <COMMAND>
 
             Commands:
-              plan     Show what a run will take, before it takes anything
-              preview  Show samples as the model sees them, supervised tokens marked
-              train    Plan, check, train and save
-              merge    Fold an adapter into its base model
-              export   Write an adapter, or a model with it, as a GGUF file for llama.cpp
-              inspect  Show what an adapter, a run or a model holds
-              pull     Fetch a model, or say where it is
-              help     Print this message or the help of the given subcommand(s)
+              plan      Show what a run will take, before it takes anything
+              preview   Show samples as the model sees them, supervised tokens marked
+              train     Plan, check, train and save
+              eval      Score the base model and the trained one on rows with known answers
+              merge     Fold an adapter into its base model
+              export    Write an adapter, or a model with it, as a GGUF file for llama.cpp
+              inspect   Show what an adapter, a run or a model holds
+              generate  Continue a prompt, or talk with a model at the terminal
+              pull      Fetch a model, or say where it is
+              help      Print this message or the help of the given subcommand(s)
 
             Options:
                   --quiet    Say nothing but errors
@@ -88,8 +90,8 @@ fn plan_prints_the_budget_table() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            10.37 MiB   the program, its stacks and the data
-              peak               12.35 MiB   fits, 51.65 MiB to spare (at: forward, lm_head_loss)
+              context            11.23 MiB   the program, its stacks and the data
+              peak               13.21 MiB   fits, 50.79 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -149,8 +151,8 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
               workspace           1.48 MiB
-              context            10.37 MiB   the program, its stacks and the data
-              peak               13.14 MiB   fits, 50.86 MiB to spare (at: forward, lm_head_loss)
+              context            11.23 MiB   the program, its stacks and the data
+              peak               14.00 MiB   fits, 50.00 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
@@ -173,7 +175,7 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 12.04 MiB, the budget is 4.00 MiB
+            error: the leanest plan needs 12.90 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of recompute of layers.1, linear 1.25 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
 
             hint: `memory.budget = "13MiB"` is the least that fits
@@ -203,8 +205,8 @@ fn train_talks_on_stderr() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            10.37 MiB   the program, its stacks and the data
-              peak               12.35 MiB   fits, 51.65 MiB to spare (at: forward, lm_head_loss)
+              context            11.23 MiB   the program, its stacks and the data
+              peak               13.21 MiB   fits, 50.79 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -243,77 +245,77 @@ fn the_resolved_job_is_written_whole() {
         &scratch,
         &scratch.text("run/job.toml"),
         expect![[r#"
-        [model]
-        path = "FOLDER/model"
-        base = "as-stored"
-        compute = "auto"
+            [model]
+            path = "FOLDER/model"
+            base = "as-stored"
+            compute = "f32"
 
-        [adapter]
-        kind = "lora"
-        rank = 4
-        alpha = 8.0
-        dropout = 0.0
-        targets = "all-linear"
-        layers = "all"
-        init = "default"
-        rank_pattern = {}
-        alpha_pattern = {}
-        bias = "none"
-        reg = 0.01
-        sigma = 1.0
+            [adapter]
+            kind = "lora"
+            rank = 4
+            alpha = 8.0
+            dropout = 0.0
+            targets = "all-linear"
+            layers = "all"
+            init = "default"
+            rank_pattern = {}
+            alpha_pattern = {}
+            bias = "none"
+            reg = 0.01
+            sigma = 1.0
 
-        [data]
-        train = ["FOLDER/data.jsonl"]
-        eval = []
-        format = "tokens"
-        template = "auto"
-        loss_on = "completion"
-        max_tokens = 64
-        overflow = "truncate"
-        shuffle = true
+            [data]
+            train = ["FOLDER/data.jsonl"]
+            eval = []
+            format = "tokens"
+            template = "auto"
+            loss_on = "completion"
+            max_tokens = 64
+            overflow = "truncate"
+            shuffle = true
 
-        [train]
-        batch = 4
-        steps = 6
-        lr = 0.01
-        schedule = "linear"
-        warmup = 0.03
-        optimizer = "adamw"
-        weight_decay = 0.0
-        betas = [0.9, 0.999]
-        eps = 1e-8
-        clip = 1.0
-        seed = 7
-        log_every = 10
-        eval_every = 0
-        save_every = 100
-        keep = 3
-        early_stop = 0
+            [train]
+            batch = 4
+            steps = 6
+            lr = 0.01
+            schedule = "linear"
+            warmup = 0.03
+            optimizer = "adamw"
+            weight_decay = 0.0
+            betas = [0.9, 0.999]
+            eps = 1e-8
+            clip = 1.0
+            seed = 7
+            log_every = 10
+            eval_every = 0
+            save_every = 100
+            keep = 3
+            early_stop = 0
 
-        [eval]
-        task = "loss"
-        limit = 0
-        answer = ""
+            [eval]
+            task = "loss"
+            limit = 0
+            answer = ""
 
-        [memory]
-        device = "cpu"
-        profile = "auto"
-        budget = "64MiB"
-        host_budget = "auto"
-        threads = 2
-        micro_tokens = "auto"
-        recompute = "auto"
-        activations = "auto"
-        weights = "auto"
-        optimizer_state = "auto"
-        adapt = false
+            [memory]
+            device = "cpu"
+            profile = "auto"
+            budget = "64MiB"
+            host_budget = "auto"
+            threads = 2
+            micro_tokens = "auto"
+            recompute = "auto"
+            activations = "auto"
+            weights = "auto"
+            optimizer_state = "auto"
+            adapt = false
 
-        [expect]
-        peak = ""
+            [expect]
+            peak = ""
 
-        [output]
-        dir = "FOLDER/run"
-    "#]],
+            [output]
+            dir = "FOLDER/run"
+        "#]],
     );
     // The job is a recipe: it plans to the same table.
     let again = scratch.run(&["plan", "run/job.toml"]);

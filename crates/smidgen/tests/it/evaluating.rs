@@ -133,7 +133,7 @@ fn plain_questions_are_scored_and_trained_with() {
     let found = eval(&scratch, &["recipe.toml", "data.eval=questions.json", "--task", "choice"]);
     // Recorded with the same model and tokenizer by lm-evaluation-harness.
     let expected: Value =
-        serde_json::from_slice(&std::fs::read(fixture("eval").join("expected.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(fixture("eval").join("record.json")).unwrap()).unwrap();
     let wanted = &expected[1];
     assert_eq!((&wanted["rows"], &wanted["tokenizer"]), (&json!("questions"), &json!("byte_level")));
     assert_eq!(found["base"]["acc"], wanted["results"]["acc"]);
