@@ -11,7 +11,7 @@ use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_
 use super::bf16_unit::{
     Bf16Unit, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
-use super::kernel::OutputView;
+use super::kernel::{OutputView, TileWrite};
 use super::product::{Init, Output, Term, even_block};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
 use smidgen_ir::workspace::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
@@ -56,7 +56,9 @@ pub unsafe fn bf16_product(
     let depth: usize = terms.iter().map(padded).sum();
     let chunks = depth.div_ceil(BF16_DEPTH).max(1);
     let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH);
-    let column_block = even_block(output.columns, BF16_RIGHT / capacity.max(TILE_DEPTH), PACK_COLUMNS);
+    // A multiple of the step, or rounding a block up would take it out of the workspace.
+    let most_columns = BF16_RIGHT / capacity.max(TILE_DEPTH) / PACK_COLUMNS * PACK_COLUMNS;
+    let column_block = even_block(output.columns, most_columns, PACK_COLUMNS);
     for first_column in (0..output.columns).step_by(column_block) {
         let mut cursor = Cursor { term: 0, first: 0 };
         let mut is_first = true;
@@ -73,10 +75,10 @@ pub unsafe fn bf16_product(
                 first_column,
                 columns: column_block.min(output.columns - first_column),
                 write: match (is_first, init) {
-                    (false, _) | (true, Init::Accumulate) => Write::Add,
-                    (true, Init::Overwrite) => Write::Overwrite,
+                    (false, _) | (true, Init::Accumulate) => TileWrite::Add,
+                    (true, Init::Overwrite) => TileWrite::Overwrite,
                     // SAFETY: the bias has one float per column of C.
-                    (true, Init::Bias(bias)) => Write::Bias(unsafe { bias.add(first_column) }),
+                    (true, Init::Bias(bias)) => TileWrite::Bias(unsafe { bias.add(first_column) }),
                 },
                 output,
                 scratch,
@@ -89,15 +91,6 @@ pub unsafe fn bf16_product(
             is_first = false;
         }
     }
-}
-
-/// What happens to the old value of C.
-#[derive(Clone, Copy)]
-enum Write {
-    Overwrite,
-    Add,
-    /// One float per column of the block.
-    Bias(*const f32),
 }
 
 /// A stretch of a term along depth, filled up to whole tiles.
@@ -169,7 +162,7 @@ struct Block<'a> {
     chunk: &'a Chunk,
     first_column: usize,
     columns: usize,
-    write: Write,
+    write: TileWrite,
     output: Output,
     scratch: Scratch,
 }
@@ -180,6 +173,10 @@ unsafe impl Sync for Block<'_> {}
 
 unsafe fn pack_block(block: &Block<'_>) {
     let chunk = block.chunk;
+    assert!(
+        block.columns.div_ceil(TILE) * chunk.strip_elements() <= BF16_RIGHT,
+        "a block larger than its workspace"
+    );
     let groups = block.columns.div_ceil(PACK_COLUMNS);
     let slices = |piece: &Piece| piece.depth.div_ceil(PACK_DEPTH);
     let all_slices: usize = chunk.pieces().iter().map(slices).sum();
@@ -238,6 +235,7 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, square
     // SAFETY: a left block has room for the rows of a task and belongs to this thread, which runs one task at
     // a time; rows and columns are inside C and the left operands.
     unsafe {
+        assert!(rows.div_ceil(TILE) * strip_elements <= BF16_LEFT, "rows larger than their workspace");
         let lefts = block.scratch.lefts.add(current_thread() * BF16_LEFT);
         for piece in chunk.pieces() {
             let mut left = block.terms[piece.term].left;
@@ -255,7 +253,7 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, square
         let inner = even_block(chunk.tiles.max(1), INNER_TILES, 1);
         for first_tile in (0..chunk.tiles.max(1)).step_by(inner) {
             let depth_tiles = inner.min(chunk.tiles - first_tile);
-            let write = if first_tile == 0 { block.write } else { Write::Add };
+            let write = if first_tile == 0 { block.write } else { TileWrite::Add };
             let tiles = first_tile * TILE_ELEMENTS;
             for square in squares.clone() {
                 let column = square * SQUARE;
@@ -300,7 +298,7 @@ struct Place {
 #[inline(always)]
 unsafe fn write_square(
     block: &Block<'_>,
-    write: Write,
+    write: TileWrite,
     first_row: usize,
     place: Place,
     multiply: impl FnOnce(*mut f32, usize),
@@ -309,7 +307,7 @@ unsafe fn write_square(
     let output: OutputView =
         unsafe { block.output.view.at(first_row + place.row, block.first_column + place.column) };
     let whole = place.rows == SQUARE && place.columns.is_multiple_of(TILE);
-    if whole && output.column_stride == 1 && matches!(write, Write::Overwrite) {
+    if whole && output.column_stride == 1 && matches!(write, TileWrite::Overwrite) {
         multiply(output.pointer, output.row_stride);
         return;
     }
@@ -322,13 +320,13 @@ unsafe fn write_square(
                 let sums = &local.0[row * SQUARE..][..place.columns];
                 let target = output.pointer.add(row * output.row_stride);
                 match write {
-                    Write::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
-                    Write::Add => {
+                    TileWrite::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
+                    TileWrite::Add => {
                         for (column, sum) in sums.iter().enumerate() {
                             *target.add(column) += sum;
                         }
                     }
-                    Write::Bias(bias) => {
+                    TileWrite::Bias(bias) => {
                         for (column, sum) in sums.iter().enumerate() {
                             *target.add(column) = *bias.add(place.column + column) + sum;
                         }
@@ -342,9 +340,9 @@ unsafe fn write_square(
                 let element = output.at(row, column).pointer;
                 let sum = local.0[row * SQUARE + column];
                 *element = match write {
-                    Write::Overwrite => sum,
-                    Write::Add => *element + sum,
-                    Write::Bias(bias) => *bias.add(place.column + column) + sum,
+                    TileWrite::Overwrite => sum,
+                    TileWrite::Add => *element + sum,
+                    TileWrite::Bias(bias) => *bias.add(place.column + column) + sum,
                 };
             }
         }

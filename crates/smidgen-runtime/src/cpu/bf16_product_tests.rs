@@ -181,6 +181,17 @@ fn every_storage_is_decoded_and_scaled() {
     }
 }
 
+/// A block of columns that is rounded up to whole groups still lies inside its part of the workspace.
+#[test]
+fn blocks_of_any_size_stay_in_their_workspace() {
+    for (columns, depth) in [(1137, 1152), (900, 1400), (2041, 640), (700, 1900)] {
+        for unit in supported() {
+            let operands = Operands::new(33, columns, depth, true, Storage::F32);
+            check(unit, (33, columns), &[operands], Start::Overwrite, false);
+        }
+    }
+}
+
 #[test]
 fn several_terms_are_one_sum() {
     let shape = (70, 66);

@@ -132,8 +132,8 @@ fn step_block(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8S
         }
         p.set_lanes(block, p_lanes);
     });
-    encode_first(m, first, largest_of(first_tops));
-    encode_second(v, second, largest_of(second_tops));
+    encode(m, first, largest_of(first_tops), nearest_of_its_sign);
+    encode(v, second, largest_of(second_tops), nearest_unsigned);
 }
 
 #[inline(always)]
@@ -146,8 +146,9 @@ fn decoded(moment: Moment8, map: &[f32; 256]) -> [f32; DYNAMIC8_BLOCK] {
     values
 }
 
+/// The codes of a block, each the one that `nearest` finds for its share of the largest.
 #[inline(always)]
-fn encode_first(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32) {
+fn encode(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32, nearest: impl Fn(f32) -> u8) {
     moment.largest.set(0, largest);
     let codes = moment.codes;
     if largest == 0.0 {
@@ -156,29 +157,19 @@ fn encode_first(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32
     }
     values.iter_mut().for_each(|value| *value /= largest);
     for (index, value) in values.iter().enumerate().take(codes.len()) {
-        let code = nearest_signed(*value);
-        // A moment keeps its sign: what is negative is never encoded as the 0 above it.
-        let other_sign = SIGNED_MAP[usize::from(code)].is_sign_negative() != value.is_sign_negative();
-        let code = match (other_sign, *value > 0.0) {
-            (false, _) => code,
-            (true, true) => code + 1,
-            (true, false) => code - 1,
-        };
-        codes.set(index, code);
+        codes.set(index, nearest(*value));
     }
 }
 
+/// A first moment keeps its sign: what is negative is never encoded as the 0 above it.
 #[inline(always)]
-fn encode_second(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32) {
-    moment.largest.set(0, largest);
-    let codes = moment.codes;
-    if largest == 0.0 {
-        (0..codes.len()).for_each(|index| codes.set(index, 0));
-        return;
-    }
-    values.iter_mut().for_each(|value| *value /= largest);
-    for (index, value) in values.iter().enumerate().take(codes.len()) {
-        codes.set(index, nearest_unsigned(*value));
+fn nearest_of_its_sign(value: f32) -> u8 {
+    let code = nearest_signed(value);
+    let other_sign = SIGNED_MAP[usize::from(code)].is_sign_negative() != value.is_sign_negative();
+    match (other_sign, value > 0.0) {
+        (false, _) => code,
+        (true, true) => code + 1,
+        (true, false) => code - 1,
     }
 }
 

@@ -4,7 +4,7 @@
 //! evaluation) begins here.
 //! Left out: reading rows (`source.rs`), telling formats apart and the checks of fields (`format.rs`), tokens.
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 /// What one row teaches.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +31,25 @@ pub struct Conversation {
     pub tools: Option<Json>,
     /// Variables for the template, such as `enable_thinking`.
     pub more: Map<String, Json>,
+}
+
+impl Conversation {
+    /// An instruction and its answer as two turns; an input follows the instruction on a line of its own.
+    pub fn of_instruction(instruction: &str, input: Option<&str>, output: &str) -> Conversation {
+        let asked = match input.filter(|input| !input.is_empty()) {
+            Some(input) => format!("{instruction}\n{input}"),
+            None => instruction.to_owned(),
+        };
+        Conversation {
+            messages: vec![
+                json!({"role": "user", "content": asked}),
+                json!({"role": "assistant", "content": output}),
+            ],
+            prompt_messages: Some(1),
+            tools: None,
+            more: Map::new(),
+        }
+    }
 }
 
 /// A row with what stands beside it, for evaluation: every other field of the row as it was read.

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::Value as Json;
 use thiserror::Error;
 
 use crate::data::example::{Conversation, Example};
@@ -115,17 +115,7 @@ impl<'a> RowEncoder<'a> {
                 self.encode_pair(&prompt.render(instruction, input.as_deref()), output)?
             }
             (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Chat(template))) => {
-                let input = input.as_deref().filter(|input| !input.is_empty());
-                let asked = input.map_or(instruction.clone(), |input| format!("{instruction}\n{input}"));
-                let conversation = Conversation {
-                    messages: vec![
-                        json!({"role": "user", "content": asked}),
-                        json!({"role": "assistant", "content": output}),
-                    ],
-                    prompt_messages: Some(1),
-                    tools: None,
-                    more: Map::new(),
-                };
+                let conversation = Conversation::of_instruction(instruction, input.as_deref(), output);
                 self.encode_conversation(template, &conversation)?
             }
             (Example::Chat(conversation), Some(TemplateKind::Chat(template))) => {

@@ -5,6 +5,7 @@ use crate::data::format::{RowFormat, example_of};
 use crate::data::source::{RowPlace, RowUnit};
 use crate::data::template::choose_template;
 use crate::recipe::{ClosedWord, Template};
+use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::recipe;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::chat_template::ChatInput;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 
 /// One row to answer.
@@ -176,17 +176,7 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
             expected: Some(output.clone()),
         }),
         (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Chat(_))) => {
-            let input = input.as_deref().filter(|input| !input.is_empty());
-            let asked = input.map_or(instruction.clone(), |input| format!("{instruction}\n{input}"));
-            let conversation = Conversation {
-                messages: vec![
-                    json!({"role": "user", "content": asked}),
-                    json!({"role": "assistant", "content": output}),
-                ],
-                prompt_messages: Some(1),
-                tools: None,
-                more: Map::new(),
-            };
+            let conversation = Conversation::of_instruction(instruction, input.as_deref(), output);
             ask(&Example::Chat(conversation), template)
         }
         (Example::Chat(conversation), Some(TemplateKind::Chat(chat))) => {
