@@ -84,8 +84,22 @@ impl<D: Device> Executor<D> {
     }
 
     pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        let place = self.place(value, offset + into.len());
-        self.device.read(place.offset + offset, into)
+        let place = Operand::of(&self.plan, value);
+        if place.is_dense() {
+            let place = self.place(value, offset + into.len());
+            return self.device.read(place.offset + offset, into);
+        }
+        let Destination { rows: Some((row_bytes, stride_bytes)), .. } = Destination::of(&place) else {
+            unreachable!("what is not dense has gaps")
+        };
+        let mut done = 0;
+        while done < into.len() {
+            let (row, inside) = ((offset + done) / row_bytes, (offset + done) % row_bytes);
+            let bytes = (row_bytes - inside).min(into.len() - done);
+            self.device.read(place.offset + row * stride_bytes + inside, &mut into[done..done + bytes])?;
+            done += bytes;
+        }
+        Ok(())
     }
 
     /// Fills a whole value from a source that delivers it in pieces of any size.

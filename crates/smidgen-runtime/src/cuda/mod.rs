@@ -6,6 +6,7 @@
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
 pub mod driver;
+pub mod facts;
 pub mod libraries;
 pub mod modules;
 pub mod product;
@@ -16,6 +17,7 @@ mod staging;
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
+pub use facts::{GpuFacts, look};
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
@@ -43,6 +45,8 @@ pub struct Cuda {
     /// Address and bytes of the reservation.
     arena: (u64, usize),
     precision: Precision,
+    /// What the context with its kernels and libraries takes, where it can be told.
+    context_bytes: Option<u64>,
     /// What went wrong where nobody could be told.
     failed: Option<DeviceError>,
 }
@@ -55,6 +59,7 @@ impl Cuda {
             let (what, file, remedy) = (missing.what, missing.file, missing.remedy);
             return Err(DeviceError::Library { what, file, remedy });
         }
+        let before = look(options.ordinal)?.free_bytes;
         let gpu = Gpu::open(options.ordinal)?;
         let (major, minor) = gpu.capability;
         if major < 8 {
@@ -65,7 +70,10 @@ impl Cuda {
         let kernels = Kernels::load(&gpu, &run::files(), activations, options.cache.as_deref())?;
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
+        let after = gpu.free_bytes();
+        let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
         Ok(Cuda {
+            context_bytes,
             staging,
             products,
             kernels,
@@ -74,6 +82,21 @@ impl Cuda {
             precision: options.precision,
             failed: None,
         })
+    }
+
+    /// What the context with its kernels and libraries takes of the GPU's memory, where it can be told.
+    pub fn context_bytes(&self) -> Option<u64> {
+        self.context_bytes
+    }
+
+    /// Times that the host waited for the GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.staging.waits()
+    }
+
+    /// Host memory that the GPU reaches.
+    pub fn pinned_bytes(&self) -> usize {
+        self.staging.bytes()
     }
 
     pub fn gpu(&self) -> &Gpu {
