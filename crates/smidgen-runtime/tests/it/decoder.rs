@@ -14,10 +14,7 @@ use smidgen_compile::passes::remove_dead;
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
-use smidgen_ir::{
-    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec,
-    Slice, ValueId, ValueRole, Workload, verify,
-};
+use smidgen_ir::{Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec, Slice, ValueId, ValueRole, Workload, verify};
 
 /// What a test chooses of the decoder.
 #[derive(Clone, Debug)]
@@ -149,6 +146,7 @@ impl Choice {
             biases: self.biases,
             dropout: self.dropout,
             extent: EXTENT,
+            device: DeviceKind::Cpu,
             precision: Precision::F32,
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
