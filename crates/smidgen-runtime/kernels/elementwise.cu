@@ -1,5 +1,5 @@
-// Kernels that move, add, drop or round elements: add, zero, gather, scatter, dropout, the cast of an f32 matrix,
-// and column sums in two steps.
+// Kernels that move, add, drop or round elements: add, gather, scatter, dropout, the cast of an f32 matrix, and
+// column sums in two steps.
 //
 // Matrices are cut into spans of eight elements (`_eight`), or of one where rows are not aligned (`_one`), numbered
 // along the rows; `spans_of_row` and `spans` count them. A thread takes two spans and loads both before it writes,
@@ -64,18 +64,6 @@ extern "C" __global__ void __launch_bounds__(256)
     add_one(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y, i64 y_stride, u32 spans_of_row,
             u32 spans) {
     add_spans<1>(a, a_stride, b, b_stride, y, y_stride, spans_of_row, spans);
-}
-
-// ── zero ─────────────────────────────────────────────────────────────────────────────────────────
-
-// `to` at a multiple of 16 bytes; the last block also writes the bytes after the last 16.
-extern "C" __global__ void __launch_bounds__(256) fill_zero(u8 *to, i64 bytes) {
-    i64 words = bytes / 16;
-    i64 word = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (word < words)
-        ((uint4 *)to)[word] = make_uint4(0, 0, 0, 0);
-    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < bytes - 16 * words)
-        to[16 * words + threadIdx.x] = 0;
 }
 
 // ── rows ─────────────────────────────────────────────────────────────────────────────────────────

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(512)
     normalise_in_registers<2>(x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
 }
 
-extern "C" __global__ void __launch_bounds__(768)
+extern "C" __global__ void __launch_bounds__(512)
     rms_norm_four(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps, act *y,
                   i64 y_stride, int columns, int groups) {
     normalise_in_registers<4>(x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(512)
                           dx_stride, columns, groups);
 }
 
-extern "C" __global__ void __launch_bounds__(768)
+extern "C" __global__ void __launch_bounds__(512)
     rms_norm_grad_four(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps,
                        const act *dy, i64 dy_stride, const act *addend, i64 addend_stride, act *dx, i64 dx_stride,
                        int columns, int groups) {
