@@ -1,4 +1,7 @@
 //! Launches of the gated activations and their gradients.
+//!
+//! Gate and up may be column halves of one matrix: every operand has its own row stride. The gradient can give the
+//! activation's value once more, for a backward pass that needs it and did not keep it.
 
 use super::spans::{Place, Spans, THREADS};
 use super::stage::{Arg, KernelFile, Stage};

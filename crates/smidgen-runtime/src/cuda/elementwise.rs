@@ -154,14 +154,14 @@ pub fn cast_to_act(
     let (x, y) = (Place::at(from.0, from.1), Place::at(pointer, to.stride));
     let spans = Spans::of(stage.rows(to), to.columns, &[x, y]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
-    let args =
-        [x.pointer, x.stride, Arg::Float(scale), y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    let args = [x.pointer, x.stride, Arg::Float(scale), y.pointer, y.stride, spans.spans_of_row, spans.spans];
     stage.launch(spans.form("cast_to_act_eight", "cast_to_act_one"), grid, THREADS, 0, &args)
 }
 
 /// value := 0.
 pub fn zero(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let value = &step.updates[0];
+    assert!(value.is_dense(), "`zero` of rows with gaps");
     match value.bytes_at(stage.extent) {
         0 => Ok(()),
         bytes => stage.clear(stage.pointer(value), bytes),
