@@ -90,9 +90,15 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
             let (rows, columns) = step.input(0);
             align_up(rows * columns * 4) + PRODUCT_BYTES
         }
-        Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
+        Op::RmsNormWeightGrad { .. } => {
+            let (rows, columns) = step.input(0);
+            partial_sums_bytes(rows, columns, NORM_GROUPS_PER_PARTIAL)
+        }
+        Op::BiasGrad => {
+            let (rows, columns) = step.input(0);
+            partial_sums_bytes(rows, columns, BIAS_ROWS_PER_PARTIAL)
+        }
+        Op::MagnitudeGrad
         | Op::Fourier { .. }
         | Op::FourierGrad { .. }
         | Op::GradNorm { .. }
@@ -126,6 +132,26 @@ fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
     step.decoded_head_bytes() + logits + align_up(rows * 4) + PRODUCT_BYTES
 }
 
+/// Most partial sums of a column.
+const MOST_PARTIALS: usize = 256;
+/// Groups of channels, of a norm whose weight learns, that one partial sum covers at least.
+pub const NORM_GROUPS_PER_PARTIAL: usize = 32;
+/// Rows that one partial sum of a bias covers at least.
+pub const BIAS_ROWS_PER_PARTIAL: usize = 128;
+
+/// Rows that one partial sum covers, of so many.
+pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
+    let even = rows.div_ceil(MOST_PARTIALS);
+    if even > least { even } else { least }
+}
+
+/// Partial sums of columns in f32. It bounds the sums over groups of a row's columns too: there are more of these
+/// rows, and they are narrower by as much. It never falls as rows are added.
+pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> usize {
+    let partials = rows.div_ceil(least);
+    align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
+}
+
 /// Elements from one row of logits to the next.
 pub const fn logit_stride(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(64)
@@ -133,4 +159,28 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
 
 fn attention_bytes(_extent: &Extent, _shape: &AttentionShape, _gradient: bool) -> usize {
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_sums_fit_whatever_the_rows_and_the_groups_of_a_row() {
+        let columns = 24;
+        for least in [NORM_GROUPS_PER_PARTIAL, BIAS_ROWS_PER_PARTIAL] {
+            let mut before = 0;
+            for rows in (1..3 * least).chain(250 * least..260 * least).chain([1 << 15, 1 << 17]) {
+                let bytes = partial_sums_bytes(rows, columns, least);
+                assert!(before <= bytes, "{rows} rows take {bytes}, fewer take {before}");
+                before = bytes;
+                for groups in [1, 2, 3, 4, 6, 8, 12, 24] {
+                    let all = rows * groups;
+                    let partials = all.div_ceil(rows_per_partial(all, least));
+                    let needed = 4 * partials * (columns / groups);
+                    assert!(needed <= bytes, "{rows} rows of {groups} groups need {needed} of {bytes}");
+                }
+            }
+        }
+    }
 }

@@ -5,12 +5,18 @@
 //! step: the context with its kernels, the pinned memory, and the arena.
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
+pub mod act;
+pub mod cached_attention;
 pub mod driver;
 pub mod facts;
+pub mod elementwise;
 pub mod libraries;
 pub mod modules;
+pub mod norm;
 pub mod product;
+pub mod rope;
 mod run;
+pub mod spans;
 pub mod stage;
 mod staging;
 
