@@ -88,14 +88,24 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
         Op::RowNorms { .. } => {
             let (rows, columns) = step.input(0);
-            align_up(rows * columns * 4) + PRODUCT_BYTES
+            norm_block_rows(rows, columns) * columns * 4
+        }
+        Op::MagnitudeGrad => {
+            let (rows, columns) = step.input(0);
+            magnitude_partials_bytes(rows, columns)
+        }
+        Op::FourierGrad { .. } => {
+            let (rows, columns) = step.input(4);
+            let (across, down) = fourier_blocks(rows, columns, step.activation());
+            across * down * FOURIER_SUMS * 8
+        }
+        Op::GradNorm { .. } => {
+            let elements = (1..step.inputs.len()).map(|input| step.input(input));
+            8 * elements.map(|(rows, columns)| squares_chunks(rows * columns)).sum::<usize>()
         }
         Op::RmsNormWeightGrad { .. }
         | Op::BiasGrad
-        | Op::MagnitudeGrad
         | Op::Fourier { .. }
-        | Op::FourierGrad { .. }
-        | Op::GradNorm { .. }
         | Op::FourierReg { .. }
         | Op::EmbedGrad { .. }
         | Op::Embed { .. }
@@ -133,4 +143,72 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
 
 fn attention_bytes(_extent: &Extent, _shape: &AttentionShape, _gradient: bool) -> usize {
     0
+}
+
+/// Rows that one partial sum of the gradient of DoRA's magnitudes covers.
+pub const SUM_ROWS: usize = 128;
+
+/// Partial sums, in f32, of the gradient of DoRA's magnitudes.
+pub const fn magnitude_partials_bytes(rows: usize, columns: usize) -> usize {
+    rows.div_ceil(SUM_ROWS) * columns * 4
+}
+
+/// Rows of a weight that are decoded to f32 at a time for their norms: about 32 MiB, which a cache may hold.
+pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
+    let block = (8 << 20) / columns / 8 * 8;
+    let block = if block < 8 { 8 } else { block };
+    if block < rows { block } else { rows }
+}
+
+/// Elements that one partial sum of squares covers.
+const SQUARES_CHUNK: usize = 16_384;
+
+/// Partial sums of squares, in f64, of so many elements.
+pub const fn squares_chunks(elements: usize) -> usize {
+    elements.div_ceil(SQUARES_CHUNK)
+}
+
+/// Sums, in f64, that every block of a Fourier module's gradient leaves.
+pub const FOURIER_SUMS: usize = 5;
+/// Rows of such a block.
+const FOURIER_BLOCK_ROWS: usize = 128;
+
+/// Columns of such a block: the tile of B must fit the shared memory at any rank.
+pub const fn fourier_block_columns(activations: DType) -> usize {
+    match activations {
+        DType::Bf16 | DType::F16 => 128,
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => 64,
+    }
+}
+
+/// Blocks side by side, and one below the other.
+pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> (usize, usize) {
+    (columns.div_ceil(fourier_block_columns(activations)), rows.div_ceil(FOURIER_BLOCK_ROWS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
+    #[test]
+    fn partial_sums_never_fall_as_rows_are_added() {
+        let fourier = |rows| fourier_blocks(rows, 576, DType::Bf16);
+        for rows in 0..5000 {
+            assert!(
+                magnitude_partials_bytes(rows, 3) <= magnitude_partials_bytes(rows + 1, 3),
+                "{rows} rows"
+            );
+            assert!(fourier(rows).1 <= fourier(rows + 1).1 && fourier(rows).0 == 5, "{rows} rows");
+        }
+        assert_eq!((fourier(1), fourier(129)), ((5, 1), (5, 2)));
+    }
+
+    /// Whole tiles of eight rows, never none, and no more rows than there are.
+    #[test]
+    fn blocks_of_rows_for_norms() {
+        assert_eq!(norm_block_rows(3584, 18944), 440);
+        assert_eq!(norm_block_rows(100, 18944), 100);
+        assert_eq!(norm_block_rows(100, 1 << 24), 8);
+    }
 }

@@ -4,7 +4,7 @@
 //     da = sums of dy (1, u, n, c)              dsigma = -sign(sigma) sum of dz z / s
 // z never lies in memory: a warp forms 16 rows by 32 columns of it with matrix instructions (bf16, f16; plain
 // arithmetic for f32) and uses it at once, so forward and backward move 2 elements for each of N T, as an addition
-// does. B is rounded to `act` for the product. Columns are dealt out so that each thread owns eight neighbours.
+// does. Columns are dealt out so that each thread owns eight neighbours.
 // The five sums are f32 within a thread, f64 across; a block writes its own, and a second kernel adds them in order.
 
 #define FOURIER_THREADS 256
@@ -29,7 +29,8 @@ struct LowRank {
     const act *h; // (T, R)
     i64 h_stride;
     i32 h_pairs; // two neighbours of h can be read together
-    const float *b; // (N, R)
+    const act *b; // (N, R)
+    i64 b_stride;
     i32 rank, rows, columns;
 };
 
@@ -39,7 +40,7 @@ struct LowRank {
 __device__ __forceinline__ void load_b(const LowRank &product, i32 first_column, float *tile) {
     for (i32 at = threadIdx.x; at < product.rank * FOURIER_BLOCK_COLUMNS; at += FOURIER_THREADS) {
         const i32 column = first_column + at % FOURIER_BLOCK_COLUMNS, k = at / FOURIER_BLOCK_COLUMNS;
-        tile[at] = column < product.columns ? product.b[(i64)column * product.rank + k] : 0.0f;
+        tile[at] = column < product.columns ? product.b[(i64)column * product.b_stride + k] : 0.0f;
     }
 }
 
@@ -70,8 +71,8 @@ __device__ __forceinline__ void multiply(const LowRank &product, const float *ti
 __device__ __forceinline__ u32 pair_of_b(const LowRank &product, i32 column, i32 k) {
     if (column >= product.columns)
         return 0;
-    const float *b = product.b + (i64)column * product.rank;
-    return pack_two<act>(k < product.rank ? b[k] : 0.0f, k + 1 < product.rank ? b[k + 1] : 0.0f);
+    const act *b = product.b + (i64)column * product.b_stride + k;
+    return (k < product.rank ? (u32)b[0].bits : 0) | (k + 1 < product.rank ? (u32)b[1].bits << 16 : 0);
 }
 
 // The block's columns of B as the matrix instruction wants them: for each 16 of R, each warp's columns and each of
@@ -216,13 +217,13 @@ __device__ __forceinline__ void write_some(act *to, i32 count, bool eight, const
 
 // `y` may be `base`: a thread reads what it writes and nothing else of it.
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
-    fourier(const act *base, i64 base_stride, const act *h, i64 h_stride, i32 h_pairs, const float *b,
+    fourier(const act *base, i64 base_stride, const act *h, i64 h_stride, i32 h_pairs, const act *b, i64 b_stride,
             const float *coefficients, const float *sigma, float scale, i32 rank, i32 rows, i32 columns, i32 eight,
             act *y, i64 y_stride) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
-    const LowRank product = {h, h_stride, h_pairs, b, rank, rows, columns};
+    const LowRank product = {h, h_stride, h_pairs, b, b_stride, rank, rows, columns};
     load_b(product, blockIdx.x * FOURIER_BLOCK_COLUMNS, tile);
     if (threadIdx.x == 0)
         shared_module = read_module(coefficients, sigma, scale);
@@ -262,13 +263,13 @@ extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
 
 // partials (FOURIER_SUMS, blocks): sums of dy, dy u, dy n, dy c and dz z / s.
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
-    fourier_grad(const act *h, i64 h_stride, i32 h_pairs, const float *b, const float *coefficients,
-                 const float *sigma, float scale, i32 rank, const act *dy, i64 dy_stride, i32 rows, i32 columns,
+    fourier_grad(const act *h, i64 h_stride, i32 h_pairs, const act *b, i64 b_stride,
+                 const float *coefficients, const float *sigma, float scale, i32 rank, const act *dy, i64 dy_stride, i32 rows, i32 columns,
                  i32 eight, act *dz, i64 dz_stride, double *partials) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
-    const LowRank product = {h, h_stride, h_pairs, b, rank, rows, columns};
+    const LowRank product = {h, h_stride, h_pairs, b, b_stride, rank, rows, columns};
     load_b(product, blockIdx.x * FOURIER_BLOCK_COLUMNS, tile);
     if (threadIdx.x == 0)
         shared_module = read_module(coefficients, sigma, scale);

@@ -180,22 +180,25 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
         *loss += sum * *weight;
 }
 
-// Logits z become cap·tanh(z/cap); a thread an element.
-template <typename T> __device__ __forceinline__ void cap_all(T *logits, i64 stride, i32 columns, float cap) {
+// Logits as f32: z, or cap·tanh(z/cap) where the cap is above 0; a thread an element.
+template <typename T>
+__device__ __forceinline__ void finish_logits(const T *from, i64 from_stride, float *to, i64 to_stride, i32 columns,
+                                              float cap) {
     const i32 column = blockIdx.x * LOSS_THREADS + threadIdx.x;
     if (column >= columns)
         return;
-    T *at = logits + (i64)blockIdx.y * stride + column;
+    const float logit = to_float(from[(i64)blockIdx.y * from_stride + column]);
     const SoftCap soft = {cap, 1.0f / cap};
-    *at = from_float<T>(soft.of(to_float(*at)));
+    to[(i64)blockIdx.y * to_stride + column] = cap > 0.0f ? soft.of(logit) : logit;
 }
 
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
-    cap_logits(act *logits, i64 stride, i32 columns, float cap) {
-    cap_all<act>(logits, stride, columns, cap);
+    logits_of_act(const act *from, i64 from_stride, float *to, i64 to_stride, i32 columns, float cap) {
+    finish_logits<act>(from, from_stride, to, to_stride, columns, cap);
 }
 
+// Also in place.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
-    cap_logits_f32(float *logits, i64 stride, i32 columns, float cap) {
-    cap_all<float>(logits, stride, columns, cap);
+    logits_of_f32(const float *from, i64 from_stride, float *to, i64 to_stride, i32 columns, float cap) {
+    finish_logits<float>(from, from_stride, to, to_stride, columns, cap);
 }
