@@ -88,7 +88,20 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
         Op::RowNorms { .. } => {
             let (rows, columns) = step.input(0);
-            align_up(rows * columns * 4) + PRODUCT_BYTES
+            norm_block_rows(rows, columns) * columns * 4
+        }
+        Op::MagnitudeGrad => {
+            let (rows, columns) = step.input(0);
+            magnitude_partials_bytes(rows, columns)
+        }
+        Op::FourierGrad { .. } => {
+            let (rows, columns) = step.input(4);
+            let (across, down) = fourier_blocks(rows, columns, step.activation());
+            across * down * FOURIER_SUMS * 8
+        }
+        Op::GradNorm { .. } => {
+            let elements = (1..step.inputs.len()).map(|input| step.input(input));
+            8 * elements.map(|(rows, columns)| squares_chunks(rows * columns)).sum::<usize>()
         }
         Op::RmsNormWeightGrad { .. } => {
             let (rows, columns) = step.input(0);
@@ -98,10 +111,7 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
             let (rows, columns) = step.input(0);
             partial_sums_bytes(rows, columns, BIAS_ROWS_PER_PARTIAL)
         }
-        Op::MagnitudeGrad
-        | Op::Fourier { .. }
-        | Op::FourierGrad { .. }
-        | Op::GradNorm { .. }
+        Op::Fourier { .. }
         | Op::FourierReg { .. }
         | Op::EmbedGrad { .. }
         | Op::Embed { .. }
@@ -157,8 +167,101 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(64)
 }
 
-fn attention_bytes(_extent: &Extent, _shape: &AttentionShape, _gradient: bool) -> usize {
-    0
+/// How the attention kernels cut their work, by head size; `kernels/attention.cu` and `attention_grad.cu` say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTiles {
+    /// The head size that kernels are compiled for; what is missing is zeros in shared memory.
+    pub padded_head: usize,
+    /// Queries of a block, forward and for the gradient of q.
+    pub queries: usize,
+    /// Keys of a block for the gradients of k and v.
+    pub keys: usize,
+}
+
+impl AttentionTiles {
+    /// Heads of more than 256 channels have no kernel.
+    pub const fn of(head_dim: usize) -> AttentionTiles {
+        match head_dim {
+            0..=64 => AttentionTiles { padded_head: 64, queries: 128, keys: 64 },
+            65..=96 => AttentionTiles { padded_head: 96, queries: 128, keys: 64 },
+            97..=128 => AttentionTiles { padded_head: 128, queries: 128, keys: 64 },
+            _ => AttentionTiles { padded_head: 256, queries: 64, keys: 32 },
+        }
+    }
+}
+
+/// Tiles of `rows` tokens that segments can have at most, each segment its own.
+pub const fn attention_tile_bound(tokens: usize, segments: usize, rows: usize) -> usize {
+    tokens.div_ceil(rows) + segments
+}
+
+/// A list of tiles: their number, and four integers for each.
+pub const fn attention_list_bytes(tokens: usize, segments: usize, rows: usize) -> usize {
+    align_up(16 * (1 + attention_tile_bound(tokens, segments, rows)))
+}
+
+/// Lists of tiles; for the gradient also two floats for each query and head.
+pub const fn attention_workspace_bytes(
+    tokens: usize,
+    segments: usize,
+    shape: &AttentionShape,
+    gradient: bool,
+) -> usize {
+    let tiles = AttentionTiles::of(shape.head_dim);
+    let forward = attention_list_bytes(tokens, segments, tiles.queries);
+    match gradient {
+        false => forward,
+        true => {
+            forward
+                + attention_list_bytes(tokens, segments, tiles.keys)
+                + 2 * align_up(4 * shape.heads * tokens)
+        }
+    }
+}
+
+fn attention_bytes(extent: &Extent, shape: &AttentionShape, gradient: bool) -> usize {
+    attention_workspace_bytes(extent.tokens, extent.segments, shape, gradient)
+}
+
+/// Rows that one partial sum of the gradient of DoRA's magnitudes covers.
+pub const SUM_ROWS: usize = 128;
+
+/// Partial sums, in f32, of the gradient of DoRA's magnitudes.
+pub const fn magnitude_partials_bytes(rows: usize, columns: usize) -> usize {
+    rows.div_ceil(SUM_ROWS) * columns * 4
+}
+
+/// Rows of a weight that are decoded to f32 at a time for their norms: about 32 MiB, which a cache may hold.
+pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
+    let block = (8 << 20) / columns / 8 * 8;
+    let block = if block < 8 { 8 } else { block };
+    if block < rows { block } else { rows }
+}
+
+/// Elements that one partial sum of squares covers.
+const SQUARES_CHUNK: usize = 16_384;
+
+/// Partial sums of squares, in f64, of so many elements.
+pub const fn squares_chunks(elements: usize) -> usize {
+    elements.div_ceil(SQUARES_CHUNK)
+}
+
+/// Sums, in f64, that every block of a Fourier module's gradient leaves.
+pub const FOURIER_SUMS: usize = 5;
+/// Rows of such a block.
+const FOURIER_BLOCK_ROWS: usize = 128;
+
+/// Columns of such a block: the tile of B must fit the shared memory at any rank.
+pub const fn fourier_block_columns(activations: DType) -> usize {
+    match activations {
+        DType::Bf16 | DType::F16 => 128,
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => 64,
+    }
+}
+
+/// Blocks side by side, and one below the other.
+pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> (usize, usize) {
+    (columns.div_ceil(fourier_block_columns(activations)), rows.div_ceil(FOURIER_BLOCK_ROWS))
 }
 
 #[cfg(test)]
@@ -182,5 +285,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
+    #[test]
+    fn partial_sums_never_fall_as_rows_are_added() {
+        let fourier = |rows| fourier_blocks(rows, 576, DType::Bf16);
+        for rows in 0..5000 {
+            assert!(
+                magnitude_partials_bytes(rows, 3) <= magnitude_partials_bytes(rows + 1, 3),
+                "{rows} rows"
+            );
+            assert!(fourier(rows).1 <= fourier(rows + 1).1 && fourier(rows).0 == 5, "{rows} rows");
+        }
+        assert_eq!((fourier(1), fourier(129)), ((5, 1), (5, 2)));
+    }
+
+    /// Whole tiles of eight rows, never none, and no more rows than there are.
+    #[test]
+    fn blocks_of_rows_for_norms() {
+        assert_eq!(norm_block_rows(3584, 18944), 440);
+        assert_eq!(norm_block_rows(100, 18944), 100);
+        assert_eq!(norm_block_rows(100, 1 << 24), 8);
     }
 }

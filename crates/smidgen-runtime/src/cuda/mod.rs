@@ -6,13 +6,22 @@
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
 pub mod act;
+pub mod attention;
 pub mod cached_attention;
+pub mod columns;
+pub mod decode;
 pub mod driver;
-pub mod facts;
 pub mod elementwise;
+pub mod embed;
+pub mod facts;
+pub mod fourier;
+mod head;
 pub mod libraries;
+pub mod linear;
+pub mod loss;
 pub mod modules;
 pub mod norm;
+pub mod optimizer;
 pub mod product;
 pub mod rope;
 mod run;
@@ -24,6 +33,7 @@ use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
+pub use run::files as kernel_files;
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
@@ -182,7 +192,8 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?))) else {
+        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
+        else {
             return Ok(());
         };
         self.fill_with_noise(step, &extent)?;

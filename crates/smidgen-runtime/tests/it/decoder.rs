@@ -4,11 +4,12 @@
 //! hand any keep set to recompute.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
-use crate::subject::{Scalar, Subject, plain_request, plain_spec};
+use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::forward::{self, input, state};
 use smidgen_compile::leaves::{self, FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::remove_dead;
 use smidgen_compile::{
@@ -26,6 +27,9 @@ pub struct Choice {
     pub form: AdapterForm,
     pub biases: TrainedBiases,
     pub dropout: f32,
+    pub moments: Moments,
+    pub device: DeviceKind,
+    pub precision: Precision,
     /// Whether every tensor of the model is trained as well.
     pub train_everything: bool,
 }
@@ -122,6 +126,9 @@ impl Choice {
             form: AdapterForm::Lora,
             biases: TrainedBiases::None,
             dropout: 0.0,
+            moments: Moments::F32,
+            device: DeviceKind::Cpu,
+            precision: Precision::F32,
             train_everything: false,
         }
     }
@@ -146,8 +153,9 @@ impl Choice {
             biases: self.biases,
             dropout: self.dropout,
             extent: EXTENT,
-            device: DeviceKind::Cpu,
-            precision: Precision::F32,
+            device: self.device,
+            precision: self.precision,
+            optimizer: Optimizer { moments: self.moments, ..optimizer() },
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
         }
