@@ -33,7 +33,7 @@ struct Int8Rows {
         : codes(source.bytes), largest(source.bytes + source.rows * source.columns), columns(source.columns) {}
 
     __device__ Raw read(i64 row, i32 column) const {
-        return Raw{*(const uint2 *)(codes + row * columns + column), unaligned_float(largest + 4 * row)};
+        return Raw{*(const uint2 *)(codes + row * columns + column), *(const float *)(largest + 4 * row)};
     }
 
     __device__ void expand(const Raw &raw, float (&y)[8]) const {
@@ -54,8 +54,9 @@ __device__ const float code4_values[2][16] = {
      -0.6666667f, -1.0f, -0.33333334f, -0.5f, -0.16666667f, -0.25f},
 };
 
-// Two codes a byte, the first in the high nibble, over the flattened tensor; a scale for each 64 of them.
-struct Bnb4 {
+// Two codes a byte, the first in the high nibble, over the flattened tensor; a scale for each 64 of them, which is an
+// f32 or, if `NESTED`, a byte with an f32 for each 256 of them.
+template <bool NESTED> struct Bnb4 {
     struct Raw {
         u32 codes;
         float scale; // of the block, or of its group
@@ -65,11 +66,9 @@ struct Bnb4 {
     const float *values;
     i64 columns;
     float offset;
-    bool nested;
 
     // The whole block of threads must come here: the sixteen values lie in as many banks of shared memory.
-    __device__ Bnb4(const Source &source)
-        : codes(source.bytes), columns(source.columns), offset(0.0f), nested(source.nested != 0) {
+    __device__ Bnb4(const Source &source) : codes(source.bytes), columns(source.columns), offset(0.0f) {
         __shared__ float shared_values[16];
         if (threadIdx.x < 16)
             shared_values[threadIdx.x] = code4_values[source.code][threadIdx.x];
@@ -79,29 +78,25 @@ struct Bnb4 {
         const i64 blocks = (elements + 63) / 64;
         scales = codes + (elements + 1) / 2;
         groups = scales + blocks;
-        if (nested)
+        if (NESTED)
             offset = unaligned_float(groups + 4 * ((blocks + 255) / 256));
     }
 
-    __device__ Raw read_scale(i64 block) const {
-        if (nested)
-            return Raw{0, unaligned_float(groups + 4 * (block / 256)), scales[block]};
-        return Raw{0, unaligned_float(scales + 4 * block), 0};
-    }
-
-    __device__ float scale_of(const Raw &raw) const {
-        return nested ? __fadd_rn(__fmul_rn(signed_map.at[raw.byte], raw.scale), offset) : raw.scale;
+    __device__ float scale_of(float scale, u32 byte) const {
+        return NESTED ? __fadd_rn(__fmul_rn(signed_map.at[byte], scale), offset) : scale;
     }
 
     __device__ Raw read(i64 row, i32 column) const {
         const i64 element = row * columns + column;
-        Raw raw = read_scale(element / 64);
-        raw.codes = *(const u32 *)(codes + element / 2);
-        return raw;
+        const u32 here = *(const u32 *)(codes + element / 2);
+        const i64 block = element / 64;
+        if (NESTED)
+            return Raw{here, ((const float *)groups)[block / 256], scales[block]};
+        return Raw{here, ((const float *)scales)[block], 0};
     }
 
     __device__ void expand(const Raw &raw, float (&y)[8]) const {
-        const float scale = scale_of(raw);
+        const float scale = scale_of(raw.scale, raw.byte);
 #pragma unroll
         for (int byte = 0; byte < 4; ++byte) {
             y[2 * byte] = __fmul_rn(values[raw.codes >> (8 * byte + 4) & 15], scale);
@@ -110,9 +105,10 @@ struct Bnb4 {
     }
 
     __device__ float one(i64 row, i32 column) const {
-        const i64 element = row * columns + column;
+        const i64 element = row * columns + column, block = element / 64;
         const u32 code = codes[element / 2] >> (element % 2 ? 0 : 4) & 15;
-        return __fmul_rn(values[code], scale_of(read_scale(element / 64)));
+        const float scale = NESTED ? unaligned_float(groups + 4 * (block / 256)) : unaligned_float(scales + 4 * block);
+        return __fmul_rn(values[code], scale_of(scale, NESTED ? scales[block] : 0));
     }
 };
 
@@ -120,4 +116,5 @@ DECODE_KERNEL(f32, Plain<float>)
 DECODE_KERNEL(bf16, Plain<bf16>)
 DECODE_KERNEL(f16, Plain<f16>)
 DECODE_KERNEL(int8, Int8Rows)
-DECODE_KERNEL(bnb4, Bnb4)
+DECODE_KERNEL(bnb4, Bnb4<false>)
+DECODE_KERNEL(bnb4_nested, Bnb4<true>)

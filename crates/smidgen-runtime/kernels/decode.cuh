@@ -11,9 +11,7 @@ struct Source {
     i64 rows;        // of the whole tensor
     i64 stride;      // elements from a row to the next, for plain elements
     i32 columns;
-    i32 code;   // 4-bit codes: 0 NF4, 1 FP4
-    i32 nested; // 4-bit codes: scales are bytes with scales of their own
-    i32 eight;  // rows are multiples of eight elements and begin at multiples of eight
+    i32 code; // 4-bit codes: 0 NF4, 1 FP4
 };
 
 // Bytes as floats minus `middle`, exactly: a byte in the low bits of 2^23 is 2^23 plus that byte.
@@ -67,6 +65,7 @@ struct Rows {
 template <typename Format>
 __device__ __forceinline__ void decode_aligned(const Format &format, const Rows &rows, u32 per_row, u32 group) {
     const u32 groups = rows.rows * per_row;
+    const u32 step_rows = DECODE_THREADS / per_row, step_in_row = DECODE_THREADS % per_row;
     u32 row = group / per_row;
     u32 in_row = group - row * per_row;
     for (int batch = 0; batch < DECODE_BATCHES && group < groups; ++batch) {
@@ -82,11 +81,10 @@ __device__ __forceinline__ void decode_aligned(const Format &format, const Rows 
                 raw[at] = format.read(source_row, (i32)in_row * 8);
             }
             group += DECODE_THREADS;
-            in_row += DECODE_THREADS;
-            while (in_row >= per_row) {
-                in_row -= per_row;
-                ++row;
-            }
+            in_row += step_in_row;
+            const bool next = in_row >= per_row;
+            in_row -= next ? per_row : 0;
+            row += step_rows + (next ? 1 : 0);
         }
 #pragma unroll
         for (int at = 0; at < DECODE_IN_FLIGHT; ++at) {
@@ -139,12 +137,13 @@ __device__ __forceinline__ void decode_all(const Source &source, const Rows &row
         decode_unaligned(format, source, rows, per_row, group);
 }
 
-#define DECODE_KERNEL(NAME, FORMAT)                                                                                   \
+// `aligned`: rows are multiples of eight elements, and whatever eight of them need can be read and written at once.
+#define DECODE_KERNEL(NAME, ...)                                                                                      \
     extern "C" __global__ void __launch_bounds__(DECODE_THREADS)                                                       \
-        decode_##NAME(void *target, i64 target_stride, i32 wide, i32 target_eight, u32 rows, const u8 *bytes,          \
-                      i64 total_rows, i64 source_stride, i32 columns, i32 code, i32 nested, i32 source_eight,          \
-                      i64 first_row, const i32 *ids, i32 table_rows, float factor) {                                   \
-        const Source source = {bytes, total_rows, source_stride, columns, code, nested, source_eight};                 \
+        decode_##NAME(void *target, i64 target_stride, i32 wide, u32 rows, const u8 *bytes, i64 total_rows,            \
+                      i64 source_stride, i32 columns, i32 code, i32 aligned, i64 first_row, const i32 *ids,            \
+                      i32 table_rows, float factor) {                                                                  \
+        const Source source = {bytes, total_rows, source_stride, columns, code};                                       \
         const Rows places = {target, target_stride, wide, rows, first_row, ids, table_rows, factor};                   \
-        decode_all<FORMAT>(source, places, source_eight && target_eight);                                              \
+        decode_all<__VA_ARGS__>(source, places, aligned);                                                              \
     }

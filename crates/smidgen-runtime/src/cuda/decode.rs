@@ -6,6 +6,7 @@
 
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::storage::bnb4_parts;
 use smidgen_ir::{Block, Code4, DType, Storage};
 
 pub const FILE: KernelFile = KernelFile {
@@ -15,7 +16,7 @@ pub const FILE: KernelFile = KernelFile {
         include_str!("../../kernels/decode.cuh"),
         include_str!("../../kernels/decode.cu")
     ),
-    kernels: &["decode_f32", "decode_bf16", "decode_f16", "decode_int8", "decode_bnb4"],
+    kernels: &["decode_f32", "decode_bf16", "decode_f16", "decode_int8", "decode_bnb4", "decode_bnb4_nested"],
 };
 
 pub const GGUF_FILE: KernelFile = KernelFile {
@@ -89,26 +90,26 @@ pub fn decode(
         }
     };
     let bytes = stage.pointer(matrix);
-    let (code, nested) = match matrix.storage {
-        Storage::Bnb4 { code, double } => (i32::from(code == Code4::Fp4), double),
-        _ => (0, false),
+    let code = match matrix.storage {
+        Storage::Bnb4 { code: Code4::Fp4, .. } => 1,
+        _ => 0,
     };
     let groups = rows * columns.div_ceil(8);
     assert!(groups < 1 << 31, "{rows} rows of {columns} at once");
-    let target_eight = columns.is_multiple_of(8) && is_aligned(target.pointer, target.stride);
+    let aligned = columns.is_multiple_of(8)
+        && is_aligned(target.pointer, target.stride)
+        && comes_by_eights(matrix, bytes, total_rows);
     let args = [
         Arg::Pointer(target.pointer),
         Arg::Long(target.stride as i64),
         Arg::Int(i32::from(target.wide)),
-        Arg::Int(i32::from(target_eight)),
         Arg::Word(rows as u32),
         Arg::Pointer(bytes),
         Arg::Long(total_rows as i64),
         Arg::Long(matrix.stride as i64),
         Arg::Int(columns as i32),
         Arg::Int(code),
-        Arg::Int(i32::from(nested)),
-        Arg::Int(i32::from(comes_by_eights(matrix, bytes))),
+        Arg::Int(i32::from(aligned)),
         Arg::Long(first_row as i64),
         Arg::Pointer(ids),
         Arg::Int(of_view as i32),
@@ -141,12 +142,15 @@ pub fn is_aligned(pointer: u64, stride: usize) -> bool {
 const THREADS: u32 = 256;
 const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
 
-/// Whether eight elements of a row can be read at once wherever their place is a multiple of eight.
-fn comes_by_eights(matrix: &Operand, bytes: u64) -> bool {
-    let whole = matrix.columns.is_multiple_of(8);
+/// Whether everything that eight elements of a row need lies at multiples of its size, for rows of whole eights.
+fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
     match matrix.storage {
-        Storage::Plain(_) => whole && is_aligned(bytes, matrix.stride),
-        Storage::Int8Rows | Storage::Bnb4 { .. } => whole && bytes.is_multiple_of(8),
+        Storage::Plain(_) => is_aligned(bytes, matrix.stride),
+        Storage::Int8Rows => bytes.is_multiple_of(8),
+        Storage::Bnb4 { double, .. } => {
+            let parts = bnb4_parts(total_rows * matrix.columns, double);
+            bytes.is_multiple_of(8) && parts.scales.is_multiple_of(4) && parts.group_scales.is_multiple_of(4)
+        }
         Storage::Gguf(block) => {
             assert!(matrix.columns.is_multiple_of(block.elements()), "`check` refuses rows of broken blocks");
             true
@@ -161,7 +165,8 @@ fn kernel_of(storage: Storage) -> &'static str {
         Storage::Plain(DType::Bf16) => "decode_bf16",
         Storage::Plain(DType::F16) => "decode_f16",
         Storage::Int8Rows => "decode_int8",
-        Storage::Bnb4 { .. } => "decode_bnb4",
+        Storage::Bnb4 { double: false, .. } => "decode_bnb4",
+        Storage::Bnb4 { double: true, .. } => "decode_bnb4_nested",
         Storage::Gguf(Block::Q4_0) => "decode_q4_0",
         Storage::Gguf(Block::Q4_1) => "decode_q4_1",
         Storage::Gguf(Block::Q5_0) => "decode_q5_0",
