@@ -1,0 +1,246 @@
+// Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head, and lse, the
+// natural logarithm of each row's sum of exponentials.
+//
+// A block of 4 warps owns a tile of queries of one head and walks over tiles of keys from the diagonal down, with
+// a running maximum and sum; a warp has 16 or 32 queries to itself, so a fragment of keys or values serves as many
+// matrix instructions as registers allow. The next keys and values are copied while these are multiplied: one
+// barrier a tile. Sums are rescaled only when a row's maximum has grown by more than 2^8, which no result can
+// overflow from. Work at T = 8192, 28 heads of 128: 0.48 TFLOP, the operands 134 MB, so the products bound it.
+// Leaves out dropout, other masks, and tables of cached keys.
+
+#if HEAD <= 128
+#define WARP_QUERIES 32
+#define KEYS 64
+#else
+#define WARP_QUERIES 16
+#define KEYS 32
+#endif
+#define QUERIES (WARP_QUERIES * THREADS / WARP)
+
+// One block lists the tiles of queries.
+extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)(const i32 *boundaries, int segments,
+                                                                                int tokens, int4 *list) {
+    list_tiles(boundaries, segments, tokens, QUERIES, 0, list);
+}
+
+#if !defined(ACT_F32)
+
+#define ROW_FRAGMENTS (WARP_QUERIES / 16)
+#define KEY_FRAGMENTS (KEYS / 8)
+#define QUERY_BYTES (QUERIES * ROW_BYTES)
+#define KEY_BYTES (KEYS * ROW_BYTES)
+// A maximum so low that any score replaces it, and finite, so that differences are numbers.
+#define NOTHING_SEEN -1e30f
+// Powers of two that a row's maximum may grow by before its sums are rescaled.
+#define SLACK 8.0f
+
+// Grid: tiles times heads. Dynamic shared memory: queries, then keys and values twice, QUERY_BYTES + 4 · KEY_BYTES.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
+                         i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
+                         int window, float scale, float cap, int aligned) {
+    const Scores scores{head_dim, window, scale, cap, aligned};
+    const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
+    Tile tile;
+    if (!read_tile(list, blockIdx.x / heads, tile))
+        return;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const u32 queries = shared_base(), ring = queries + QUERY_BYTES;
+    const LanePlaces places = lane_places();
+
+    q += tile.first * q_stride + (i64)head * head_dim;
+    k += (i64)kv_head * head_dim;
+    v += (i64)kv_head * head_dim;
+    const int seen_from = max(tile.begin, tile.first + 1 - window);
+    const int first_key = tile.begin + (seen_from - tile.begin) / KEYS * KEYS;
+    const int key_tiles = (tile.last - first_key + KEYS - 1) / KEYS;
+
+    auto load_keys = [&](int key, int stage) {
+        const u32 to = ring + stage * 2 * KEY_BYTES;
+        load_tile<KEYS>(to, k + key * k_stride, k_stride, tile.end - key, scores);
+        load_tile<KEYS>(to + KEY_BYTES, v + key * v_stride, v_stride, tile.end - key, scores);
+        copy_async_commit();
+    };
+    int key = first_key + (key_tiles - 1) * KEYS;
+    load_tile<QUERIES>(queries, q, q_stride, tile.last - tile.first, scores);
+    load_keys(key, 0);
+
+    // Scores are multiplied by this to be exponents of two.
+    const float to_power = cap > 0.0f ? LOG2_E : scale * LOG2_E;
+    const float slack = SLACK / to_power;
+    const int warp_query = tile.first + warp * WARP_QUERIES;
+    float output[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
+    // Of the rows g and g + 8 of each fragment; a lane's sum is over its own columns.
+    float most[ROW_FRAGMENTS][2], sum[ROW_FRAGMENTS][2];
+#pragma unroll
+    for (int m = 0; m < ROW_FRAGMENTS; ++m) {
+        most[m][0] = most[m][1] = NOTHING_SEEN;
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+
+#pragma unroll 1
+    for (int step = 0; step < key_tiles; ++step, key -= KEYS) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < key_tiles)
+            load_keys(key - KEYS, (step + 1) % 2);
+        // All these keys come after the warp's queries.
+        if (key > warp_query + WARP_QUERIES - 1)
+            continue;
+        const u32 keys = ring + step % 2 * 2 * KEY_BYTES, values = keys + KEY_BYTES;
+        float score[ROW_FRAGMENTS][KEY_FRAGMENTS][4]; // (queries, keys)
+        tile_product(score, queries, warp * WARP_QUERIES, keys, 0, places);
+        if (cap > 0.0f) {
+            const float inner = scale / cap;
+#pragma unroll
+            for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+                for (int n = 0; n < KEY_FRAGMENTS; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        score[m][n][i] = cap * bent(score[m][n][i] * inner);
+        }
+        const bool on_diagonal = key + KEYS - 1 > warp_query;
+        const bool at_window = key <= warp_query + WARP_QUERIES - 1 - window;
+        if (on_diagonal || at_window) {
+#pragma unroll
+            for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    // Columns up to `last` and after `last - window` are seen.
+                    const int last = warp_query + m * 16 + i / 2 * 8 + g - key - 2 * t - i % 2;
+#pragma unroll
+                    for (int n = 0; n < KEY_FRAGMENTS; ++n)
+                        if (n * 8 > last || n * 8 <= last - window)
+                            score[m][n][i] = -infinity();
+                }
+        }
+
+        float larger[ROW_FRAGMENTS][2];
+        bool grown = false;
+#pragma unroll
+        for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float x = fmaxf(score[m][0][2 * r], score[m][0][2 * r + 1]);
+#pragma unroll
+                for (int n = 1; n < KEY_FRAGMENTS; ++n)
+                    x = fmaxf(x, fmaxf(score[m][n][2 * r], score[m][n][2 * r + 1]));
+                x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, 1));
+                x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, 2));
+                larger[m][r] = x;
+                grown |= x > most[m][r] + slack;
+            }
+        if (__any_sync(EVERY_LANE, grown)) {
+#pragma unroll
+            for (int m = 0; m < ROW_FRAGMENTS; ++m) {
+                float factor[2];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    // A row's numbers do not depend on its neighbours.
+                    const float next = larger[m][r] > most[m][r] + slack ? larger[m][r] : most[m][r];
+                    factor[r] = power_of_two((most[m][r] - next) * to_power);
+                    most[m][r] = next;
+                    sum[m][r] *= factor[r];
+                }
+#pragma unroll
+                for (int n = 0; n < HEAD / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        output[m][n][i] *= factor[i / 2];
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < ROW_FRAGMENTS; ++m) {
+            const float base[2] = {most[m][0] * to_power, most[m][1] * to_power};
+#pragma unroll
+            for (int n = 0; n < KEY_FRAGMENTS; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    score[m][n][i] = power_of_two(fmaf(score[m][n][i], to_power, -base[i / 2]));
+                    sum[m][i / 2] += score[m][n][i];
+                }
+        }
+#pragma unroll
+        for (int part = 0; part < KEYS / 16; ++part) {
+            u32 left[ROW_FRAGMENTS][4];
+            as_left(left, score, part);
+            add_product(output, left, values, part * 16, 0, places);
+        }
+    }
+
+    // The warp's own queries are no longer needed: their place takes the result on its way out.
+    const int rows = min(WARP_QUERIES, tile.last - warp_query);
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < ROW_FRAGMENTS; ++m) {
+        float share[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float total = sum[m][r];
+            total += __shfl_xor_sync(EVERY_LANE, total, 1);
+            total += __shfl_xor_sync(EVERY_LANE, total, 2);
+            share[r] = 1.0f / total;
+            const int row = m * 16 + r * 8 + g;
+            if (t == 0 && row < rows)
+                lse[(i64)(warp_query + row) * heads + head] = (most[m][r] * to_power + log2f(total)) * LN_2;
+        }
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; ++n)
+            put_fragment(queries, warp * WARP_QUERIES + m * 16, n, output[m][n], share[0], share[1]);
+    }
+    __syncwarp();
+    if (rows > 0)
+        store_rows(o + warp_query * o_stride + (i64)head * head_dim, o_stride, queries, warp * WARP_QUERIES, rows, 0,
+                   CHUNKS, scores);
+}
+
+#else
+
+// The same in f32, without matrix instructions: a warp takes one query after the other. For tests.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
+                         i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
+                         int window, float scale, float cap, int) {
+    const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
+    Tile tile;
+    if (!read_tile(list, blockIdx.x / heads, tile))
+        return;
+    const int lane = threadIdx.x % WARP;
+    constexpr int OWN = (HEAD + WARP - 1) / WARP;
+    for (int query = tile.first + threadIdx.x / WARP; query < tile.last; query += THREADS / WARP) {
+        float own[OWN], output[OWN] = {}, most = -infinity(), sum = 0.0f;
+        for (int i = 0; i < OWN; ++i) {
+            const int channel = lane + i * WARP;
+            own[i] = channel < head_dim ? q[query * q_stride + (i64)head * head_dim + channel] : 0.0f;
+        }
+        for (int key = max(tile.begin, query + 1 - window); key <= query; ++key) {
+            float score = 0.0f;
+            for (int i = 0; i < OWN; ++i) {
+                const int channel = lane + i * WARP;
+                if (channel < head_dim)
+                    score += own[i] * k[key * k_stride + (i64)kv_head * head_dim + channel];
+            }
+            score = warp_sum(score) * scale;
+            if (cap > 0.0f)
+                score = cap * tanhf(score / cap);
+            const float next = fmaxf(most, score), factor = expf(most - next), power = expf(score - next);
+            most = next;
+            sum = sum * factor + power;
+            for (int i = 0; i < OWN; ++i) {
+                const int channel = lane + i * WARP;
+                if (channel < head_dim)
+                    output[i] = output[i] * factor + power * v[key * v_stride + (i64)kv_head * head_dim + channel];
+            }
+        }
+        for (int i = 0; i < OWN; ++i) {
+            const int channel = lane + i * WARP;
+            if (channel < head_dim)
+                o[query * o_stride + (i64)head * head_dim + channel] = output[i] / sum;
+        }
+        if (lane == 0)
+            lse[(i64)query * heads + head] = most + logf(sum);
+    }
+}
+
+#endif

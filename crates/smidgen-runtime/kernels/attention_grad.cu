@@ -1,0 +1,453 @@
+// Causal attention over packed segments, backward: from do to dq, dk and dv, in a fixed order of sums.
+//
+// With s = scale · q·kᵀ, p = exp(s - lse) and delta = Σ do ∘ o over a head's channels:
+//     dv = pᵀ·do     dp = do·vᵀ     ds = p ∘ (dp - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
+// A softcap replaces s by c·t with t = tanh(s / c), so ds is multiplied by 1 - t².
+// Some blocks own a tile of keys and walk over all queries that see it and the heads that share it: dk and dv stay in
+// registers. Others own a tile of queries and walk over keys for dq. The scores are made twice (7 products, not 5),
+// but nothing is summed by atomics or through global memory: scratch is two floats for each query and head. Both
+// kinds are in one grid, long blocks first, so that the short ones fill the gaps of the long ones.
+// Leaves out splitting one tile of keys over several blocks.
+
+#if HEAD <= 128
+#define WARP_QUERIES 32
+#define WARP_KEYS 32
+#define QUERY_STEP 64
+#define KEY_STEP (HEAD <= 64 ? 64 : 32)
+#else
+#define WARP_QUERIES 16
+#define WARP_KEYS 16
+#define QUERY_STEP 32
+#define KEY_STEP 16
+#endif
+// Queries of a block for dq; keys of a block for dk and dv.
+#define QUERIES (WARP_QUERIES * THREADS / WARP)
+#define KEYS (2 * WARP_KEYS)
+
+// Lanes that share one sum of `attention_grad_prepare`, and sums that a block makes.
+#define SUM_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
+#define SUM_ROUNDS 4
+#define BLOCK_SUMS (SUM_ROUNDS * THREADS / SUM_LANES)
+
+// Blocks 0 and 1 list the tiles, the others prepare for each head and query (H, T): delta, and lse in powers of two.
+// Bytes: o and do once. Grid: 2 + T · H / BLOCK_SUMS.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    FOR_HEAD(attention_grad_prepare_)(const act *o, i64 o_stride, const act *dout, i64 dout_stride, const float *lse,
+                                      const i32 *boundaries, int segments, int tokens, int heads, int head_dim,
+                                      int aligned, int4 *query_list, int4 *key_list, float *powers, float *deltas) {
+    if (blockIdx.x < 2) {
+        const bool of_keys = blockIdx.x == 1;
+        list_tiles(boundaries, segments, tokens, of_keys ? KEYS : QUERIES, of_keys, of_keys ? key_list : query_list);
+        return;
+    }
+    const int chunk = threadIdx.x % SUM_LANES * 8;
+    const int first = (blockIdx.x - 2) * BLOCK_SUMS + threadIdx.x / SUM_LANES;
+    float sums[SUM_ROUNDS];
+#pragma unroll
+    for (int round = 0; round < SUM_ROUNDS; ++round) {
+        const int item = first + round * (THREADS / SUM_LANES);
+        const int token = item / heads, head = item % heads;
+        const act *a = o + token * o_stride + (i64)head * head_dim + chunk;
+        const act *b = dout + token * dout_stride + (i64)head * head_dim + chunk;
+        float x[8] = {}, y[8] = {};
+        if (token < tokens) {
+            if (aligned) {
+                if (chunk < head_dim) {
+                    load_eight<act>(a, x);
+                    load_eight<act>(b, y);
+                }
+            } else {
+                for (int i = 0; i < 8; ++i)
+                    if (chunk + i < head_dim) {
+                        x[i] = to_float(a[i]);
+                        y[i] = to_float(b[i]);
+                    }
+            }
+        }
+        sums[round] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sums[round] = fmaf(x[i], y[i], sums[round]);
+    }
+#pragma unroll
+    for (int round = 0; round < SUM_ROUNDS; ++round) {
+        const float sum = lanes_sum(sums[round], SUM_LANES);
+        const int item = first + round * (THREADS / SUM_LANES);
+        const int token = item / heads, head = item % heads;
+        if (chunk == 0 && token < tokens) {
+            const i64 at = (i64)head * tokens + token;
+            deltas[at] = sum;
+            powers[at] = lse[item] * LOG2_E;
+        }
+    }
+}
+
+struct GradOperands {
+    const act *q, *k, *v, *dout;
+    act *dq, *dk, *dv;
+    i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
+    // (H, T)
+    const float *powers, *deltas;
+    int tokens, heads, kv_heads;
+};
+
+#if !defined(ACT_F32)
+
+#define KEY_ROWS (WARP_KEYS / 16)
+#define HALF_QUERIES (QUERY_STEP / 2)
+#define HALF_STEPS (HALF_QUERIES / 16)
+#define HALF_CHUNKS (CHUNKS / 2)
+#define FRAGMENT_BYTES 512
+
+// Shared memory of a block for dk and dv.
+#define KEYS_AT 0
+#define VALUES_AT (KEYS_AT + KEYS * ROW_BYTES)
+#define QUERIES_AT (VALUES_AT + KEYS * ROW_BYTES)
+#define OUTPUTS_AT (QUERIES_AT + 2 * QUERY_STEP * ROW_BYTES)
+#define EXCHANGE_AT (OUTPUTS_AT + QUERY_STEP * ROW_BYTES)
+#define EXCHANGE_BYTES (KEY_ROWS * HALF_STEPS * FRAGMENT_BYTES)
+#define STATISTICS_AT (EXCHANGE_AT + 8 * EXCHANGE_BYTES)
+#define STATISTICS_BYTES (QUERY_STEP * 4)
+
+// p and ds from scores and dp. `power` and `delta` belong to the query of each element.
+__device__ __forceinline__ void differentiate(float &score, float &gradient, bool seen, float power, float delta,
+                                              float to_power, const Scores &scores, float inner) {
+    float slope = 1.0f;
+    if (scores.cap > 0.0f) {
+        const float t = bent(score * inner);
+        score = t * scores.cap;
+        slope = 1.0f - t * t;
+    }
+    const float p = seen ? power_of_two(fmaf(score, to_power, -power)) : 0.0f;
+    score = p;
+    gradient = p * (gradient - delta) * slope;
+}
+
+// dk and dv of one tile of keys and one key head. Warps 2i and 2i + 1 have the same WARP_KEYS keys: each makes the
+// scores of half of the queries, hands them to the other, and keeps half of the channels of dk and dv.
+__device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int pair = warp / 2, half = warp % 2, group = x.heads / x.kv_heads;
+    const u32 base = shared_base();
+    const u32 keys = base + KEYS_AT, values = base + VALUES_AT, outputs = base + OUTPUTS_AT;
+    const LanePlaces places = lane_places();
+    const i64 kv_column = (i64)kv_head * scores.head_dim;
+    const int query_end = min(tile.end, tile.last - 1 + scores.window);
+    const int query_tiles = (query_end - tile.first + QUERY_STEP - 1) / QUERY_STEP;
+    const int steps = query_tiles * group;
+
+    auto load_queries = [&](int head, int query, int stage) {
+        load_tile<QUERY_STEP>(base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES,
+                              x.q + query * x.q_stride + (i64)head * scores.head_dim, x.q_stride, tile.end - query,
+                              scores);
+        const int i = threadIdx.x % QUERY_STEP, kind = threadIdx.x / QUERY_STEP;
+        if (kind < 2)
+            copy_async_4(base + STATISTICS_AT + (stage * 2 + kind) * STATISTICS_BYTES + i * 4,
+                         (kind ? x.deltas : x.powers) + (i64)head * x.tokens + query + i, query + i < tile.end);
+        copy_async_commit();
+    };
+    load_tile<KEYS>(keys, x.k + tile.first * x.k_stride + kv_column, x.k_stride, tile.last - tile.first, scores);
+    load_tile<KEYS>(values, x.v + tile.first * x.v_stride + kv_column, x.v_stride, tile.last - tile.first, scores);
+    int head = kv_head * group, query = tile.first;
+    load_queries(head, query, 0);
+
+    const float to_power = scores.cap > 0.0f ? LOG2_E : scores.scale * LOG2_E;
+    const float inner = scores.cap > 0.0f ? scores.scale / scores.cap : 0.0f;
+    float dk[KEY_ROWS][HALF_CHUNKS][4] = {}, dv[KEY_ROWS][HALF_CHUNKS][4] = {}; // (keys, channels)
+
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        const int stage = step % 2;
+        const u32 queries = base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES;
+        const u32 statistics = base + STATISTICS_AT + stage * 2 * STATISTICS_BYTES + half * HALF_QUERIES * 4;
+        // These queries are here, and nobody reads the last step's do and queries any more.
+        copy_async_wait<0>();
+        __syncthreads();
+        load_tile<QUERY_STEP>(outputs, x.dout + query * x.dout_stride + (i64)head * scores.head_dim, x.dout_stride,
+                              tile.end - query, scores);
+        copy_async_commit();
+        const int this_query = query;
+        query += QUERY_STEP;
+        if (query >= query_end) {
+            query = tile.first;
+            ++head;
+        }
+        if (step + 1 < steps)
+            load_queries(head, query, 1 - stage);
+        else
+            copy_async_commit();
+
+        float score[KEY_ROWS][HALF_STEPS * 2][4], gradient[KEY_ROWS][HALF_STEPS * 2][4]; // (keys, queries)
+        tile_product(score, keys, pair * WARP_KEYS, queries, half * HALF_QUERIES, places);
+        copy_async_wait<1>();
+        __syncthreads();
+        tile_product(gradient, values, pair * WARP_KEYS, outputs, half * HALF_QUERIES, places);
+
+        const bool whole = this_query >= tile.first + KEYS - 1 && this_query + QUERY_STEP - 1 - tile.first < scores.window;
+#pragma unroll
+        for (int n = 0; n < HALF_STEPS * 2; ++n) {
+            const float2 power = shared_load_floats(statistics + (n * 8 + 2 * t) * 4);
+            const float2 delta = shared_load_floats(statistics + STATISTICS_BYTES + (n * 8 + 2 * t) * 4);
+#pragma unroll
+            for (int m = 0; m < KEY_ROWS; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int distance = this_query + half * HALF_QUERIES + n * 8 + 2 * t + i % 2 -
+                                         (tile.first + pair * WARP_KEYS + m * 16 + i / 2 * 8 + g);
+                    differentiate(score[m][n][i], gradient[m][n][i],
+                                  whole || (distance >= 0 && distance < scores.window), i % 2 ? power.y : power.x,
+                                  i % 2 ? delta.y : delta.x, to_power, scores, inner);
+                }
+        }
+
+        // Fragments are handed over as they are: a lane's registers to the same lane of the other warp.
+        const u32 mine = base + EXCHANGE_AT + warp * 2 * EXCHANGE_BYTES + lane * 16;
+        const u32 theirs = base + EXCHANGE_AT + (warp ^ 1) * 2 * EXCHANGE_BYTES + lane * 16;
+        u32 p[HALF_STEPS][KEY_ROWS][4], ds[HALF_STEPS][KEY_ROWS][4];
+#pragma unroll
+        for (int part = 0; part < HALF_STEPS; ++part) {
+            as_left(p[part], score, part);
+            as_left(ds[part], gradient, part);
+#pragma unroll
+            for (int m = 0; m < KEY_ROWS; ++m) {
+                shared_store_16(mine + (part * KEY_ROWS + m) * FRAGMENT_BYTES, p[part][m]);
+                shared_store_16(mine + EXCHANGE_BYTES + (part * KEY_ROWS + m) * FRAGMENT_BYTES, ds[part][m]);
+            }
+        }
+#pragma unroll
+        for (int part = 0; part < HALF_STEPS; ++part) {
+            const int row = half * HALF_QUERIES + part * 16;
+            add_product(dv, p[part], outputs, row, half * HALF_CHUNKS, places);
+            add_product(dk, ds[part], queries, row, half * HALF_CHUNKS, places);
+        }
+        barrier_of(1 + pair, 2 * WARP);
+#pragma unroll
+        for (int part = 0; part < HALF_STEPS; ++part) {
+            const int row = (1 - half) * HALF_QUERIES + part * 16;
+            u32 left[KEY_ROWS][4];
+#pragma unroll
+            for (int m = 0; m < KEY_ROWS; ++m)
+                shared_load_16(left[m], theirs + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
+            add_product(dv, left, outputs, row, half * HALF_CHUNKS, places);
+#pragma unroll
+            for (int m = 0; m < KEY_ROWS; ++m)
+                shared_load_16(left[m], theirs + EXCHANGE_BYTES + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
+            add_product(dk, left, queries, row, half * HALF_CHUNKS, places);
+        }
+    }
+
+    // Keys and values are no longer needed: their places take the result on its way out.
+    copy_async_wait<0>();
+    __syncthreads();
+    const int first_row = pair * WARP_KEYS, rows = min(WARP_KEYS, tile.last - tile.first - first_row);
+#pragma unroll
+    for (int m = 0; m < KEY_ROWS; ++m)
+#pragma unroll
+        for (int n = 0; n < HALF_CHUNKS; ++n) {
+            put_fragment(keys, first_row + m * 16, half * HALF_CHUNKS + n, dk[m][n], scores.scale, scores.scale);
+            put_fragment(values, first_row + m * 16, half * HALF_CHUNKS + n, dv[m][n], 1.0f, 1.0f);
+        }
+    __syncwarp();
+    if (rows > 0) {
+        const int token = tile.first + first_row;
+        store_rows(x.dk + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, half * HALF_CHUNKS,
+                   HALF_CHUNKS, scores);
+        store_rows(x.dv + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, half * HALF_CHUNKS,
+                   HALF_CHUNKS, scores);
+    }
+}
+
+#define ROW_FRAGMENTS (WARP_QUERIES / 16)
+#define KEY_FRAGMENTS (KEY_STEP / 8)
+#define QUERY_BYTES (QUERIES * ROW_BYTES)
+#define STEP_BYTES (KEY_STEP * ROW_BYTES)
+
+// dq of one tile of queries of one head, as the forward pass goes. Shared memory: queries, do, keys and values twice.
+__device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;
+    const LanePlaces places = lane_places();
+    const i64 column = (i64)head * scores.head_dim;
+    const i64 kv_column = (i64)(head / (x.heads / x.kv_heads)) * scores.head_dim;
+    const int seen_from = max(tile.begin, tile.first + 1 - scores.window);
+    const int first_key = tile.begin + (seen_from - tile.begin) / KEY_STEP * KEY_STEP;
+    const int key_tiles = (tile.last - first_key + KEY_STEP - 1) / KEY_STEP;
+
+    auto load_keys = [&](int key, int stage) {
+        const u32 to = ring + stage * 2 * STEP_BYTES;
+        load_tile<KEY_STEP>(to, x.k + key * x.k_stride + kv_column, x.k_stride, tile.end - key, scores);
+        load_tile<KEY_STEP>(to + STEP_BYTES, x.v + key * x.v_stride + kv_column, x.v_stride, tile.end - key, scores);
+        copy_async_commit();
+    };
+    int key = first_key + (key_tiles - 1) * KEY_STEP;
+    load_tile<QUERIES>(queries, x.q + tile.first * x.q_stride + column, x.q_stride, tile.last - tile.first, scores);
+    load_tile<QUERIES>(outputs, x.dout + tile.first * x.dout_stride + column, x.dout_stride, tile.last - tile.first,
+                       scores);
+    load_keys(key, 0);
+
+    const float to_power = scores.cap > 0.0f ? LOG2_E : scores.scale * LOG2_E;
+    const float inner = scores.cap > 0.0f ? scores.scale / scores.cap : 0.0f;
+    const int warp_query = tile.first + warp * WARP_QUERIES, rows = min(WARP_QUERIES, tile.last - warp_query);
+    float power[ROW_FRAGMENTS][2], delta[ROW_FRAGMENTS][2];
+#pragma unroll
+    for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = m * 16 + r * 8 + g;
+            const i64 at = (i64)head * x.tokens + warp_query + row;
+            power[m][r] = row < rows ? x.powers[at] : 0.0f;
+            delta[m][r] = row < rows ? x.deltas[at] : 0.0f;
+        }
+    float dq[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
+
+#pragma unroll 1
+    for (int step = 0; step < key_tiles; ++step, key -= KEY_STEP) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < key_tiles)
+            load_keys(key - KEY_STEP, (step + 1) % 2);
+        // All these keys come after the warp's queries.
+        if (key > warp_query + WARP_QUERIES - 1)
+            continue;
+        const u32 keys = ring + step % 2 * 2 * STEP_BYTES, values = keys + STEP_BYTES;
+        float score[ROW_FRAGMENTS][KEY_FRAGMENTS][4], gradient[ROW_FRAGMENTS][KEY_FRAGMENTS][4]; // (queries, keys)
+        tile_product(score, queries, warp * WARP_QUERIES, keys, 0, places);
+        tile_product(gradient, outputs, warp * WARP_QUERIES, values, 0, places);
+        const bool whole = key + KEY_STEP - 1 <= warp_query && key > warp_query + WARP_QUERIES - 1 - scores.window;
+#pragma unroll
+        for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+            for (int n = 0; n < KEY_FRAGMENTS; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int distance =
+                        warp_query + m * 16 + i / 2 * 8 + g - (key + n * 8 + 2 * t + i % 2);
+                    differentiate(score[m][n][i], gradient[m][n][i],
+                                  whole || (distance >= 0 && distance < scores.window), power[m][i / 2],
+                                  delta[m][i / 2], to_power, scores, inner);
+                }
+#pragma unroll
+        for (int part = 0; part < KEY_STEP / 16; ++part) {
+            u32 left[ROW_FRAGMENTS][4];
+            as_left(left, gradient, part);
+            add_product(dq, left, keys, part * 16, 0, places);
+        }
+    }
+
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < ROW_FRAGMENTS; ++m)
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; ++n)
+            put_fragment(queries, warp * WARP_QUERIES + m * 16, n, dq[m][n], scores.scale, scores.scale);
+    __syncwarp();
+    if (rows > 0)
+        store_rows(x.dq + warp_query * x.dq_stride + column, x.dq_stride, queries, warp * WARP_QUERIES, rows, 0, CHUNKS,
+                   scores);
+}
+
+#else
+
+// In f32, without matrix instructions: a warp takes one key, or one query, after the other. For tests.
+
+#define OWN ((HEAD + WARP - 1) / WARP)
+
+__device__ __forceinline__ void read_row(float (&row)[OWN], const float *from, int head_dim) {
+    for (int i = 0; i < OWN; ++i) {
+        const int channel = threadIdx.x % WARP + i * WARP;
+        row[i] = channel < head_dim ? from[channel] : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void write_row(float *to, const float (&row)[OWN], float factor, int head_dim) {
+    for (int i = 0; i < OWN; ++i) {
+        const int channel = threadIdx.x % WARP + i * WARP;
+        if (channel < head_dim)
+            to[channel] = row[i] * factor;
+    }
+}
+
+// p and ds of one query and one key.
+__device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (&k)[OWN], const float (&v)[OWN],
+                                            const float (&dout)[OWN], float power, float delta, const Scores &scores) {
+    float score = 0.0f, gradient = 0.0f, slope = 1.0f;
+    for (int i = 0; i < OWN; ++i) {
+        score += q[i] * k[i];
+        gradient += dout[i] * v[i];
+    }
+    score = warp_sum(score) * scores.scale;
+    gradient = warp_sum(gradient);
+    if (scores.cap > 0.0f) {
+        const float t = tanhf(score / scores.cap);
+        score = t * scores.cap;
+        slope = 1.0f - t * t;
+    }
+    const float p = exp2f(score * LOG2_E - power);
+    return make_float2(p, p * (gradient - delta) * slope);
+}
+
+__device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
+    const int group = x.heads / x.kv_heads, head_dim = scores.head_dim;
+    const i64 kv_column = (i64)kv_head * head_dim;
+    for (int key = tile.first + threadIdx.x / WARP; key < tile.last; key += THREADS / WARP) {
+        float k[OWN], v[OWN], q[OWN], dout[OWN], dk[OWN] = {}, dv[OWN] = {};
+        read_row(k, x.k + key * x.k_stride + kv_column, head_dim);
+        read_row(v, x.v + key * x.v_stride + kv_column, head_dim);
+        for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
+            for (int query = key; query < min(tile.end, key + scores.window); ++query) {
+                read_row(q, x.q + query * x.q_stride + (i64)head * head_dim, head_dim);
+                read_row(dout, x.dout + query * x.dout_stride + (i64)head * head_dim, head_dim);
+                const i64 at = (i64)head * x.tokens + query;
+                const float2 found = one_score(q, k, v, dout, x.powers[at], x.deltas[at], scores);
+                for (int i = 0; i < OWN; ++i) {
+                    dv[i] += found.x * dout[i];
+                    dk[i] += found.y * q[i];
+                }
+            }
+        write_row(x.dk + key * x.dk_stride + kv_column, dk, scores.scale, head_dim);
+        write_row(x.dv + key * x.dv_stride + kv_column, dv, 1.0f, head_dim);
+    }
+}
+
+__device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
+    const int head_dim = scores.head_dim;
+    const i64 column = (i64)head * head_dim, kv_column = (i64)(head / (x.heads / x.kv_heads)) * head_dim;
+    for (int query = tile.first + threadIdx.x / WARP; query < tile.last; query += THREADS / WARP) {
+        float k[OWN], v[OWN], q[OWN], dout[OWN], dq[OWN] = {};
+        read_row(q, x.q + query * x.q_stride + column, head_dim);
+        read_row(dout, x.dout + query * x.dout_stride + column, head_dim);
+        const i64 at = (i64)head * x.tokens + query;
+        for (int key = max(tile.begin, query + 1 - scores.window); key <= query; ++key) {
+            read_row(k, x.k + key * x.k_stride + kv_column, head_dim);
+            read_row(v, x.v + key * x.v_stride + kv_column, head_dim);
+            const float2 found = one_score(q, k, v, dout, x.powers[at], x.deltas[at], scores);
+            for (int i = 0; i < OWN; ++i)
+                dq[i] += found.y * k[i];
+        }
+        write_row(x.dq + query * x.dq_stride + column, dq, scores.scale, head_dim);
+    }
+}
+
+#endif
+
+// Grid: `key_blocks` (possible tiles of keys times key heads), then possible tiles of queries times heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    FOR_HEAD(attention_grad_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride,
+                              const act *dout, i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv,
+                              i64 dv_stride, const float *powers, const float *deltas, const int4 *query_list,
+                              const int4 *key_list, int key_blocks, int tokens, int heads, int kv_heads, int head_dim,
+                              int window, float scale, float cap, int aligned) {
+    const Scores scores{head_dim, window, scale, cap, aligned};
+    const GradOperands operands{q,         k,         v,         dout,      dq,     dk,     dv,
+                                q_stride,  k_stride,  v_stride,  dout_stride, dq_stride, dk_stride, dv_stride,
+                                powers,    deltas,    tokens,    heads,     kv_heads};
+    const int block = blockIdx.x;
+    Tile tile;
+    if (block < key_blocks) {
+        if (read_tile(key_list, block / kv_heads, tile))
+            gradients_of_keys(operands, scores, tile, block % kv_heads);
+    } else {
+        if (read_tile(query_list, (block - key_blocks) / heads, tile))
+            gradients_of_queries(operands, scores, tile, (block - key_blocks) % heads);
+    }
+}

@@ -1,0 +1,113 @@
+// The matrix instruction of Ampere and newer (m16n8k16 of bf16 or f16 with f32 sums), its loads from shared
+// memory, copies from global to shared memory that pass no register, and barriers, each as one line of PTX.
+//
+// A fragment is what the 32 lanes of a warp hold of a small matrix. With g = lane / 4 and t = lane % 4:
+//   A (16, 16): a0 = (g, 2t..), a1 = (g + 8, 2t..), a2 = (g, 2t + 8..), a3 = (g + 8, 2t + 8..), two elements each
+//   B (16, 8):  b0 = (2t.., g), b1 = (2t + 8.., g)
+//   C (16, 8):  c0, c1 = (g, 2t..), c2, c3 = (g + 8, 2t..)
+// Two neighbouring C of 8 columns, rounded, are therefore one A: a product's result is the next one's left side.
+// Leaves out how tiles lie in shared memory (`attention_tiles.cuh`). Shared addresses are 32-bit offsets.
+
+#if defined(ACT_F16)
+#define MMA_TYPE "f16"
+#else
+#define MMA_TYPE "bf16"
+#endif
+
+__device__ __forceinline__ u32 shared_base() {
+    extern __shared__ uint4 shared_arena[];
+    u64 address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(shared_arena));
+    return (u32)address;
+}
+
+// c += a·b
+__device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four matrices (8, 8) of 16 bits; lane i names row i % 8 of matrix i / 8 and gets of each the elements (g, 2t..).
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address));
+}
+
+// The same, but of each the elements (2t.., g).
+__device__ __forceinline__ void load_matrices_transposed(u32 (&m)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address));
+}
+
+// 16 bytes, or zeros where they do not exist.
+__device__ __forceinline__ void copy_async_16(u32 to, const void *from, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(u32 to, const void *from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most so many of the newest groups of this thread are under way.
+template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Barrier `id` (1 to 15; 0 is __syncthreads) among `threads` threads.
+__device__ __forceinline__ void barrier_of(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void shared_store_2(u32 to, u16 x) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+
+__device__ __forceinline__ void shared_store_4(u32 to, u32 x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void shared_store_16(u32 to, const u32 (&x)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ u16 shared_load_2(u32 from) {
+    u16 x;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void shared_load_16(u32 (&x)[4], u32 from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ float2 shared_load_floats(u32 from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
+// 2^x, and 0 at -infinity; two units of the last place.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// tanh(x) from 2^(x · 2 log2(e)): absolute error 2e-7, right at both infinities.
+__device__ __forceinline__ float bent(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(power_of_two(x * 2.885390082f) + 1.0f));
+    return 1.0f - 2.0f * y;
+}
