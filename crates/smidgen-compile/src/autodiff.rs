@@ -110,6 +110,7 @@ impl Backward<'_> {
     /// Adds scale · dyᵀ·x to the gradient of a trainable matrix.
     fn weight_gradient(&mut self, weight: ValueId, dy: ValueId, x: ValueId, scale: f32) {
         if let Some(gradient) = self.graph.gradient_of(weight) {
+            let scale = scale * self.graph.gradient_scale(weight);
             self.emit(Op::WeightGrad { scale }, vec![dy, x], vec![gradient], &[]);
         }
     }
@@ -171,7 +172,7 @@ impl Backward<'_> {
                     }
                 }
             }
-            Op::Embed { scale } => {
+            Op::Embed { scale, .. } => {
                 if let Some(table) = self.graph.gradient_of(node.inputs[1])
                     && let Some(d) = self.gradient(node.outputs[0])
                 {
@@ -195,6 +196,7 @@ impl Backward<'_> {
             | Op::EmbedGrad { .. }
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
+            | Op::Round { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)

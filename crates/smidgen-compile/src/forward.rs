@@ -9,7 +9,7 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
 use crate::options::{AdapterForm, Policy, Recompute, Request};
-use smidgen_ir::{AttentionShape, Entry, Graph, LossHead, Node, Op, Phase, ValueId};
+use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
 
 /// Names of the inputs that the host writes.
@@ -121,6 +121,7 @@ fn build_entry(
         form: request.form,
         adapters: adapters.collect(),
         dropout: if training { request.dropout } else { 0.0 },
+        element: request.activations(),
         prefix: match entry {
             Entry::Eval => "eval.",
             Entry::Decode => "decode.",
@@ -140,9 +141,17 @@ fn build_entry(
     builder.nodes
 }
 
-/// DoRA divides by the row norms of weight and adapter together: they change with every update.
+/// What follows from trained leaves and changes with every update: adapters in the numbers of products, and the
+/// row norms of weight and adapter together by which DoRA divides.
 fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<Node> {
     let mut nodes = Vec::new();
+    let rounded: Vec<(ValueId, Rounded)> = (0..graph.values.len() as u32)
+        .filter_map(|index| Some((ValueId(index), graph.value(ValueId(index)).leaf()?.rounded?)))
+        .collect();
+    for (leaf, Rounded { of, scale }) in rounded {
+        let place = (Phase::Update, None);
+        graph.emit(&mut nodes, Op::Round { scale }, vec![of], vec![leaf], &[], place);
+    }
     if request.form == AdapterForm::Dora {
         for module in &request.adapters {
             let weight = leaves.get(&format!("{}.weight", module.path));
@@ -164,6 +173,8 @@ pub(crate) struct Builder<'a> {
     /// By path: place among the adapters, and the adapter.
     pub adapters: HashMap<&'a str, (usize, &'a LoraModule)>,
     pub dropout: f32,
+    /// The numbers of activations.
+    pub element: DType,
     pub prefix: &'static str,
     pub layer: Option<usize>,
     /// Whether keys and values go through the caches.
@@ -190,7 +201,7 @@ impl Builder<'_> {
 
     /// Embedding and all layers: ids to the residual stream (T, C).
     fn decoder(&mut self) -> ValueId {
-        let embed = Op::Embed { scale: self.spec.embedding_scale };
+        let embed = Op::Embed { scale: self.spec.embedding_scale, element: self.element };
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
         let tables = self.rope_tables();
         for layer in 0..self.spec.layers {

@@ -3,10 +3,11 @@
 //! A leaf is found by its name, which is that of the checkpoint's tensor or one of `forward::input` and
 //! `forward::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
+use crate::adapter::LoraModule;
 use crate::forward::{input, state};
 use crate::model::spec::HEAD;
 use crate::options::{AdapterForm, DecodeShape, Request, TrainedBiases};
-use smidgen_ir::{DType, Dim, Graph, LeafKind, Shape, Storage, Type, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
@@ -115,6 +116,16 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
         for (name, shape) in tensors {
             trained.push(leaves.add(graph, &name, Type::f32(shape), LeafKind::Adapter));
         }
+        if request.rounds_adapters() {
+            for (name, scale) in [(module.a_name(), 1.0), (module.b_name(), factor_in_b(request, module))] {
+                let of = leaves.get(&name);
+                let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));
+                let rounded = leaves.add(graph, &rounded_name(&name), ty, LeafKind::Derived);
+                if let ValueRole::Leaf(leaf) = &mut graph.values[rounded.index()].role {
+                    leaf.rounded = Some(Rounded { of, scale });
+                }
+            }
+        }
     }
     if let AdapterForm::Fourier { .. } = request.form {
         let modules = request.adapters.len();
@@ -124,6 +135,19 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
         }
     }
     trained
+}
+
+/// The leaf that holds an adapter's matrix in the numbers of products.
+pub fn rounded_name(name: &str) -> String {
+    format!("{name} rounded")
+}
+
+/// What B is multiplied with when it is rounded: the adapter's scale, where it takes part in nothing but products.
+pub fn factor_in_b(request: &Request, module: &LoraModule) -> f32 {
+    match request.form {
+        AdapterForm::Lora | AdapterForm::Dora if module.path != HEAD => module.scale,
+        AdapterForm::Lora | AdapterForm::Dora | AdapterForm::Fourier { .. } => 1.0,
+    }
 }
 
 fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpose: Purpose) {
@@ -182,7 +206,8 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     let [_, channels] = spec.projection_rows();
     for layer in 0..spec.layers {
         for name in cache_names(layer) {
-            leaves.add(graph, &name, Type::f32(Shape::matrix(cache_rows, channels)), LeafKind::Cache);
+            let ty = Type::new(Shape::matrix(cache_rows, channels), Storage::Plain(request.activations()));
+            leaves.add(graph, &name, ty, LeafKind::Cache);
         }
     }
     let logits = Type::f32(Shape::of(Dim::Rows, spec.vocabulary));

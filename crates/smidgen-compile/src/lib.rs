@@ -27,7 +27,7 @@ pub use options::{AdapterForm, DecodeShape, Policy, Recompute, Request, TrainedB
 pub use profile::Profile;
 pub use solve::{Context, Demand, Pins, Solution, solve};
 
-use smidgen_ir::{Plan, verify};
+use smidgen_ir::{Graph, Plan, verify};
 
 /// Compiles a request under a policy.
 pub fn compile(request: &Request, policy: &Policy) -> Plan {
@@ -40,8 +40,7 @@ pub fn compile_logits(request: &Request) -> Plan {
     verify::expect_sound("forward", &verify::graph(&graph));
 
     passes::remove_dead::apply(&mut graph);
-    let shared = passes::reuse_in_place::find(&graph);
-    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
+    arena::plan_memory(placed(graph, request))
 }
 
 /// Compiles the loss of samples alone, for evaluating a model rather than training it.
@@ -50,8 +49,7 @@ pub fn compile_eval(request: &Request, loss_chunk: usize) -> Plan {
     verify::expect_sound("forward", &verify::graph(&graph));
 
     passes::remove_dead::apply(&mut graph);
-    let shared = passes::reuse_in_place::find(&graph);
-    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
+    arena::plan_memory(placed(graph, request))
 }
 
 /// Compiles generation alone, by `request.decode`.
@@ -60,8 +58,7 @@ pub fn compile_decode(request: &Request) -> Plan {
     verify::expect_sound("forward", &verify::graph(&graph));
 
     passes::remove_dead::apply(&mut graph);
-    let shared = passes::reuse_in_place::find(&graph);
-    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, request))
+    arena::plan_memory(placed(graph, request))
 }
 
 /// All stages before offsets are given: enough to know the live bytes of every step.
@@ -82,6 +79,12 @@ fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
     update::append_update(&mut graph, request);
     verify::expect_sound("update", &verify::graph(&graph));
 
+    placed(graph, request)
+}
+
+/// Which buffers are shared and what lies beside what, and the schedule that follows.
+fn placed(graph: Graph, request: &Request) -> schedule::Schedule {
     let shared = passes::reuse_in_place::find(&graph);
-    schedule::plan_lifetimes(graph, &shared, request)
+    let layout = passes::lay_beside::find(&graph, request);
+    schedule::plan_lifetimes(graph, &shared, &layout, request)
 }

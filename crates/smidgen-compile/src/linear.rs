@@ -10,7 +10,7 @@
 //! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
 
 use crate::forward::{Builder, input};
-use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
+use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
 use crate::model::spec::{DecoderSpec, HEAD};
 use crate::options::AdapterForm;
 use smidgen_ir::{Op, ValueId};
@@ -94,10 +94,17 @@ impl Builder<'_> {
                 rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
             }
         }
-        let a = self.leaf(&module.a_name());
+        let (mut a, mut b, mut scale) = (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
+        if let Some(rounded) = self.leaves.find(&rounded_name(&module.a_name())) {
+            (a, b) = (rounded, self.leaf(&rounded_name(&module.b_name())));
+            // Where B was rounded with the scale in it, there is none left.
+            if self.graph.gradient_scale(b) == scale {
+                scale = 1.0;
+            }
+        }
         let plain = Op::Linear { bias: false, lora: None };
         let h = self.emit1(plain, vec![input, a], &format!("{name}.h")); // (T, R)
-        Some(Attached { index, input, rest, h, b: self.leaf(&module.b_name()), scale: module.scale })
+        Some(Attached { index, input, rest, h, b, scale })
     }
 
     fn rows_of(&mut self, leaf: ValueId, part: Part<'_>) -> ValueId {

@@ -4,7 +4,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::DecoderSpec;
-use smidgen_ir::{AdamW, Extent, Precision, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Storage, Workload};
 use std::collections::HashMap;
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -19,6 +19,7 @@ pub struct Request {
     pub biases: TrainedBiases,
     pub dropout: f32,
     pub optimizer: Optimizer,
+    pub device: DeviceKind,
     pub precision: Precision,
     /// Largest micro-batch.
     pub extent: Extent,
@@ -58,6 +59,16 @@ impl DecodeShape {
 impl Request {
     pub fn storage_of(&self, tensor: &str) -> Storage {
         self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
+    }
+
+    /// The numbers of activations.
+    pub fn activations(&self) -> DType {
+        self.device.activations(self.precision)
+    }
+
+    /// Whether products take adapters in other numbers than those they are trained in.
+    pub fn rounds_adapters(&self) -> bool {
+        self.activations() != DType::F32
     }
 }
 

@@ -23,7 +23,7 @@ impl Profile {
             flops_per_s: threads
                 * match precision {
                     Precision::F32 => 90e9,
-                    Precision::Bf16 => 400e9,
+                    Precision::Bf16 | Precision::F16 => 400e9,
                 },
             bytes_per_s: 8e9 * threads.min(4.0),
             step_s: 5e-6,

@@ -4,12 +4,14 @@
 //! needed soonest after its operands exist, so lifetimes are short without a search.
 
 use crate::options::Request;
+use crate::passes::lay_beside::{self, Layout};
 use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::{
-    Buffer, BufferId, Category, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan, PlannedValue, Step,
-    ValueId, ValueRole, cost, workspace,
+    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan,
+    PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
 };
+use smidgen_ir::workspace_cuda::StepTypes;
 use std::collections::HashMap;
 
 /// A plan whose buffers all lie at offset 0.
@@ -28,10 +30,11 @@ impl Schedule {
     }
 }
 
-pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -> Schedule {
+pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, request: &Request) -> Schedule {
     let mut plan = Plan {
         title: request.title.clone(),
         extent: request.extent,
+        device: request.device,
         precision: request.precision,
         decode_extent: request.decode.map(|shape| shape.extent()),
         threads: request.threads,
@@ -45,47 +48,87 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, request: &Request) -
                 ty: value.ty.clone(),
                 role: value.role.clone(),
                 buffer: None,
+                first_byte: 0,
+                stride: None,
             })
             .collect(),
         buffers: Vec::new(),
         entries: Vec::new(),
     };
     for (index, value) in graph.values.iter().enumerate() {
-        plan.values[index].buffer = match &value.role {
+        let id = ValueId(index as u32);
+        match &value.role {
+            ValueRole::Leaf(_) if layout.inside.contains_key(&id) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
                 let lifetime = leaf_lifetime(&graph, leaf.kind);
-                let bytes = value.ty.bytes(&plan.extent_of_lifetime(lifetime));
-                Some(add_buffer(&mut plan, bytes, category, lifetime))
+                let room = layout.room.get(&id);
+                let bytes = room.map_or_else(
+                    || value.ty.bytes(&plan.extent_of_lifetime(lifetime)),
+                    |room| room.bytes(&value.ty),
+                );
+                plan.values[index].stride = room.map(|room| room.stride);
+                plan.values[index].buffer = Some(add_buffer(&mut plan, bytes, category, lifetime));
             }
-            // A slice is added behind its leaf.
-            ValueRole::Slice(slice) => plan.values[slice.of.index()].buffer,
-            ValueRole::Temp => None,
-        };
+            ValueRole::Slice(_) | ValueRole::Temp => {}
+        }
+    }
+    // What lies in another leaf comes behind it, and slices behind both.
+    for (guest, place) in &layout.inside {
+        let host = plan.values[place.host.index()].clone();
+        let element = host.ty.storage.plain().map_or(0, DType::bytes);
+        let stride = host.stride.expect("a host has room");
+        let value = &mut plan.values[guest.index()];
+        (value.buffer, value.stride) = (host.buffer, Some(stride));
+        value.first_byte = (place.first_row * stride + place.first_column) * element;
+    }
+    for (index, value) in graph.values.iter().enumerate() {
+        let ValueRole::Slice(slice) = &value.role else { continue };
+        let whole = plan.values[slice.of.index()].clone();
+        let value = &mut plan.values[index];
+        (value.buffer, value.stride, value.first_byte) = (whole.buffer, whole.stride, whole.first_byte);
+        if let (Some(stride), Some(dtype)) = (whole.stride, whole.ty.storage.plain()) {
+            value.first_byte += slice.first_row * stride * dtype.bytes();
+        }
     }
     for (entry, nodes) in &graph.entries {
         let extent = plan.extent_of(*entry);
         let usual = request.workload.extent(&extent);
         let lives = lifetimes(nodes, shared);
+        let spare = spare_of_owners(layout, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
         owners.sort();
         let mut buffer_of: HashMap<ValueId, BufferId> = HashMap::new();
         for owner in owners {
             let (first, last) = lives[&owner];
-            let bytes = graph.value(owner).ty.bytes(&extent);
+            let spare = spare.get(&owner).copied().unwrap_or(0);
+            let bytes = lay_beside::strided_bytes(&graph.value(owner).ty, spare, &extent);
             let lifetime = Lifetime::Steps { entry: *entry, first, last };
             buffer_of.insert(owner, add_buffer(&mut plan, bytes, Category::Activations, lifetime));
         }
         let mut steps = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
             for output in &node.outputs {
-                plan.values[output.index()].buffer = Some(buffer_of[&owner_of(shared, *output)]);
+                let owner = owner_of(shared, *output);
+                let (_, columns) = graph.value(*output).ty.shape.at(&extent);
+                let value = &mut plan.values[output.index()];
+                value.buffer = Some(buffer_of[&owner]);
+                value.stride = spare.get(&owner).map(|spare| columns + spare);
             }
             let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
             let (inputs, outputs, updates) =
                 (types(&node.inputs), types(&node.outputs), types(&node.updates));
             let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(&extent)).collect();
-            let scratch = workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads);
+            let scratch = match request.device {
+                DeviceKind::Cpu => {
+                    workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads)
+                }
+                DeviceKind::Cuda => {
+                    let precision = request.precision;
+                    let types = StepTypes { op: &node.op, inputs: &inputs, extent: &extent, precision };
+                    workspace_cuda::workspace_bytes(&types)
+                }
+            };
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
             let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
             steps.push(Step {
@@ -127,6 +170,16 @@ fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
         | LeafKind::Input
         | LeafKind::State => Lifetime::Run,
     }
+}
+
+/// Spare columns of the buffers that have any: the most that a value in them needs.
+fn spare_of_owners(layout: &Layout, shared: &SharedBuffers) -> HashMap<ValueId, usize> {
+    let mut most: HashMap<ValueId, usize> = HashMap::new();
+    for (value, columns) in &layout.spare {
+        let spare = most.entry(owner_of(shared, *value)).or_insert(0);
+        *spare = (*spare).max(*columns);
+    }
+    most
 }
 
 fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {

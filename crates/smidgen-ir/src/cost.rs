@@ -100,6 +100,7 @@ pub fn node_cost(
         | Op::GatedActGrad(_)
         | Op::EmbedGrad { .. }
         | Op::FourierReg { .. }
+        | Op::Round { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
@@ -137,6 +138,7 @@ pub fn node_cost(
         | Op::GatedActGrad(_)
         | Op::FourierReg { .. }
         | Op::RowNorms { .. }
+        | Op::Round { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)

@@ -84,12 +84,21 @@ pub enum LeafKind {
     Cache,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Leaf {
     pub kind: LeafKind,
     /// The leaf that holds the gradient, if this one is trained.
     pub gradient: Option<ValueId>,
+    /// What `refresh` rounds it from: what reaches its gradient belongs to that of the other.
+    pub rounded: Option<Rounded>,
     pub shard: Shard,
+}
+
+/// A leaf in the numbers that products take: `scale` times another leaf.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounded {
+    pub of: ValueId,
+    pub scale: f32,
 }
 
 /// Rows of a leaf as a value of their own: one of several projections that a checkpoint stores as one matrix.
@@ -182,7 +191,7 @@ impl Graph {
     }
 
     pub fn add_leaf(&mut self, name: impl Into<String>, ty: Type, kind: LeafKind) -> ValueId {
-        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, shard: Shard::WHOLE }))
+        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: Shard::WHOLE }))
     }
 
     /// Rows `first_row..first_row + rows` of a leaf, and of its gradient.
@@ -229,12 +238,22 @@ impl Graph {
         ids
     }
 
-    /// The leaf's gradient, if it is trained.
+    /// The leaf's gradient, if it is trained; that of what it is rounded from, where it is rounded.
     pub fn gradient_of(&self, id: ValueId) -> Option<ValueId> {
         match &self.value(id).role {
+            ValueRole::Leaf(Leaf { rounded: Some(rounded), .. }) => self.gradient_of(rounded.of),
             ValueRole::Leaf(leaf) => leaf.gradient,
             ValueRole::Slice(slice) => slice.gradient,
             ValueRole::Temp => None,
+        }
+    }
+
+    /// What a gradient with respect to this value counts in [`Graph::gradient_of`] it.
+    pub fn gradient_scale(&self, id: ValueId) -> f32 {
+        match &self.value(id).role {
+            ValueRole::Leaf(leaf) => leaf.rounded.map_or(1.0, |rounded| rounded.scale),
+            ValueRole::Slice(slice) => self.gradient_scale(slice.of),
+            ValueRole::Temp => 1.0,
         }
     }
 

@@ -8,13 +8,14 @@
 //! H heads, D head size, N rows of a cache, L slots of P positions each; `rows` is T or S.
 
 use crate::rope::RopeSpec;
+use crate::storage::DType;
 use thiserror::Error;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     // ── forward ────────────────────────────────────────────────────────────────────────────────
-    /// ids (T), table (V, C) → (T, C): rows of the table times `scale`
-    Embed { scale: f32 },
+    /// ids (T), table (V, C) → (T, C) as `element`: rows of the table times `scale`
+    Embed { scale: f32, element: DType },
     /// x (rows, C), weight (D) → (rows, C): x / rms(x) · weight, over each D of the C channels by itself
     /// (D = C for the norm of a layer, the head size for norms of queries and keys)
     RmsNorm(Norm),
@@ -85,6 +86,8 @@ pub enum Op {
     FourierReg { weight: f64 },
     /// weight (N, K), a (R, K), b (N, R) → ; updates norms (N) := lengths of the rows of weight + scale·b·a
     RowNorms { scale: f32 },
+    /// weight (N, K) → ; updates rounded (N, K) := scale·weight
+    Round { scale: f32 },
     /// loss (1), gradients … → ; updates report (4): loss, norm over all gradients, the factor that
     /// clips it to `clip` (0 = never), 1 if loss and norm are finite
     GradNorm { clip: f32 },
@@ -156,7 +159,7 @@ pub struct ShapeError {
 
 impl Op {
     /// Every operation by name, in the order of the list: what an example of each must exist for.
-    pub const NAMES: [&'static str; 33] = [
+    pub const NAMES: [&'static str; 34] = [
         "embed",
         "rms_norm",
         "dropout",
@@ -190,6 +193,7 @@ impl Op {
         "zero",
         "cache_rows",
         "cached_attention",
+        "round",
     ];
 
     /// A new operation cannot be named without a place in [`Op::NAMES`].
@@ -228,6 +232,7 @@ impl Op {
             Op::Zero => Self::NAMES[30],
             Op::CacheRows => Self::NAMES[31],
             Op::CachedAttention(_) => Self::NAMES[32],
+            Op::Round { .. } => Self::NAMES[33],
         }
     }
 
@@ -261,6 +266,7 @@ impl Op {
             | Op::EmbedGrad { .. }
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
+            | Op::Round { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
@@ -301,6 +307,7 @@ impl Op {
             | Op::EmbedGrad { .. }
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
+            | Op::Round { .. }
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)

@@ -12,23 +12,23 @@ impl Op {
     pub fn infer(&self, inputs: &[&Type], updates: &[&Type]) -> Result<Vec<Type>, ShapeError> {
         let rule = Rule { op: self.name(), inputs, updates };
         match self {
-            Op::Embed { .. } => {
+            Op::Embed { element, .. } => {
                 rule.count(2, 0)?;
                 rule.integers(0, Dim::Tokens, DType::I32)?;
                 let (_, c) = rule.weight(1)?;
-                Ok(vec![Type::f32(Shape::of(Dim::Tokens, c))])
+                Ok(vec![Type::new(Shape::of(Dim::Tokens, c), Storage::Plain(*element))])
             }
             Op::RmsNorm(_) => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
                 rule.norm_weight(inputs[1], c)?;
-                Ok(vec![Type::f32(Shape::of(rows, c))])
+                Ok(vec![rule.like_first(Shape::of(rows, c))])
             }
             Op::Dropout { .. } => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
                 rule.integers(1, rows, DType::U64)?;
-                Ok(vec![Type::f32(Shape::of(rows, c))])
+                Ok(vec![rule.like_first(Shape::of(rows, c))])
             }
             Op::Linear { bias, lora } => {
                 rule.count(2 + usize::from(*bias) + if lora.is_some() { 2 } else { 0 }, 0)?;
@@ -44,7 +44,7 @@ impl Op {
                     rule.equal("rows", rows, h_rows)?;
                     rule.equal("lora b", rule.weight(first + 1)?, (n, rank))?;
                 }
-                Ok(vec![Type::f32(Shape::of(rows, n))])
+                Ok(vec![rule.like_first(Shape::of(rows, n))])
             }
             Op::ScaleColumns { bias } => {
                 rule.count(3 + usize::from(*bias), 0)?;
@@ -54,13 +54,13 @@ impl Op {
                 if *bias {
                     rule.real_vector(inputs[3], n)?;
                 }
-                Ok(vec![Type::f32(Shape::of(rows, n))])
+                Ok(vec![rule.like_first(Shape::of(rows, n))])
             }
             Op::Fourier { .. } => {
                 rule.count(5, 0)?;
                 let (rows, n) = rule.activation(0)?;
                 rule.fourier_operands(1, rows, n)?;
-                Ok(vec![Type::f32(Shape::of(rows, n))])
+                Ok(vec![rule.like_first(Shape::of(rows, n))])
             }
             Op::RopeTable(rope) => {
                 rule.count(1 + usize::from(rope.depends_on_length()), 0)?;
@@ -74,32 +74,32 @@ impl Op {
             Op::Rope { heads, .. } => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
-                let (table_rows, dim) = rule.activation(1)?;
+                let (table_rows, dim) = rule.f32_rows(1)?;
                 rule.equal("rows", rows, table_rows)?;
                 rule.require(c % heads == 0 && dim <= c / heads && dim % 2 == 0, || {
                     format!("{c} channels in {heads} heads, {dim} of each turned")
                 })?;
-                Ok(vec![Type::f32(Shape::of(rows, c))])
+                Ok(vec![rule.like_first(Shape::of(rows, c))])
             }
             Op::Attention(shape) => {
                 rule.count(4, 0)?;
                 rule.attention_operands(shape)?;
                 rule.integers(3, Dim::Boundaries, DType::I32)?;
                 let (q, _) = shape.channels();
-                Ok(vec![Type::f32(Shape::of(Dim::Tokens, q)), Type::f32(Shape::of(Dim::Tokens, shape.heads))])
+                Ok(vec![rule.like_first(Shape::of(Dim::Tokens, q)), Type::f32(Shape::of(Dim::Tokens, shape.heads))])
             }
             Op::GatedAct(_) | Op::Add => {
                 rule.count(2, 0)?;
                 let shape = rule.activation(0)?;
                 rule.equal("operands", shape, rule.activation(1)?)?;
-                Ok(vec![Type::f32(Shape::of(shape.0, shape.1))])
+                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1))])
             }
             Op::GatherRows => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
                 rule.equal("rows", rows, Dim::Tokens)?;
                 rule.integers(1, Dim::Rows, DType::I32)?;
-                Ok(vec![Type::f32(Shape::of(Dim::Rows, c))])
+                Ok(vec![rule.like_first(Shape::of(Dim::Rows, c))])
             }
             Op::LmHeadLoss(head) => rule.lm_head_loss(head),
             Op::Logits { lora, .. } => {
@@ -124,7 +124,7 @@ impl Op {
                 rule.cache_places(2)?;
                 for update in updates {
                     let fits = matches!(update.shape.0.as_slice(), [Dim::Const(_), Dim::Const(width)] if *width == c);
-                    rule.require(fits && update.storage == Storage::F32, || format!("cache {update}"))?;
+                    rule.require(fits && update.storage == inputs[0].storage, || format!("cache {update}"))?;
                 }
                 rule.equal("keys and values", &updates[0].shape, &updates[1].shape)?;
                 Ok(vec![])
@@ -136,17 +136,17 @@ impl Op {
                 let (rows, c) = rule.weight(1)?;
                 rule.equal("keys", c, kv)?;
                 for cache in [1, 2] {
-                    rule.equal("cache", inputs[cache], &Type::f32(Shape::matrix(rows, kv)))?;
+                    rule.equal("cache", inputs[cache], &rule.like_first(Shape::matrix(rows, kv)))?;
                 }
                 rule.cache_places(3)?;
-                Ok(vec![Type::f32(Shape::of(Dim::Tokens, q))])
+                Ok(vec![rule.like_first(Shape::of(Dim::Tokens, q))])
             }
             Op::ScatterRows => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
                 rule.equal("rows", rows, Dim::Rows)?;
                 rule.integers(1, Dim::Rows, DType::I32)?;
-                Ok(vec![Type::f32(Shape::of(Dim::Tokens, c))])
+                Ok(vec![rule.like_first(Shape::of(Dim::Tokens, c))])
             }
             Op::RmsNormGrad { addend, .. } => {
                 rule.count(3 + usize::from(*addend), 0)?;
@@ -155,7 +155,7 @@ impl Op {
                 for operand in 2..inputs.len() {
                     rule.equal("operands", shape, rule.activation(operand)?)?;
                 }
-                Ok(vec![Type::f32(Shape::of(shape.0, shape.1))])
+                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1))])
             }
             Op::RmsNormWeightGrad { .. } => {
                 rule.count(2, 1)?;
@@ -175,7 +175,7 @@ impl Op {
                     rule.equal("term", rule.activation(2 * term)?, (rows, n))?;
                     rule.equal("columns", term_k, k)?;
                 }
-                Ok(vec![Type::f32(Shape::of(rows, k))])
+                Ok(vec![rule.like_first(Shape::of(rows, k))])
             }
             Op::WeightGrad { .. } => {
                 rule.count(2, 1)?;
@@ -205,24 +205,24 @@ impl Op {
                 rule.fourier_operands(0, rows, n)?;
                 rule.f32_update(0, &Shape::matrix(1, 4))?;
                 rule.f32_update(1, &Shape::matrix(1, 1))?;
-                Ok(vec![Type::f32(Shape::of(rows, n))])
+                Ok(vec![rule.like_first(Shape::of(rows, n))])
             }
             Op::AttentionGrad(shape) => {
                 rule.count(7, 0)?;
                 rule.attention_operands(shape)?;
                 let (q, kv) = shape.channels();
                 rule.equal("o", rule.activation(3)?, (Dim::Tokens, q))?;
-                rule.equal("lse", rule.activation(4)?, (Dim::Tokens, shape.heads))?;
+                rule.equal("lse", rule.f32_rows(4)?, (Dim::Tokens, shape.heads))?;
                 rule.equal("do", rule.activation(5)?, (Dim::Tokens, q))?;
                 rule.integers(6, Dim::Boundaries, DType::I32)?;
-                Ok([q, kv, kv].map(|c| Type::f32(Shape::of(Dim::Tokens, c))).to_vec())
+                Ok([q, kv, kv].map(|c| rule.like_first(Shape::of(Dim::Tokens, c))).to_vec())
             }
             Op::GatedActGrad(_) => {
                 rule.count(3, 0)?;
                 let shape = rule.activation(0)?;
                 rule.equal("up", rule.activation(1)?, shape)?;
                 rule.equal("dy", rule.activation(2)?, shape)?;
-                Ok(vec![Type::f32(Shape::of(shape.0, shape.1)); 2])
+                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1)); 2])
             }
             Op::EmbedGrad { .. } => {
                 rule.count(2, 1)?;
@@ -248,6 +248,13 @@ impl Op {
                 rule.equal("columns", k, a_k)?;
                 rule.equal("lora b", rule.weight(2)?, (n, rank))?;
                 rule.f32_update(0, &Shape::vector(n))?;
+                Ok(vec![])
+            }
+            Op::Round { .. } => {
+                rule.count(1, 1)?;
+                let (n, k) = rule.weight(0)?;
+                let fits = updates[0].shape == Shape::matrix(n, k) && updates[0].storage.plain().is_some();
+                rule.require(fits && updates[0].storage.is_real(), || format!("rounded {}", updates[0]))?;
                 Ok(vec![])
             }
             Op::GradNorm { .. } => {
@@ -320,8 +327,27 @@ impl Rule<'_> {
         self.require(left == right, || format!("{what}: {left:?} against {right:?}"))
     }
 
-    /// An f32 matrix over T or S rows.
+    /// The type of an output in the numbers of the first input.
+    fn like_first(&self, shape: Shape) -> Type {
+        Type::new(shape, self.inputs[0].storage)
+    }
+
+    /// A matrix over T or S rows, in the same numbers as the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+        let (operand, first) = (self.inputs[input], self.inputs[0]);
+        let is_number = |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
+        match operand.shape.0.as_slice() {
+            [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)]
+                if is_number(operand) && (operand.storage == first.storage || !is_number(first)) =>
+            {
+                Ok((*rows, *c))
+            }
+            _ => Err(self.error(format!("input {input} must be rows of numbers, got {operand}"))),
+        }
+    }
+
+    /// An f32 matrix over T or S rows, whatever the activations are.
+    fn f32_rows(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let operand = self.inputs[input];
         match operand.shape.0.as_slice() {
             [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)] if operand.storage == Storage::F32 => {
@@ -423,13 +449,13 @@ impl Rule<'_> {
         self.integers(2, Dim::Rows, DType::I32)?;
         self.scalars(self.inputs[3], 1)?;
         self.scalars(self.updates[0], 1)?;
-        let mut outputs = if head.gradient { vec![Type::f32(Shape::of(Dim::Rows, c))] } else { vec![] };
+        let mut outputs = if head.gradient { vec![self.like_first(Shape::of(Dim::Rows, c))] } else { vec![] };
         if adapted {
             let (h_rows, rank) = self.activation(4)?;
             self.equal("rows", h_rows, Dim::Rows)?;
             self.equal("lora b", self.weight(5)?, (v, rank))?;
             if head.gradient {
-                outputs.push(Type::f32(Shape::of(Dim::Rows, rank)));
+                outputs.push(self.like_first(Shape::of(Dim::Rows, rank)));
                 self.f32_update(1, &Shape::matrix(v, rank))?;
             }
         }

@@ -8,6 +8,7 @@ use crate::cost::Cost;
 use crate::graph::{Entry, LeafKind, Phase, ValueId, ValueRole};
 use crate::op::Op;
 use crate::shape::{Extent, Type};
+use crate::storage::DType;
 
 /// Buffers start at multiples of this: a cache line, and what vector loads and CUDA copies like.
 pub const ALIGNMENT: usize = 256;
@@ -136,6 +137,23 @@ pub struct PlannedValue {
     pub role: ValueRole,
     /// `None` for a value that no step of the plan touches.
     pub buffer: Option<BufferId>,
+    /// From the buffer's begin.
+    pub first_byte: usize,
+    /// Elements from one row to the next where that is more than a row has.
+    pub stride: Option<usize>,
+}
+
+impl PlannedValue {
+    /// Bytes from the buffer's begin to the end of the last row.
+    pub fn end_byte(&self, extent: &Extent) -> usize {
+        let dense = self.ty.bytes(extent);
+        let (rows, columns) = self.ty.shape.at(extent);
+        let spread = match (self.stride, self.ty.storage.plain()) {
+            (Some(stride), Some(dtype)) => rows.saturating_sub(1) * (stride - columns) * dtype.bytes(),
+            _ => 0,
+        };
+        self.first_byte + dense + spread
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -151,13 +169,15 @@ pub struct Step {
     pub cost: Cost,
 }
 
-/// What products multiply. Everything else is f32 in any case.
+/// What products multiply. Their sums are f32 in any case, and so is all other arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     #[default]
     F32,
-    /// Operands rounded to bf16, sums in f32.
+    /// Operands rounded to bf16.
     Bf16,
+    /// Operands rounded to f16.
+    F16,
 }
 
 impl Precision {
@@ -165,6 +185,33 @@ impl Precision {
         match self {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+        }
+    }
+}
+
+/// The kinds of device that a plan can be made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    #[default]
+    Cpu,
+    Cuda,
+}
+
+impl DeviceKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        }
+    }
+
+    /// What activations and their gradients lie in memory as: on a GPU what products take, on a CPU always f32.
+    pub fn activations(self, precision: Precision) -> DType {
+        match (self, precision) {
+            (DeviceKind::Cpu, _) | (DeviceKind::Cuda, Precision::F32) => DType::F32,
+            (DeviceKind::Cuda, Precision::Bf16) => DType::Bf16,
+            (DeviceKind::Cuda, Precision::F16) => DType::F16,
         }
     }
 }
@@ -179,6 +226,7 @@ pub struct EntryPlan {
 pub struct Plan {
     pub title: String,
     pub extent: Extent,
+    pub device: DeviceKind,
     pub precision: Precision,
     /// The largest run of `decode`, where there is one; its sizes are its own.
     pub decode_extent: Option<Extent>,

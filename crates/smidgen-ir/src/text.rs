@@ -129,7 +129,7 @@ fn render_attributes(op: &Op) -> String {
             format!("[eps={}{}]", norm.eps, if norm.plus_one { " 1+w" } else { "" })
         }
         Op::RmsNormWeightGrad { eps } => format!("[eps={eps}]"),
-        Op::Embed { scale } | Op::EmbedGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
+        Op::Embed { scale, .. } | Op::EmbedGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
         Op::Dropout { p, stream, rest } => {
             format!("[p={p} stream={stream}{}]", if *rest { " rest" } else { "" })
         }
@@ -155,7 +155,7 @@ fn render_attributes(op: &Op) -> String {
         Op::LinearGrad { scales } if scales.iter().any(|scale| *scale != 1.0) => {
             format!("[scales={scales:?}]")
         }
-        Op::WeightGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
+        Op::WeightGrad { scale } | Op::Round { scale } if *scale != 1.0 => format!("[scale={scale}]"),
         Op::GradNorm { clip } => format!("[clip={clip}]"),
         Op::AdamW(AdamW { beta1, beta2, eps, weight_decay })
         | Op::AdamW8(AdamW { beta1, beta2, eps, weight_decay }) => {
@@ -164,6 +164,7 @@ fn render_attributes(op: &Op) -> String {
         Op::Linear { .. }
         | Op::LinearGrad { .. }
         | Op::WeightGrad { .. }
+        | Op::Round { .. }
         | Op::Embed { .. }
         | Op::Logits { .. }
         | Op::ScaleColumns { .. }

@@ -160,7 +160,7 @@ fn check_step(
             findings.push(format!("{place}: `{}` has no buffer", value.name));
             continue;
         };
-        let bytes = value.ty.bytes(&plan.extent_of_lifetime(plan.buffer(buffer).lifetime));
+        let bytes = value.end_byte(&plan.extent_of_lifetime(plan.buffer(buffer).lifetime));
         if bytes > plan.buffer(buffer).bytes {
             findings.push(format!("{place}: `{}` needs {bytes} bytes, its buffer has fewer", value.name));
         }

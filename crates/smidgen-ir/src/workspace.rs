@@ -87,7 +87,8 @@ pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
 pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision, threads: usize) -> usize {
     let product = match precision {
         Precision::F32 => product_floats(threads),
-        Precision::Bf16 => bf16_product_floats(threads),
+        // No processor of this device multiplies f16; it refuses such a plan.
+        Precision::Bf16 | Precision::F16 => bf16_product_floats(threads),
     };
     let floats = match op {
         Op::Linear { bias, .. } => {
@@ -138,6 +139,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::BiasGrad
         | Op::GatedActGrad(_)
         | Op::EmbedGrad { .. }
+        | Op::Round { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
         | Op::Zero => 0,

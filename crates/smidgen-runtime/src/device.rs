@@ -3,7 +3,7 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{Dim, Extent, Op, Plan, Precision, Step, Storage, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Entry, Extent, Op, Plan, Precision, Step, Storage, ValueId, ValueRole};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -20,6 +20,16 @@ pub enum DeviceError {
     Workspace { device: &'static str, op: &'static str, given: usize, needed: usize },
     #[error("{device} has no instructions for products of {}", precision.name())]
     Precision { device: &'static str, precision: Precision },
+    #[error("{device}: {call} failed: {what}")]
+    Call { device: &'static str, call: &'static str, what: String },
+    #[error("the kernels of {file} do not compile: {what}")]
+    Compile { file: &'static str, what: String },
+    #[error("there is no GPU {ordinal}: the driver knows {count}")]
+    NoSuchGpu { ordinal: usize, count: usize },
+    #[error("{what} is missing ({file}): {remedy}")]
+    Library { what: &'static str, file: &'static str, remedy: &'static str },
+    #[error("{name} has compute capability {major}.{minor}, which does not multiply {}", precision.name())]
+    Capability { name: String, major: u32, minor: u32, precision: Precision },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
     #[error("{0}")]
@@ -36,6 +46,8 @@ pub struct Operand {
     pub rows: Dim,
     pub columns: usize,
     pub storage: Storage,
+    /// Elements from one row to the next; more than `columns` where other columns lie between.
+    pub stride: usize,
     /// Where codes and scales of a matrix lie apart, some of its rows are known by the whole.
     pub part: Option<RowPart>,
 }
@@ -58,14 +70,18 @@ impl Operand {
         let storage = value.ty.storage;
         let extent = plan.extent_of_lifetime(buffer.lifetime);
         let place = Operand {
-            offset: buffer.offset,
+            offset: buffer.offset + value.first_byte,
             bytes: value.ty.bytes(&extent),
             rows,
             columns,
             storage,
+            stride: value.stride.unwrap_or(columns),
             part: None,
         };
         let ValueRole::Slice(slice) = &value.role else { return place };
+        if value.stride.is_some() {
+            return place;
+        }
         if storage.rows_lie_together() {
             return Operand { offset: buffer.offset + storage.bytes(slice.first_row, columns), ..place };
         }
@@ -75,12 +91,23 @@ impl Operand {
         Operand { bytes: whole.bytes(&plan.extent), part, ..place }
     }
 
+    /// Whether row follows row without a gap.
+    pub fn is_dense(&self) -> bool {
+        self.stride == self.columns
+    }
+
     pub fn rows_at(&self, extent: &Extent) -> usize {
         self.rows.at(extent)
     }
 
     pub fn elements_at(&self, extent: &Extent) -> usize {
         self.rows.at(extent) * self.columns
+    }
+
+    /// Bytes from the first element to the end of the last, gaps between rows included.
+    pub fn span_at(&self, extent: &Extent) -> usize {
+        let gaps = self.rows.at(extent).saturating_sub(1) * (self.stride - self.columns);
+        self.bytes_at(extent) + gaps * self.storage.plain().map_or(0, DType::bytes)
     }
 
     pub fn bytes_at(&self, extent: &Extent) -> usize {
@@ -94,6 +121,8 @@ impl Operand {
 pub struct BoundStep {
     pub op: Op,
     pub precision: Precision,
+    /// The largest extent at which it runs.
+    pub planned: Extent,
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
     pub updates: Vec<Operand>,
@@ -102,12 +131,13 @@ pub struct BoundStep {
 }
 
 impl BoundStep {
-    pub fn of(plan: &Plan, step: &Step) -> BoundStep {
+    pub fn of(plan: &Plan, entry: Entry, step: &Step) -> BoundStep {
         let bind = |ids: &[ValueId]| ids.iter().map(|id| Operand::of(plan, *id)).collect();
         let workspace = step.workspace.map(|id| (plan.buffer(id).offset, plan.buffer(id).bytes));
         BoundStep {
             op: step.op.clone(),
             precision: plan.precision,
+            planned: plan.extent_of(entry),
             inputs: bind(&step.inputs),
             outputs: bind(&step.outputs),
             updates: bind(&step.updates),
@@ -119,6 +149,35 @@ impl BoundStep {
 /// Hands out pieces of device memory to be filled in order: `fill(offset in the operand, piece)`.
 pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 
+/// Where a value is filled: rows that come one behind the other, and lie so or with gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// From the start of the reservation.
+    pub offset: usize,
+    pub bytes: usize,
+    /// Bytes of a row and from one row to the next, where those differ.
+    pub rows: Option<(usize, usize)>,
+    /// Whether the whole value must come as one piece.
+    pub in_one_piece: bool,
+}
+
+impl Destination {
+    pub fn of(operand: &Operand) -> Destination {
+        let element = operand.storage.plain().map_or(0, DType::bytes);
+        let rows = (!operand.is_dense()).then_some((operand.columns * element, operand.stride * element));
+        Destination { offset: operand.offset, bytes: operand.bytes, rows, in_one_piece: false }
+    }
+}
+
+/// Failures of a fill: of the source, or of the device.
+#[derive(Debug, Error)]
+pub enum FillError<E> {
+    #[error(transparent)]
+    Source(E),
+    #[error(transparent)]
+    Device(DeviceError),
+}
+
 pub trait Device {
     fn name(&self) -> &'static str;
 
@@ -128,13 +187,20 @@ pub trait Device {
     /// Refuses a step that this device could not run at the planned extent, before any has run.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
+    /// Called once, after `reserve` and before anything is written: a chance to find the best way to run each
+    /// step at its planned extent.
+    fn prepare(&mut self, _steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Writes before whatever runs next. A device that fails says so when it is asked for something.
     fn write(&mut self, offset: usize, from: &[u8]);
 
-    fn read(&mut self, offset: usize, into: &mut [u8]);
+    /// Reads what everything that was run so far left there.
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Lets the caller write `bytes` bytes at `offset` piece by piece, straight into place where the
-    /// device's memory is the host's.
-    fn fill<E>(&mut self, offset: usize, bytes: usize, fill: Fill<'_, E>) -> Result<(), E>
+    /// Lets the caller write a value piece by piece, straight into place where the device's memory is the host's.
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>>
     where
         Self: Sized;
 

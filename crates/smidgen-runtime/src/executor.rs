@@ -2,7 +2,7 @@
 //!
 //! Steps are bound once, when the plan is loaded; running one allocates nothing.
 
-use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
 use smidgen_ir::{Entry, Extent, Plan, ValueId};
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl<D: Device> Executor<D> {
         let entries: Vec<(Entry, Vec<BoundStep>)> = plan
             .entries
             .iter()
-            .map(|entry| (entry.entry, entry.steps.iter().map(|step| BoundStep::of(&plan, step)).collect()))
+            .map(|entry| (entry.entry, entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)).collect()))
             .collect();
         for (entry, steps) in &entries {
             let extent = plan.extent_of(*entry);
@@ -27,6 +27,9 @@ impl<D: Device> Executor<D> {
             }
         }
         device.reserve(plan.reserved_bytes())?;
+        let steps: Vec<(Extent, &[BoundStep])> =
+            entries.iter().map(|(entry, steps)| (plan.extent_of(*entry), steps.as_slice())).collect();
+        device.prepare(&steps)?;
         Ok(Executor { plan, device, entries })
     }
 
@@ -76,23 +79,29 @@ impl<D: Device> Executor<D> {
         self.device.write(place.offset + offset, from);
     }
 
-    pub fn read(&mut self, value: ValueId, into: &mut [u8]) {
-        self.read_at(value, 0, into);
+    pub fn read(&mut self, value: ValueId, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.read_at(value, 0, into)
     }
 
-    pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) {
+    pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let place = self.place(value, offset + into.len());
-        self.device.read(place.offset + offset, into);
+        self.device.read(place.offset + offset, into)
     }
 
-    /// Fills a whole value from a source that delivers it in pieces.
-    pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), E> {
-        let place = Operand::of(&self.plan, value);
-        self.device.fill(place.offset, place.bytes, fill)
+    /// Fills a whole value from a source that delivers it in pieces of any size.
+    pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        self.device.fill(Destination::of(&Operand::of(&self.plan, value)), fill)
+    }
+
+    /// The same from a source that delivers it at once.
+    pub fn fill_at_once<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        let to = Destination::of(&Operand::of(&self.plan, value));
+        self.device.fill(Destination { in_one_piece: true, ..to }, fill)
     }
 
     fn place(&self, value: ValueId, bytes: usize) -> Operand {
         let place = Operand::of(&self.plan, value);
+        assert!(place.is_dense() || bytes == 0, "`{}` has gaps", self.plan.value(value).name);
         assert!(
             bytes <= place.bytes,
             "`{}` has {} bytes, not {bytes}",

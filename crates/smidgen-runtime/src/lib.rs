@@ -3,14 +3,18 @@
 //! The runtime obeys. Once a plan is loaded it does not plan, reorder, allocate or fall back; what an
 //! operation needs beside its operands is in the plan too.
 
+pub mod any;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod executor;
 pub mod null;
 pub mod quant;
 
+pub use any::AnyDevice;
 pub use cpu::Cpu;
 pub use cpu::counter;
+pub use cuda::Cuda;
 pub use device::{BoundStep, Device, DeviceError, Operand};
 pub use executor::Executor;
 pub use null::Null;

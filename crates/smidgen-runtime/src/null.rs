@@ -4,7 +4,7 @@
 //! since. A step that reads anything else, or leaves the reservation, is a violation. Tests run plans on
 //! it to see what `verify` proves on paper happen in order.
 
-use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
 use smidgen_ir::Extent;
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ impl Null {
         if bytes > operand.bytes {
             return Err(DeviceError::Violation(format!("{what} needs {bytes} bytes of {}", operand.bytes)));
         }
-        let (start, end) = (operand.offset, operand.offset + bytes);
+        let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
         self.touch(&what, start, end)?;
         Ok((start, end))
     }
@@ -102,12 +102,14 @@ impl Device for Null {
         self.set(offset, offset + from.len());
     }
 
-    fn read(&mut self, _offset: usize, into: &mut [u8]) {
+    fn read(&mut self, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         into.fill(0);
+        Ok(())
     }
 
-    fn fill<E>(&mut self, offset: usize, bytes: usize, _fill: Fill<'_, E>) -> Result<(), E> {
-        self.set(offset, offset + bytes);
+    fn fill<E>(&mut self, to: Destination, _fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        let gaps = to.rows.map_or(0, |(row, stride)| (to.bytes / row).saturating_sub(1) * (stride - row));
+        self.set(to.offset, to.offset + to.bytes + gaps);
         Ok(())
     }
 
@@ -130,7 +132,7 @@ impl Device for Null {
             // Scratch destroys what lay there; no operand may lie there.
             self.destroy(offset, offset + bytes);
             for (index, operand) in step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate() {
-                let (start, end) = (operand.offset, operand.offset + operand.bytes_at(extent));
+                let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
                 if start < offset + bytes && offset < end {
                     let what = format!("workspace of `{}` lies over operand {index}", step.op.name());
                     return Err(DeviceError::Violation(what));

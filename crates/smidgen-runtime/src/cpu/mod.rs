@@ -55,7 +55,7 @@ pub mod tasks;
 mod testing;
 pub mod view;
 
-use crate::device::{BoundStep, Device, DeviceError, Fill, Operand};
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
 use arena::Arena;
 use bf16_unit::Bf16Unit;
 use pool::Pool;
@@ -104,7 +104,12 @@ impl Device for Cpu {
         for operand in &step.updates {
             check_updated_storage(&step.op, operand)?;
         }
-        if step.precision == Precision::Bf16 && self.bf16_unit.is_none() {
+        let multiplies = match step.precision {
+            Precision::F32 => true,
+            Precision::Bf16 => self.bf16_unit.is_some(),
+            Precision::F16 => false,
+        };
+        if !multiplies {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
         }
         let needed = run::workspace_bytes(step, extent, self.threads());
@@ -119,12 +124,14 @@ impl Device for Cpu {
         self.arena.bytes_mut(offset, from.len()).copy_from_slice(from);
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) {
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         into.copy_from_slice(self.arena.bytes_mut(offset, into.len()));
+        Ok(())
     }
 
-    fn fill<E>(&mut self, offset: usize, bytes: usize, fill: Fill<'_, E>) -> Result<(), E> {
-        fill(0, self.arena.bytes_mut(offset, bytes))
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        assert!(to.rows.is_none(), "the CPU's rows have no gaps");
+        fill(0, self.arena.bytes_mut(to.offset, to.bytes)).map_err(FillError::Source)
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {

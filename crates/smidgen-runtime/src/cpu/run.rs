@@ -10,7 +10,7 @@ use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 use super::bf16_product::bf16_product;
 use super::bf16_unit::Bf16Unit;
 use super::cached_attention::{self, CachePlaces};
-use super::convert::Element;
+use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
 use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
@@ -58,6 +58,7 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
         | Op::GatedActGrad(_)
         | Op::EmbedGrad { .. }
         | Op::FourierReg { .. }
+        | Op::Round { .. }
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
@@ -68,7 +69,7 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
 pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<Bf16Unit>) {
     let run = Run { arena, step, extent, unit };
     match &step.op {
-        Op::Embed { scale } => run.embed(*scale),
+        Op::Embed { scale, .. } => run.embed(*scale),
         Op::RmsNorm(norm) => {
             let channels = run.input(1).rows_at(extent);
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
@@ -122,10 +123,18 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<B
         }
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),
+        Op::Round { scale } => run.round(*scale),
         Op::GradNorm { clip } => run.grad_norm(*clip),
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
+    }
+}
+
+/// Writes scale·number, in the numbers of `to`.
+fn each<T: Copy>(from: Stored, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
+    for index in 0..from.len() {
+        to.set(index, round(scale * from.get(index)));
     }
 }
 
@@ -270,6 +279,7 @@ impl Run<'_> {
     pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         match self.step.precision {
             Precision::F32 => self.f32_product(terms, init, output, floats_taken),
+            Precision::F16 => unreachable!("`check` refuses f16"),
             Precision::Bf16 => {
                 let unit = self.unit.expect("`check` refuses bf16 without a unit for it");
                 #[cfg(target_arch = "x86_64")]
@@ -401,6 +411,16 @@ impl Run<'_> {
         };
         let output = Output { view, rows: wide.columns, columns: narrow.columns };
         self.product(&[term], Init::Accumulate, output, floats_taken);
+    }
+
+    /// A matrix times `scale` in other numbers.
+    fn round(&self, scale: f32) {
+        let (from, to) = (self.stored(self.input(0)), self.update(0));
+        match Self::element(to) {
+            Element::F32 => each(from, scale, self.elements(to), |number| number),
+            Element::Bf16 => each(from, scale, self.elements(to), f32_to_bf16),
+            Element::F16 => each(from, scale, self.elements(to), f32_to_f16),
+        }
     }
 
     fn rope_table(&self, spec: &RopeSpec) {

@@ -1,0 +1,120 @@
+//! Layout: what an adapter multiplies lies beside what its linear multiplies, so that both are one product.
+//!
+//! y = x·Wᵀ + h·Bᵀ is `[x | h]·[W | B]ᵀ`, and dx = dy·W + dh·A is `[dy | dh]·[W ; A]`. A device with fast products
+//! runs each as one, if x and dy have spare columns for h and dh, and W's buffer has room for B beside its columns
+//! and for A beneath its rows. Only memory is laid out here; the graph stays as it is, and a device may as well
+//! multiply twice. On the CPU nothing is laid out: its products take several terms.
+
+use crate::options::Request;
+use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
+use smidgen_ir::{DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole};
+use std::collections::{BTreeMap, HashMap};
+
+/// What lies otherwise than row behind row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Layout {
+    /// Columns behind each row of a temporary that its steps may use.
+    pub spare: BTreeMap<ValueId, usize>,
+    /// Leaves with room beside and beneath them.
+    pub room: BTreeMap<ValueId, Room>,
+    /// Leaves that lie in that room.
+    pub inside: BTreeMap<ValueId, Inside>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Elements from one row to the next.
+    pub stride: usize,
+    pub rows_beneath: usize,
+}
+
+impl Room {
+    pub fn bytes(&self, ty: &Type) -> usize {
+        let (rows, _) = ty.shape.at(&Extent::default());
+        let element = ty.storage.plain().map_or(0, DType::bytes);
+        (rows + self.rows_beneath) * self.stride * element
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inside {
+    pub host: ValueId,
+    pub first_row: usize,
+    pub first_column: usize,
+}
+
+/// Bytes of a value with spare columns behind each row.
+pub fn strided_bytes(ty: &Type, spare: usize, extent: &Extent) -> usize {
+    let (rows, _) = ty.shape.at(extent);
+    ty.bytes(extent) + rows * spare * ty.storage.plain().map_or(0, DType::bytes)
+}
+
+pub fn find(graph: &Graph, request: &Request) -> Layout {
+    let mut layout = Layout::default();
+    if request.device == DeviceKind::Cpu || !request.rounds_adapters() {
+        return layout;
+    }
+    let nodes: Vec<&Node> = graph.entries.iter().flat_map(|(_, nodes)| nodes).collect();
+    let producer: HashMap<ValueId, &Node> =
+        nodes.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, *node))).collect();
+    // The weight beneath which each A may lie.
+    let mut weight_of: HashMap<ValueId, ValueId> = HashMap::new();
+    for node in &nodes {
+        let Op::Linear { lora: Some(_), .. } = node.op else { continue };
+        let [x, weight, .., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
+        let Some(&[_, a]) = producer.get(&h).map(|node| &node.inputs[..]) else { continue };
+        let (weight, b) = (whole(graph, weight), whole(graph, b));
+        let (rows, columns) = graph.value(weight).ty.shape.at(&Extent::default());
+        if !columns.is_multiple_of(COLUMN_STEP) {
+            continue;
+        }
+        let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
+        weight_of.insert(a, weight);
+        widen(&mut layout, graph, x, rank);
+        if graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
+            let spare = spare_columns(rank);
+            layout.room.insert(weight, Room { stride: columns + spare, rows_beneath: spare });
+            layout.inside.insert(b, Inside { host: weight, first_row: 0, first_column: columns });
+            layout.inside.insert(a, Inside { host: weight, first_row: rows, first_column: 0 });
+        }
+    }
+    for node in &nodes {
+        let Op::LinearGrad { .. } = node.op else { continue };
+        let terms: Vec<(ValueId, ValueId)> = node.inputs.chunks(2).map(|term| (term[0], term[1])).collect();
+        for &(_, a) in &terms {
+            let Some(&weight) = weight_of.get(&a) else { continue };
+            let last = terms.iter().filter(|(_, matrix)| whole(graph, *matrix) == weight);
+            let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
+            if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| first_row(graph, *matrix)) {
+                widen(&mut layout, graph, d, rank);
+            }
+        }
+    }
+    layout
+}
+
+/// Gives a temporary spare columns, if rows stay aligned.
+fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
+    let value_columns = match graph.value(value).ty.shape.0.as_slice() {
+        [_, Dim::Const(columns)] => *columns,
+        _ => return,
+    };
+    if graph.value(value).is_temp() && value_columns.is_multiple_of(COLUMN_STEP) {
+        let spare = layout.spare.entry(value).or_insert(0);
+        *spare = (*spare).max(spare_columns(rank));
+    }
+}
+
+fn whole(graph: &Graph, value: ValueId) -> ValueId {
+    match &graph.value(value).role {
+        ValueRole::Slice(slice) => slice.of,
+        ValueRole::Leaf(_) | ValueRole::Temp => value,
+    }
+}
+
+fn first_row(graph: &Graph, value: ValueId) -> usize {
+    match &graph.value(value).role {
+        ValueRole::Slice(slice) => slice.first_row,
+        ValueRole::Leaf(_) | ValueRole::Temp => 0,
+    }
+}

@@ -1,0 +1,136 @@
+//! Scratch that a step gets on a GPU: one function that planner, device and kernels read.
+//!
+//! A weight that is stored otherwise than products take it is decoded here before its product, with room for the
+//! adapter's matrices beside and beneath it. Products get a workspace of their own for sums that are cut along the
+//! depth. Nothing depends on the model of the GPU, so a plan is the same for all of them.
+
+use crate::op::{AttentionShape, LossHead, Op};
+use crate::plan::{Precision, align_up};
+use crate::shape::{Extent, Type};
+use crate::storage::{DType, Storage};
+
+/// Scratch of one product, for sums cut along the depth.
+pub const PRODUCT_BYTES: usize = 32 << 20;
+/// Rows of a head that are decoded at a time.
+pub const HEAD_ROWS: usize = 16_384;
+/// Columns that an adapter takes beside a weight begin and end at multiples of this.
+pub const COLUMN_STEP: usize = 8;
+
+/// Columns beside a matrix that a term of so many columns takes.
+pub const fn spare_columns(rank: usize) -> usize {
+    rank.next_multiple_of(COLUMN_STEP)
+}
+
+/// What a step is made of, at the planned extent.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTypes<'a> {
+    pub op: &'a Op,
+    pub inputs: &'a [&'a Type],
+    pub extent: &'a Extent,
+    pub precision: Precision,
+}
+
+impl StepTypes<'_> {
+    fn input(&self, index: usize) -> (usize, usize) {
+        self.inputs[index].shape.at(self.extent)
+    }
+
+    fn activation(&self) -> DType {
+        match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+            Precision::F16 => DType::F16,
+        }
+    }
+
+    /// Bytes of a weight in the numbers of products, if it is not stored so already.
+    fn decoded_bytes(&self, input: usize, rank: usize) -> usize {
+        let (rows, columns) = self.input(input);
+        if self.inputs[input].storage == Storage::Plain(self.activation()) {
+            return 0;
+        }
+        let spare = spare_columns(rank);
+        align_up((rows + spare) * (columns + spare) * self.activation().bytes())
+    }
+
+    /// The same of the head, which is decoded some rows at a time.
+    fn decoded_head_bytes(&self) -> usize {
+        let (rows, columns) = self.input(1);
+        if self.decoded_bytes(1, 0) == 0 {
+            return 0;
+        }
+        align_up(rows.min(HEAD_ROWS) * columns * self.activation().bytes())
+    }
+}
+
+/// Bytes of scratch for one step; 0 = none.
+pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
+    match step.op {
+        Op::Linear { bias, lora } => {
+            let rank = if lora.is_some() { step.input(2 + usize::from(*bias)).1 } else { 0 };
+            step.decoded_bytes(1, rank) + PRODUCT_BYTES
+        }
+        Op::LinearGrad { scales } => {
+            // What is not decoded beside a decoded weight is an adapter's.
+            let thin = (0..scales.len()).filter(|term| step.decoded_bytes(2 * term + 1, 0) == 0);
+            let rank = thin.map(|term| step.input(2 * term).1).max().unwrap_or(0);
+            let decoded = (0..scales.len()).map(|term| step.decoded_bytes(2 * term + 1, rank));
+            decoded.max().unwrap_or(0) + PRODUCT_BYTES
+        }
+        Op::WeightGrad { .. } => PRODUCT_BYTES,
+        Op::LmHeadLoss(head) => loss_bytes(step, head),
+        Op::Logits { .. } => {
+            let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
+            let logits = align_up(rows * logit_stride(vocabulary) * step.activation().bytes());
+            step.decoded_head_bytes() + logits + PRODUCT_BYTES
+        }
+        Op::Attention(shape) => attention_bytes(step.extent, shape, false),
+        Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
+        Op::RowNorms { .. } => {
+            let (rows, columns) = step.input(0);
+            align_up(rows * columns * 4) + PRODUCT_BYTES
+        }
+        Op::RmsNormWeightGrad { .. }
+        | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::Fourier { .. }
+        | Op::FourierGrad { .. }
+        | Op::GradNorm { .. }
+        | Op::FourierReg { .. }
+        | Op::EmbedGrad { .. }
+        | Op::Embed { .. }
+        | Op::RmsNorm(_)
+        | Op::ScaleColumns { .. }
+        | Op::Dropout { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::CacheRows
+        | Op::CachedAttention(_)
+        | Op::RmsNormGrad { .. }
+        | Op::GatedActGrad(_)
+        | Op::Round { .. }
+        | Op::AdamW(_)
+        | Op::AdamW8(_)
+        | Op::Zero => 0,
+    }
+}
+
+/// The head in the numbers of products, a chunk of logits, the loss of each row, and a product's own.
+fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
+    let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
+    let logits = align_up(head.chunk * logit_stride(vocabulary) * step.activation().bytes());
+    step.decoded_head_bytes() + logits + align_up(rows * 4) + PRODUCT_BYTES
+}
+
+/// Elements from one row of logits to the next.
+pub const fn logit_stride(vocabulary: usize) -> usize {
+    vocabulary.next_multiple_of(64)
+}
+
+fn attention_bytes(_extent: &Extent, _shape: &AttentionShape, _gradient: bool) -> usize {
+    0
+}

@@ -1,0 +1,70 @@
+//! One of the devices, chosen when the program runs.
+
+use crate::cpu::Cpu;
+use crate::cuda::Cuda;
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use smidgen_ir::Extent;
+
+#[derive(Debug)]
+pub enum AnyDevice {
+    Cpu(Cpu),
+    Cuda(Box<Cuda>),
+}
+
+impl Device for AnyDevice {
+    fn name(&self) -> &'static str {
+        match self {
+            AnyDevice::Cpu(device) => device.name(),
+            AnyDevice::Cuda(device) => device.name(),
+        }
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.reserve(bytes),
+            AnyDevice::Cuda(device) => device.reserve(bytes),
+        }
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.check(step, extent),
+            AnyDevice::Cuda(device) => device.check(step, extent),
+        }
+    }
+
+    fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.prepare(steps),
+            AnyDevice::Cuda(device) => device.prepare(steps),
+        }
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        match self {
+            AnyDevice::Cpu(device) => device.write(offset, from),
+            AnyDevice::Cuda(device) => device.write(offset, from),
+        }
+    }
+
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.read(offset, into),
+            AnyDevice::Cuda(device) => device.read(offset, into),
+        }
+    }
+
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        match self {
+            AnyDevice::Cpu(device) => device.fill(to, fill),
+            AnyDevice::Cuda(device) => device.fill(to, fill),
+        }
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.run(step, extent),
+            AnyDevice::Cuda(device) => device.run(step, extent),
+        }
+    }
+}

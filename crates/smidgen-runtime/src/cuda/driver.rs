@@ -1,0 +1,232 @@
+//! The driver: one GPU, its context and stream, and memory that both sides reach.
+//!
+//! All calls of the driver's C interface that are not launches or products stand here, each with its error as
+//! text. The process works on one GPU with one stream of steps.
+
+use crate::device::DeviceError;
+use cudarc::driver::{result, sys};
+
+pub const NAME: &str = "cuda";
+
+/// The driver's answer as a result.
+pub fn check(code: sys::CUresult, call: &'static str) -> Result<(), DeviceError> {
+    match code {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(failure(result::DriverError(code), call)),
+    }
+}
+
+fn failure(error: result::DriverError, call: &'static str) -> DeviceError {
+    let text = |name: Result<&std::ffi::CStr, result::DriverError>| {
+        name.map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
+    };
+    let what = format!("{} ({})", text(error.error_string()), text(error.error_name()));
+    DeviceError::Call { device: NAME, call, what }
+}
+
+/// Attaches the name of a call to its error.
+pub fn named<T>(result: Result<T, result::DriverError>, call: &'static str) -> Result<T, DeviceError> {
+    result.map_err(|error| failure(error, call))
+}
+
+/// One GPU with its context made current, and the stream on which every step runs.
+#[derive(Debug)]
+pub struct Gpu {
+    pub name: String,
+    /// Such as (9, 0).
+    pub capability: (u32, u32),
+    pub multiprocessors: usize,
+    pub driver_version: i32,
+    pub stream: sys::CUstream,
+    device: sys::CUdevice,
+}
+
+// SAFETY: the handles may be used from any thread that has the context current; a device is moved between threads
+// only before its first use on the new one, and never shared.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    /// Opens a GPU. The driver's library must have been found.
+    pub fn open(ordinal: usize) -> Result<Gpu, DeviceError> {
+        named(result::init(), "cuInit")?;
+        let count = named(result::device::get_count(), "cuDeviceGetCount")?;
+        if ordinal as i64 >= i64::from(count) {
+            return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
+        }
+        let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
+        let attribute = |which| {
+            // SAFETY: the device was just got.
+            named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let mut driver_version = 0;
+        // SAFETY: the pointer is valid for the call.
+        check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
+        // SAFETY: the device was just got; its primary context stays retained as long as the process lives.
+        let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
+        // SAFETY: the context was just retained.
+        named(unsafe { result::ctx::set_current(context) }, "cuCtxSetCurrent")?;
+        let stream = named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
+        let name = named(result::device::get_name(device), "cuDeviceGetName")?;
+        Ok(Gpu {
+            name,
+            capability: (major as u32, minor as u32),
+            multiprocessors,
+            driver_version,
+            stream,
+            device,
+        })
+    }
+
+    /// Free and total bytes of the GPU, all processes counted.
+    pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
+        let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Tells one GPU from another, for what is kept about it on disk.
+    pub fn uuid(&self) -> Result<String, DeviceError> {
+        let uuid = named(result::device::get_uuid(self.device), "cuDeviceGetUuid")?;
+        Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
+    }
+
+    /// Waits until everything launched so far is done.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream is this GPU's own.
+        named(unsafe { result::stream::synchronize(self.stream) }, "cuStreamSynchronize")
+    }
+}
+
+/// Memory of the host that the GPU reads and writes directly.
+#[derive(Debug)]
+pub struct Pinned {
+    pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory, owned.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub fn new(bytes: usize) -> Result<Pinned, DeviceError> {
+        // SAFETY: plain memory; it is freed once, in `drop`.
+        let pointer = named(unsafe { result::malloc_host(bytes, 0) }, "cuMemHostAlloc")?;
+        Ok(Pinned { pointer: pointer.cast(), bytes })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn pointer(&self) -> *const u8 {
+        self.pointer
+    }
+
+    /// The memory; no copy from or to it may be under way.
+    pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
+        assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
+        // SAFETY: in bounds, initialized by the driver's mapping, and borrowed as long as the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once. An error at the end of the process has no one to tell.
+        let _ = unsafe { result::free_host(self.pointer.cast()) };
+    }
+}
+
+/// A mark in a stream.
+#[derive(Debug)]
+pub struct Event {
+    handle: sys::CUevent,
+}
+
+// SAFETY: a handle; see `Gpu`.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// One that only orders.
+    pub fn new() -> Result<Event, DeviceError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
+    }
+
+    /// One that also measures.
+    pub fn timed() -> Result<Event, DeviceError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
+    }
+
+    pub fn record(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+        // SAFETY: event and stream belong to the current context.
+        named(unsafe { result::event::record(self.handle, stream) }, "cuEventRecord")
+    }
+
+    /// Whether everything before the last record is done.
+    pub fn has_happened(&self) -> Result<bool, DeviceError> {
+        // SAFETY: the event belongs to the current context.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check(code, "cuEventQuery").map(|()| true),
+        }
+    }
+
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: the event belongs to the current context.
+        named(unsafe { result::event::synchronize(self.handle) }, "cuEventSynchronize")
+    }
+
+    /// Milliseconds from `self` to `end`; both have happened.
+    pub fn milliseconds_until(&self, end: &Event) -> Result<f32, DeviceError> {
+        // SAFETY: both events were recorded in the current context.
+        named(unsafe { result::event::elapsed(self.handle, end.handle) }, "cuEventElapsedTime")
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::event::destroy(self.handle) };
+    }
+}
+
+/// Bytes of the host to the GPU, in the order of the stream.
+pub fn copy_to_device(stream: sys::CUstream, to: u64, from: *const u8, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: the caller's ranges are pinned memory and the reservation, and stay until the copy is done.
+    check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) }, "cuMemcpyHtoDAsync")
+}
+
+pub fn copy_to_host(stream: sys::CUstream, to: *mut u8, from: u64, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: as above, the other way.
+    check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) }, "cuMemcpyDtoHAsync")
+}
+
+/// Rows that lie dense on the host, to rows `stride_bytes` apart on the GPU.
+pub fn copy_rows_to_device(
+    stream: sys::CUstream,
+    to: u64,
+    stride_bytes: usize,
+    from: *const u8,
+    row_bytes: usize,
+    rows: usize,
+) -> Result<(), DeviceError> {
+    let copy = sys::CUDA_MEMCPY2D {
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: from.cast(),
+        srcPitch: row_bytes,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstDevice: to,
+        dstPitch: stride_bytes,
+        WidthInBytes: row_bytes,
+        Height: rows,
+        // SAFETY: a plain structure for which zero means nothing.
+        ..unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: as for `copy_to_device`; the rows lie inside the reservation.
+    check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }, "cuMemcpy2DAsync")
+}

@@ -1,0 +1,212 @@
+//! The CUDA device: one reservation on one GPU, kernels compiled for it, products by cuBLASLt.
+//!
+//! Everything runs on one stream in the order of the plan; inside a step the host waits for nothing. Inputs go
+//! through pinned memory, results come back when they are read. What is allocated is allocated before the first
+//! step: the context with its kernels, the pinned memory, and the arena.
+//! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
+
+pub mod driver;
+pub mod libraries;
+pub mod modules;
+pub mod product;
+mod run;
+pub mod stage;
+mod staging;
+
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use cudarc::driver::{result, sys};
+use driver::{Gpu, NAME};
+use modules::Kernels;
+use product::Products;
+use smidgen_ir::{DType, DeviceKind, Extent, Precision};
+use stage::Stage;
+use staging::Staging;
+use std::path::PathBuf;
+
+/// What a CUDA device is opened with.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Which GPU, as the driver counts them.
+    pub ordinal: usize,
+    pub precision: Precision,
+    /// Where compiled kernels and the ways of products are kept between runs.
+    pub cache: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+pub struct Cuda {
+    // Dropped in this order.
+    staging: Staging,
+    products: Products,
+    kernels: Kernels,
+    gpu: Gpu,
+    /// Address and bytes of the reservation.
+    arena: (u64, usize),
+    precision: Precision,
+    /// What went wrong where nobody could be told.
+    failed: Option<DeviceError>,
+}
+
+impl Cuda {
+    /// Finds the libraries, opens the GPU and compiles the kernels.
+    pub fn open(options: &CudaOptions) -> Result<Cuda, DeviceError> {
+        let libraries = libraries::find();
+        if let Some(missing) = libraries.iter().find(|library| library.found.is_none()) {
+            let (what, file, remedy) = (missing.what, missing.file, missing.remedy);
+            return Err(DeviceError::Library { what, file, remedy });
+        }
+        let gpu = Gpu::open(options.ordinal)?;
+        let (major, minor) = gpu.capability;
+        if major < 8 {
+            let (name, precision) = (gpu.name.clone(), options.precision);
+            return Err(DeviceError::Capability { name, major, minor, precision });
+        }
+        let activations = DeviceKind::Cuda.activations(options.precision);
+        let kernels = Kernels::load(&gpu, &run::files(), activations, options.cache.as_deref())?;
+        let products = Products::open(&gpu, options.cache.as_deref())?;
+        let staging = Staging::new()?;
+        Ok(Cuda {
+            staging,
+            products,
+            kernels,
+            gpu,
+            arena: (0, 0),
+            precision: options.precision,
+            failed: None,
+        })
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    fn activations(&self) -> DType {
+        DeviceKind::Cuda.activations(self.precision)
+    }
+
+    fn stage<'a>(&'a self, step: &'a BoundStep, extent: &'a Extent, planned: &'a Extent) -> Stage<'a> {
+        Stage {
+            gpu: &self.gpu,
+            kernels: &self.kernels,
+            products: &self.products,
+            arena: self.arena.0,
+            step,
+            extent,
+            planned,
+            activations: self.activations(),
+        }
+    }
+
+    fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
+        result.unwrap_or_else(|error| {
+            self.failed.get_or_insert(error);
+            T::default()
+        })
+    }
+
+    fn check_health(&mut self) -> Result<(), DeviceError> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until everything launched so far is done.
+    pub fn wait(&mut self) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.gpu.wait()
+    }
+
+    /// Fills the reservation with numbers, so that products take as long as they will in a run.
+    fn fill_with_noise(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        let (pointer, bytes) = self.arena;
+        let args = [stage::Arg::Pointer(pointer), stage::Arg::Wide(bytes as u64 / 4)];
+        let blocks = 8 * self.gpu.multiprocessors as u32;
+        self.stage(step, extent, extent).launch("fill_with_noise", [blocks, 1, 1], 256, 0, &args)
+    }
+
+    fn clear(&self) -> Result<(), DeviceError> {
+        // SAFETY: the reservation's own range.
+        let code = unsafe { sys::cuMemsetD8Async(self.arena.0, 0, self.arena.1, self.gpu.stream) };
+        driver::check(code, "cuMemsetD8Async")
+    }
+}
+
+impl Device for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        self.release()?;
+        // SAFETY: the memory is freed once, in `release`.
+        let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
+        let pointer = pointer.map_err(|_| DeviceError::Reserve { device: NAME, bytes })?;
+        self.arena = (pointer, bytes);
+        self.clear()?;
+        self.gpu.wait()
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        if step.precision != self.precision {
+            return Err(DeviceError::Precision { device: NAME, precision: step.precision });
+        }
+        run::check(step, extent)
+    }
+
+    /// Times the products of every shape that has no way yet, on noise.
+    fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?))) else {
+            return Ok(());
+        };
+        self.fill_with_noise(step, &extent)?;
+        self.products.set_timing(true);
+        for (extent, steps) in steps {
+            for step in steps.iter().filter(|step| run::is_product(&step.op)) {
+                run::run_step(&self.stage(step, extent, extent), step)?;
+            }
+        }
+        self.products.set_timing(false);
+        self.products.keep();
+        self.clear()?;
+        self.gpu.wait()
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        assert!(offset + from.len() <= self.arena.1, "a write outside the reservation");
+        let to = self.arena.0 + offset as u64;
+        let result = self.staging.write(self.gpu.stream, to, from);
+        self.fallible(result);
+    }
+
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        assert!(offset + into.len() <= self.arena.1, "a read outside the reservation");
+        self.check_health()?;
+        self.staging.read(&self.gpu, self.arena.0 + offset as u64, into)
+    }
+
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        self.staging.fill(&self.gpu, self.arena.0, to, fill)
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.check_health()?;
+        run::run_step(&self.stage(step, extent, &step.planned), step)
+    }
+}
+
+impl Cuda {
+    fn release(&mut self) -> Result<(), DeviceError> {
+        let (pointer, _) = std::mem::take(&mut self.arena);
+        if pointer == 0 {
+            return Ok(());
+        }
+        self.gpu.wait()?;
+        // SAFETY: allocated in `reserve`, freed once, and nothing that uses it is under way.
+        driver::named(unsafe { result::free_sync(pointer) }, "cuMemFree")
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // An error at the end has no one to tell.
+        let _ = self.release();
+    }
+}

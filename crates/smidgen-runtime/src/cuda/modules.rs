@@ -1,0 +1,174 @@
+//! Kernels: compiled for the GPU at hand when a run needs them, and kept on disk.
+//!
+//! NVRTC compiles each file in a fraction of a second and the machine code is kept under a hash of source, options
+//! and compiler version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to be
+//! installed, and no header: `prelude.cuh` comes before each file.
+
+use super::driver::{Gpu, NAME, check};
+use super::stage::KernelFile;
+use crate::device::DeviceError;
+use cudarc::driver::sys;
+use cudarc::nvrtc;
+use smidgen_ir::DType;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
+use std::path::{Path, PathBuf};
+
+pub const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
+
+/// What a file is compiled with. `architecture` is such as `sm_90`.
+pub fn options(architecture: &str, activations: DType) -> Vec<String> {
+    let element = match activations {
+        DType::Bf16 => "-DACT_BF16",
+        DType::F16 => "-DACT_F16",
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => "-DACT_F32",
+    };
+    vec![
+        format!("--gpu-architecture={architecture}"),
+        "-default-device".to_owned(),
+        "--std=c++17".to_owned(),
+        element.to_owned(),
+    ]
+}
+
+/// The machine code of a file.
+pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceError> {
+    let refused = |what: String| DeviceError::Compile { file: file.name, what };
+    let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
+        .map_err(|error| refused(error.to_string()))?;
+    let name = CString::new(file.name).map_err(|error| refused(error.to_string()))?;
+    let program = nvrtc::result::create_program(&source, Some(&name))
+        .map_err(|error| refused(format!("{error:?}")))?;
+    // SAFETY: the program was just created.
+    let compiled = unsafe { nvrtc::result::compile_program(program, options) };
+    let result = match compiled {
+        // SAFETY: the program is compiled; the buffer has the size that NVRTC states.
+        Ok(()) => unsafe { cubin(program) }.map_err(|error| refused(format!("{error:?}"))),
+        Err(error) => {
+            // SAFETY: the program exists.
+            let log = unsafe { nvrtc::result::get_program_log(program) }.unwrap_or_default();
+            let bytes: Vec<u8> = log.into_iter().map(|letter| letter as u8).take_while(|byte| *byte != 0).collect();
+            Err(refused(format!("{error:?}\n{}", String::from_utf8_lossy(&bytes))))
+        }
+    };
+    // SAFETY: the program exists and is not used again.
+    let _ = unsafe { nvrtc::result::destroy_program(program) };
+    result
+}
+
+unsafe fn cubin(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::result::NvrtcError> {
+    let mut bytes = 0usize;
+    // SAFETY: the caller's program is compiled; the buffer is as large as NVRTC asks for.
+    unsafe {
+        nvrtc::sys::nvrtcGetCUBINSize(program, &mut bytes).result()?;
+        let mut code = vec![0u8; bytes];
+        nvrtc::sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast::<c_char>()).result()?;
+        Ok(code)
+    }
+}
+
+/// Version of the compiler, which is part of what cached code is known by.
+pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the pointers are valid for the call.
+    let code = unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
+    match code.result() {
+        Ok(()) => Ok((major, minor)),
+        Err(error) => Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") }),
+    }
+}
+
+/// All kernels of a run, by name.
+#[derive(Debug)]
+pub struct Kernels {
+    functions: HashMap<&'static str, Function>,
+}
+
+#[derive(Debug)]
+struct Function {
+    handle: sys::CUfunction,
+    /// Dynamic shared memory that it was told of so far, where that is more than needs no telling.
+    shared_bytes: Cell<u32>,
+}
+
+/// Dynamic shared memory that every kernel may have.
+const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
+
+// SAFETY: handles of one context; see `Gpu`.
+unsafe impl Send for Kernels {}
+
+impl Kernels {
+    /// Compiles or reads every file, and finds its kernels.
+    pub fn load(
+        gpu: &Gpu,
+        files: &[KernelFile],
+        activations: DType,
+        cache: Option<&Path>,
+    ) -> Result<Kernels, DeviceError> {
+        let (major, minor) = gpu.capability;
+        let options = options(&format!("sm_{major}{minor}"), activations);
+        let mut functions = HashMap::new();
+        for file in files {
+            let code = cached_code(file, &options, cache)?;
+            let mut module = std::ptr::null_mut();
+            // SAFETY: the image is machine code for this GPU, and the driver copies it.
+            check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
+            for kernel in file.kernels {
+                let name = CString::new(*kernel).expect("kernels have plain names");
+                let mut handle = std::ptr::null_mut();
+                // SAFETY: the module was just loaded; the name ends with zero.
+                let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
+                check(code, kernel)?;
+                let before = functions
+                    .insert(*kernel, Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) });
+                assert!(before.is_none(), "two kernels are called `{kernel}`");
+            }
+        }
+        Ok(Kernels { functions })
+    }
+
+    /// A kernel that may use so much dynamic shared memory.
+    pub fn function(&self, name: &'static str, shared_bytes: u32) -> Result<sys::CUfunction, DeviceError> {
+        let function = self.functions.get(name).unwrap_or_else(|| panic!("no kernel `{name}`"));
+        if shared_bytes > function.shared_bytes.get() {
+            use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+            // SAFETY: the function belongs to a loaded module.
+            let code = unsafe { sys::cuFuncSetAttribute(function.handle, MOST, shared_bytes as i32) };
+            check(code, name)?;
+            function.shared_bytes.set(shared_bytes);
+        }
+        Ok(function.handle)
+    }
+}
+
+/// The code out of the cache, or compiled and put there. A cache that cannot be written is no reason to stop.
+fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> Result<Vec<u8>, DeviceError> {
+    let Some(folder) = cache else { return compile(file, options) };
+    let version = format!("{:?}", compiler_version()?);
+    let parts = [PRELUDE, file.source, &options.join(" "), &version];
+    let path = folder.join(format!("{}-{:016x}.cubin", file.name, hash(&parts)));
+    if let Ok(code) = std::fs::read(&path)
+        && !code.is_empty()
+    {
+        return Ok(code);
+    }
+    let code = compile(file, options)?;
+    let _ = write_whole(&path, &code);
+    Ok(code)
+}
+
+/// Under a name of its own first, so that no one reads half a file.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    std::fs::create_dir_all(&folder)?;
+    let temporary = path.with_extension(format!("{}.part", std::process::id()));
+    std::fs::write(&temporary, bytes)?;
+    std::fs::rename(&temporary, path)
+}
+
+/// FNV-1a over all parts, each with its end.
+pub fn hash(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

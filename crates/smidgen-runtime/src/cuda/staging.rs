@@ -1,0 +1,137 @@
+//! Pinned memory between host and GPU: a ring for what is written, two halves for what is filled.
+//!
+//! A write copies the caller's bytes into the ring and returns; the GPU fetches them in the order of its stream, and
+//! the host waits only when the ring has come round to bytes that are not fetched yet. Weights are filled into one
+//! half while the other travels.
+
+use super::driver::{self, Event, Gpu, Pinned};
+use crate::device::{Destination, DeviceError, Fill, FillError};
+use cudarc::driver::sys;
+
+/// Bytes of each half.
+const HALF_BYTES: usize = 16 << 20;
+/// Parts of the ring, each with a mark of its own.
+const RING_PARTS: usize = 8;
+const PART_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+pub struct Staging {
+    halves: [(Pinned, Event); 2],
+    ring: Pinned,
+    marks: Vec<Event>,
+    /// The part of the ring that is written, and how far.
+    part: usize,
+    filled: usize,
+    /// Times that the host waited for the GPU.
+    waits: u64,
+}
+
+impl Staging {
+    pub fn new() -> Result<Staging, DeviceError> {
+        let half = || Ok::<_, DeviceError>((Pinned::new(HALF_BYTES)?, Event::new()?));
+        Ok(Staging {
+            halves: [half()?, half()?],
+            ring: Pinned::new(RING_PARTS * PART_BYTES)?,
+            marks: (0..RING_PARTS).map(|_| Event::new()).collect::<Result<_, _>>()?,
+            part: 0,
+            filled: 0,
+            waits: 0,
+        })
+    }
+
+    /// Times that the host waited for the GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.waits
+    }
+
+    pub fn bytes(&self) -> usize {
+        2 * HALF_BYTES + self.ring.bytes()
+    }
+
+    /// Writes in the order of the stream; the caller's bytes are free again at once.
+    pub fn write(&mut self, stream: sys::CUstream, to: u64, from: &[u8]) -> Result<(), DeviceError> {
+        let mut done = 0;
+        while done < from.len() {
+            if self.filled == PART_BYTES {
+                self.next_part(stream)?;
+            }
+            let bytes = (PART_BYTES - self.filled).min(from.len() - done);
+            let first = self.part * PART_BYTES + self.filled;
+            self.ring.slice_mut(first, bytes).copy_from_slice(&from[done..done + bytes]);
+            let place = self.ring.pointer().wrapping_add(first);
+            driver::copy_to_device(stream, to + done as u64, place, bytes)?;
+            // Copies like to begin at whole words.
+            self.filled = (self.filled + bytes).next_multiple_of(16).min(PART_BYTES);
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    fn next_part(&mut self, stream: sys::CUstream) -> Result<(), DeviceError> {
+        self.marks[self.part].record(stream)?;
+        self.part = (self.part + 1) % RING_PARTS;
+        self.filled = 0;
+        // An event that was never recorded has happened.
+        if !self.marks[self.part].has_happened()? {
+            self.waits += 1;
+            self.marks[self.part].wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the GPU and reads.
+    pub fn read(&mut self, gpu: &Gpu, from: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        for half in &self.halves {
+            half.1.wait()?;
+        }
+        self.waits += 1;
+        let mut done = 0;
+        while done < into.len() {
+            let bytes = HALF_BYTES.min(into.len() - done);
+            let half = &mut self.halves[0].0;
+            let place = half.slice_mut(0, bytes).as_mut_ptr();
+            driver::copy_to_host(gpu.stream, place, from + done as u64, bytes)?;
+            gpu.wait()?;
+            into[done..done + bytes].copy_from_slice(half.slice_mut(0, bytes));
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    /// Fills a value piece by piece, or as a whole through memory taken for it.
+    pub fn fill<E>(
+        &mut self,
+        gpu: &Gpu,
+        arena: u64,
+        to: Destination,
+        fill: Fill<'_, E>,
+    ) -> Result<(), FillError<E>> {
+        let mut whole = if to.in_one_piece { vec![0u8; to.bytes] } else { Vec::new() };
+        if to.in_one_piece {
+            fill(0, &mut whole).map_err(FillError::Source)?;
+        }
+        let (row_bytes, _) = to.rows.unwrap_or((1, 1));
+        let most = (HALF_BYTES / row_bytes).max(1) * row_bytes;
+        assert!(most <= HALF_BYTES, "a row of {row_bytes} bytes is longer than the pinned memory");
+        for (index, first) in (0..to.bytes).step_by(most).enumerate() {
+            let bytes = most.min(to.bytes - first);
+            let (pinned, mark) = &mut self.halves[index % 2];
+            mark.wait().map_err(FillError::Device)?;
+            let piece = pinned.slice_mut(0, bytes);
+            match to.in_one_piece {
+                true => piece.copy_from_slice(&whole[first..first + bytes]),
+                false => fill(first, piece).map_err(FillError::Source)?,
+            }
+            let from = pinned.pointer();
+            let copied = match to.rows {
+                None => driver::copy_to_device(gpu.stream, arena + (to.offset + first) as u64, from, bytes),
+                Some((row, stride)) => {
+                    let place = arena + (to.offset + first / row * stride) as u64;
+                    driver::copy_rows_to_device(gpu.stream, place, stride, from, row, bytes / row)
+                }
+            };
+            copied.and_then(|()| mark.record(gpu.stream)).map_err(FillError::Device)?;
+        }
+        Ok(())
+    }
+}
