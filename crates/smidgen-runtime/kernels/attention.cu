@@ -38,8 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                          i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                         int window, float scale, float cap, int aligned) {
-    const Scores scores{head_dim, window, scale, cap, aligned};
+                         int window, float scale, float cap) {
     const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
     Tile tile;
     if (!read_tile(list, blockIdx.x / heads, tile))
@@ -47,23 +46,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), ring = queries + QUERY_BYTES;
     const LanePlaces places = lane_places();
+    const CopyPlace place = copy_place(head_dim);
 
-    q += tile.first * q_stride + (i64)head * head_dim;
-    k += (i64)kv_head * head_dim;
-    v += (i64)kv_head * head_dim;
     const int seen_from = max(tile.begin, tile.first + 1 - window);
     const int first_key = tile.begin + (seen_from - tile.begin) / KEYS * KEYS;
     const int key_tiles = (tile.last - first_key + KEYS - 1) / KEYS;
-
-    auto load_keys = [&](int key, int stage) {
-        const u32 to = ring + stage * 2 * KEY_BYTES;
-        load_tile<KEYS>(to, k + key * k_stride, k_stride, tile.end - key, scores);
-        load_tile<KEYS>(to + KEY_BYTES, v + key * v_stride, v_stride, tile.end - key, scores);
-        copy_async_commit();
-    };
     int key = first_key + (key_tiles - 1) * KEYS;
-    load_tile<QUERIES>(queries, q, q_stride, tile.last - tile.first, scores);
-    load_keys(key, 0);
+    const act *k_source = copy_source(k, k_stride, key, kv_head * head_dim, place);
+    const act *v_source = copy_source(v, v_stride, key, kv_head * head_dim, place);
+    auto load_keys = [&](int stage, int rows) {
+        const u32 to = ring + stage * 2 * KEY_BYTES;
+        load_tile<KEYS>(to, k_source, k_stride, rows, place);
+        load_tile<KEYS>(to + KEY_BYTES, v_source, v_stride, rows, place);
+        copy_async_commit();
+        k_source -= KEYS * k_stride;
+        v_source -= KEYS * v_stride;
+    };
+    load_tile<QUERIES>(queries, copy_source(q, q_stride, tile.first, head * head_dim, place), q_stride,
+                       tile.last - tile.first, place);
+    load_keys(0, tile.end - key);
 
     // Scores are multiplied by this to be exponents of two.
     const float to_power = cap > 0.0f ? LOG2_E : scale * LOG2_E;
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         copy_async_wait<0>();
         __syncthreads();
         if (step + 1 < key_tiles)
-            load_keys(key - KEYS, (step + 1) % 2);
+            load_keys((step + 1) % 2, KEYS);
         // All these keys come after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
@@ -192,55 +193,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __syncwarp();
     if (rows > 0)
         store_rows(o + warp_query * o_stride + (i64)head * head_dim, o_stride, queries, warp * WARP_QUERIES, rows, 0,
-                   CHUNKS, scores);
+                   CHUNKS, head_dim);
 }
 
-#else
+#endif
 
-// The same in f32, without matrix instructions: a warp takes one query after the other. For tests.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
-                         i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                         int window, float scale, float cap, int) {
+// Without tiles: a warp takes one query after the other.
+__device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
+                                                i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
+                                                int window, float scale, float cap) {
     const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
+    const i64 column = (i64)head * head_dim, kv_column = (i64)kv_head * head_dim;
     Tile tile;
     if (!read_tile(list, blockIdx.x / heads, tile))
         return;
-    const int lane = threadIdx.x % WARP;
-    constexpr int OWN = (HEAD + WARP - 1) / WARP;
     for (int query = tile.first + threadIdx.x / WARP; query < tile.last; query += THREADS / WARP) {
-        float own[OWN], output[OWN] = {}, most = -infinity(), sum = 0.0f;
-        for (int i = 0; i < OWN; ++i) {
-            const int channel = lane + i * WARP;
-            own[i] = channel < head_dim ? q[query * q_stride + (i64)head * head_dim + channel] : 0.0f;
-        }
+        float own[OWN], other[OWN], output[OWN] = {}, most = -infinity(), sum = 0.0f;
+        read_row(own, q + query * q_stride + column, head_dim);
         for (int key = max(tile.begin, query + 1 - window); key <= query; ++key) {
-            float score = 0.0f;
-            for (int i = 0; i < OWN; ++i) {
-                const int channel = lane + i * WARP;
-                if (channel < head_dim)
-                    score += own[i] * k[key * k_stride + (i64)kv_head * head_dim + channel];
-            }
-            score = warp_sum(score) * scale;
+            read_row(other, k + key * k_stride + kv_column, head_dim);
+            float score = row_product(own, other) * scale;
             if (cap > 0.0f)
                 score = cap * tanhf(score / cap);
             const float next = fmaxf(most, score), factor = expf(most - next), power = expf(score - next);
             most = next;
             sum = sum * factor + power;
-            for (int i = 0; i < OWN; ++i) {
-                const int channel = lane + i * WARP;
-                if (channel < head_dim)
-                    output[i] = output[i] * factor + power * v[key * v_stride + (i64)kv_head * head_dim + channel];
-            }
+            read_row(other, v + key * v_stride + kv_column, head_dim);
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+                output[i] = fmaf(power, other[i], output[i] * factor);
         }
-        for (int i = 0; i < OWN; ++i) {
-            const int channel = lane + i * WARP;
-            if (channel < head_dim)
-                o[query * o_stride + (i64)head * head_dim + channel] = output[i] / sum;
-        }
-        if (lane == 0)
+        write_row(o + query * o_stride + column, output, 1.0f / sum, head_dim);
+        if (threadIdx.x % WARP == 0)
             lse[(i64)query * heads + head] = most + logf(sum);
     }
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS)
+    FOR_HEAD(attention_plain_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
+                               i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
+                               int window, float scale, float cap) {
+    plain_attention(q, q_stride, k, k_stride, v, v_stride, o, o_stride, lse, list, heads, kv_heads, head_dim, window,
+                    scale, cap);
+}
+
+#if defined(ACT_F32)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
+                         i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
+                         int window, float scale, float cap) {
+    plain_attention(q, q_stride, k, k_stride, v, v_stride, o, o_stride, lse, list, heads, kv_heads, head_dim, window,
+                    scale, cap);
+}
 #endif

@@ -109,18 +109,44 @@ struct GradOperands {
 #define STATISTICS_AT (EXCHANGE_AT + 8 * EXCHANGE_BYTES)
 #define STATISTICS_BYTES (QUERY_STEP * 4)
 
-// p and ds from scores and dp. `power` and `delta` belong to the query of each element.
-__device__ __forceinline__ void differentiate(float &score, float &gradient, bool seen, float power, float delta,
-                                              float to_power, const Scores &scores, float inner) {
-    float slope = 1.0f;
+// Scores become p, and dp becomes ds. `power`, `delta` and `distance` (query less key) tell those of an element.
+template <int M, int N, typename Power, typename Delta, typename Distance>
+__device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&gradient)[M][N][4], bool whole,
+                                              const Scores &scores, Power power, Delta delta, Distance distance) {
     if (scores.cap > 0.0f) {
-        const float t = bent(score * inner);
-        score = t * scores.cap;
-        slope = 1.0f - t * t;
+        const float inner = scores.scale / scores.cap;
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float t = bent(score[m][n][i] * inner), shift = delta(m, n, i);
+                    score[m][n][i] = t * scores.cap;
+                    gradient[m][n][i] = fmaf(gradient[m][n][i] - shift, 1.0f - t * t, shift);
+                }
     }
-    const float p = seen ? power_of_two(fmaf(score, to_power, -power)) : 0.0f;
-    score = p;
-    gradient = p * (gradient - delta) * slope;
+    if (!whole) {
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if ((u32)distance(m, n, i) >= (u32)scores.window)
+                        score[m][n][i] = -infinity();
+    }
+    const float to_power = scores.cap > 0.0f ? LOG2_E : scores.scale * LOG2_E;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float p = power_of_two(fmaf(score[m][n][i], to_power, -power(m, n, i)));
+                score[m][n][i] = p;
+                gradient[m][n][i] = p * (gradient[m][n][i] - delta(m, n, i));
+            }
 }
 
 // dk and dv of one tile of keys and one key head. Warps 2i and 2i + 1 have the same WARP_KEYS keys: each makes the
@@ -131,28 +157,29 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
     const u32 base = shared_base();
     const u32 keys = base + KEYS_AT, values = base + VALUES_AT, outputs = base + OUTPUTS_AT;
     const LanePlaces places = lane_places();
-    const i64 kv_column = (i64)kv_head * scores.head_dim;
+    const CopyPlace place = copy_place(scores.head_dim);
+    const int kv_column = kv_head * scores.head_dim;
     const int query_end = min(tile.end, tile.last - 1 + scores.window);
     const int query_tiles = (query_end - tile.first + QUERY_STEP - 1) / QUERY_STEP;
     const int steps = query_tiles * group;
 
     auto load_queries = [&](int head, int query, int stage) {
         load_tile<QUERY_STEP>(base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES,
-                              x.q + query * x.q_stride + (i64)head * scores.head_dim, x.q_stride, tile.end - query,
-                              scores);
+                              copy_source(x.q, x.q_stride, query, head * scores.head_dim, place), x.q_stride,
+                              tile.end - query, place);
         const int i = threadIdx.x % QUERY_STEP, kind = threadIdx.x / QUERY_STEP;
         if (kind < 2)
             copy_async_4(base + STATISTICS_AT + (stage * 2 + kind) * STATISTICS_BYTES + i * 4,
                          (kind ? x.deltas : x.powers) + (i64)head * x.tokens + query + i, query + i < tile.end);
         copy_async_commit();
     };
-    load_tile<KEYS>(keys, x.k + tile.first * x.k_stride + kv_column, x.k_stride, tile.last - tile.first, scores);
-    load_tile<KEYS>(values, x.v + tile.first * x.v_stride + kv_column, x.v_stride, tile.last - tile.first, scores);
+    load_tile<KEYS>(keys, copy_source(x.k, x.k_stride, tile.first, kv_column, place), x.k_stride,
+                    tile.last - tile.first, place);
+    load_tile<KEYS>(values, copy_source(x.v, x.v_stride, tile.first, kv_column, place), x.v_stride,
+                    tile.last - tile.first, place);
     int head = kv_head * group, query = tile.first;
     load_queries(head, query, 0);
 
-    const float to_power = scores.cap > 0.0f ? LOG2_E : scores.scale * LOG2_E;
-    const float inner = scores.cap > 0.0f ? scores.scale / scores.cap : 0.0f;
     float dk[KEY_ROWS][HALF_CHUNKS][4] = {}, dv[KEY_ROWS][HALF_CHUNKS][4] = {}; // (keys, channels)
 
 #pragma unroll 1
@@ -163,8 +190,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         // These queries are here, and nobody reads the last step's do and queries any more.
         copy_async_wait<0>();
         __syncthreads();
-        load_tile<QUERY_STEP>(outputs, x.dout + query * x.dout_stride + (i64)head * scores.head_dim, x.dout_stride,
-                              tile.end - query, scores);
+        load_tile<QUERY_STEP>(outputs, copy_source(x.dout, x.dout_stride, query, head * scores.head_dim, place),
+                              x.dout_stride, tile.end - query, place);
         copy_async_commit();
         const int this_query = query;
         query += QUERY_STEP;
@@ -183,22 +210,19 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         __syncthreads();
         tile_product(gradient, values, pair * WARP_KEYS, outputs, half * HALF_QUERIES, places);
 
-        const bool whole = this_query >= tile.first + KEYS - 1 && this_query + QUERY_STEP - 1 - tile.first < scores.window;
+        const bool whole =
+            this_query >= tile.first + KEYS - 1 && this_query + QUERY_STEP - 1 - tile.first < scores.window;
+        float2 power[HALF_STEPS * 2], delta[HALF_STEPS * 2];
 #pragma unroll
         for (int n = 0; n < HALF_STEPS * 2; ++n) {
-            const float2 power = shared_load_floats(statistics + (n * 8 + 2 * t) * 4);
-            const float2 delta = shared_load_floats(statistics + STATISTICS_BYTES + (n * 8 + 2 * t) * 4);
-#pragma unroll
-            for (int m = 0; m < KEY_ROWS; ++m)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int distance = this_query + half * HALF_QUERIES + n * 8 + 2 * t + i % 2 -
-                                         (tile.first + pair * WARP_KEYS + m * 16 + i / 2 * 8 + g);
-                    differentiate(score[m][n][i], gradient[m][n][i],
-                                  whole || (distance >= 0 && distance < scores.window), i % 2 ? power.y : power.x,
-                                  i % 2 ? delta.y : delta.x, to_power, scores, inner);
-                }
+            power[n] = shared_load_floats(statistics + (n * 8 + 2 * t) * 4);
+            delta[n] = shared_load_floats(statistics + STATISTICS_BYTES + (n * 8 + 2 * t) * 4);
         }
+        const int apart = this_query + half * HALF_QUERIES + 2 * t - (tile.first + pair * WARP_KEYS + g);
+        differentiate(
+            score, gradient, whole, scores, [&](int, int n, int i) { return i % 2 ? power[n].y : power[n].x; },
+            [&](int, int n, int i) { return i % 2 ? delta[n].y : delta[n].x; },
+            [&](int m, int n, int i) { return apart + n * 8 + i % 2 - m * 16 - i / 2 * 8; });
 
         // Fragments are handed over as they are: a lane's registers to the same lane of the other warp.
         const u32 mine = base + EXCHANGE_AT + warp * 2 * EXCHANGE_BYTES + lane * 16;
@@ -251,9 +275,9 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
     if (rows > 0) {
         const int token = tile.first + first_row;
         store_rows(x.dk + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, half * HALF_CHUNKS,
-                   HALF_CHUNKS, scores);
+                   HALF_CHUNKS, scores.head_dim);
         store_rows(x.dv + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, half * HALF_CHUNKS,
-                   HALF_CHUNKS, scores);
+                   HALF_CHUNKS, scores.head_dim);
     }
 }
 
@@ -267,26 +291,29 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;
     const LanePlaces places = lane_places();
-    const i64 column = (i64)head * scores.head_dim;
-    const i64 kv_column = (i64)(head / (x.heads / x.kv_heads)) * scores.head_dim;
+    const CopyPlace place = copy_place(scores.head_dim);
+    const int column = head * scores.head_dim, kv_column = head / (x.heads / x.kv_heads) * scores.head_dim;
     const int seen_from = max(tile.begin, tile.first + 1 - scores.window);
     const int first_key = tile.begin + (seen_from - tile.begin) / KEY_STEP * KEY_STEP;
     const int key_tiles = (tile.last - first_key + KEY_STEP - 1) / KEY_STEP;
 
-    auto load_keys = [&](int key, int stage) {
-        const u32 to = ring + stage * 2 * STEP_BYTES;
-        load_tile<KEY_STEP>(to, x.k + key * x.k_stride + kv_column, x.k_stride, tile.end - key, scores);
-        load_tile<KEY_STEP>(to + STEP_BYTES, x.v + key * x.v_stride + kv_column, x.v_stride, tile.end - key, scores);
-        copy_async_commit();
-    };
     int key = first_key + (key_tiles - 1) * KEY_STEP;
-    load_tile<QUERIES>(queries, x.q + tile.first * x.q_stride + column, x.q_stride, tile.last - tile.first, scores);
-    load_tile<QUERIES>(outputs, x.dout + tile.first * x.dout_stride + column, x.dout_stride, tile.last - tile.first,
-                       scores);
-    load_keys(key, 0);
+    const act *k_source = copy_source(x.k, x.k_stride, key, kv_column, place);
+    const act *v_source = copy_source(x.v, x.v_stride, key, kv_column, place);
+    auto load_keys = [&](int stage, int rows) {
+        const u32 to = ring + stage * 2 * STEP_BYTES;
+        load_tile<KEY_STEP>(to, k_source, x.k_stride, rows, place);
+        load_tile<KEY_STEP>(to + STEP_BYTES, v_source, x.v_stride, rows, place);
+        copy_async_commit();
+        k_source -= KEY_STEP * x.k_stride;
+        v_source -= KEY_STEP * x.v_stride;
+    };
+    load_tile<QUERIES>(queries, copy_source(x.q, x.q_stride, tile.first, column, place), x.q_stride,
+                       tile.last - tile.first, place);
+    load_tile<QUERIES>(outputs, copy_source(x.dout, x.dout_stride, tile.first, column, place), x.dout_stride,
+                       tile.last - tile.first, place);
+    load_keys(0, tile.end - key);
 
-    const float to_power = scores.cap > 0.0f ? LOG2_E : scores.scale * LOG2_E;
-    const float inner = scores.cap > 0.0f ? scores.scale / scores.cap : 0.0f;
     const int warp_query = tile.first + warp * WARP_QUERIES, rows = min(WARP_QUERIES, tile.last - warp_query);
     float power[ROW_FRAGMENTS][2], delta[ROW_FRAGMENTS][2];
 #pragma unroll
@@ -305,7 +332,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         copy_async_wait<0>();
         __syncthreads();
         if (step + 1 < key_tiles)
-            load_keys(key - KEY_STEP, (step + 1) % 2);
+            load_keys((step + 1) % 2, KEY_STEP);
         // All these keys come after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
@@ -314,18 +341,11 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         tile_product(score, queries, warp * WARP_QUERIES, keys, 0, places);
         tile_product(gradient, outputs, warp * WARP_QUERIES, values, 0, places);
         const bool whole = key + KEY_STEP - 1 <= warp_query && key > warp_query + WARP_QUERIES - 1 - scores.window;
-#pragma unroll
-        for (int m = 0; m < ROW_FRAGMENTS; ++m)
-#pragma unroll
-            for (int n = 0; n < KEY_FRAGMENTS; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int distance =
-                        warp_query + m * 16 + i / 2 * 8 + g - (key + n * 8 + 2 * t + i % 2);
-                    differentiate(score[m][n][i], gradient[m][n][i],
-                                  whole || (distance >= 0 && distance < scores.window), power[m][i / 2],
-                                  delta[m][i / 2], to_power, scores, inner);
-                }
+        const int apart = warp_query + g - (key + 2 * t);
+        differentiate(
+            score, gradient, whole, scores, [&](int m, int, int i) { return power[m][i / 2]; },
+            [&](int m, int, int i) { return delta[m][i / 2]; },
+            [&](int m, int n, int i) { return apart + m * 16 + i / 2 * 8 - n * 8 - i % 2; });
 #pragma unroll
         for (int part = 0; part < KEY_STEP / 16; ++part) {
             u32 left[ROW_FRAGMENTS][4];
@@ -343,40 +363,18 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
     __syncwarp();
     if (rows > 0)
         store_rows(x.dq + warp_query * x.dq_stride + column, x.dq_stride, queries, warp * WARP_QUERIES, rows, 0, CHUNKS,
-                   scores);
+                   scores.head_dim);
 }
 
-#else
+#endif
 
-// In f32, without matrix instructions: a warp takes one key, or one query, after the other. For tests.
-
-#define OWN ((HEAD + WARP - 1) / WARP)
-
-__device__ __forceinline__ void read_row(float (&row)[OWN], const float *from, int head_dim) {
-    for (int i = 0; i < OWN; ++i) {
-        const int channel = threadIdx.x % WARP + i * WARP;
-        row[i] = channel < head_dim ? from[channel] : 0.0f;
-    }
-}
-
-__device__ __forceinline__ void write_row(float *to, const float (&row)[OWN], float factor, int head_dim) {
-    for (int i = 0; i < OWN; ++i) {
-        const int channel = threadIdx.x % WARP + i * WARP;
-        if (channel < head_dim)
-            to[channel] = row[i] * factor;
-    }
-}
+// Without tiles: a warp takes one key, or one query, after the other.
 
 // p and ds of one query and one key.
 __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (&k)[OWN], const float (&v)[OWN],
                                             const float (&dout)[OWN], float power, float delta, const Scores &scores) {
-    float score = 0.0f, gradient = 0.0f, slope = 1.0f;
-    for (int i = 0; i < OWN; ++i) {
-        score += q[i] * k[i];
-        gradient += dout[i] * v[i];
-    }
-    score = warp_sum(score) * scores.scale;
-    gradient = warp_sum(gradient);
+    float score = row_product(q, k) * scores.scale, slope = 1.0f;
+    const float gradient = row_product(dout, v);
     if (scores.cap > 0.0f) {
         const float t = tanhf(score / scores.cap);
         score = t * scores.cap;
@@ -386,7 +384,7 @@ __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (
     return make_float2(p, p * (gradient - delta) * slope);
 }
 
-__device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
+__device__ __forceinline__ void plain_gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
     const int group = x.heads / x.kv_heads, head_dim = scores.head_dim;
     const i64 kv_column = (i64)kv_head * head_dim;
     for (int key = tile.first + threadIdx.x / WARP; key < tile.last; key += THREADS / WARP) {
@@ -409,7 +407,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
     }
 }
 
-__device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
+__device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
     const int head_dim = scores.head_dim;
     const i64 column = (i64)head * head_dim, kv_column = (i64)(head / (x.heads / x.kv_heads)) * head_dim;
     for (int query = tile.first + threadIdx.x / WARP; query < tile.last; query += THREADS / WARP) {
@@ -428,26 +426,36 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
     }
 }
 
-#endif
-
 // Grid: `key_blocks` (possible tiles of keys times key heads), then possible tiles of queries times heads.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    FOR_HEAD(attention_grad_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride,
-                              const act *dout, i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv,
-                              i64 dv_stride, const float *powers, const float *deltas, const int4 *query_list,
-                              const int4 *key_list, int key_blocks, int tokens, int heads, int kv_heads, int head_dim,
-                              int window, float scale, float cap, int aligned) {
-    const Scores scores{head_dim, window, scale, cap, aligned};
-    const GradOperands operands{q,         k,         v,         dout,      dq,     dk,     dv,
-                                q_stride,  k_stride,  v_stride,  dout_stride, dq_stride, dk_stride, dv_stride,
-                                powers,    deltas,    tokens,    heads,     kv_heads};
-    const int block = blockIdx.x;
-    Tile tile;
-    if (block < key_blocks) {
-        if (read_tile(key_list, block / kv_heads, tile))
-            gradients_of_keys(operands, scores, tile, block % kv_heads);
-    } else {
-        if (read_tile(query_list, (block - key_blocks) / heads, tile))
-            gradients_of_queries(operands, scores, tile, (block - key_blocks) % heads);
+#define GRAD_PARAMETERS                                                                                               \
+    const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,             \
+        i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride, const float *powers, \
+        const float *deltas, const int4 *query_list, const int4 *key_list, int key_blocks, int tokens, int heads,     \
+        int kv_heads, int head_dim, int window, float scale, float cap
+#define GRAD_WORK(of_keys, of_queries)                                                                                \
+    const Scores scores{head_dim, window, scale, cap};                                                                \
+    const GradOperands operands{q,           k,         v,         dout,      dq,     dk,     dv,     q_stride, k_stride,    \
+                                v_stride,    dout_stride, dq_stride, dk_stride, dv_stride, powers, deltas, tokens,   heads, kv_heads}; \
+    const int block = blockIdx.x;                                                                                     \
+    Tile tile;                                                                                                        \
+    if (block < key_blocks) {                                                                                         \
+        if (read_tile(key_list, block / kv_heads, tile))                                                              \
+            of_keys(operands, scores, tile, block % kv_heads);                                                        \
+    } else if (read_tile(query_list, (block - key_blocks) / heads, tile)) {                                           \
+        of_queries(operands, scores, tile, (block - key_blocks) % heads);                                             \
     }
+
+extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_grad_plain_)(GRAD_PARAMETERS) {
+    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries)
 }
+
+// Dynamic shared memory: the larger of STATISTICS_AT + 4 · STATISTICS_BYTES and 2 · QUERY_BYTES + 4 · STEP_BYTES.
+#if defined(ACT_F32)
+extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_grad_)(GRAD_PARAMETERS) {
+    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries)
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 2) FOR_HEAD(attention_grad_)(GRAD_PARAMETERS) {
+    GRAD_WORK(gradients_of_keys, gradients_of_queries)
+}
+#endif

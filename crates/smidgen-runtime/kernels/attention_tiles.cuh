@@ -6,6 +6,8 @@
 // A tile in shared memory is rows of HEAD elements of 16 bits (HEAD: the head size, padded with zeros), in
 // chunks of 16 bytes that are permuted within a row so that 8 neighbouring rows of one chunk lie in 8 different
 // groups of banks: matrix loads and 16-byte copies are free of conflicts without padding.
+// Kernels on tiles need rows that begin at multiples of 16 bytes and head sizes that are multiples of 8; for others,
+// and for f32, each kernel has a plain form in which a warp takes one row after the other.
 // Leaves out the products themselves (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
 
 #define THREADS 128
@@ -17,7 +19,7 @@
 // The name of a kernel that is compiled for one padded head size.
 #define FOR_HEAD(name) JOIN(name, HEAD)
 
-// What a score goes through, and how operands lie.
+// What a score goes through.
 struct Scores {
     // Head size, at most HEAD.
     int head_dim;
@@ -26,8 +28,6 @@ struct Scores {
     float scale;
     // Scores s become cap · tanh(s / cap); 0 is never.
     float cap;
-    // Rows of all operands begin at multiples of 16 bytes, and the head size is a multiple of 8.
-    int aligned;
 };
 
 // A tile of a segment: tokens `first` to `last` - 1 of `begin` to `end` - 1.
@@ -113,6 +113,36 @@ __device__ __forceinline__ bool read_tile(const int4 *list, int index, Tile &til
     return true;
 }
 
+// ── rows in registers, for the plain kernels ─────────────────────────────────────────────────────
+
+// A lane's channels of a row: every 32nd.
+#define OWN ((HEAD + WARP - 1) / WARP)
+
+__device__ __forceinline__ void read_row(float (&row)[OWN], const act *from, int head_dim) {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int channel = threadIdx.x % WARP + i * WARP;
+        row[i] = channel < head_dim ? to_float(from[channel]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void write_row(act *to, const float (&row)[OWN], float factor, int head_dim) {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int channel = threadIdx.x % WARP + i * WARP;
+        if (channel < head_dim)
+            to[channel] = to_act(row[i] * factor);
+    }
+}
+
+__device__ __forceinline__ float row_product(const float (&a)[OWN], const float (&b)[OWN]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)
+        sum = fmaf(a[i], b[i], sum);
+    return warp_sum(sum);
+}
+
 #if !defined(ACT_F32)
 // ── tiles in shared memory ───────────────────────────────────────────────────────────────────────
 
@@ -128,69 +158,51 @@ __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
     return row * ROW_BYTES + ((chunk * 16) ^ row_swizzle(row));
 }
 
-// Begins to copy rows 0 to `rows` - 1 of a head to a tile of ROWS rows; what is beyond becomes zero. `from` is
-// the first row's first element of the head. Where rows are not aligned the copy is done when it returns.
+// Lanes that copy one row, and rows that a block copies at once.
+#define ROW_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
+#define COPIED_ROWS (THREADS / ROW_LANES)
+
+// The part of each tile that this thread copies: one chunk of every COPIED_ROWS-th row.
+struct CopyPlace {
+    int row, chunk;
+    bool in_tile, in_head;
+};
+
+__device__ __forceinline__ CopyPlace copy_place(int head_dim) {
+    const int chunk = threadIdx.x % ROW_LANES;
+    return CopyPlace{(int)threadIdx.x / ROW_LANES, chunk, chunk < CHUNKS, chunk * 8 < head_dim};
+}
+
+// The thread's first element of a tile that begins at `token`, in the head that begins at `column`.
+__device__ __forceinline__ const act *copy_source(const act *from, i64 stride, int token, int column, CopyPlace place) {
+    return from + (token + place.row) * stride + (column + place.chunk * 8);
+}
+
+// Begins to copy to a tile of ROWS rows; rows from `rows` on and what is beyond the head become zero.
 template <int ROWS>
-__device__ __forceinline__ void load_tile(u32 tile, const act *from, i64 stride, int rows, const Scores &scores) {
-    const int thread = threadIdx.x;
-    if (!scores.aligned) {
-#pragma unroll 1
-        for (int i = thread; i < ROWS * HEAD; i += THREADS) {
-            const int row = i / HEAD, column = i % HEAD;
-            u16 bits = 0;
-            if (row < rows && column < scores.head_dim)
-                bits = from[row * stride + column].bits;
-            shared_store_2(tile + place_in_tile(row, column / 8) + column % 8 * 2, bits);
-        }
+__device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 stride, int rows, CopyPlace place) {
+    static_assert(ROWS % COPIED_ROWS == 0, "whole passes");
+    if (!place.in_tile)
         return;
-    }
-    if constexpr (THREADS % CHUNKS == 0) {
-        // A thread keeps its chunk.
-        constexpr int STEP = THREADS / CHUNKS;
-        static_assert(ROWS % STEP == 0, "whole passes");
-        const int row = thread / CHUNKS, chunk = thread % CHUNKS;
-        const bool exists = chunk * 8 < scores.head_dim;
-        from += row * stride + chunk * 8;
 #pragma unroll
-        for (int pass = 0; pass < ROWS / STEP; ++pass) {
-            const int at = row + pass * STEP;
-            copy_async_16(tile + place_in_tile(at, chunk), from, exists && at < rows);
-            from += STEP * stride;
-        }
-    } else {
-        static_assert(ROWS * CHUNKS % THREADS == 0, "whole passes");
-#pragma unroll
-        for (int pass = 0; pass < ROWS * CHUNKS / THREADS; ++pass) {
-            const int i = thread + pass * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
-            copy_async_16(tile + place_in_tile(row, chunk), from + row * stride + chunk * 8,
-                          chunk * 8 < scores.head_dim && row < rows);
-        }
+    for (int pass = 0; pass < ROWS / COPIED_ROWS; ++pass) {
+        const int row = place.row + pass * COPIED_ROWS;
+        copy_async_16(tile + place_in_tile(row, place.chunk), source, place.in_head && row < rows);
+        source += COPIED_ROWS * stride;
     }
 }
 
 // Writes `count` chunks from `chunk` on of rows 0 to `rows` - 1 of a tile, by one warp. `to` is the first
 // row's first element of the head.
 __device__ __forceinline__ void store_rows(act *to, i64 stride, u32 tile, int first_row, int rows, int chunk,
-                                           int count, const Scores &scores) {
-    const int lane = threadIdx.x % WARP;
-    if (scores.aligned) {
+                                           int count, int head_dim) {
 #pragma unroll 1
-        for (int i = lane; i < rows * count; i += WARP) {
-            const int row = i / count, at = chunk + i % count;
-            if (at * 8 < scores.head_dim) {
-                u32 words[4];
-                shared_load_16(words, tile + place_in_tile(first_row + row, at));
-                *(uint4 *)(to + row * stride + at * 8) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
-        }
-    } else {
-#pragma unroll 1
-        for (int i = lane; i < rows * count * 8; i += WARP) {
-            const int row = i / (count * 8), column = chunk * 8 + i % (count * 8);
-            if (column < scores.head_dim) {
-                const u32 place = place_in_tile(first_row + row, column / 8) + column % 8 * 2;
-                to[row * stride + column].bits = shared_load_2(tile + place);
-            }
+    for (int i = threadIdx.x % WARP; i < rows * count; i += WARP) {
+        const int row = i / count, at = chunk + i % count;
+        if (at * 8 < head_dim) {
+            u32 words[4];
+            shared_load_16(words, tile + place_in_tile(first_row + row, at));
+            *(uint4 *)(to + row * stride + at * 8) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }
