@@ -131,6 +131,58 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(64)
 }
 
-fn attention_bytes(_extent: &Extent, _shape: &AttentionShape, _gradient: bool) -> usize {
-    0
+/// How the attention kernels cut their work, by head size; `kernels/attention.cu` and `attention_grad.cu` say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTiles {
+    /// The head size that kernels are compiled for; what is missing is zeros in shared memory.
+    pub padded_head: usize,
+    /// Queries of a block, forward and for the gradient of q.
+    pub queries: usize,
+    /// Keys of a block for the gradients of k and v.
+    pub keys: usize,
+}
+
+impl AttentionTiles {
+    /// Heads of more than 256 channels have no kernel.
+    pub const fn of(head_dim: usize) -> AttentionTiles {
+        match head_dim {
+            0..=64 => AttentionTiles { padded_head: 64, queries: 128, keys: 64 },
+            65..=96 => AttentionTiles { padded_head: 96, queries: 128, keys: 64 },
+            97..=128 => AttentionTiles { padded_head: 128, queries: 128, keys: 64 },
+            _ => AttentionTiles { padded_head: 256, queries: 64, keys: 32 },
+        }
+    }
+}
+
+/// Tiles of `rows` tokens that segments can have at most, each segment its own.
+pub const fn attention_tile_bound(tokens: usize, segments: usize, rows: usize) -> usize {
+    tokens.div_ceil(rows) + segments
+}
+
+/// A list of tiles: their number, and four integers for each.
+pub fn attention_list_bytes(tokens: usize, segments: usize, rows: usize) -> usize {
+    align_up(16 * (1 + attention_tile_bound(tokens, segments, rows)))
+}
+
+/// Lists of tiles; for the gradient also two floats for each query and head.
+pub fn attention_workspace_bytes(
+    tokens: usize,
+    segments: usize,
+    shape: &AttentionShape,
+    gradient: bool,
+) -> usize {
+    let tiles = AttentionTiles::of(shape.head_dim);
+    let forward = attention_list_bytes(tokens, segments, tiles.queries);
+    match gradient {
+        false => forward,
+        true => {
+            forward
+                + attention_list_bytes(tokens, segments, tiles.keys)
+                + 2 * align_up(4 * shape.heads * tokens)
+        }
+    }
+}
+
+fn attention_bytes(extent: &Extent, shape: &AttentionShape, gradient: bool) -> usize {
+    attention_workspace_bytes(extent.tokens, extent.segments, shape, gradient)
 }

@@ -5,6 +5,7 @@
 //! step: the context with its kernels, the pinned memory, and the arena.
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
+pub mod attention;
 pub mod driver;
 pub mod libraries;
 pub mod modules;
@@ -153,7 +154,8 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?))) else {
+        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
+        else {
             return Ok(());
         };
         self.fill_with_noise(step, &extent)?;

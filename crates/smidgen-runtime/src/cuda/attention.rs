@@ -1,0 +1,297 @@
+//! Launches causal attention over packed segments, forward and backward.
+//!
+//! Only the device knows the segments, so a small kernel first lists the tiles there are, and the grids are
+//! as large as the number of tiles can be. Kernels are compiled for four padded head sizes, a file for each.
+//! Rows that do not begin at multiples of 16 bytes and head sizes that are no multiples of 8 take plain kernels,
+//! which are right and slow. Left out: attention over cached keys.
+
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::AttentionShape;
+use smidgen_ir::DType;
+use smidgen_ir::workspace_cuda::{
+    AttentionTiles, attention_list_bytes, attention_tile_bound, attention_workspace_bytes,
+};
+
+/// Two for each padded head size.
+pub const FILES: [KernelFile; 8] = [
+    HEADS[0].forward_file,
+    HEADS[0].gradient_file,
+    HEADS[1].forward_file,
+    HEADS[1].gradient_file,
+    HEADS[2].forward_file,
+    HEADS[2].gradient_file,
+    HEADS[3].forward_file,
+    HEADS[3].gradient_file,
+];
+
+/// o and lse.
+pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) -> Result<(), DeviceError> {
+    let [q, k, v, boundaries] = first_operands(&step.inputs);
+    let [o, lse] = first_operands(&step.outputs);
+    let work = Work::of(stage, shape, q, boundaries);
+    if work.tokens == 0 {
+        return Ok(());
+    }
+    let list = work.scratch(stage, false)[0];
+    stage.launch(
+        work.head.list_tiles,
+        [1, 1, 1],
+        THREADS,
+        0,
+        &[pointer(stage, boundaries), Arg::Int(work.segments), Arg::Int(work.tokens), Arg::Pointer(list)],
+    )?;
+    let mut args = Vec::with_capacity(16);
+    for operand in [q, k, v, o] {
+        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
+    }
+    args.extend([pointer(stage, lse), Arg::Pointer(list)]);
+    args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
+    args.extend(score_args(shape));
+    let blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
+    let (kernel, shared_bytes) = match work.in_tiles(stage, &[q, k, v, o]) {
+        true => (work.head.forward, work.head.forward_shared_bytes()),
+        false => (work.head.forward_plain, 0),
+    };
+    stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)
+}
+
+/// dq, dk and dv.
+pub fn attention_grad(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    shape: &AttentionShape,
+) -> Result<(), DeviceError> {
+    let [q, k, v, o, lse, o_gradient, boundaries] = first_operands(&step.inputs);
+    let [dq, dk, dv] = first_operands(&step.outputs);
+    let work = Work::of(stage, shape, q, boundaries);
+    if work.tokens == 0 {
+        return Ok(());
+    }
+    let [query_list, key_list, powers, deltas] = work.scratch(stage, true);
+    let sums = (work.tokens as usize * shape.heads).div_ceil(work.head.sums_of_block());
+    let sixteen = work.is_aligned(stage, &[o, o_gradient]);
+    stage.launch(
+        work.head.prepare,
+        [2 + sums as u32, 1, 1],
+        THREADS,
+        0,
+        &[
+            pointer(stage, o),
+            Arg::Long(o.stride as i64),
+            pointer(stage, o_gradient),
+            Arg::Long(o_gradient.stride as i64),
+            pointer(stage, lse),
+            pointer(stage, boundaries),
+            Arg::Int(work.segments),
+            Arg::Int(work.tokens),
+            Arg::Int(shape.heads as i32),
+            Arg::Int(shape.head_dim as i32),
+            Arg::Int(i32::from(sixteen)),
+            Arg::Pointer(query_list),
+            Arg::Pointer(key_list),
+            Arg::Pointer(powers),
+            Arg::Pointer(deltas),
+        ],
+    )?;
+    let key_blocks = work.tile_bound(work.head.tiles.keys) * shape.kv_heads;
+    let query_blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
+    let mut args = Vec::with_capacity(26);
+    for operand in [q, k, v, o_gradient, dq, dk, dv] {
+        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
+    }
+    args.extend([powers, deltas, query_list, key_list].map(Arg::Pointer));
+    args.extend([Arg::Int(key_blocks as i32), Arg::Int(work.tokens)]);
+    args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
+    args.extend(score_args(shape));
+    let (kernel, shared_bytes) = match work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]) {
+        true => (work.head.gradient, work.head.gradient_shared_bytes()),
+        false => (work.head.gradient_plain, 0),
+    };
+    stage.launch(kernel, [(key_blocks + query_blocks) as u32, 1, 1], THREADS, shared_bytes, &args)
+}
+
+/// Threads of every block.
+const THREADS: u32 = 128;
+
+/// The kernels of one padded head size.
+struct Head {
+    tiles: AttentionTiles,
+    list_tiles: &'static str,
+    forward: &'static str,
+    forward_plain: &'static str,
+    prepare: &'static str,
+    gradient: &'static str,
+    gradient_plain: &'static str,
+    forward_file: KernelFile,
+    gradient_file: KernelFile,
+}
+
+macro_rules! head {
+    ($padded:literal) => {
+        Head {
+            tiles: AttentionTiles::of($padded),
+            list_tiles: concat!("attention_tiles_", $padded),
+            forward: concat!("attention_", $padded),
+            forward_plain: concat!("attention_plain_", $padded),
+            prepare: concat!("attention_grad_prepare_", $padded),
+            gradient: concat!("attention_grad_", $padded),
+            gradient_plain: concat!("attention_grad_plain_", $padded),
+            forward_file: KernelFile {
+                name: concat!("attention_", $padded),
+                source: concat!(
+                    "#define HEAD ",
+                    $padded,
+                    "\n",
+                    include_str!("../../kernels/matrix_unit.cuh"),
+                    include_str!("../../kernels/attention_tiles.cuh"),
+                    include_str!("../../kernels/attention.cu")
+                ),
+                kernels: &[
+                    concat!("attention_tiles_", $padded),
+                    concat!("attention_", $padded),
+                    concat!("attention_plain_", $padded),
+                ],
+            },
+            gradient_file: KernelFile {
+                name: concat!("attention_grad_", $padded),
+                source: concat!(
+                    "#define HEAD ",
+                    $padded,
+                    "\n",
+                    include_str!("../../kernels/matrix_unit.cuh"),
+                    include_str!("../../kernels/attention_tiles.cuh"),
+                    include_str!("../../kernels/attention_grad.cu")
+                ),
+                kernels: &[
+                    concat!("attention_grad_prepare_", $padded),
+                    concat!("attention_grad_", $padded),
+                    concat!("attention_grad_plain_", $padded),
+                ],
+            },
+        }
+    };
+}
+
+const HEADS: [Head; 4] = [head!(64), head!(96), head!(128), head!(256)];
+
+impl Head {
+    fn of(head_dim: usize) -> &'static Head {
+        static ALL: [Head; 4] = HEADS;
+        assert!((1..=256).contains(&head_dim), "head size {head_dim} is not in 1..=256");
+        let tiles = AttentionTiles::of(head_dim);
+        ALL.iter().find(|head| head.tiles == tiles).expect("there is a file for every padded size")
+    }
+
+    /// A row of a tile in shared memory: elements of 16 bits.
+    fn row_bytes(&self) -> usize {
+        2 * self.tiles.padded_head
+    }
+
+    /// Queries, and two stages of keys and values.
+    fn forward_shared_bytes(&self) -> u32 {
+        let keys = if self.tiles.padded_head <= 128 { 64 } else { 32 };
+        (self.row_bytes() * (self.tiles.queries + 4 * keys)) as u32
+    }
+
+    /// The larger of what the two kinds of blocks need.
+    fn gradient_shared_bytes(&self) -> u32 {
+        let AttentionTiles { padded_head, queries, keys } = self.tiles;
+        // Of keys: keys, values, two stages of queries, do, what pairs of warps hand over of p and ds, and two stages
+        // of two floats for each query. As many queries as keys are taken at a time.
+        let handed_over = 2 * keys * keys * 2;
+        let of_keys = self.row_bytes() * 5 * keys + handed_over + 4 * 4 * keys;
+        // Of queries: queries, do, and two stages of keys and values.
+        let key_step = match padded_head {
+            64 => 64,
+            96 | 128 => 32,
+            _ => 16,
+        };
+        let of_queries = self.row_bytes() * (2 * queries + 4 * key_step);
+        of_keys.max(of_queries) as u32
+    }
+
+    /// Sums over a head that a block of `attention_grad_prepare` makes.
+    fn sums_of_block(&self) -> usize {
+        let lanes = match self.tiles.padded_head {
+            64 => 8,
+            96 | 128 => 16,
+            _ => 32,
+        };
+        4 * THREADS as usize / lanes
+    }
+}
+
+/// What both directions need to know.
+struct Work<'a> {
+    shape: &'a AttentionShape,
+    head: &'static Head,
+    tokens: i32,
+    segments: i32,
+}
+
+impl<'a> Work<'a> {
+    fn of(stage: &Stage<'_>, shape: &'a AttentionShape, q: &Operand, boundaries: &Operand) -> Work<'a> {
+        let segments = stage.rows(boundaries).saturating_sub(1);
+        Work {
+            shape,
+            head: Head::of(shape.head_dim),
+            tokens: stage.rows(q) as i32,
+            segments: segments as i32,
+        }
+    }
+
+    fn tile_bound(&self, rows: usize) -> usize {
+        attention_tile_bound(self.tokens as usize, self.segments as usize, rows)
+    }
+
+    /// The list of tiles of queries; for the gradient also that of keys, and lse and delta of each query and head.
+    fn scratch(&self, stage: &Stage<'_>, gradient: bool) -> [u64; 4] {
+        let (tokens, segments) = (self.tokens as usize, self.segments as usize);
+        let (address, bytes) = stage.workspace();
+        let needed = attention_workspace_bytes(tokens, segments, self.shape, gradient);
+        assert!(bytes >= needed, "attention needs {needed} bytes of workspace, got {bytes}");
+        let query_list = attention_list_bytes(tokens, segments, self.head.tiles.queries) as u64;
+        let key_list = attention_list_bytes(tokens, segments, self.head.tiles.keys) as u64;
+        let floats =
+            (attention_workspace_bytes(tokens, segments, self.shape, true) as u64 - query_list - key_list)
+                / 2;
+        let key_list_at = address + query_list;
+        [address, key_list_at, key_list_at + key_list, key_list_at + key_list + floats]
+    }
+
+    /// Whether rows of heads can be read 16 bytes at a time.
+    fn is_aligned(&self, stage: &Stage<'_>, operands: &[&Operand]) -> bool {
+        let element_bytes = stage.activations().bytes();
+        self.shape.head_dim.is_multiple_of(8)
+            && operands.iter().all(|operand| {
+                stage.pointer(operand).is_multiple_of(16)
+                    && (operand.stride * element_bytes).is_multiple_of(16)
+            })
+    }
+
+    fn in_tiles(&self, stage: &Stage<'_>, operands: &[&Operand]) -> bool {
+        stage.activations() != DType::F32 && self.is_aligned(stage, operands)
+    }
+}
+
+/// The last four arguments of every kernel: head size, window, scale and cap.
+fn score_args(shape: &AttentionShape) -> [Arg; 4] {
+    /// Stands for no window: more than any segment has, and sums with positions stay in range.
+    const ALL_KEYS: usize = 1 << 30;
+    let window = shape.window.map_or(ALL_KEYS, |window| window.min(ALL_KEYS));
+    [
+        Arg::Int(shape.head_dim as i32),
+        Arg::Int(window as i32),
+        Arg::Float(shape.scale),
+        Arg::Float(shape.softcap.unwrap_or(0.0)),
+    ]
+}
+
+fn pointer(stage: &Stage<'_>, operand: &Operand) -> Arg {
+    Arg::Pointer(stage.pointer(operand))
+}
+
+fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
+    std::array::from_fn(|index| &operands[index])
+}
