@@ -67,8 +67,9 @@ impl StepTypes<'_> {
 pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
     match step.op {
         Op::Linear { bias, lora } => {
-            let rank = if lora.is_some() { step.input(2 + usize::from(*bias)).1 } else { 0 };
-            step.decoded_bytes(1, rank) + PRODUCT_BYTES
+            let h = 2 + usize::from(*bias);
+            let (rank, b) = if lora.is_some() { (step.input(h).1, step.decoded_bytes(h + 1, 0)) } else { (0, 0) };
+            step.decoded_bytes(1, rank) + b + PRODUCT_BYTES
         }
         Op::LinearGrad { scales } => {
             // What is not decoded beside a decoded weight is an adapter's.
@@ -79,10 +80,11 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         }
         Op::WeightGrad { .. } => PRODUCT_BYTES,
         Op::LmHeadLoss(head) => loss_bytes(step, head),
-        Op::Logits { .. } => {
+        Op::Logits { lora, .. } => {
             let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
             let logits = align_up(rows * logit_stride(vocabulary) * step.activation().bytes());
-            step.decoded_head_bytes() + logits + PRODUCT_BYTES
+            let b = if lora.is_some() { step.decoded_bytes(3, 0) } else { 0 };
+            step.decoded_head_bytes() + logits + b + PRODUCT_BYTES
         }
         Op::Attention(shape) => attention_bytes(step.extent, shape, false),
         Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
@@ -139,7 +141,8 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
 fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
     let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
     let logits = align_up(head.chunk * logit_stride(vocabulary) * step.activation().bytes());
-    step.decoded_head_bytes() + logits + align_up(rows * 4) + PRODUCT_BYTES
+    let b = if head.lora.is_some() { step.decoded_bytes(5, 0) } else { 0 };
+    step.decoded_head_bytes() + logits + b + align_up(rows * 4) + PRODUCT_BYTES
 }
 
 /// Most partial sums of a column.

@@ -253,7 +253,9 @@ impl<'a> Work<'a> {
         assert!(bytes >= needed, "attention needs {needed} bytes of workspace, got {bytes}");
         let query_list = attention_list_bytes(tokens, segments, self.head.tiles.queries) as u64;
         let key_list = attention_list_bytes(tokens, segments, self.head.tiles.keys) as u64;
-        let floats = (attention_workspace_bytes(tokens, segments, self.shape, true) as u64 - query_list - key_list) / 2;
+        let floats =
+            (attention_workspace_bytes(tokens, segments, self.shape, true) as u64 - query_list - key_list)
+                / 2;
         let key_list_at = address + query_list;
         [address, key_list_at, key_list_at + key_list, key_list_at + key_list + floats]
     }
@@ -263,7 +265,8 @@ impl<'a> Work<'a> {
         let element_bytes = stage.activations().bytes();
         self.shape.head_dim.is_multiple_of(8)
             && operands.iter().all(|operand| {
-                stage.pointer(operand).is_multiple_of(16) && (operand.stride * element_bytes).is_multiple_of(16)
+                stage.pointer(operand).is_multiple_of(16)
+                    && (operand.stride * element_bytes).is_multiple_of(16)
             })
     }
 

@@ -5,7 +5,7 @@
 //! block by block of the vocabulary.
 
 use super::decode::decode_rows;
-use super::linear::{Scratch, Tokens, matrix, outer_sum};
+use super::linear::{Scratch, Tokens, matrix, outer_sum, weight_matrix};
 use super::loss::{LogitMatrix, LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
 use super::product::{Matrix, Product, Sizes};
 use super::stage::Stage;
@@ -44,8 +44,20 @@ impl<'a> Head<'a> {
     }
 }
 
-/// An adapter of the head: h (S, R), B (V, R) and the scale.
-type Adapter<'a> = (&'a Operand, &'a Operand, f32);
+/// An adapter of the head: h (S, R), B (V, R) in the numbers of products, and the scale.
+type Adapter<'a> = (&'a Operand, Matrix, f32);
+
+fn adapter<'a>(
+    stage: &Stage<'_>,
+    scratch: &mut Scratch,
+    step: &'a BoundStep,
+    h: usize,
+    lora: Option<f32>,
+) -> Result<Option<Adapter<'a>>, DeviceError> {
+    let Some(scale) = lora else { return Ok(None) };
+    let b = weight_matrix(stage, scratch, &step.inputs[h + 1], 0)?;
+    Ok(Some((&step.inputs[h], b, scale)))
+}
 
 /// Rows `first..first + rows` of x times the head, with the adapter's share, into `logits`.
 fn form_logits(
@@ -78,7 +90,7 @@ fn form_logits(
         if let Some((h, b, scale)) = adapter {
             let product = Product {
                 left: matrix(stage, h).at(first, 0),
-                right: matrix(stage, b).at(first_word, 0),
+                right: b.at(first_word, 0),
                 addend: Some(output),
                 alpha: scale,
                 sizes: whole(tokens.rows, h.columns),
@@ -94,11 +106,11 @@ fn form_logits(
 /// Adds weight·Σ NLL to the loss, and forms what gradients are asked for.
 pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Result<(), DeviceError> {
     let (x, labels, weight) = (&step.inputs[0], &step.inputs[2], &step.inputs[3]);
-    let adapter: Option<Adapter<'_>> = head.lora.map(|scale| (&step.inputs[4], &step.inputs[5], scale));
     let vocabulary = stage.rows(&step.inputs[1]);
     let rows = stage.rows(x);
     let mut scratch = Scratch::of(stage);
     let head_weight = Head::of(stage, &mut scratch, &step.inputs[1]);
+    let adapter = adapter(stage, &mut scratch, step, 4, head.lora)?;
     let stride = logit_stride(vocabulary);
     let element = stage.activations();
     let logits = Matrix { pointer: scratch.take(head.chunk * stride * element.bytes()), stride, element };
@@ -168,7 +180,7 @@ fn chunk_gradients(
         let product = Product {
             left: dlogits,
             left_transposed: false,
-            right: matrix(stage, b),
+            right: b,
             right_transposed: false,
             output: into(&step.outputs[1]),
             addend: None,
@@ -196,10 +208,10 @@ pub fn all_logits(
     softcap: Option<f32>,
 ) -> Result<(), DeviceError> {
     let x = &step.inputs[0];
-    let adapter: Option<Adapter<'_>> = lora.map(|scale| (&step.inputs[2], &step.inputs[3], scale));
     let vocabulary = stage.rows(&step.inputs[1]);
     let mut scratch = Scratch::of(stage);
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
+    let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
     let (stride, element) = (logit_stride(vocabulary), stage.activations());
     let planned = x.rows_at(stage.planned());
     let logits = Matrix { pointer: scratch.take(planned * stride * element.bytes()), stride, element };

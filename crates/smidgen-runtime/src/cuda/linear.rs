@@ -158,6 +158,7 @@ pub fn linear(
             addend = Some(matrix(stage, y));
         }
     }
+    let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, 0)).transpose()?;
     let scratch = scratch.take(PRODUCT_BYTES);
     let left = matrix(stage, x);
     let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
@@ -194,10 +195,10 @@ pub fn linear(
         scratch,
     };
     stage.products.run(stage.gpu, &product)?;
-    let Some((h, b, scale)) = apart else { return Ok(()) };
+    let (Some((h, _, scale)), Some(right)) = (apart, b_apart) else { return Ok(()) };
     let product = Product {
         left: matrix(stage, h),
-        right: matrix(stage, b),
+        right,
         addend: Some(output),
         bias: None,
         alpha: scale,
