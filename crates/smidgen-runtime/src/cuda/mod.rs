@@ -154,8 +154,7 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
-        else {
+        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?))) else {
             return Ok(());
         };
         self.fill_with_noise(step, &extent)?;
