@@ -30,6 +30,19 @@ impl Profile {
         }
     }
 
+    /// A data centre GPU of the Hopper kind in our products, or the plain units for f32.
+    pub fn cuda(precision: Precision) -> Profile {
+        Profile {
+            name: "cuda".into(),
+            flops_per_s: match precision {
+                Precision::F32 => 45e12,
+                Precision::Bf16 | Precision::F16 => 620e12,
+            },
+            bytes_per_s: 3.6e12,
+            step_s: 4e-6,
+        }
+    }
+
     pub fn seconds(&self, cost: Cost) -> f64 {
         self.step_s + (cost.flops / self.flops_per_s).max(cost.bytes / self.bytes_per_s)
     }

@@ -13,7 +13,7 @@ use crate::storage::DType;
 /// Buffers start at multiples of this: a cache line, and what vector loads and CUDA copies like.
 pub const ALIGNMENT: usize = 256;
 
-pub fn align_up(bytes: usize) -> usize {
+pub const fn align_up(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 

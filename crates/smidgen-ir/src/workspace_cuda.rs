@@ -67,8 +67,9 @@ impl StepTypes<'_> {
 pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
     match step.op {
         Op::Linear { bias, lora } => {
-            let rank = if lora.is_some() { step.input(2 + usize::from(*bias)).1 } else { 0 };
-            step.decoded_bytes(1, rank) + PRODUCT_BYTES
+            let h = 2 + usize::from(*bias);
+            let (rank, b) = if lora.is_some() { (step.input(h).1, step.decoded_bytes(h + 1, 0)) } else { (0, 0) };
+            step.decoded_bytes(1, rank) + b + PRODUCT_BYTES
         }
         Op::LinearGrad { scales } => {
             // What is not decoded beside a decoded weight is an adapter's.
@@ -79,23 +80,40 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         }
         Op::WeightGrad { .. } => PRODUCT_BYTES,
         Op::LmHeadLoss(head) => loss_bytes(step, head),
-        Op::Logits { .. } => {
+        Op::Logits { lora, .. } => {
             let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
             let logits = align_up(rows * logit_stride(vocabulary) * step.activation().bytes());
-            step.decoded_head_bytes() + logits + PRODUCT_BYTES
+            let b = if lora.is_some() { step.decoded_bytes(3, 0) } else { 0 };
+            step.decoded_head_bytes() + logits + b + PRODUCT_BYTES
         }
         Op::Attention(shape) => attention_bytes(step.extent, shape, false),
         Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
         Op::RowNorms { .. } => {
             let (rows, columns) = step.input(0);
-            align_up(rows * columns * 4) + PRODUCT_BYTES
+            norm_block_rows(rows, columns) * columns * 4
         }
-        Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::Fourier { .. }
-        | Op::FourierGrad { .. }
-        | Op::GradNorm { .. }
+        Op::MagnitudeGrad => {
+            let (rows, columns) = step.input(0);
+            magnitude_partials_bytes(rows, columns)
+        }
+        Op::FourierGrad { .. } => {
+            let (rows, columns) = step.input(4);
+            let (across, down) = fourier_blocks(rows, columns, step.activation());
+            across * down * FOURIER_SUMS * 8
+        }
+        Op::GradNorm { .. } => {
+            let elements = (1..step.inputs.len()).map(|input| step.input(input));
+            8 * elements.map(|(rows, columns)| squares_chunks(rows * columns)).sum::<usize>()
+        }
+        Op::RmsNormWeightGrad { .. } => {
+            let (rows, columns) = step.input(0);
+            partial_sums_bytes(rows, columns, NORM_GROUPS_PER_PARTIAL)
+        }
+        Op::BiasGrad => {
+            let (rows, columns) = step.input(0);
+            partial_sums_bytes(rows, columns, BIAS_ROWS_PER_PARTIAL)
+        }
+        Op::Fourier { .. }
         | Op::FourierReg { .. }
         | Op::EmbedGrad { .. }
         | Op::Embed { .. }
@@ -123,7 +141,28 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
 fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
     let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
     let logits = align_up(head.chunk * logit_stride(vocabulary) * step.activation().bytes());
-    step.decoded_head_bytes() + logits + align_up(rows * 4) + PRODUCT_BYTES
+    let b = if head.lora.is_some() { step.decoded_bytes(5, 0) } else { 0 };
+    step.decoded_head_bytes() + logits + b + align_up(rows * 4) + PRODUCT_BYTES
+}
+
+/// Most partial sums of a column.
+const MOST_PARTIALS: usize = 256;
+/// Groups of channels, of a norm whose weight learns, that one partial sum covers at least.
+pub const NORM_GROUPS_PER_PARTIAL: usize = 32;
+/// Rows that one partial sum of a bias covers at least.
+pub const BIAS_ROWS_PER_PARTIAL: usize = 128;
+
+/// Rows that one partial sum covers, of so many.
+pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
+    let even = rows.div_ceil(MOST_PARTIALS);
+    if even > least { even } else { least }
+}
+
+/// Partial sums of columns in f32. It bounds the sums over groups of a row's columns too: there are more of these
+/// rows, and they are narrower by as much. It never falls as rows are added.
+pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> usize {
+    let partials = rows.div_ceil(least);
+    align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
 }
 
 /// Elements from one row of logits to the next.
@@ -160,12 +199,12 @@ pub const fn attention_tile_bound(tokens: usize, segments: usize, rows: usize) -
 }
 
 /// A list of tiles: their number, and four integers for each.
-pub fn attention_list_bytes(tokens: usize, segments: usize, rows: usize) -> usize {
+pub const fn attention_list_bytes(tokens: usize, segments: usize, rows: usize) -> usize {
     align_up(16 * (1 + attention_tile_bound(tokens, segments, rows)))
 }
 
 /// Lists of tiles; for the gradient also two floats for each query and head.
-pub fn attention_workspace_bytes(
+pub const fn attention_workspace_bytes(
     tokens: usize,
     segments: usize,
     shape: &AttentionShape,
@@ -187,10 +226,91 @@ fn attention_bytes(extent: &Extent, shape: &AttentionShape, gradient: bool) -> u
     attention_workspace_bytes(extent.tokens, extent.segments, shape, gradient)
 }
 
+/// Rows that one partial sum of the gradient of DoRA's magnitudes covers.
+pub const SUM_ROWS: usize = 128;
+
+/// Partial sums, in f32, of the gradient of DoRA's magnitudes.
+pub const fn magnitude_partials_bytes(rows: usize, columns: usize) -> usize {
+    rows.div_ceil(SUM_ROWS) * columns * 4
+}
+
+/// Rows of a weight that are decoded to f32 at a time for their norms: about 32 MiB, which a cache may hold.
+pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
+    let block = (8 << 20) / columns / 8 * 8;
+    let block = if block < 8 { 8 } else { block };
+    if block < rows { block } else { rows }
+}
+
+/// Elements that one partial sum of squares covers.
+const SQUARES_CHUNK: usize = 16_384;
+
+/// Partial sums of squares, in f64, of so many elements.
+pub const fn squares_chunks(elements: usize) -> usize {
+    elements.div_ceil(SQUARES_CHUNK)
+}
+
+/// Sums, in f64, that every block of a Fourier module's gradient leaves.
+pub const FOURIER_SUMS: usize = 5;
+/// Rows of such a block.
+const FOURIER_BLOCK_ROWS: usize = 128;
+
+/// Columns of such a block: the tile of B must fit the shared memory at any rank.
+pub const fn fourier_block_columns(activations: DType) -> usize {
+    match activations {
+        DType::Bf16 | DType::F16 => 128,
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => 64,
+    }
+}
+
+/// Blocks side by side, and one below the other.
+pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> (usize, usize) {
+    (columns.div_ceil(fourier_block_columns(activations)), rows.div_ceil(FOURIER_BLOCK_ROWS))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn partial_sums_fit_whatever_the_rows_and_the_groups_of_a_row() {
+        let columns = 24;
+        for least in [NORM_GROUPS_PER_PARTIAL, BIAS_ROWS_PER_PARTIAL] {
+            let mut before = 0;
+            for rows in (1..3 * least).chain(250 * least..260 * least).chain([1 << 15, 1 << 17]) {
+                let bytes = partial_sums_bytes(rows, columns, least);
+                assert!(before <= bytes, "{rows} rows take {bytes}, fewer take {before}");
+                before = bytes;
+                for groups in [1, 2, 3, 4, 6, 8, 12, 24] {
+                    let all = rows * groups;
+                    let partials = all.div_ceil(rows_per_partial(all, least));
+                    let needed = 4 * partials * (columns / groups);
+                    assert!(needed <= bytes, "{rows} rows of {groups} groups need {needed} of {bytes}");
+                }
+            }
+        }
+    }
+
+    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
+    #[test]
+    fn partial_sums_never_fall_as_rows_are_added() {
+        let fourier = |rows| fourier_blocks(rows, 576, DType::Bf16);
+        for rows in 0..5000 {
+            assert!(
+                magnitude_partials_bytes(rows, 3) <= magnitude_partials_bytes(rows + 1, 3),
+                "{rows} rows"
+            );
+            assert!(fourier(rows).1 <= fourier(rows + 1).1 && fourier(rows).0 == 5, "{rows} rows");
+        }
+        assert_eq!((fourier(1), fourier(129)), ((5, 1), (5, 2)));
+    }
+
+    /// Whole tiles of eight rows, never none, and no more rows than there are.
+    #[test]
+    fn blocks_of_rows_for_norms() {
+        assert_eq!(norm_block_rows(3584, 18944), 440);
+        assert_eq!(norm_block_rows(100, 18944), 100);
+        assert_eq!(norm_block_rows(100, 1 << 24), 8);
+    }
     /// Whatever the segments are, each has its own tiles, and the list was planned before they were known.
     #[test]
     fn a_list_holds_the_tiles_of_any_segments() {

@@ -41,6 +41,11 @@ impl<D: Device> Executor<D> {
         &self.device
     }
 
+    /// Gives the device back, for another plan.
+    pub fn into_device(self) -> D {
+        self.device
+    }
+
     /// For looking at places of the reservation that no value names, such as workspaces.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
@@ -76,7 +81,9 @@ impl<D: Device> Executor<D> {
 
     pub fn write_at(&mut self, value: ValueId, offset: usize, from: &[u8]) {
         let place = self.place(value, offset + from.len());
-        self.device.write(place.offset + offset, from);
+        for (inside, range) in pieces(&place, offset, from.len()) {
+            self.device.write(place.offset + inside, &from[range]);
+        }
     }
 
     pub fn read(&mut self, value: ValueId, into: &mut [u8]) -> Result<(), DeviceError> {
@@ -85,7 +92,10 @@ impl<D: Device> Executor<D> {
 
     pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let place = self.place(value, offset + into.len());
-        self.device.read(place.offset + offset, into)
+        for (inside, range) in pieces(&place, offset, into.len()) {
+            self.device.read(place.offset + inside, &mut into[range])?;
+        }
+        Ok(())
     }
 
     /// Fills a whole value from a source that delivers it in pieces of any size.
@@ -101,7 +111,6 @@ impl<D: Device> Executor<D> {
 
     fn place(&self, value: ValueId, bytes: usize) -> Operand {
         let place = Operand::of(&self.plan, value);
-        assert!(place.is_dense() || bytes == 0, "`{}` has gaps", self.plan.value(value).name);
         assert!(
             bytes <= place.bytes,
             "`{}` has {} bytes, not {bytes}",
@@ -110,4 +119,30 @@ impl<D: Device> Executor<D> {
         );
         place
     }
+}
+
+/// Where bytes `offset..offset + count` of a value's rows lie: places inside the operand, with their parts of the
+/// whole. One piece where row follows row, else one for each row.
+fn pieces(
+    place: &Operand,
+    offset: usize,
+    count: usize,
+) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+    let gaps = Destination::of(place).rows;
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == count {
+            return None;
+        }
+        let first = done;
+        let (inside, bytes) = match gaps {
+            None => (offset, count),
+            Some((row_bytes, stride_bytes)) => {
+                let (row, column) = ((offset + first) / row_bytes, (offset + first) % row_bytes);
+                (row * stride_bytes + column, (row_bytes - column).min(count - first))
+            }
+        };
+        done += bytes;
+        Some((inside, first..done))
+    })
 }

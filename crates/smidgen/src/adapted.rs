@@ -19,7 +19,7 @@ use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
 };
-use smidgen_ir::{AdamW, Extent, Precision, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
@@ -49,6 +49,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
             clip: 0.0,
         },
         extent: Extent::default(),
+        device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,

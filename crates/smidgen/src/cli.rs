@@ -28,7 +28,6 @@ use crate::train::run_dir::RunDir;
 use crate::train::trainer::{Ending, Outcome, RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
-use smidgen_runtime::Cpu;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -226,7 +225,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let mut journal = Journal::resume(&output, first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    let device = Cpu::new(job.request.threads).map_err(Failure::world)?;
+    let device = job.place.open(job.request.threads, job.request.precision)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());
@@ -328,7 +327,7 @@ fn quoted(word: &str) -> String {
 /// A resumed run computes as its checkpoint did, where this machine can.
 fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
     let Start::Checkpoint { compute, .. } = start else { return };
-    job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, compute));
+    job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, job.request.device, compute));
     let now = job.arithmetic.name();
     if now != *compute {
         say(&format!(

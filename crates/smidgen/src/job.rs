@@ -13,13 +13,14 @@ use crate::data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepa
 use crate::data::source::find_files;
 use crate::data::token_row::TokensError;
 use crate::data::tokens::{self, TokenLimits, TokenSet};
+use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, DeviceChoice, EvalTask, Layers, Length, ModelPath,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath,
     Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
 use crate::tokenizer::TokenizerError;
@@ -27,7 +28,7 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
-use smidgen_ir::{AdamW, Code4, DType, Extent, Shape, Storage, Workload};
+use smidgen_ir::{AdamW, Code4, DType, DeviceKind, Extent, Shape, Storage, Workload};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -39,6 +40,7 @@ pub struct Job {
     /// The math; its extent is set when the job is planned.
     pub request: Request,
     pub arithmetic: Arithmetic,
+    pub place: Place,
     pub data: Data,
     pub budget: JobBudget,
 }
@@ -72,6 +74,9 @@ pub struct JobBudget {
     pub stated: bool,
 }
 
+/// What `auto` leaves free on a GPU, for a display or another program that wakes up.
+const GPU_RESERVE_BYTES: u64 = 256 << 20;
+
 /// Whether a job may go on without its data or its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -102,15 +107,17 @@ impl Job {
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;
-        let mut request = build_request(&recipe, &spec, &model)?;
-        let budget = job_budget(&recipe)?;
+        let place = Place::find(recipe.memory.device, purpose == Purpose::Train)?;
+        check_compute(recipe.model.compute, &place)?;
+        let mut request = build_request(&recipe, &spec, &model, place.kind())?;
+        let budget = job_budget(&recipe, &place)?;
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
         }
-        let arithmetic = Arithmetic::of(recipe.model.compute);
-        Ok(Job { recipe, model, request, arithmetic, data, budget })
+        let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
+        Ok(Job { recipe, model, request, arithmetic, place, data, budget })
     }
 }
 
@@ -136,11 +143,7 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    let (model, adapter, memory) = (&recipe.model, &recipe.adapter, &recipe.memory);
-    match model.compute {
-        Compute::Auto | Compute::F32 | Compute::Bf16 => {}
-        compute @ Compute::F16 => refuse("model.compute", &compute, "auto, f32, bf16"),
-    }
+    let (adapter, memory) = (&recipe.adapter, &recipe.memory);
     match adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
@@ -150,10 +153,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         (task @ EvalTask::Generate, true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
-    }
-    match memory.device {
-        DeviceChoice::Auto | DeviceChoice::Cpu => {}
-        DeviceChoice::Cuda(index) => refuse("memory.device", &format!("cuda:{index}"), "auto, cpu"),
     }
     if !["auto", "cpu"].contains(&memory.profile.as_str()) {
         refuse("memory.profile", &memory.profile, "auto, cpu");
@@ -296,12 +295,17 @@ fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
 }
 
-fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<Request, Failure> {
+fn build_request(
+    recipe: &Recipe,
+    spec: &DecoderSpec,
+    model: &Model,
+    device: DeviceKind,
+) -> Result<Request, Failure> {
     let storage = build_storage(recipe.model.base, spec, model);
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
-        title: title(recipe, Arithmetic::of(recipe.model.compute)),
+        title: title(recipe, Arithmetic::of(recipe.model.compute, device)),
         adapters: build_adapters(recipe, &spec)?,
         form: match recipe.adapter.kind {
             AdapterKind::Dora => AdapterForm::Dora,
@@ -328,7 +332,8 @@ fn build_request(recipe: &Recipe, spec: &DecoderSpec, model: &Model) -> Result<R
             },
             clip: train.clip as f32,
         },
-        precision: Arithmetic::of(recipe.model.compute).precision(),
+        device,
+        precision: Arithmetic::of(recipe.model.compute, device).precision(),
         extent: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
@@ -417,9 +422,30 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T
     patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
 }
 
-pub fn job_budget(recipe: &Recipe) -> Result<JobBudget, Failure> {
+/// No processor of ours multiplies f16.
+fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
+    match (compute, place) {
+        (Compute::F16, Place::Cpu) => Err(Failure::recipe(
+            "`model.compute = f16` needs a GPU: the CPU computes in f32 or bf16 (supported: auto, f32, bf16)",
+        )),
+        _ => Ok(()),
+    }
+}
+
+pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
+    let free_on_gpu = match place {
+        Place::Cpu => None,
+        Place::Cuda { facts, .. } => Some(facts.as_ref().and_then(|facts| facts.free_bytes)),
+    };
     match recipe.memory.budget {
         Budget::Bytes(bytes) => Ok(JobBudget { bytes, stated: true }),
+        Budget::Auto if free_on_gpu == Some(None) => {
+            Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
+                .hint("name a budget: `memory.budget = \"24GiB\"`"))
+        }
+        Budget::Auto if let Some(Some(free)) = free_on_gpu => {
+            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false })
+        }
         Budget::Auto => match host::free_memory_bytes() {
             Some(bytes) => Ok(JobBudget { bytes, stated: false }),
             None => Err(Failure::world("how much memory is free cannot be read on this machine")

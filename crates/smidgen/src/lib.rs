@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod data;
+pub mod devices;
 pub mod eval;
 pub mod export;
 pub mod failure;

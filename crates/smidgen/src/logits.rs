@@ -57,7 +57,7 @@ impl LogitsRun {
         self.executor.run(Entry::Logits, &extent).map_err(Failure::world)?;
         let mut bytes = vec![0; 4 * rows.len() * self.vocabulary];
         let place = leaf(self.executor.plan(), state::LOGITS);
-        self.executor.read(place, &mut bytes);
+        self.executor.read(place, &mut bytes).map_err(Failure::world)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
     }
 }

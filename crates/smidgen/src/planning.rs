@@ -17,7 +17,7 @@ use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
 };
-use smidgen_ir::{Extent, Storage};
+use smidgen_ir::{DeviceKind, Extent, Storage};
 use std::collections::HashMap;
 
 /// A job and the plan it will run by.
@@ -45,6 +45,9 @@ const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
 
+/// What the driver's context with our kernels and cuBLASLt takes of a GPU, where it cannot be measured.
+const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
+
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
     let pins = Pins { recompute: pinned_recompute(job)?, loss_chunk: None };
@@ -64,7 +67,10 @@ pub fn plan_job_as_before(
 
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
     let context = context(job);
-    let profile = Profile::cpu(job.request.threads, job.request.precision);
+    let profile = match job.request.device {
+        DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
+        DeviceKind::Cuda => Profile::cuda(job.request.precision),
+    };
     let budget_bytes = job.budget.bytes;
     let result = solve(&job.request, &shape.demands, &pins, context, budget_bytes, &profile);
     let (fits, solution, advice) = match result {
@@ -117,6 +123,9 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
 
 /// What is resident beside the arena while training.
 fn context(job: &Job) -> Context {
+    if job.request.device == DeviceKind::Cuda {
+        return Context { bytes: CUDA_CONTEXT_BYTES, step_bytes: 0 };
+    }
     let data = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);

@@ -217,7 +217,7 @@ impl<'a> Replay<'a> {
             self.run(Entry::Eval, [sample]);
             supervised += self.batch.rows.len();
         }
-        let got = self.feed.read_eval_loss(&mut self.executor) / supervised as f64;
+        let got = self.feed.read_eval_loss(&mut self.executor).unwrap() / supervised as f64;
         close("eval loss", got, self.case.expected["eval_loss"].as_f64().unwrap(), 1e-6);
     }
 
@@ -241,7 +241,7 @@ impl<'a> Replay<'a> {
             let extent = self.batch.extent();
             self.executor.run(Entry::Update, &extent).unwrap();
             self.executor.run(Entry::Refresh, &extent).unwrap();
-            let report = self.feed.read_report(&mut self.executor);
+            let report = self.feed.read_report(&mut self.executor).unwrap();
             assert!(report.finite);
             close(&format!("loss of step {step}"), report.loss, losses[step], 2e-6);
             close(&format!("gradient norm of step {step}"), report.grad_norm, norms[step], 1e-5);
@@ -258,7 +258,7 @@ impl<'a> Replay<'a> {
 
     fn read(&mut self, leaf: ValueId, place: &AdapterPlace) -> Vec<f32> {
         let mut bytes = vec![0; place.bytes];
-        self.executor.read_at(leaf, place.offset, &mut bytes);
+        self.executor.read_at(leaf, place.offset, &mut bytes).unwrap();
         floats(&bytes)
     }
 

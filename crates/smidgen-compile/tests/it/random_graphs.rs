@@ -8,6 +8,7 @@ use crate::replay::replay;
 use crate::shapes;
 use proptest::prelude::*;
 use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::passes::lay_beside::Layout;
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{remove_dead, reuse_in_place};
 use smidgen_compile::{
@@ -25,7 +26,7 @@ fn request() -> Request {
 fn plan(graph: Graph) -> Plan {
     let request = request();
     let shared = reuse_in_place::find(&graph);
-    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, &request))
+    arena::plan_memory(schedule::plan_lifetimes(graph, &shared, &Layout::default(), &request))
 }
 
 fn assert_sound(plan: &Plan) {

@@ -5,7 +5,7 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
-use smidgen_ir::{AdamW, Extent, Precision, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use std::collections::HashMap;
 
 pub fn llama(
@@ -116,6 +116,7 @@ pub fn request(
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens, rows: tokens - segments, segments },
+        device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         decode: None,

@@ -81,6 +81,11 @@ impl Gpu {
         })
     }
 
+    /// Free bytes as the management library sees them.
+    pub fn free_bytes(&self) -> Option<u64> {
+        super::facts::free_bytes(self.device)
+    }
+
     /// Free and total bytes of the GPU, all processes counted.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;

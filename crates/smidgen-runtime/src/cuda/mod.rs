@@ -5,18 +5,35 @@
 //! step: the context with its kernels, the pinned memory, and the arena.
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
+pub mod act;
 pub mod attention;
+pub mod cached_attention;
+pub mod columns;
+pub mod decode;
 pub mod driver;
+pub mod elementwise;
+pub mod embed;
+pub mod facts;
+pub mod fourier;
+mod head;
 pub mod libraries;
+pub mod linear;
+pub mod loss;
 pub mod modules;
+pub mod norm;
+pub mod optimizer;
 pub mod product;
+pub mod rope;
 mod run;
+pub mod spans;
 pub mod stage;
 mod staging;
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
+pub use facts::{GpuFacts, look};
+pub use run::files as kernel_files;
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
@@ -44,6 +61,8 @@ pub struct Cuda {
     /// Address and bytes of the reservation.
     arena: (u64, usize),
     precision: Precision,
+    /// What the context with its kernels and libraries takes, where it can be told.
+    context_bytes: Option<u64>,
     /// What went wrong where nobody could be told.
     failed: Option<DeviceError>,
 }
@@ -56,6 +75,7 @@ impl Cuda {
             let (what, file, remedy) = (missing.what, missing.file, missing.remedy);
             return Err(DeviceError::Library { what, file, remedy });
         }
+        let before = look(options.ordinal)?.free_bytes;
         let gpu = Gpu::open(options.ordinal)?;
         let (major, minor) = gpu.capability;
         if major < 8 {
@@ -66,7 +86,10 @@ impl Cuda {
         let kernels = Kernels::load(&gpu, &run::files(), activations, options.cache.as_deref())?;
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
+        let after = gpu.free_bytes();
+        let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
         Ok(Cuda {
+            context_bytes,
             staging,
             products,
             kernels,
@@ -75,6 +98,21 @@ impl Cuda {
             precision: options.precision,
             failed: None,
         })
+    }
+
+    /// What the context with its kernels and libraries takes of the GPU's memory, where it can be told.
+    pub fn context_bytes(&self) -> Option<u64> {
+        self.context_bytes
+    }
+
+    /// Times that the host waited for the GPU so far.
+    pub fn waits(&self) -> u64 {
+        self.staging.waits()
+    }
+
+    /// Host memory that the GPU reaches.
+    pub fn pinned_bytes(&self) -> usize {
+        self.staging.bytes()
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -154,7 +192,8 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?))) else {
+        let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
+        else {
             return Ok(());
         };
         self.fill_with_noise(step, &extent)?;

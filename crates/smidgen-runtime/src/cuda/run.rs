@@ -1,21 +1,141 @@
 //! One step on a GPU: the operation becomes a call of its launcher.
+//!
+//! Every match over operations is complete. What a launcher could not run is refused here, before any step has run.
 
+use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
-use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::{Extent, Op};
+use super::{
+    act, attention, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
+    optimizer, rope,
+};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
+use smidgen_ir::{Extent, Op, Shape, Storage, Type};
 
+/// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    vec![]
+    let others = [
+        act::FILE,
+        cached_attention::FILE,
+        columns::FILE,
+        decode::FILE,
+        decode::GGUF_FILE,
+        elementwise::FILE,
+        embed::FILE,
+        fourier::FILE,
+        linear::FILE,
+        loss::FILE,
+        norm::FILE,
+        optimizer::FILE,
+        rope::FILE,
+    ];
+    others.into_iter().chain(attention::FILES).collect()
 }
 
+/// Whether the operation is one of those whose products are timed.
 pub fn is_product(op: &Op) -> bool {
-    matches!(op, Op::Linear { .. })
+    match op {
+        Op::Linear { .. }
+        | Op::LinearGrad { .. }
+        | Op::WeightGrad { .. }
+        | Op::LmHeadLoss(_)
+        | Op::Logits { .. } => true,
+        Op::Embed { .. }
+        | Op::RmsNorm(_)
+        | Op::Dropout { .. }
+        | Op::ScaleColumns { .. }
+        | Op::Fourier { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::Attention(_)
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::CacheRows
+        | Op::CachedAttention(_)
+        | Op::ScatterRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::FourierGrad { .. }
+        | Op::AttentionGrad(_)
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
+        | Op::RowNorms { .. }
+        | Op::Round { .. }
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::AdamW8(_)
+        | Op::Zero => false,
+    }
 }
 
-pub fn check(_step: &BoundStep, _extent: &Extent) -> Result<(), DeviceError> {
+/// Refuses a step that has too little scratch, or a weight whose rows are no whole blocks.
+pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+    let types: Vec<Type> = step.inputs.iter().map(type_of).collect();
+    let inputs: Vec<&Type> = types.iter().collect();
+    let needed = workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
+    let given = step.workspace.map_or(0, |(_, bytes)| bytes);
+    if given < needed {
+        return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
+    }
+    for operand in &step.inputs {
+        if let Storage::Gguf(block) = operand.storage
+            && !operand.columns.is_multiple_of(block.elements())
+        {
+            let (op, storage, columns) = (step.op.name(), operand.storage, operand.columns);
+            return Err(DeviceError::Columns { device: NAME, op, storage, columns });
+        }
+    }
     Ok(())
 }
 
-pub fn run_step(_stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
-    unreachable!("`{}`", step.op.name())
+fn type_of(operand: &Operand) -> Type {
+    let shape = match operand.columns {
+        1 => Shape::rows_of(operand.rows),
+        columns => Shape::of(operand.rows, columns),
+    };
+    Type::new(shape, operand.storage)
+}
+
+/// Launches a step.
+pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    match &step.op {
+        Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
+        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm),
+        Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
+        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora),
+        Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
+        Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
+        Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
+        Op::Rope { heads, inverse } => rope::rope(stage, step, *heads, *inverse),
+        Op::Attention(shape) => attention::attention(stage, step, shape),
+        Op::GatedAct(kind) => act::gated_act(stage, step, *kind),
+        Op::Add => elementwise::add(stage, step),
+        Op::GatherRows => elementwise::gather_rows(stage, step),
+        Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
+        Op::Logits { lora, softcap } => head::all_logits(stage, step, *lora, *softcap),
+        Op::CacheRows => cached_attention::cache_rows(stage, step),
+        Op::CachedAttention(shape) => cached_attention::cached_attention(stage, step, shape),
+        Op::ScatterRows => elementwise::scatter_rows(stage, step),
+        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend),
+        Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),
+        Op::LinearGrad { scales } => linear::linear_grad(stage, step, scales),
+        Op::WeightGrad { scale } => linear::weight_grad(stage, step, *scale),
+        Op::BiasGrad => elementwise::bias_grad(stage, step),
+        Op::MagnitudeGrad => columns::magnitude_grad(stage, step),
+        Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
+        Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
+        Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind),
+        Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
+        Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
+        Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
+        Op::Round { scale } => elementwise::round(stage, step, *scale),
+        Op::GradNorm { clip } => optimizer::grad_norm(stage, step, *clip),
+        Op::AdamW(settings) => optimizer::adamw(stage, step, settings),
+        Op::AdamW8(settings) => optimizer::adamw8(stage, step, settings),
+        Op::Zero => elementwise::zero(stage, step),
+    }
 }

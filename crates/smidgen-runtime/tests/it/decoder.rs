@@ -4,20 +4,18 @@
 //! hand any keep set to recompute.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
-use crate::subject::{Scalar, Subject, plain_request, plain_spec};
+use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::forward::{self, input, state};
 use smidgen_compile::leaves::{self, FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::remove_dead;
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
-use smidgen_ir::{
-    Activation, DType, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec,
-    Slice, ValueId, ValueRole, Workload, verify,
-};
+use smidgen_ir::{Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec, Slice, ValueId, ValueRole, Workload, verify};
 
 /// What a test chooses of the decoder.
 #[derive(Clone, Debug)]
@@ -29,6 +27,9 @@ pub struct Choice {
     pub form: AdapterForm,
     pub biases: TrainedBiases,
     pub dropout: f32,
+    pub moments: Moments,
+    pub device: DeviceKind,
+    pub precision: Precision,
     /// Whether every tensor of the model is trained as well.
     pub train_everything: bool,
 }
@@ -125,6 +126,9 @@ impl Choice {
             form: AdapterForm::Lora,
             biases: TrainedBiases::None,
             dropout: 0.0,
+            moments: Moments::F32,
+            device: DeviceKind::Cpu,
+            precision: Precision::F32,
             train_everything: false,
         }
     }
@@ -149,7 +153,9 @@ impl Choice {
             biases: self.biases,
             dropout: self.dropout,
             extent: EXTENT,
-            precision: Precision::F32,
+            device: self.device,
+            precision: self.precision,
+            optimizer: Optimizer { moments: self.moments, ..optimizer() },
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
         }

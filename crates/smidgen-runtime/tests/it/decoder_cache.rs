@@ -87,7 +87,7 @@ fn whole_logits(choice: &Choice, subject: &Subject) -> Vec<f32> {
     executor.run(Entry::Logits, &extent).unwrap();
     let id = executor.plan().leaf_named(state::LOGITS).unwrap();
     let mut bytes = vec![0; 4 * EXTENT.tokens * choice.spec.vocabulary];
-    executor.read(id, &mut bytes);
+    executor.read(id, &mut bytes).unwrap();
     decode_reals(&bytes)
 }
 
@@ -145,7 +145,7 @@ fn run_pieces<D: Device>(
     let id = executor.plan().leaf_named(state::DECODED_LOGITS).unwrap();
     let (_, vocabulary) = executor.plan().value(id).ty.shape.at(&extent);
     let mut bytes = vec![0; 4 * tokens.len() * vocabulary];
-    executor.read(id, &mut bytes);
+    executor.read(id, &mut bytes).unwrap();
     decode_reals(&bytes)
 }
 

@@ -41,7 +41,7 @@ fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
     }
     let id = plan.leaf_named(state::LOGITS).unwrap();
     let mut bytes = vec![0; 4 * EXTENT.rows * choice.spec.vocabulary];
-    executor.read(id, &mut bytes);
+    executor.read(id, &mut bytes).unwrap();
     decode_reals(&bytes)
 }
 

@@ -162,7 +162,7 @@ impl Draft {
     /// An activation (T, columns) whose gradient is checked.
     pub fn tokens(&mut self, name: &str, columns: usize) -> ValueId {
         let table = self.matrix(&format!("{name} source"), self.extent.tokens, columns, DType::F32);
-        self.op(Op::Embed { scale: 1.0 }, &[self.every_token, table], &[name])[0]
+        self.op(Op::Embed { scale: 1.0, element: DType::F32 }, &[self.every_token, table], &[name])[0]
     }
 
     /// An activation (S, columns) whose gradient is checked.
@@ -224,7 +224,7 @@ impl Draft {
         let mut graph = self.differentiated(eval);
         let micro_step = &mut graph.entries[0].1;
         micro_step.retain(|node| !matches!(node.op, Op::LmHeadLoss(_)));
-        let role = ValueRole::Leaf(Leaf { kind: LeafKind::Input, gradient: None, shard: Shard::WHOLE });
+        let role = ValueRole::Leaf(Leaf { kind: LeafKind::Input, gradient: None, rounded: None, shard: Shard::WHOLE });
         let seed_value = &mut graph.values[seed.index()];
         (seed_value.name, seed_value.role) = ("dy".into(), role);
         verify::expect_sound("seeding", &verify::graph(&graph));

@@ -28,6 +28,19 @@ pub fn gradient(covers: &'static [&'static str], subject: Subject) -> Example {
     Example { covers, proof: Proof::Gradient(subject, 2e-3) }
 }
 
+/// Every example there is.
+pub fn all() -> Vec<Example> {
+    let families = [
+        row_examples::examples(),
+        linear_examples::examples(),
+        adapter_examples::examples(),
+        attention_examples::examples(),
+        loss_examples::examples(),
+        update_examples::examples(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
 fn prove(examples: Vec<Example>) {
     for example in examples {
         let ran = match &example.proof {
@@ -42,16 +55,8 @@ fn prove(examples: Vec<Example>) {
 
 #[test]
 fn every_operation_has_an_example() {
-    let families = [
-        row_examples::examples(),
-        linear_examples::examples(),
-        adapter_examples::examples(),
-        attention_examples::examples(),
-        loss_examples::examples(),
-        update_examples::examples(),
-    ];
     let covered: BTreeSet<&str> =
-        families.iter().flatten().flat_map(|example| example.covers).copied().collect();
+        all().iter().flat_map(|example| example.covers).copied().collect();
     let known: BTreeSet<&str> = Op::NAMES.into_iter().collect();
     assert_eq!(known.len(), Op::NAMES.len(), "two operations share a name");
     let missing: Vec<&&str> = known.difference(&covered).collect();

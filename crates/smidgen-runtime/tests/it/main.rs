@@ -10,6 +10,8 @@ mod attention;
 mod attention_examples;
 mod broken_plans;
 mod check;
+mod cuda_agrees;
+mod cuda_kernels;
 mod decoder;
 mod decoder_cache;
 mod decoder_gradients;

@@ -6,10 +6,10 @@
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::options::{Moments, Optimizer};
-use smidgen_compile::passes::reuse_in_place;
+use smidgen_compile::passes::{lay_beside, reuse_in_place};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec, ValueId,
+    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec, ValueId,
     Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
@@ -66,7 +66,7 @@ impl Subject {
     }
 
     /// Runs `micro_step`, then `eval`, from zero gradients.
-    pub fn run_once(&self, executor: &mut Executor<Cpu>) -> Outcome {
+    pub fn run_once<D: Device>(&self, executor: &mut Executor<D>) -> Outcome {
         self.write_contents(executor);
         executor.run(Entry::MicroStep, &self.extent).unwrap();
         let mut gradients = HashMap::new();
@@ -127,9 +127,9 @@ impl Subject {
         executor.run(Entry::Refresh, &self.extent).unwrap();
     }
 
-    pub fn read_bytes(&self, executor: &mut Executor<Cpu>, value: ValueId) -> Vec<u8> {
+    pub fn read_bytes<D: Device>(&self, executor: &mut Executor<D>, value: ValueId) -> Vec<u8> {
         let mut bytes = vec![0; self.graph.value(value).ty.bytes(&self.extent)];
-        executor.read(value, &mut bytes);
+        executor.read(value, &mut bytes).unwrap();
         bytes
     }
 
@@ -153,9 +153,15 @@ impl Subject {
 
 /// Lays a graph out as `compile` does behind its passes.
 pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
-    let shared = reuse_in_place::find(graph);
     let request = Request { extent: planned, threads, ..plain_request() };
-    arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &request))
+    plan_with(graph, &request)
+}
+
+/// The same for any device.
+pub fn plan_with(graph: &Graph, request: &Request) -> Plan {
+    let shared = reuse_in_place::find(graph);
+    let layout = lay_beside::find(graph, request);
+    arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &layout, request))
 }
 
 /// A request without a model, for stages that ask for sizes and settings alone.
@@ -170,6 +176,7 @@ pub fn plain_request() -> Request {
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens: 1, rows: 1, segments: 1 },
+        device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,

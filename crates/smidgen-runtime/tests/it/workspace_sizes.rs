@@ -23,6 +23,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         updates: operands(updates),
         op,
         precision: Precision::F32,
+        planned: *extent,
         workspace: None,
     }
 }
@@ -30,7 +31,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
 fn operand(ty: &Type, extent: &Extent) -> Operand {
     let rows = ty.shape.0[0];
     let columns = ty.shape.at(extent).1;
-    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage, part: None }
+    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage, stride: columns, part: None }
 }
 
 /// The planned size passes the device's check, one byte less does not.
@@ -156,7 +157,11 @@ fn short_workspaces_are_refused(choice: &Choice) {
     let plan = subject.roomy_plan(2);
     let cpu = Cpu::new(2).unwrap();
     let steps: Vec<BoundStep> =
-        plan.entries.iter().flat_map(|entry| &entry.steps).map(|step| BoundStep::of(&plan, step)).collect();
+        plan
+            .entries
+            .iter()
+            .flat_map(|entry| entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)))
+            .collect();
     let mut with_workspace = 0;
     for mut step in steps {
         assert!(cpu.check(&step, &plan.extent).is_ok(), "`{}` is refused", step.op.name());
@@ -196,7 +201,7 @@ fn quantized_weights_are_taken_where_they_are_decoded() {
         let weight = Type::new(Shape::matrix(64, 512), storage);
         assert_eq!(refusal(linear(false), &[x(512), weight.clone()]), None);
         let ids = Type::new(Shape::rows_of(Dim::Tokens), Storage::Plain(DType::I32));
-        assert_eq!(refusal(Op::Embed { scale: 1.0 }, &[ids, weight.clone()]), None);
+        assert_eq!(refusal(Op::Embed { scale: 1.0, element: DType::F32 }, &[ids, weight.clone()]), None);
         assert_eq!(refusal(Op::LinearGrad { scales: vec![1.0] }, &[x(64), weight]), None);
     }
     let weight = Type::new(Shape::matrix(64, 64), nf4);

@@ -7,6 +7,7 @@
 use super::print;
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
+use crate::devices::Place;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::checkpoint::whole_file::write_whole;
@@ -167,7 +168,7 @@ impl Evaluated<'_> {
     fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
         let mut request = build_adapted_request(self.model, adapter)?;
         request.storage = build_storage(self.recipe.model.base, &request.spec, self.model);
-        request.precision = Arithmetic::of(self.recipe.model.compute).precision();
+        request.precision = Arithmetic::of(self.recipe.model.compute, request.device).precision();
         if self.recipe.memory.threads > 0 {
             request.threads = self.recipe.memory.threads;
         }
@@ -217,7 +218,7 @@ impl Evaluated<'_> {
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
             .collect();
-        let JobBudget { bytes, stated } = job_budget(recipe)?;
+        let JobBudget { bytes, stated } = job_budget(recipe, &Place::Cpu)?;
         let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
         let means = Means { budget_bytes: bytes, stated, data_bytes };
@@ -284,7 +285,7 @@ impl Evaluated<'_> {
         let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
         let longest = requests[0].spec.max_positions;
         let context = (key.longest_prompt() + NEW_TOKENS).min(longest);
-        let budget = job_budget(self.recipe)?;
+        let budget = job_budget(self.recipe, &Place::Cpu)?;
         let mut refused = None;
         let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(key.rows.len()));
         for slots in if beams > 1 { vec![beams] } else { several.to_vec() } {

@@ -159,7 +159,7 @@ impl Evaluator {
         let device = Cpu::new(subject.request.threads).map_err(Failure::world)?;
         let mut executor = Executor::load(plan.plan, device).map_err(Failure::world)?;
         load_weights(&mut executor, model)?;
-        clear(&mut executor, LeafKind::State);
+        clear(&mut executor, LeafKind::State)?;
         if let Some(adapter) = subject.adapter {
             read_adapter(&mut executor, &subject.request, adapter.path())?;
         }

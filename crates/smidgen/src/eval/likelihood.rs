@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::planning::for_each_eval_batch;
 use crate::train::feed::Feed;
 use smidgen_ir::Entry;
-use smidgen_runtime::{Device, Executor};
+use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all).
 pub fn log_likelihoods<D: Device>(
@@ -29,7 +29,8 @@ pub fn log_likelihoods<D: Device>(
         let mut row = 0;
         for sample in range {
             let rows = set.supervised(sample as usize) as usize;
-            let sum: f64 = (row..row + rows).map(|row| f64::from(feed.read_row_loss(executor, row))).sum();
+            let losses = (row..row + rows).map(|row| feed.read_row_loss(executor, row).map(f64::from));
+            let sum: f64 = losses.sum::<Result<f64, DeviceError>>().map_err(Failure::world)?;
             sums.push(-sum);
             row += rows;
         }

@@ -207,7 +207,7 @@ impl Decoder {
         let extent = Extent { tokens: tokens.len(), rows: asked.len(), segments: 0 };
         executor.run(Entry::Decode, &extent)?;
         for (row, (_, index)) in asked.iter().enumerate() {
-            executor.read_at(leaves.logits, 4 * row * self.vocabulary, &mut self.bytes);
+            executor.read_at(leaves.logits, 4 * row * self.vocabulary, &mut self.bytes)?;
             for (logit, bytes) in self.logits.iter_mut().zip(self.bytes.as_chunks::<4>().0) {
                 *logit = f32::from_le_bytes(*bytes);
             }

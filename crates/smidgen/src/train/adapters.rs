@@ -20,6 +20,7 @@ use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biase
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_ir::{Entry, Plan, ValueId};
 use smidgen_runtime::{Device, Executor, counter};
+use smidgen_runtime::device::FillError;
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
@@ -97,7 +98,7 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(),
         let (_, columns) = executor.plan().value(id).ty.shape.at(&executor.plan().extent);
         let bound = 1.0 / (columns as f32).sqrt();
         let key = counter::token_key(job.recipe.train.seed, u64::MAX, index as u64, 0);
-        fill_floats(executor, id, |element| (2.0 * counter::uniform(key, element as u64) - 1.0) * bound);
+        fill_floats(executor, id, |element| (2.0 * counter::uniform(key, element as u64) - 1.0) * bound)?;
     }
     for name in trained_biases(request) {
         weights::load_weight(executor, &job.model, &name)?;
@@ -110,41 +111,44 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(),
             for module in &request.adapters {
                 let norms = leaf(executor.plan(), &module.norm_name());
                 let magnitudes = leaf(executor.plan(), &module.magnitude_name());
-                copy_leaf(executor, norms, magnitudes);
+                copy_leaf(executor, norms, magnitudes)?;
             }
         }
         AdapterForm::Fourier { .. } => {
             let (coefficients, sigma) = (FOURIER_COEFFICIENTS, FOURIER_SIGMA);
             let straight = |element: usize| if element % 4 == 1 { 1.0 } else { 0.0 };
             let id = leaf(executor.plan(), coefficients);
-            fill_floats(executor, id, straight);
+            fill_floats(executor, id, straight)?;
             let (id, width) = (leaf(executor.plan(), sigma), job.recipe.adapter.sigma as f32);
-            fill_floats(executor, id, |_| width);
+            fill_floats(executor, id, |_| width)?;
         }
     }
     Ok(())
 }
 
-fn fill_floats<D: Device>(executor: &mut Executor<D>, id: ValueId, number: impl Fn(usize) -> f32) {
-    let result: Result<(), std::convert::Infallible> = executor.fill(id, &mut |offset, piece| {
+fn fill_floats<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    number: impl Fn(usize) -> f32,
+) -> Result<(), Failure> {
+    let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |offset, piece| {
         for (i, bytes) in piece.chunks_exact_mut(4).enumerate() {
             bytes.copy_from_slice(&number(offset / 4 + i).to_le_bytes());
         }
         Ok(())
     });
-    match result {
-        Ok(()) => {}
-    }
+    result.map_err(Failure::world)
 }
 
-fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) {
+fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) -> Result<(), Failure> {
     let bytes = executor.plan().value(from).ty.bytes(&executor.plan().extent);
     let mut piece = [0u8; 4096];
     for offset in (0..bytes).step_by(piece.len()) {
         let length = piece.len().min(bytes - offset);
-        executor.read_at(from, offset, &mut piece[..length]);
+        executor.read_at(from, offset, &mut piece[..length]).map_err(Failure::world)?;
         executor.write_at(to, offset, &piece[..length]);
     }
+    Ok(())
 }
 
 /// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads

@@ -6,7 +6,7 @@
 use crate::data::micro_batch::MicroBatch;
 use smidgen_compile::forward::{input, state};
 use smidgen_ir::{Plan, ValueId};
-use smidgen_runtime::{Device, Executor, counter};
+use smidgen_runtime::{Device, DeviceError, Executor, counter};
 
 /// The leaves that the loop writes and reads.
 #[derive(Debug)]
@@ -96,15 +96,15 @@ impl Feed {
         write_elements(executor, hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
     }
 
-    pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> StepReport {
+    pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
         let report = self.report.expect("only a plan that trains has a report");
         let mut numbers = [0.0; 4];
         for (index, number) in numbers.iter_mut().enumerate() {
-            *number = read_f64(executor, report, index);
+            *number = read_f64(executor, report, index)?;
         }
         let [loss, grad_norm, _, finite] = numbers;
-        let reg_loss = self.reg_loss.map(|id| read_f64(executor, id, 0));
-        StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 }
+        let reg_loss = self.reg_loss.map(|id| read_f64(executor, id, 0)).transpose()?;
+        Ok(StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 })
     }
 
     pub fn clear_eval_loss<D: Device>(&self, executor: &mut Executor<D>) {
@@ -112,23 +112,27 @@ impl Feed {
     }
 
     /// Summed NLL since the last clear, times the loss weight.
-    pub fn read_eval_loss<D: Device>(&self, executor: &mut Executor<D>) -> f64 {
+    pub fn read_eval_loss<D: Device>(&self, executor: &mut Executor<D>) -> Result<f64, DeviceError> {
         read_f64(executor, self.eval_loss, 0)
     }
 
     /// Negative log-likelihood of a supervised row of the last `eval`.
-    pub fn read_row_loss<D: Device>(&self, executor: &mut Executor<D>, row: usize) -> f32 {
+    pub fn read_row_loss<D: Device>(
+        &self,
+        executor: &mut Executor<D>,
+        row: usize,
+    ) -> Result<f32, DeviceError> {
         let losses = self.row_losses.expect("the plan was asked for the losses of rows");
         let mut bytes = [0u8; 4];
-        executor.read_at(losses, 4 * row, &mut bytes);
-        f32::from_le_bytes(bytes)
+        executor.read_at(losses, 4 * row, &mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
     }
 }
 
-fn read_f64<D: Device>(executor: &mut Executor<D>, id: ValueId, index: usize) -> f64 {
+fn read_f64<D: Device>(executor: &mut Executor<D>, id: ValueId, index: usize) -> Result<f64, DeviceError> {
     let mut bytes = [0u8; 8];
-    executor.read_at(id, 8 * index, &mut bytes);
-    f64::from_le_bytes(bytes)
+    executor.read_at(id, 8 * index, &mut bytes)?;
+    Ok(f64::from_le_bytes(bytes))
 }
 
 fn write_elements<D: Device, const N: usize>(

@@ -13,7 +13,7 @@ use super::adapters::{AdapterPlace, adapter_places};
 use crate::failure::Failure;
 use crate::job::Job;
 use smidgen_ir::{LeafKind, Plan, ValueId, ValueRole};
-use smidgen_runtime::{Device, Executor};
+use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// Updates with a rate above zero after which everything must have moved.
 pub const UPDATES: u64 = 3;
@@ -63,25 +63,27 @@ pub struct Findings {
 
 impl Liveness {
     /// Looks at the tensors as they are before the first update.
-    pub fn begin<D: Device>(executor: &mut Executor<D>, job: &Job) -> Liveness {
+    pub fn begin<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<Liveness, DeviceError> {
         let places = adapter_places(executor.plan(), &job.request);
-        let tensors = places.into_iter().map(|place| Tensor {
-            gradient: gradient_of(executor.plan(), place.leaf),
-            start: scan(executor, place.leaf, &place).hash,
-            place,
-            largest_gradient: 0.0,
-            largest_clipped: 0.0,
-            current: 0.0,
+        let tensors = places.into_iter().map(|place| {
+            Ok(Tensor {
+                gradient: gradient_of(executor.plan(), place.leaf),
+                start: scan(executor, place.leaf, &place)?.hash,
+                place,
+                largest_gradient: 0.0,
+                largest_clipped: 0.0,
+                current: 0.0,
+            })
         });
-        Liveness {
-            tensors: tensors.collect(),
+        Ok(Liveness {
+            tensors: tensors.collect::<Result<_, DeviceError>>()?,
             updates: 0,
             largest_lr: 0.0,
             eps: job.recipe.train.eps,
             clip: job.recipe.train.clip,
             dropout: job.recipe.adapter.dropout,
             attends: false,
-        }
+        })
     }
 
     /// A micro-batch that is part of the next update: the largest position that carries a loss.
@@ -90,11 +92,12 @@ impl Liveness {
     }
 
     /// After the micro-batches of a step and before its update, which sets gradients to zero.
-    pub fn see_gradients<D: Device>(&mut self, executor: &mut Executor<D>) {
+    pub fn see_gradients<D: Device>(&mut self, executor: &mut Executor<D>) -> Result<(), DeviceError> {
         for tensor in &mut self.tensors {
-            tensor.current = scan(executor, tensor.gradient, &tensor.place).largest;
+            tensor.current = scan(executor, tensor.gradient, &tensor.place)?.largest;
             tensor.largest_gradient = tensor.largest_gradient.max(tensor.current);
         }
+        Ok(())
     }
 
     /// After an update; says whether it was the last to be looked at.
@@ -119,7 +122,7 @@ impl Liveness {
                 findings.without_gradient.push(key);
                 continue;
             }
-            let now = scan(executor, tensor.place.leaf, &tensor.place);
+            let now = scan(executor, tensor.place.leaf, &tensor.place).map_err(Failure::world)?;
             if now.hash != tensor.start {
                 continue;
             }
@@ -197,12 +200,16 @@ struct Scan {
 }
 
 /// Hash and largest absolute value of a tensor's part of a leaf, or of the leaf's gradient.
-fn scan<D: Device>(executor: &mut Executor<D>, leaf: ValueId, place: &AdapterPlace) -> Scan {
+fn scan<D: Device>(
+    executor: &mut Executor<D>,
+    leaf: ValueId,
+    place: &AdapterPlace,
+) -> Result<Scan, DeviceError> {
     let mut piece = [0u8; 16 << 10];
     let (mut hash, mut largest) = (0xcbf2_9ce4_8422_2325u64, 0f32);
     for offset in (0..place.bytes).step_by(piece.len()) {
         let piece = &mut piece[..(16 << 10).min(place.bytes - offset)];
-        executor.read_at(leaf, place.offset + offset, piece);
+        executor.read_at(leaf, place.offset + offset, piece)?;
         for bytes in piece.chunks_exact(4) {
             let bits = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
             // FNV-1a by words: any change of one word changes it.
@@ -210,7 +217,7 @@ fn scan<D: Device>(executor: &mut Executor<D>, leaf: ValueId, place: &AdapterPla
             largest = largest.max(f32::from_bits(bits).abs());
         }
     }
-    Scan { hash, largest: f64::from(largest) }
+    Ok(Scan { hash, largest: f64::from(largest) })
 }
 
 #[cfg(test)]

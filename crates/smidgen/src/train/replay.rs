@@ -9,7 +9,7 @@ use crate::data::micro_batch::MicroBatch;
 use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
 use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Step, ValueId, ValueRole};
-use smidgen_runtime::{Device, Executor};
+use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// The first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +53,8 @@ pub fn find_culprit<D: Device>(
         executor.run_step(entry, index, &extent).map_err(device_failure)?;
         let written = step.outputs.iter().chain(&step.updates);
         for id in written.copied() {
-            let Some((element, what)) = first_not_finite(executor, id, &extent) else { continue };
+            let found = first_not_finite(executor, id, &extent).map_err(device_failure)?;
+            let Some((element, what)) = found else { continue };
             let plan = executor.plan();
             return Ok(Some(Culprit {
                 operation: plan.place(entry, index),
@@ -80,7 +81,7 @@ fn broken_weight<D: Device>(executor: &mut Executor<D>, step: &Step) -> Option<S
         let ValueRole::Leaf(leaf) = &plan.value(leaf).role else { return false };
         let extent = plan.extent;
         matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived)
-            && first_not_finite(executor, *id, &extent).is_some()
+            && first_not_finite(executor, *id, &extent).is_ok_and(|found| found.is_some())
     });
     broken.map(|id| executor.plan().value(id).name.clone())
 }
@@ -120,23 +121,23 @@ fn first_not_finite<D: Device>(
     executor: &mut Executor<D>,
     id: ValueId,
     extent: &Extent,
-) -> Option<(usize, &'static str)> {
+) -> Result<Option<(usize, &'static str)>, DeviceError> {
     let ty = &executor.plan().value(id).ty;
-    let (size, exponent, mantissa) = float_masks(ty.storage.plain()?)?;
+    let Some((size, exponent, mantissa)) = ty.storage.plain().and_then(float_masks) else { return Ok(None) };
     let bytes = ty.elements(extent) * size;
     let mut piece = [0u8; 16 << 10];
     for offset in (0..bytes).step_by(piece.len()) {
         let piece = &mut piece[..(16 << 10).min(bytes - offset)];
-        executor.read_at(id, offset, piece);
+        executor.read_at(id, offset, piece)?;
         for (index, element) in piece.chunks_exact(size).enumerate() {
             let bits = element.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte));
             if bits & exponent == exponent {
                 let what = if bits & mantissa == 0 { "infinity" } else { "NaN" };
-                return Some((offset / size + index, what));
+                return Ok(Some((offset / size + index, what)));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 #[cfg(test)]

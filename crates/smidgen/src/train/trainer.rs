@@ -33,6 +33,7 @@ use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
 use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_runtime::{Device, DeviceError, Executor};
+use smidgen_runtime::device::FillError;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -92,9 +93,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         let extent = plan.extent;
         let mut executor = Executor::load(plan, device).map_err(device_failure)?;
         weights::load_weights(&mut executor, &job.model)?;
-        clear(&mut executor, LeafKind::Gradient);
-        clear(&mut executor, LeafKind::Moment);
-        clear(&mut executor, LeafKind::State);
+        clear(&mut executor, LeafKind::Gradient)?;
+        clear(&mut executor, LeafKind::Moment)?;
+        clear(&mut executor, LeafKind::State)?;
         match start {
             Start::Beginning => adapters::start_adapters(&mut executor, job)?,
             Start::Checkpoint { folder, .. } => resume::read_state(&mut executor, job, folder)?,
@@ -129,7 +130,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let settings = &job.recipe.train;
         let updated = (0..first).filter(|step| schedule.lr(*step) > 0.0).take(liveness::UPDATES as usize);
         if (updated.count() as u64) < liveness::UPDATES {
-            self.liveness = Some(Liveness::begin(&mut self.executor, job));
+            self.liveness = Some(Liveness::begin(&mut self.executor, job).map_err(device_failure)?);
         }
         let mut outcome = Outcome {
             steps: first,
@@ -269,13 +270,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         self.packing = packing;
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
-            liveness.see_gradients(&mut self.executor);
+            liveness.see_gradients(&mut self.executor).map_err(device_failure)?;
         }
         self.feed.write_hyper(&mut self.executor, lr, step + 1);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
-        let report = self.feed.read_report(&mut self.executor);
+        let report = self.feed.read_report(&mut self.executor).map_err(device_failure)?;
         if !report.finite {
             let culprit = self.replay(train, samples, step)?;
             return Err(not_finite(train, samples, step + 1, &report, culprit));
@@ -314,8 +315,8 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Looks for the first operation of a step that wrote what is not finite. The step changed nothing but its
     /// report, which the replay does not read.
     fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
-        clear(&mut self.executor, LeafKind::Gradient);
-        clear(&mut self.executor, LeafKind::State);
+        clear(&mut self.executor, LeafKind::Gradient)?;
+        clear(&mut self.executor, LeafKind::State)?;
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
@@ -404,7 +405,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             supervised += extent.rows as u64;
             self.executor.run(Entry::Eval, &extent).map_err(device_failure)
         })?;
-        let sum = self.feed.read_eval_loss(&mut self.executor);
+        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(device_failure)?;
         if !sum.is_finite() {
             return Err(self.eval_not_finite(set, step, sum));
         }
@@ -498,14 +499,13 @@ pub fn device_failure(error: DeviceError) -> Failure {
 }
 
 /// Sets all leaves of a kind to zero.
-pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) {
+pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
     for (id, _) in weights::leaf_names(executor.plan(), kind) {
-        let result: Result<(), std::convert::Infallible> = executor.fill(id, &mut |_, piece| {
+        let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
             piece.fill(0);
             Ok(())
         });
-        match result {
-            Ok(()) => {}
-        }
+        result.map_err(Failure::world)?;
     }
+    Ok(())
 }

@@ -43,7 +43,7 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
     }
     executor
-        .fill(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes))
+        .fill_at_once(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes))
         .map_err(Failure::world)
 }
 
@@ -116,7 +116,7 @@ pub fn copy_out<D: Device>(
     let mut offset = range.start;
     while offset < range.end {
         let length = piece.len().min(range.end - offset);
-        executor.read_at(id, offset, &mut piece[..length]);
+        executor.read_at(id, offset, &mut piece[..length]).map_err(io::Error::other)?;
         out.write_all(&piece[..length])?;
         offset += length;
     }

@@ -1,0 +1,312 @@
+// Kernels that move, add, drop or round elements: add, gather, scatter, dropout, the cast of an f32 matrix, and
+// column sums in two steps.
+//
+// Matrices are cut into spans of eight elements (`_eight`), or of one where rows are not aligned (`_one`), numbered
+// along the rows; `spans_of_row` and `spans` count them. A thread takes two spans and loads both before it writes,
+// so `add` and `dropout` may write over an input. Dropout keeps no mask: whether an element stays is a pure function
+// of its token's key, the tensor's number and the channel, the same as on the CPU to the bit.
+// Column sums: partial rows in a grid given by the sizes alone, then `add_partial_rows` in the order of the rows.
+
+template <int N> struct SpanPlace {
+    i64 row;
+    int column;
+    __device__ __forceinline__ SpanPlace(u32 index, u32 spans_of_row) {
+        u32 whole = index / spans_of_row;
+        row = (i64)whole;
+        column = N * (int)(index - whole * spans_of_row);
+    }
+    __device__ __forceinline__ i64 at(i64 stride) const { return row * stride + column; }
+};
+
+// The bits as they are: no conversion on the way.
+template <int N> __device__ __forceinline__ void copy_span(const act *from, act *to) {
+    if constexpr (N == 8)
+        write_eight<act>(to, read_eight<act>(from));
+    else
+        to[0] = from[0];
+}
+
+// ── y = a + b; traffic 3 elements ────────────────────────────────────────────────────────────────
+
+template <int N>
+__device__ __forceinline__ void add_spans(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y,
+                                          i64 y_stride, u32 spans_of_row, u32 spans) {
+    u32 index = blockIdx.x * 2 * blockDim.x + threadIdx.x;
+    float left[2][N], right[2][N];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        u32 span = index + k * blockDim.x;
+        if (span < spans) {
+            SpanPlace<N> place(span, spans_of_row);
+            load_span<N, act>(a + place.at(a_stride), left[k]);
+            load_span<N, act>(b + place.at(b_stride), right[k]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        u32 span = index + k * blockDim.x;
+        if (span < spans) {
+#pragma unroll
+            for (int i = 0; i < N; ++i)
+                left[k][i] += right[k][i];
+            store_span<N, act>(y + SpanPlace<N>(span, spans_of_row).at(y_stride), left[k]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    add_eight(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y, i64 y_stride, u32 spans_of_row,
+              u32 spans) {
+    add_spans<8>(a, a_stride, b, b_stride, y, y_stride, spans_of_row, spans);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    add_one(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y, i64 y_stride, u32 spans_of_row,
+            u32 spans) {
+    add_spans<1>(a, a_stride, b, b_stride, y, y_stride, spans_of_row, spans);
+}
+
+// ── rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+// y[r] = x[rows[r]]; traffic 2 elements. A row outside `x_rows` is an error of the caller.
+template <int N>
+__device__ __forceinline__ void gather_spans(const act *x, i64 x_stride, int x_rows, const int *rows, act *y,
+                                             i64 y_stride, u32 spans_of_row, u32 spans) {
+    u32 span = blockIdx.x * blockDim.x + threadIdx.x;
+    if (span >= spans)
+        return;
+    SpanPlace<N> place(span, spans_of_row);
+    int row = rows[place.row];
+    if ((u32)row >= (u32)x_rows)
+        __trap();
+    copy_span<N>(x + (i64)row * x_stride + place.column, y + place.at(y_stride));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    gather_rows_eight(const act *x, i64 x_stride, int x_rows, const int *rows, act *y, i64 y_stride,
+                      u32 spans_of_row, u32 spans) {
+    gather_spans<8>(x, x_stride, x_rows, rows, y, y_stride, spans_of_row, spans);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    gather_rows_one(const act *x, i64 x_stride, int x_rows, const int *rows, act *y, i64 y_stride, u32 spans_of_row,
+                    u32 spans) {
+    gather_spans<1>(x, x_stride, x_rows, rows, y, y_stride, spans_of_row, spans);
+}
+
+// dx[rows[r]] = dy[r], every other row zero; `rows` ascends strictly. A warp finds its row among them and writes it
+// once: traffic `dx_rows` + `count` rows.
+template <int N>
+__device__ __forceinline__ void scatter_spans(const act *dy, i64 dy_stride, const int *rows, int count, act *dx,
+                                              i64 dx_stride, int dx_rows, int columns) {
+    int row = (int)(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP);
+    if (row >= dx_rows)
+        return;
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    bool named = low < count && rows[low] == row;
+    const act *from = dy + (i64)low * dy_stride;
+    act *to = dx + (i64)row * dx_stride;
+    const float zeros[N] = {};
+#pragma unroll 4
+    for (int column = N * (int)(threadIdx.x % WARP); column < columns; column += N * WARP)
+        if (named)
+            copy_span<N>(from + column, to + column);
+        else
+            store_span<N, act>(to + column, zeros);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    scatter_rows_eight(const act *dy, i64 dy_stride, const int *rows, int count, act *dx, i64 dx_stride, int dx_rows,
+                       int columns) {
+    scatter_spans<8>(dy, dy_stride, rows, count, dx, dx_stride, dx_rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    scatter_rows_one(const act *dy, i64 dy_stride, const int *rows, int count, act *dx, i64 dx_stride, int dx_rows,
+                     int columns) {
+    scatter_spans<1>(dy, dy_stride, rows, count, dx, dx_stride, dx_rows, columns);
+}
+
+// ── dropout ──────────────────────────────────────────────────────────────────────────────────────
+
+// SplitMix64's finalizer and lowbias32; checkpoints rely on these values.
+__device__ __forceinline__ u64 mix_64(u64 x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ u64 row_key(u64 token_key, u32 tensor) {
+    const u64 golden = 0x9E3779B97F4A7C15ull;
+    return mix_64(mix_64((u64)tensor + golden) ^ (token_key + golden));
+}
+
+__device__ __forceinline__ u32 mix_32(u32 x) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+__device__ __forceinline__ u32 channel_bits(u64 key, u32 channel) {
+    return mix_32(mix_32(channel ^ (u32)key) ^ (u32)(key >> 32));
+}
+
+// Elements whose bits are below `threshold` become 0, the others x * scale; with `rest`, x minus that. Traffic 2
+// elements, and about 20 integer instructions for each.
+template <int N>
+__device__ __forceinline__ void drop_spans(const act *x, i64 x_stride, const u64 *keys, u32 tensor, u32 threshold,
+                                           float scale, int rest, act *y, i64 y_stride, u32 spans_of_row,
+                                           u32 spans) {
+    u32 index = blockIdx.x * 2 * blockDim.x + threadIdx.x;
+    float value[2][N];
+    u64 key[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        u32 span = index + k * blockDim.x;
+        if (span < spans) {
+            SpanPlace<N> place(span, spans_of_row);
+            load_span<N, act>(x + place.at(x_stride), value[k]);
+            key[k] = keys[place.row];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        u32 span = index + k * blockDim.x;
+        if (span < spans) {
+            SpanPlace<N> place(span, spans_of_row);
+            u64 of_row = row_key(key[k], tensor);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                bool stays = channel_bits(of_row, (u32)(place.column + i)) >= threshold;
+                // Rounded before the difference, or `rest` would not be what dropout took away.
+                float kept = stays ? __fmul_rn(value[k][i], scale) : 0.0f;
+                value[k][i] = rest ? __fsub_rn(value[k][i], kept) : kept;
+            }
+            store_span<N, act>(y + place.at(y_stride), value[k]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    dropout_eight(const act *x, i64 x_stride, const u64 *keys, u32 tensor, u32 threshold, float scale, int rest,
+                  act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
+    drop_spans<8>(x, x_stride, keys, tensor, threshold, scale, rest, y, y_stride, spans_of_row, spans);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    dropout_one(const act *x, i64 x_stride, const u64 *keys, u32 tensor, u32 threshold, float scale, int rest,
+                act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
+    drop_spans<1>(x, x_stride, keys, tensor, threshold, scale, rest, y, y_stride, spans_of_row, spans);
+}
+
+// ── y = scale * x, f32 to the element of activations ─────────────────────────────────────────────
+
+template <int N>
+__device__ __forceinline__ void cast_spans(const float *x, i64 x_stride, float scale, act *y, i64 y_stride,
+                                           u32 spans_of_row, u32 spans) {
+    u32 span = blockIdx.x * blockDim.x + threadIdx.x;
+    if (span >= spans)
+        return;
+    SpanPlace<N> place(span, spans_of_row);
+    float value[N];
+    load_span<N, float>(x + place.at(x_stride), value);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        value[i] *= scale;
+    store_span<N, act>(y + place.at(y_stride), value);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    cast_to_act_eight(const float *x, i64 x_stride, float scale, act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
+    cast_spans<8>(x, x_stride, scale, y, y_stride, spans_of_row, spans);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    cast_to_act_one(const float *x, i64 x_stride, float scale, act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
+    cast_spans<1>(x, x_stride, scale, y, y_stride, spans_of_row, spans);
+}
+
+// ── column sums ──────────────────────────────────────────────────────────────────────────────────
+
+// Row blockIdx.y of `partials` (P, columns) := sums over the rows of dy from blockIdx.y * rows_per_partial on. A warp
+// reads 256 columns of a row; the block's warps take turns over rows, and their sums join in order.
+template <bool ALIGNED>
+__device__ __forceinline__ void sum_rows(const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
+                                         float *partials) {
+    __shared__ float warp_sums[8][8 * WARP];
+    int warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    int in_tile = 8 * (threadIdx.x % WARP);
+    int first = 8 * WARP * blockIdx.x + in_tile;
+    int begin = blockIdx.y * rows_per_partial;
+    int end = min(begin + rows_per_partial, rows);
+    float sum[8] = {};
+#pragma unroll 4
+    for (int row = begin + warp; row < end; row += warps) {
+        const act *from = dy + (i64)row * dy_stride + first;
+        float value[8] = {};
+        if constexpr (ALIGNED) {
+            if (first < columns)
+                load_eight<act>(from, value);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (first + i < columns)
+                    value[i] = to_float(from[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sum[i] += value[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        warp_sums[warp][in_tile + i] = sum[i];
+    __syncthreads();
+    for (int column = threadIdx.x; column < 8 * WARP; column += blockDim.x)
+        if (8 * WARP * blockIdx.x + column < columns) {
+            float total = 0.0f;
+            for (int other = 0; other < warps; ++other)
+                total += warp_sums[other][column];
+            partials[(i64)blockIdx.y * columns + 8 * WARP * blockIdx.x + column] = total;
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    column_partials_eight(const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
+                          float *partials) {
+    sum_rows<true>(dy, dy_stride, rows, columns, rows_per_partial, partials);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    column_partials_one(const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial, float *partials) {
+    sum_rows<false>(dy, dy_stride, rows, columns, rows_per_partial, partials);
+}
+
+// to[c] += the sum of column c of `partials` (count, columns). Eight warps take turns over the rows for 32 columns,
+// and their sums join in order. 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    add_partial_rows(const float *partials, int count, int columns, float *to) {
+    __shared__ float warp_sums[8][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int column = WARP * blockIdx.x + lane;
+    float sum = 0.0f;
+    if (column < columns)
+#pragma unroll 4
+        for (int row = warp; row < count; row += 8)
+            sum += partials[(i64)row * columns + column];
+    warp_sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && column < columns) {
+        float total = 0.0f;
+#pragma unroll
+        for (int other = 0; other < 8; ++other)
+            total += warp_sums[other][lane];
+        to[column] += total;
+    }
+}

@@ -1,0 +1,313 @@
+// The update of the adapters: the norm over all gradients, AdamW with f32 or 8-bit moments, and the pull of
+// LS-LoRA's coefficients. All f32 arithmetic is that of the CPU operation by operation, never fused, so moments,
+// codes and parameters have its bits; sums are f64, each thread's in order and then a tree, whatever the device.
+// Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step) are f64 in device memory:
+// the host decides nothing between the gradients and the update. AdamW moves 28 bytes a parameter, 8-bit 14.
+
+#define UPDATE_THREADS 256
+#define SQUARES_CHUNK 16384
+
+// ── the norm ──────────────────────────────────────────────────────────────────────────────────────
+
+// partials[block] = the sum of squares of one chunk.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    sum_of_squares(const float *gradient, i64 elements, i32 aligned, double *partials) {
+    const i64 begin = (i64)blockIdx.x * SQUARES_CHUNK;
+    const i32 count = (i32)min((i64)SQUARES_CHUNK, elements - begin);
+    const float *from = gradient + begin;
+    const i32 quads = aligned ? count / 4 : 0;
+    double sums[4] = {};
+    for (i32 quad = threadIdx.x; quad < quads; quad += UPDATE_THREADS) {
+        const float4 x = ((const float4 *)from)[quad];
+        sums[0] += (double)x.x * (double)x.x;
+        sums[1] += (double)x.y * (double)x.y;
+        sums[2] += (double)x.z * (double)x.z;
+        sums[3] += (double)x.w * (double)x.w;
+    }
+    for (i32 at = quads * 4 + threadIdx.x; at < count; at += UPDATE_THREADS)
+        sums[0] += (double)from[at] * (double)from[at];
+    const double sum = block_sum((sums[0] + sums[2]) + (sums[1] + sums[3]));
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+// One block. `clip` 0 is never.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    grad_norm_report(const double *loss, const double *partials, i32 count, float clip, double *report) {
+    double sum = 0.0;
+    for (i32 at = threadIdx.x; at < count; at += UPDATE_THREADS)
+        sum += partials[at];
+    sum = block_sum(sum);
+    if (threadIdx.x != 0)
+        return;
+    const double norm = sqrt(sum);
+    double factor = 1.0;
+    if (clip > 0.0f) {
+        const double ratio = (double)clip / (norm + 1e-6);
+        factor = ratio < 1.0 ? ratio : 1.0; // 1 where the norm is no number
+    }
+    report[0] = *loss;
+    report[1] = norm;
+    report[2] = factor;
+    report[3] = isfinite(norm) && isfinite(*loss) ? 1.0 : 0.0;
+}
+
+// ── AdamW ─────────────────────────────────────────────────────────────────────────────────────────
+
+// base^exponent by squaring.
+__device__ __forceinline__ double whole_power(double base, u64 exponent) {
+    double result = 1.0;
+    for (; exponent != 0; exponent >>= 1) {
+        if (exponent & 1)
+            result = __dmul_rn(result, base);
+        base = __dmul_rn(base, base);
+    }
+    return result;
+}
+
+struct AdamwScalars {
+    float clip, decay, one_minus_beta1, beta1, beta2, one_minus_beta2, correction2_root, eps, minus_step_size;
+    i32 finite;
+};
+
+// As the CPU's: f64, rounded once.
+__device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, const double *hyper, double beta1,
+                                                      double beta2, double eps, double weight_decay) {
+    const double rate = hyper[0];
+    const u64 step = (u64)hyper[1];
+    AdamwScalars scalars;
+    scalars.finite = report[3] == 1.0;
+    scalars.clip = (float)report[2];
+    scalars.decay = (float)__dsub_rn(1.0, __dmul_rn(rate, weight_decay));
+    scalars.one_minus_beta1 = (float)(1.0 - beta1);
+    scalars.beta1 = (float)beta1;
+    scalars.beta2 = (float)beta2;
+    scalars.one_minus_beta2 = (float)(1.0 - beta2);
+    scalars.correction2_root = (float)sqrt(__dsub_rn(1.0, whole_power(beta2, step)));
+    scalars.eps = (float)eps;
+    scalars.minus_step_size = (float)-(rate / (__dsub_rn(1.0, whole_power(beta1, step))));
+    return scalars;
+}
+
+__device__ __forceinline__ void adamw_element(const AdamwScalars &scalars, float gradient, float &parameter,
+                                              float &first, float &second) {
+    const float g = __fmul_rn(gradient, scalars.clip);
+    first = __fadd_rn(first, __fmul_rn(scalars.one_minus_beta1, __fsub_rn(g, first)));
+    second = __fadd_rn(__fmul_rn(second, scalars.beta2), __fmul_rn(__fmul_rn(scalars.one_minus_beta2, g), g));
+    const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(second), scalars.correction2_root), scalars.eps);
+    const float move = __fdiv_rn(__fmul_rn(scalars.minus_step_size, first), denominator);
+    parameter = __fadd_rn(__fmul_rn(parameter, scalars.decay), move);
+}
+
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    adamw(float *parameters, const float *gradient, float *first, float *second, i64 elements, i32 aligned,
+          const double *report, const double *hyper, double beta1, double beta2, double eps, double weight_decay) {
+    __shared__ AdamwScalars shared_scalars;
+    if (threadIdx.x == 0)
+        shared_scalars = adamw_scalars(report, hyper, beta1, beta2, eps, weight_decay);
+    __syncthreads();
+    const AdamwScalars scalars = shared_scalars;
+    if (!scalars.finite)
+        return;
+    const i64 begin = ((i64)blockIdx.x * UPDATE_THREADS + threadIdx.x) * 4;
+    if (aligned && begin + 4 <= elements) {
+        const float4 g = *(const float4 *)(gradient + begin);
+        float4 p = *(float4 *)(parameters + begin);
+        float4 m = *(float4 *)(first + begin);
+        float4 v = *(float4 *)(second + begin);
+        adamw_element(scalars, g.x, p.x, m.x, v.x);
+        adamw_element(scalars, g.y, p.y, m.y, v.y);
+        adamw_element(scalars, g.z, p.z, m.z, v.z);
+        adamw_element(scalars, g.w, p.w, m.w, v.w);
+        *(float4 *)(parameters + begin) = p;
+        *(float4 *)(first + begin) = m;
+        *(float4 *)(second + begin) = v;
+        return;
+    }
+    const i64 end = min(begin + 4, elements);
+#pragma unroll 1
+    for (i64 at = begin; at < end; ++at)
+        adamw_element(scalars, gradient[at], parameters[at], first[at], second[at]);
+}
+
+// ── AdamW with moments in 8 bits ──────────────────────────────────────────────────────────────────
+
+#define MOMENT_BLOCK 256
+
+__device__ const DynamicMap unsigned_map = dynamic_map(false);
+
+// β and 1 - β in f32, the others in f64 and rounded once.
+__device__ __forceinline__ AdamwScalars adamw8_scalars(const double *report, const double *hyper, double beta1,
+                                                       double beta2, double eps, double weight_decay) {
+    const double rate = hyper[0];
+    const u64 step = (u64)hyper[1];
+    AdamwScalars scalars;
+    scalars.finite = report[3] == 1.0;
+    scalars.clip = (float)report[2];
+    scalars.beta1 = (float)beta1;
+    scalars.one_minus_beta1 = __fsub_rn(1.0f, scalars.beta1);
+    scalars.beta2 = (float)beta2;
+    scalars.one_minus_beta2 = __fsub_rn(1.0f, scalars.beta2);
+    const double correction1 = __dsub_rn(1.0, whole_power((double)scalars.beta1, step));
+    const double correction2 = sqrt(__dsub_rn(1.0, whole_power((double)scalars.beta2, step)));
+    scalars.correction2_root = (float)correction2;
+    scalars.minus_step_size = (float)-(rate * correction2 / correction1);
+    scalars.eps = (float)(correction2 * eps);
+    scalars.decay = (float)__dsub_rn(1.0, __dmul_rn(rate, weight_decay));
+    return scalars;
+}
+
+// A number belongs to code c when it is above the limits before c and not above limit c; on a midpoint the even
+// code wins.
+__device__ __forceinline__ float code_limit(const float *map, int code) {
+    const float midpoint = __fmul_rn(__fadd_rn(map[code], map[code + 1]), 0.5f);
+    if (code % 2 == 0)
+        return midpoint;
+    const u32 bits = __float_as_uint(midpoint);
+    if ((bits & 0x7fffffffu) == 0)
+        return __uint_as_float(0x80000001u);
+    return __uint_as_float(bits >> 31 ? bits + 1 : bits - 1);
+}
+
+// How many of 255 ascending limits are below `number`; limit 255 is never reached.
+__device__ __forceinline__ u32 nearest_code(const float *limits, float number) {
+    u32 code = 0;
+#pragma unroll
+    for (u32 width = 128; width > 0; width /= 2)
+        code += number > limits[code + width - 1] ? width : 0;
+    return code;
+}
+
+struct MomentTables {
+    float signed_values[256], unsigned_values[256];
+    float signed_limits[256], unsigned_limits[256];
+};
+
+// A warp takes a block of 256 elements, eight of them in each lane.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    adamw8(float *parameters, const float *gradient, float *first_largest, float *second_largest, i64 elements,
+           i32 aligned, const double *report, const double *hyper, double beta1, double beta2, double eps,
+           double weight_decay) {
+    __shared__ AdamwScalars shared_scalars;
+    __shared__ MomentTables tables;
+    tables.signed_values[threadIdx.x] = signed_map.at[threadIdx.x];
+    tables.unsigned_values[threadIdx.x] = unsigned_map.at[threadIdx.x];
+    if (threadIdx.x < 255) {
+        tables.signed_limits[threadIdx.x] = code_limit(signed_map.at, threadIdx.x);
+        tables.unsigned_limits[threadIdx.x] = code_limit(unsigned_map.at, threadIdx.x);
+    }
+    if (threadIdx.x == 0)
+        shared_scalars = adamw8_scalars(report, hyper, beta1, beta2, eps, weight_decay);
+    __syncthreads();
+    const AdamwScalars scalars = shared_scalars;
+    if (!scalars.finite)
+        return;
+
+    // A moment is an f32 for each block, then a byte for each element.
+    const i64 blocks = (elements + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
+    u8 *first_codes = (u8 *)(first_largest + blocks), *second_codes = (u8 *)(second_largest + blocks);
+    const i64 block = (i64)blockIdx.x * (UPDATE_THREADS / WARP) + threadIdx.x / WARP;
+    if (block >= blocks)
+        return;
+    const i64 begin = block * MOMENT_BLOCK + threadIdx.x % WARP * 8;
+    const i32 count = (i32)max((i64)0, min((i64)8, elements - begin));
+    const bool whole = aligned && count == 8;
+
+    // Behind the end there are zeros, which change neither largest magnitude.
+    float g[8] = {}, p[8] = {};
+    u32 m_codes[2] = {}, v_codes[2] = {};
+    if (whole) {
+        load_eight<float>(gradient + begin, g);
+        load_eight<float>(parameters + begin, p);
+#pragma unroll
+        for (int word = 0; word < 2; ++word) {
+            m_codes[word] = ((const u32 *)(first_codes + begin))[word];
+            v_codes[word] = ((const u32 *)(second_codes + begin))[word];
+        }
+    } else {
+#pragma unroll
+        for (int at = 0; at < 8; ++at) {
+            if (at >= count)
+                break;
+            g[at] = gradient[begin + at];
+            p[at] = parameters[begin + at];
+            m_codes[at / 4] |= (u32)first_codes[begin + at] << 8 * (at % 4);
+            v_codes[at / 4] |= (u32)second_codes[begin + at] << 8 * (at % 4);
+        }
+    }
+    const float m_scale = first_largest[block], v_scale = second_largest[block];
+    float m[8], v[8], m_top = 0.0f, v_top = 0.0f;
+#pragma unroll
+    for (int at = 0; at < 8; ++at) {
+        m[at] = v[at] = 0.0f;
+        if (at >= count)
+            continue;
+        const float m_old = __fmul_rn(tables.signed_values[m_codes[at / 4] >> 8 * (at % 4) & 255], m_scale);
+        const float v_old = __fmul_rn(tables.unsigned_values[v_codes[at / 4] >> 8 * (at % 4) & 255], v_scale);
+        const float here = __fmul_rn(g[at], scalars.clip);
+        m[at] = __fadd_rn(__fmul_rn(m_old, scalars.beta1), __fmul_rn(scalars.one_minus_beta1, here));
+        const float squares = __fmul_rn(__fmul_rn(scalars.one_minus_beta2, here), here);
+        v[at] = __fadd_rn(__fmul_rn(v_old, scalars.beta2), squares);
+        v[at] = v[at] < 3.402823466e+38f ? v[at] : 3.402823466e+38f;
+        const float ratio = __fdiv_rn(m[at], __fadd_rn(__fsqrt_rn(v[at]), scalars.eps));
+        const float moved = __fadd_rn(p[at], __fmul_rn(scalars.minus_step_size, ratio));
+        p[at] = __fmul_rn(moved, scalars.decay);
+        m_top = fmaxf(m_top, fabsf(m[at]));
+        v_top = fmaxf(v_top, v[at]);
+    }
+    m_top = warp_max(m_top);
+    v_top = warp_max(v_top);
+
+    u32 m_new[2] = {}, v_new[2] = {};
+#pragma unroll
+    for (int at = 0; at < 8; ++at) {
+        if (m_top != 0.0f) {
+            const float share = __fdiv_rn(m[at], m_top);
+            u32 code = nearest_code(tables.signed_limits, share);
+            // A first moment keeps its sign: what is negative is never encoded as the 0 above it.
+            const bool negative = __float_as_uint(share) >> 31;
+            if ((code < 127) != negative)
+                code = share > 0.0f ? code + 1 : code - 1;
+            m_new[at / 4] |= (code & 255) << 8 * (at % 4);
+        }
+        if (v_top != 0.0f)
+            v_new[at / 4] |= nearest_code(tables.unsigned_limits, __fdiv_rn(v[at], v_top)) << 8 * (at % 4);
+    }
+    if (threadIdx.x % WARP == 0) {
+        first_largest[block] = m_top;
+        second_largest[block] = v_top;
+    }
+    if (whole) {
+        store_eight<float>(parameters + begin, p);
+#pragma unroll
+        for (int word = 0; word < 2; ++word) {
+            ((u32 *)(first_codes + begin))[word] = m_new[word];
+            ((u32 *)(second_codes + begin))[word] = v_new[word];
+        }
+        return;
+    }
+#pragma unroll
+    for (int at = 0; at < 8; ++at) {
+        if (at >= count)
+            break;
+        parameters[begin + at] = p[at];
+        first_codes[begin + at] = (u8)(m_new[at / 4] >> 8 * (at % 4));
+        second_codes[begin + at] = (u8)(v_new[at / 4] >> 8 * (at % 4));
+    }
+}
+
+// ── LS-LoRA's coefficients ────────────────────────────────────────────────────────────────────────
+
+// One block: loss = weight * sum (a - neutral)^2, and its gradient is added to what is there.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    fourier_reg(const float *coefficients, i32 modules, double weight, double *loss, float *dcoefficients) {
+    double sum = 0.0;
+    for (i32 at = threadIdx.x; at < 4 * modules; at += UPDATE_THREADS) {
+        const double away = (double)coefficients[at] - (at % 4 == 1 ? 1.0 : 0.0);
+        sum += away * away;
+        dcoefficients[at] = (float)((double)dcoefficients[at] + 2.0 * weight * away);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *loss = weight * sum;
+}

@@ -1,0 +1,119 @@
+// Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
+//
+// "Rotate half": of a head's first `dim` channels, channel i of the first half pairs with channel i of the second;
+// the channels after them pass unchanged. The gradient of a rotation is the rotation by the opposite angle.
+// Angles are f32 products as PyTorch forms them, their cosine and sine are taken in f64, as on the CPU.
+// A thread turns eight pairs (one, where heads are not aligned) of up to four heads by the same angles, and loads
+// them all before it writes, so `y` may be `x`. Traffic in elements: 2, and the table once for each four heads.
+
+#define LENGTHS_OF_NOTHING 0
+#define LENGTHS_OF_SEGMENTS 1
+
+// Length of the sequence of a token; the last of the ascending `boundaries` is beyond every token.
+__device__ __forceinline__ int segment_length(const int *boundaries, int count, int token) {
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (boundaries[middle] <= token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return boundaries[low] - boundaries[low - 1];
+}
+
+// Columns `first_pair` to `first_pair + 7` of both halves of table (T, 2 * half) := scale * cos(a) and scale * sin(a),
+// a = position * frequency. The frequencies are the `long` ones where the sequence has more than `original` tokens:
+// `lengths` holds boundaries, or each token's own. Frequencies travel with the launch, eight at a time, so that no
+// copy to the device precedes it. A thread has one of the eight for one token.
+extern "C" __global__ void __launch_bounds__(256)
+    rope_table_columns(const int *positions, const int *lengths, int lengths_kind, int lengths_count, int original,
+                       float scale, float *table, i64 table_stride, int half, int first_pair, int tokens, float s0,
+                       float s1, float s2, float s3, float s4, float s5, float s6, float s7, float l0, float l1,
+                       float l2, float l3, float l4, float l5, float l6, float l7) {
+    int token = (int)((blockIdx.x * blockDim.x + threadIdx.x) / 8);
+    int among = threadIdx.x % 8;
+    int pair = first_pair + among;
+    if (token >= tokens || pair >= half)
+        return;
+    bool is_long = false;
+    if (lengths_kind != LENGTHS_OF_NOTHING) {
+        int length = lengths_kind == LENGTHS_OF_SEGMENTS ? segment_length(lengths, lengths_count, token)
+                                                         : lengths[token];
+        is_long = length > original;
+    }
+    const float of_short[8] = {s0, s1, s2, s3, s4, s5, s6, s7}, of_long[8] = {l0, l1, l2, l3, l4, l5, l6, l7};
+    float frequency = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i == among)
+            frequency = is_long ? of_long[i] : of_short[i];
+    double sine, cosine;
+    sincos((double)__fmul_rn((float)positions[token], frequency), &sine, &cosine);
+    float *row = table + (i64)token * table_stride;
+    row[pair] = (float)cosine * scale;
+    row[half + pair] = (float)sine * scale;
+}
+
+#define HEADS_AT_ONCE 4
+
+// Unit `u` of a token's four heads: spans of pairs first, then spans of channels that pass.
+template <int N>
+__device__ __forceinline__ void turn(const act *x, i64 x_stride, const float *table, i64 table_stride,
+                                     float direction, act *y, i64 y_stride, int heads, int head_dim, int half,
+                                     u32 units_of_head, u32 units) {
+    u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= units)
+        return;
+    u32 quarters = (u32)ceil_div(heads, HEADS_AT_ONCE);
+    u32 bundle = index / units_of_head;
+    int channel = N * (int)(index - bundle * units_of_head);
+    i64 token = bundle / quarters;
+    int first_head = HEADS_AT_ONCE * (int)(bundle % quarters);
+    x += token * x_stride + (i64)first_head * head_dim;
+    y += token * y_stride + (i64)first_head * head_dim;
+    int count = min(heads - first_head, HEADS_AT_ONCE);
+    if (channel >= half) {
+        channel += half;
+        for (int head = 0; head < count; ++head) {
+            float passing[N];
+            load_span<N, act>(x + head * head_dim + channel, passing);
+            store_span<N, act>(y + head * head_dim + channel, passing);
+        }
+        return;
+    }
+    float a[HEADS_AT_ONCE][N], b[HEADS_AT_ONCE][N], cosine[N], sine[N];
+#pragma unroll
+    for (int head = 0; head < HEADS_AT_ONCE; ++head)
+        if (head < count) {
+            load_span<N, act>(x + head * head_dim + channel, a[head]);
+            load_span<N, act>(x + head * head_dim + half + channel, b[head]);
+        }
+    load_span<N, float>(table + token * table_stride + channel, cosine);
+    load_span<N, float>(table + token * table_stride + half + channel, sine);
+#pragma unroll
+    for (int head = 0; head < HEADS_AT_ONCE; ++head)
+        if (head < count) {
+            float out_a[N], out_b[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                float turned = sine[i] * direction;
+                out_a[i] = a[head][i] * cosine[i] - b[head][i] * turned;
+                out_b[i] = b[head][i] * cosine[i] + a[head][i] * turned;
+            }
+            store_span<N, act>(y + head * head_dim + channel, out_a);
+            store_span<N, act>(y + head * head_dim + half + channel, out_b);
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rope_eight(const act *x, i64 x_stride, const float *table, i64 table_stride, float direction, act *y,
+               i64 y_stride, int heads, int head_dim, int half, u32 units_of_head, u32 units) {
+    turn<8>(x, x_stride, table, table_stride, direction, y, y_stride, heads, head_dim, half, units_of_head, units);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rope_one(const act *x, i64 x_stride, const float *table, i64 table_stride, float direction, act *y, i64 y_stride,
+             int heads, int head_dim, int half, u32 units_of_head, u32 units) {
+    turn<1>(x, x_stride, table, table_stride, direction, y, y_stride, heads, head_dim, half, units_of_head, units);
+}

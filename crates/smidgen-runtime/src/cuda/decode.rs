@@ -1,0 +1,177 @@
+//! Stored matrices as numbers that products take, some rows at a time; rows of a table by their ids; rounding.
+//!
+//! One kernel for each format: the rows come from a view that may be a slice of a tensor whose scales lie apart, the
+//! target has a stride and is of activations or of f32. Anything that is not aligned goes element by element.
+//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, both behind `kernels/decode.cuh`.
+
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::{Block, Code4, DType, Storage};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "decode.cu",
+    source: concat!(
+        include_str!("../../kernels/dynamic_map.cuh"),
+        include_str!("../../kernels/decode.cuh"),
+        include_str!("../../kernels/decode.cu")
+    ),
+    kernels: &["decode_f32", "decode_bf16", "decode_f16", "decode_int8", "decode_bnb4"],
+};
+
+pub const GGUF_FILE: KernelFile = KernelFile {
+    name: "decode_gguf.cu",
+    source: concat!(include_str!("../../kernels/decode.cuh"), include_str!("../../kernels/decode_gguf.cu")),
+    kernels: &[
+        "decode_q4_0",
+        "decode_q4_1",
+        "decode_q5_0",
+        "decode_q5_1",
+        "decode_q8_0",
+        "decode_q4_k",
+        "decode_q5_k",
+        "decode_q6_k",
+    ],
+};
+
+/// Where decoded rows go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Target {
+    pub pointer: u64,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// f32, whatever activations are.
+    pub wide: bool,
+}
+
+/// Which rows of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowChoice {
+    /// Rows that follow each other.
+    From(usize),
+    /// Rows by the numbers at this device address, i32.
+    ByIds(u64),
+}
+
+/// Rows `first_row..first_row + rows` of a matrix as activations.
+pub fn decode_rows(
+    stage: &Stage<'_>,
+    operand: &Operand,
+    first_row: usize,
+    rows: usize,
+    target: u64,
+    target_stride: usize,
+) -> Result<(), DeviceError> {
+    let target = Target { pointer: target, stride: target_stride, wide: false };
+    decode(stage, operand, RowChoice::From(first_row), rows, target, 1.0)
+}
+
+/// Some rows of a matrix times a factor.
+pub fn decode(
+    stage: &Stage<'_>,
+    matrix: &Operand,
+    choice: RowChoice,
+    rows: usize,
+    target: Target,
+    factor: f32,
+) -> Result<(), DeviceError> {
+    let (of_view, columns) = (stage.rows(matrix), matrix.columns);
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let (mut first_row, total_rows) =
+        matrix.part.map_or((0, of_view), |part| (part.first_row, part.total_rows));
+    let ids = match choice {
+        RowChoice::ByIds(ids) => ids,
+        RowChoice::From(first) => {
+            assert!(first + rows <= of_view, "rows {first}..{} of {of_view}", first + rows);
+            first_row += first;
+            0
+        }
+    };
+    let bytes = stage.pointer(matrix);
+    let (code, nested) = match matrix.storage {
+        Storage::Bnb4 { code, double } => (i32::from(code == Code4::Fp4), double),
+        _ => (0, false),
+    };
+    let groups = rows * columns.div_ceil(8);
+    assert!(groups < 1 << 31, "{rows} rows of {columns} at once");
+    let target_eight = columns.is_multiple_of(8) && is_aligned(target.pointer, target.stride);
+    let args = [
+        Arg::Pointer(target.pointer),
+        Arg::Long(target.stride as i64),
+        Arg::Int(i32::from(target.wide)),
+        Arg::Int(i32::from(target_eight)),
+        Arg::Word(rows as u32),
+        Arg::Pointer(bytes),
+        Arg::Long(total_rows as i64),
+        Arg::Long(matrix.stride as i64),
+        Arg::Int(columns as i32),
+        Arg::Int(code),
+        Arg::Int(i32::from(nested)),
+        Arg::Int(i32::from(comes_by_eights(matrix, bytes))),
+        Arg::Long(first_row as i64),
+        Arg::Pointer(ids),
+        Arg::Int(of_view as i32),
+        Arg::Float(factor),
+    ];
+    let blocks = groups.div_ceil(GROUPS_OF_A_BLOCK) as u32;
+    stage.launch(kernel_of(matrix.storage), [blocks, 1, 1], THREADS, 0, &args)
+}
+
+/// rounded := scale · weight.
+pub fn round(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let (weight, rounded) = (&step.inputs[0], &step.updates[0]);
+    let wide = rounded.storage == Storage::F32;
+    assert!(
+        wide || rounded.storage == Storage::Plain(stage.activations()),
+        "`round` to {} beside {:?}",
+        rounded.storage,
+        stage.activations()
+    );
+    let target = Target { pointer: stage.pointer(rounded), stride: rounded.stride, wide };
+    decode(stage, weight, RowChoice::From(0), stage.rows(weight), target, scale)
+}
+
+/// Whether every eighth element of every row can be reached by an access of 16 bytes.
+pub fn is_aligned(pointer: u64, stride: usize) -> bool {
+    pointer.is_multiple_of(16) && stride.is_multiple_of(8)
+}
+
+/// Threads of a block, and groups of eight elements that it decodes: those of `decode.cuh`.
+const THREADS: u32 = 256;
+const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
+
+/// Whether eight elements of a row can be read at once wherever their place is a multiple of eight.
+fn comes_by_eights(matrix: &Operand, bytes: u64) -> bool {
+    let whole = matrix.columns.is_multiple_of(8);
+    match matrix.storage {
+        Storage::Plain(_) => whole && is_aligned(bytes, matrix.stride),
+        Storage::Int8Rows | Storage::Bnb4 { .. } => whole && bytes.is_multiple_of(8),
+        Storage::Gguf(block) => {
+            assert!(matrix.columns.is_multiple_of(block.elements()), "`check` refuses rows of broken blocks");
+            true
+        }
+        Storage::Dynamic8 { .. } => false,
+    }
+}
+
+fn kernel_of(storage: Storage) -> &'static str {
+    match storage {
+        Storage::Plain(DType::F32) => "decode_f32",
+        Storage::Plain(DType::Bf16) => "decode_bf16",
+        Storage::Plain(DType::F16) => "decode_f16",
+        Storage::Int8Rows => "decode_int8",
+        Storage::Bnb4 { .. } => "decode_bnb4",
+        Storage::Gguf(Block::Q4_0) => "decode_q4_0",
+        Storage::Gguf(Block::Q4_1) => "decode_q4_1",
+        Storage::Gguf(Block::Q5_0) => "decode_q5_0",
+        Storage::Gguf(Block::Q5_1) => "decode_q5_1",
+        Storage::Gguf(Block::Q8_0) => "decode_q8_0",
+        Storage::Gguf(Block::Q4K) => "decode_q4_k",
+        Storage::Gguf(Block::Q5K) => "decode_q5_k",
+        Storage::Gguf(Block::Q6K) => "decode_q6_k",
+        Storage::Plain(DType::F64 | DType::I32 | DType::U64) | Storage::Dynamic8 { .. } => {
+            unreachable!("`check` refuses real numbers stored as {storage}")
+        }
+    }
+}

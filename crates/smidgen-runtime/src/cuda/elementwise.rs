@@ -1,0 +1,169 @@
+//! Launches of the kernels that move, add, drop or round elements, and of column sums.
+//!
+//! Dropout's decisions are those of the CPU to the bit: threshold and scale are computed here as there.
+
+use super::norm::{add_partial_rows, partial_rows};
+use super::spans::{Place, SPAN, Spans, THREADS, count, int};
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, rows_per_partial};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "elementwise.cu",
+    source: include_str!("../../kernels/elementwise.cu"),
+    kernels: &[
+        "add_eight",
+        "add_one",
+        "gather_rows_eight",
+        "gather_rows_one",
+        "scatter_rows_eight",
+        "scatter_rows_one",
+        "dropout_eight",
+        "dropout_one",
+        "cast_to_act_eight",
+        "cast_to_act_one",
+        "column_partials_eight",
+        "column_partials_one",
+        "add_partial_rows",
+    ],
+};
+
+/// Columns that a block of `column_partials` adds up.
+const TILE_COLUMNS: usize = 256;
+
+/// y = a + b.
+pub fn add(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let [a, b] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
+    let shape = &step.outputs[0];
+    let y = Place::of(stage, shape);
+    let spans = Spans::of(stage.rows(shape), shape.columns, &[a, b, y]);
+    let Some(grid) = spans.grid(2) else { return Ok(()) };
+    let args =
+        [a.pointer, a.stride, b.pointer, b.stride, y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    stage.launch(spans.form("add_eight", "add_one"), grid, THREADS, 0, &args)
+}
+
+/// y[r] = x[rows[r]].
+pub fn gather_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let spans = Spans::of(stage.rows(y), y.columns, &[from, to]);
+    let Some(grid) = spans.grid(1) else { return Ok(()) };
+    let args = [
+        from.pointer,
+        from.stride,
+        int(stage.rows(x)),
+        Arg::Pointer(stage.pointer(rows)),
+        to.pointer,
+        to.stride,
+        spans.spans_of_row,
+        spans.spans,
+    ];
+    stage.launch(spans.form("gather_rows_eight", "gather_rows_one"), grid, THREADS, 0, &args)
+}
+
+/// dx[rows[r]] = d[r], and zero in all other rows.
+pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (d, rows, dx) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let (from, to) = (Place::of(stage, d), Place::of(stage, dx));
+    let aligned = from.aligned && to.aligned && dx.columns.is_multiple_of(SPAN);
+    if stage.rows(dx) == 0 || dx.columns == 0 {
+        return Ok(());
+    }
+    let args = [
+        from.pointer,
+        from.stride,
+        Arg::Pointer(stage.pointer(rows)),
+        int(stage.rows(rows)),
+        to.pointer,
+        to.stride,
+        int(stage.rows(dx)),
+        int(dx.columns),
+    ];
+    let kernel = if aligned { "scatter_rows_eight" } else { "scatter_rows_one" };
+    let rows_of_block = THREADS as usize / 32;
+    stage.launch(kernel, [count(stage.rows(dx).div_ceil(rows_of_block)), 1, 1], THREADS, 0, &args)
+}
+
+/// Elements dropped with probability `p`, or with `rest` what dropping takes away.
+pub fn dropout(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    p: f32,
+    stream: u32,
+    rest: bool,
+) -> Result<(), DeviceError> {
+    assert!((0.0..1.0).contains(&p), "`dropout`: probability {p} is not in [0, 1)");
+    let (x, keys, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let spans = Spans::of(stage.rows(y), y.columns, &[from, to]);
+    let Some(grid) = spans.grid(2) else { return Ok(()) };
+    let threshold = (f64::from(p) * 4_294_967_296.0) as u32;
+    let scale = (1.0 / (1.0 - f64::from(p))) as f32;
+    let args = [
+        from.pointer,
+        from.stride,
+        Arg::Pointer(stage.pointer(keys)),
+        Arg::Word(stream),
+        Arg::Word(threshold),
+        Arg::Float(scale),
+        Arg::Int(i32::from(rest)),
+        to.pointer,
+        to.stride,
+        spans.spans_of_row,
+        spans.spans,
+    ];
+    stage.launch(spans.form("dropout_eight", "dropout_one"), grid, THREADS, 0, &args)
+}
+
+/// dbias += the sum of dy's rows, over partial sums in the workspace.
+pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (dy, dbias) = (&step.inputs[0], &step.updates[0]);
+    let (rows, columns) = (stage.rows(dy), dy.columns);
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let per_partial = rows_per_partial(rows, BIAS_ROWS_PER_PARTIAL);
+    let partials = rows.div_ceil(per_partial);
+    let workspace = partial_rows(stage, partials, columns);
+    let place = Place::of(stage, dy);
+    let args = [place.pointer, place.stride, int(rows), int(columns), int(per_partial), workspace];
+    let aligned = place.aligned && columns.is_multiple_of(SPAN);
+    let kernel = if aligned { "column_partials_eight" } else { "column_partials_one" };
+    let grid = [count(columns.div_ceil(TILE_COLUMNS)), count(partials), 1];
+    stage.launch(kernel, grid, THREADS, 0, &args)?;
+    add_partial_rows(stage, workspace, partials, columns, stage.pointer(dbias))
+}
+
+/// rounded := scale·weight, in the numbers of activations.
+pub fn round(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let weight = &step.inputs[0];
+    let from = (stage.pointer(weight), weight.stride);
+    let to = &step.updates[0];
+    cast_to_act(stage, from, scale, to, stage.pointer(to))
+}
+
+/// y := scale·x for an f32 matrix x at `from`, an address and a row stride, and y of the shape of `to` at `pointer`.
+pub fn cast_to_act(
+    stage: &Stage<'_>,
+    from: (u64, usize),
+    scale: f32,
+    to: &Operand,
+    pointer: u64,
+) -> Result<(), DeviceError> {
+    let (x, y) = (Place::at(from.0, from.1), Place::at(pointer, to.stride));
+    let spans = Spans::of(stage.rows(to), to.columns, &[x, y]);
+    let Some(grid) = spans.grid(1) else { return Ok(()) };
+    let args = [x.pointer, x.stride, Arg::Float(scale), y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    stage.launch(spans.form("cast_to_act_eight", "cast_to_act_one"), grid, THREADS, 0, &args)
+}
+
+/// value := 0.
+pub fn zero(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let value = &step.updates[0];
+    assert!(value.is_dense(), "`zero` of rows with gaps");
+    match value.bytes_at(stage.extent) {
+        0 => Ok(()),
+        bytes => stage.clear(stage.pointer(value), bytes),
+    }
+}

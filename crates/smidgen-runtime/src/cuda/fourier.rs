@@ -1,0 +1,120 @@
+//! LS-LoRA: base + φ(scale·h·Bᵀ) and its gradients; the low-rank product is formed inside the kernels.
+//!
+//! A block takes 128 rows and some columns, and forms its part of the product in registers. Its sums for the gradients
+//! of the module's parameters go to the workspace, and a second launch adds them in order.
+//! Kernels: `kernels/fourier.cu`.
+
+use super::decode::is_aligned;
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::workspace_cuda::{FOURIER_SUMS, fourier_block_columns, fourier_blocks};
+use smidgen_ir::{DType, Storage};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "fourier.cu",
+    source: include_str!("../../kernels/fourier.cu"),
+    kernels: &["fourier", "fourier_grad", "fourier_grad_total"],
+};
+
+/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
+pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let (base, y) = (&step.inputs[0], &step.outputs[0]);
+    let (rows, columns) = (stage.rows(base), base.columns);
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let (base_pointer, y_pointer) = (stage.pointer(base), stage.pointer(y));
+    let eight =
+        columns.is_multiple_of(8) && is_aligned(base_pointer, base.stride) && is_aligned(y_pointer, y.stride);
+    let rank = step.inputs[1].columns;
+    let mut args = vec![Arg::Pointer(base_pointer), Arg::Long(base.stride as i64)];
+    args.extend(product_args(stage, &step.inputs[1], &step.inputs[2]));
+    args.extend([
+        Arg::Pointer(stage.pointer(&step.inputs[3])),
+        Arg::Pointer(stage.pointer(&step.inputs[4])),
+        Arg::Float(scale),
+        Arg::Int(rank as i32),
+        Arg::Int(rows as i32),
+        Arg::Int(columns as i32),
+        Arg::Int(i32::from(eight)),
+        Arg::Pointer(y_pointer),
+        Arg::Long(y.stride as i64),
+    ]);
+    let (across, down) = fourier_blocks(rows, columns, stage.activations());
+    stage.launch("fourier", [across as u32, down as u32, 1], THREADS, shared_bytes(stage, rank), &args)
+}
+
+/// Inputs h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1), dy (rows, N); output dz (rows, N); updates
+/// dcoefficients (1, 4), dsigma (1, 1).
+pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let (dy, dz) = (&step.inputs[4], &step.outputs[0]);
+    let (rows, columns) = (stage.rows(dy), dy.columns);
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let (dy_pointer, dz_pointer) = (stage.pointer(dy), stage.pointer(dz));
+    let eight =
+        columns.is_multiple_of(8) && is_aligned(dy_pointer, dy.stride) && is_aligned(dz_pointer, dz.stride);
+    let (across, down) = fourier_blocks(rows, columns, stage.activations());
+    let (partials, bytes) = stage.workspace();
+    let needed = across * down * FOURIER_SUMS * 8;
+    assert!(needed <= bytes, "workspace of {bytes} bytes, {needed} are needed");
+    let sigma = stage.pointer(&step.inputs[3]);
+    let rank = step.inputs[0].columns;
+    let mut args = product_args(stage, &step.inputs[0], &step.inputs[1]).to_vec();
+    args.extend([
+        Arg::Pointer(stage.pointer(&step.inputs[2])),
+        Arg::Pointer(sigma),
+        Arg::Float(scale),
+        Arg::Int(rank as i32),
+        Arg::Pointer(dy_pointer),
+        Arg::Long(dy.stride as i64),
+        Arg::Int(rows as i32),
+        Arg::Int(columns as i32),
+        Arg::Int(i32::from(eight)),
+        Arg::Pointer(dz_pointer),
+        Arg::Long(dz.stride as i64),
+        Arg::Pointer(partials),
+    ]);
+    let grid = [across as u32, down as u32, 1];
+    stage.launch("fourier_grad", grid, THREADS, shared_bytes(stage, rank), &args)?;
+    let args = [
+        Arg::Pointer(partials),
+        Arg::Long((across * down) as i64),
+        Arg::Pointer(sigma),
+        Arg::Pointer(stage.pointer(&step.updates[0])),
+        Arg::Pointer(stage.pointer(&step.updates[1])),
+    ];
+    stage.launch("fourier_grad_total", [FOURIER_SUMS as u32, 1, 1], THREADS, 0, &args)
+}
+
+/// h and b with their strides, both in the numbers of activations.
+fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
+    for matrix in [h, b] {
+        let expected = Storage::Plain(stage.activations());
+        assert_eq!(matrix.storage, expected, "factors of a product in the numbers of activations");
+    }
+    let pointer = stage.pointer(h);
+    // Two 16-bit numbers in one read.
+    let pairs = pointer.is_multiple_of(4) && h.stride.is_multiple_of(2) && h.columns.is_multiple_of(2);
+    [
+        Arg::Pointer(pointer),
+        Arg::Long(h.stride as i64),
+        Arg::Int(i32::from(pairs)),
+        Arg::Pointer(stage.pointer(b)),
+        Arg::Long(b.stride as i64),
+    ]
+}
+
+/// The block's columns of B: whole sixteens of R in 16-bit numbers, R as it is in f32.
+fn shared_bytes(stage: &Stage<'_>, rank: usize) -> u32 {
+    let columns = fourier_block_columns(stage.activations());
+    let bytes = match stage.activations() {
+        DType::Bf16 | DType::F16 => rank.next_multiple_of(16) * columns * 2,
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => rank * columns * 4,
+    };
+    bytes as u32
+}
+
+/// That of `fourier.cu`.
+const THREADS: u32 = 256;

@@ -1,0 +1,360 @@
+//! The products of a step: linears with their adapters, their gradients, and sums over tokens.
+//!
+//! A weight that is not stored in the numbers of products is decoded into scratch first. Where an adapter's operands
+//! lie beside those of its linear, both are one product, `[x | h]·[W | B]ᵀ` and `[dy | dh]·[W ; A]`: h and dh are
+//! copied into spare columns, B and A lie in the weight's own room or are copied beside the decoded weight.
+//! Otherwise the adapter is a second product, added to the first.
+
+use super::decode::decode_rows;
+use super::product::{Matrix, Product, Sizes};
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::plan::align_up;
+use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, spare_columns};
+use smidgen_ir::{DType, Storage};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "product.cu",
+    source: include_str!("../../kernels/product.cu"),
+    kernels: &["lay_beside", "broadcast_row", "fill_with_noise"],
+};
+
+/// The step's scratch, handed out from its begin. Products take the last part.
+#[derive(Debug)]
+pub struct Scratch {
+    next: u64,
+    end: u64,
+}
+
+impl Scratch {
+    pub fn of(stage: &Stage<'_>) -> Scratch {
+        let (pointer, bytes) = stage.workspace();
+        Scratch { next: pointer, end: pointer + bytes as u64 }
+    }
+
+    pub fn take(&mut self, bytes: usize) -> u64 {
+        let pointer = self.next;
+        self.next += align_up(bytes) as u64;
+        assert!(self.next <= self.end, "{bytes} bytes of scratch that were not planned");
+        pointer
+    }
+}
+
+/// An activation, a gradient or a weight as it lies.
+pub fn matrix(stage: &Stage<'_>, operand: &Operand) -> Matrix {
+    let element = operand.storage.plain().expect("only plain numbers are a matrix as they lie");
+    Matrix { pointer: stage.pointer(operand), stride: operand.stride, element }
+}
+
+impl Matrix {
+    /// From a row and a column on.
+    pub fn at(self, row: usize, column: usize) -> Matrix {
+        let elements = row * self.stride + column;
+        Matrix { pointer: self.pointer + (elements * self.element.bytes()) as u64, ..self }
+    }
+}
+
+/// Copies rows to where a product wants them, and fills up to `padded` columns with zeros.
+pub fn lay_beside(
+    stage: &Stage<'_>,
+    from: Matrix,
+    to: Matrix,
+    rows: usize,
+    columns: usize,
+    padded: usize,
+) -> Result<(), DeviceError> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Pointer(from.pointer),
+        Arg::Long(from.stride as i64),
+        Arg::Pointer(to.pointer),
+        Arg::Long(to.stride as i64),
+        Arg::Int(rows as i32),
+        Arg::Int(columns as i32),
+        Arg::Int(padded as i32),
+    ];
+    let blocks = (rows * padded).div_ceil(256);
+    stage.launch("lay_beside", [blocks as u32, 1, 1], 256, 0, &args)
+}
+
+/// Writes a stored vector into every row.
+fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<(), DeviceError> {
+    let rows = stage.rows(output);
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Pointer(stage.pointer(bias)),
+        Arg::Int(stored_code(bias)),
+        Arg::Pointer(stage.pointer(output)),
+        Arg::Long(output.stride as i64),
+        Arg::Int(rows as i32),
+        Arg::Int(output.columns as i32),
+    ];
+    let blocks = [output.columns.div_ceil(256) as u32, rows.min(4096) as u32, 1];
+    stage.launch("broadcast_row", blocks, 256, 0, &args)
+}
+
+/// The prelude's name for the numbers of a stored vector.
+pub fn stored_code(operand: &Operand) -> i32 {
+    match operand.storage {
+        Storage::Plain(DType::F32) => 0,
+        Storage::Plain(DType::Bf16) => 1,
+        Storage::Plain(DType::F16) => 2,
+        storage => unreachable!("`check` refuses vectors stored as {storage}"),
+    }
+}
+
+fn is_as_products_take_it(stage: &Stage<'_>, operand: &Operand) -> bool {
+    operand.storage == Storage::Plain(stage.activations())
+}
+
+/// A weight in the numbers of products: as it lies, or decoded with `spare` columns beside each row and rows
+/// beneath the last.
+pub fn weight_matrix(
+    stage: &Stage<'_>,
+    scratch: &mut Scratch,
+    weight: &Operand,
+    spare: usize,
+) -> Result<Matrix, DeviceError> {
+    if is_as_products_take_it(stage, weight) {
+        return Ok(matrix(stage, weight));
+    }
+    let (rows, stride) = (stage.rows(weight), weight.columns + spare);
+    let element = stage.activations();
+    let pointer = scratch.take((rows + spare) * stride * element.bytes());
+    decode_rows(stage, weight, 0, rows, pointer, stride)?;
+    Ok(Matrix { pointer, stride, element })
+}
+
+/// y = x·Wᵀ + bias + scale·h·Bᵀ.
+pub fn linear(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    bias: bool,
+    lora: Option<f32>,
+) -> Result<(), DeviceError> {
+    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let adapter = lora.map(|scale| {
+        let first = 2 + usize::from(bias);
+        (&step.inputs[first], &step.inputs[first + 1], scale)
+    });
+    let mut scratch = Scratch::of(stage);
+    let rank = adapter.map_or(0, |(h, _, _)| h.columns);
+    let spare = spare_columns(rank);
+    let has_room = rank > 0 && x.stride >= x.columns + spare;
+    let stored = is_as_products_take_it(stage, weight);
+    let w = weight_matrix(stage, &mut scratch, weight, if has_room && !stored { spare } else { 0 })?;
+    let mut addend = None;
+    let mut epilogue = None;
+    if bias {
+        let bias = &step.inputs[2];
+        if is_as_products_take_it(stage, bias) && stage.pointer(bias) % 16 == 0 {
+            epilogue = Some(stage.pointer(bias));
+        } else {
+            broadcast_row(stage, bias, y)?;
+            addend = Some(matrix(stage, y));
+        }
+    }
+    let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, 0)).transpose()?;
+    let scratch = scratch.take(PRODUCT_BYTES);
+    let left = matrix(stage, x);
+    let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
+    let (rows, planned) = (stage.rows(y), y.rows_at(stage.planned()));
+    let mut depth = x.columns;
+    let mut apart = adapter;
+    if let Some((h, b, scale)) = adapter
+        && has_room
+        && scale == 1.0
+        && is_as_products_take_it(stage, b)
+    {
+        let beside = w.at(0, x.columns);
+        let lies = b.stride == w.stride && stage.pointer(b) == beside.pointer;
+        if !stored {
+            lay_beside(stage, matrix(stage, b), beside, y.columns, rank, spare)?;
+        }
+        if lies || !stored {
+            lay_beside(stage, matrix(stage, h), left.at(0, x.columns), rows, rank, spare)?;
+            (depth, apart) = (x.columns + spare, None);
+        }
+    }
+    let output = matrix(stage, y);
+    let product = Product {
+        left,
+        left_transposed: false,
+        right: w,
+        right_transposed: true,
+        output,
+        addend,
+        bias: epilogue,
+        alpha: 1.0,
+        sizes: whole(rows, depth),
+        planned: whole(planned, depth),
+        scratch,
+    };
+    stage.products.run(stage.gpu, &product)?;
+    let (Some((h, _, scale)), Some(right)) = (apart, b_apart) else { return Ok(()) };
+    let product = Product {
+        left: matrix(stage, h),
+        right,
+        addend: Some(output),
+        bias: None,
+        alpha: scale,
+        sizes: whole(rows, rank),
+        planned: whole(planned, rank),
+        ..product
+    };
+    stage.products.run(stage.gpu, &product)
+}
+
+/// dx = Σ scale·d·matrix.
+pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Result<(), DeviceError> {
+    let terms: Vec<(&Operand, &Operand, f32)> =
+        scales.iter().enumerate().map(|(i, scale)| (&step.inputs[2 * i], &step.inputs[2 * i + 1], *scale)).collect();
+    let partners = pair_terms(stage, &terms);
+    let output = &step.outputs[0];
+    let (rows, planned) = (stage.rows(output), output.rows_at(stage.planned()));
+    let target = matrix(stage, output);
+    let mut addend = None;
+    for (index, &(d, weight, scale)) in terms.iter().enumerate() {
+        if partners.contains(&Some(index)) {
+            continue;
+        }
+        let mut scratch = Scratch::of(stage);
+        let partner = partners[index].map(|other| terms[other]);
+        let rank = partner.map_or(0, |(dh, _, _)| dh.columns);
+        let spare = spare_columns(rank);
+        let stored = is_as_products_take_it(stage, weight);
+        let right = decoded_above(stage, &mut scratch, weight, spare)?;
+        let mut depth = d.columns;
+        if let Some((dh, a, _)) = partner {
+            if !stored {
+                lay_beside_rows(stage, a, right.at(d.columns, 0), spare)?;
+            }
+            lay_beside(stage, matrix(stage, dh), matrix(stage, d).at(0, d.columns), rows, rank, spare)?;
+            depth += spare;
+        }
+        let whole = |rows: usize| Sizes { rows, columns: output.columns, depth };
+        stage.products.run(
+            stage.gpu,
+            &Product {
+                left: matrix(stage, d),
+                left_transposed: false,
+                right,
+                right_transposed: false,
+                output: target,
+                addend,
+                bias: None,
+                alpha: scale,
+                sizes: whole(rows),
+                planned: whole(planned),
+                scratch: scratch.take(PRODUCT_BYTES),
+            },
+        )?;
+        addend = Some(target);
+    }
+    Ok(())
+}
+
+/// A weight with dense rows and room for `spare` rows beneath, decoded where it has to be.
+fn decoded_above(
+    stage: &Stage<'_>,
+    scratch: &mut Scratch,
+    weight: &Operand,
+    spare: usize,
+) -> Result<Matrix, DeviceError> {
+    if is_as_products_take_it(stage, weight) {
+        return Ok(matrix(stage, weight));
+    }
+    let (rows, stride, element) = (stage.rows(weight), weight.columns, stage.activations());
+    let pointer = scratch.take((rows + spare) * stride * element.bytes());
+    decode_rows(stage, weight, 0, rows, pointer, stride)?;
+    Ok(Matrix { pointer, stride, element })
+}
+
+/// A's rows beneath a decoded weight, and zeros where they do not fill the step of columns.
+fn lay_beside_rows(stage: &Stage<'_>, a: &Operand, to: Matrix, spare: usize) -> Result<(), DeviceError> {
+    let rank = stage.rows(a);
+    if rank < spare {
+        let rest = to.at(rank, 0);
+        stage.clear(rest.pointer, (spare - rank) * to.stride * to.element.bytes())?;
+    }
+    lay_beside(stage, matrix(stage, a), to, rank, a.columns, a.columns)
+}
+
+/// For each term the thin one that becomes part of its product: A beneath the weight, dh in the spare columns of dy.
+fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Option<usize>> {
+    let mut partners = vec![None; terms.len()];
+    for (thin, &(dh, a, scale)) in terms.iter().enumerate() {
+        let spare = spare_columns(dh.columns);
+        if scale != 1.0 || !is_as_products_take_it(stage, a) {
+            continue;
+        }
+        let fits = |index: &usize| {
+            let (d, weight, scale) = terms[*index];
+            let has_room = d.stride >= d.columns + spare && scale == 1.0;
+            let beneath = if is_as_products_take_it(stage, weight) {
+                let end = matrix(stage, weight).at(stage.rows(weight), 0);
+                weight.stride == a.stride && stage.pointer(a) == end.pointer
+            } else {
+                true
+            };
+            *index != thin && has_room && beneath && partners[*index].is_none()
+        };
+        let wide = (0..terms.len()).find(fits);
+        if let Some(wide) = wide {
+            partners[wide] = Some(thin);
+        }
+    }
+    partners
+}
+
+/// dW (N, K) += scale·dyᵀ·x.
+pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let (dy, x) = (&step.inputs[0], &step.inputs[1]);
+    let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
+    let scratch = Scratch::of(stage).take(PRODUCT_BYTES);
+    outer_sum(stage, matrix(stage, dy), matrix(stage, x), tokens, scale, &step.updates[0], scratch)
+}
+
+/// Rows of a micro-batch, and the most that are planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    pub rows: usize,
+    pub planned: usize,
+}
+
+/// Adds scale·leftᵀ·right, summed over tokens, to a gradient.
+pub fn outer_sum(
+    stage: &Stage<'_>,
+    left: Matrix,
+    right: Matrix,
+    tokens: Tokens,
+    scale: f32,
+    gradient: &Operand,
+    scratch: u64,
+) -> Result<(), DeviceError> {
+    if tokens.rows == 0 {
+        return Ok(());
+    }
+    let target = matrix(stage, gradient);
+    let whole = |depth: usize| Sizes { rows: stage.rows(gradient), columns: gradient.columns, depth };
+    stage.products.run(
+        stage.gpu,
+        &Product {
+            left,
+            left_transposed: true,
+            right,
+            right_transposed: false,
+            output: target,
+            addend: Some(target),
+            bias: None,
+            alpha: scale,
+            sizes: whole(tokens.rows),
+            planned: whole(tokens.planned),
+            scratch,
+        },
+    )
+}

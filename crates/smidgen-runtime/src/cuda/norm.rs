@@ -1,0 +1,229 @@
+//! Launches of the norms and their gradients.
+//!
+//! A norm runs over groups of D channels, of which a row has one or several. Small groups go to some lanes of a warp,
+//! larger ones to a block that keeps them in registers, all others to a block that reads them twice; which it is
+//! follows from the sizes and the alignment alone.
+
+use super::spans::{Place, SPAN, count, int, stored_dtype, word};
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::Norm;
+use smidgen_ir::workspace_cuda::{NORM_GROUPS_PER_PARTIAL, rows_per_partial};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "norm.cu",
+    source: include_str!("../../kernels/norm.cu"),
+    kernels: &[
+        "rms_norm_heads",
+        "rms_norm_two",
+        "rms_norm_four",
+        "rms_norm_any",
+        "rms_norm_grad_heads",
+        "rms_norm_grad_two",
+        "rms_norm_grad_four",
+        "rms_norm_grad_any",
+        "rms_norm_weight_partials_heads",
+        "rms_norm_weight_partials_two",
+        "rms_norm_weight_partials_four",
+        "rms_norm_weight_partials_any",
+    ],
+};
+
+/// Threads of a block of the `_heads` kernels.
+const TEAM_THREADS: u32 = 256;
+
+/// Which kernel works on a group, and with how many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Heads { lanes: u32 },
+    Two { threads: u32 },
+    Four { threads: u32 },
+    Any { threads: u32 },
+}
+
+impl Form {
+    fn of(columns: usize, aligned: bool) -> Form {
+        let warps = |threads: usize| threads.next_multiple_of(32) as u32;
+        match columns {
+            _ if !aligned || !columns.is_multiple_of(SPAN) => Form::Any { threads: warps(columns).min(1024) },
+            0..=256 => Form::Heads { lanes: (columns / SPAN).next_power_of_two() as u32 },
+            257..=8192 => Form::Two { threads: warps(columns.div_ceil(2 * SPAN)) },
+            8193..=16384 => Form::Four { threads: warps(columns.div_ceil(4 * SPAN)) },
+            _ => Form::Any { threads: 1024 },
+        }
+    }
+
+    /// Of the four kernels that do the same, in the order of the variants.
+    fn kernel(self, names: [&'static str; 4]) -> &'static str {
+        match self {
+            Form::Heads { .. } => names[0],
+            Form::Two { .. } => names[1],
+            Form::Four { .. } => names[2],
+            Form::Any { .. } => names[3],
+        }
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            Form::Heads { .. } => TEAM_THREADS,
+            Form::Two { threads } | Form::Four { threads } | Form::Any { threads } => threads,
+        }
+    }
+
+    /// Blocks for all groups, where a team of lanes takes `of_team` of them and a block one.
+    fn blocks(self, groups: u32, of_team: u32) -> u32 {
+        match self {
+            Form::Heads { lanes } => groups.div_ceil(TEAM_THREADS / lanes * of_team),
+            Form::Two { .. } | Form::Four { .. } | Form::Any { .. } => groups,
+        }
+    }
+}
+
+/// The groups of a matrix.
+struct Groups {
+    columns: usize,
+    of_row: usize,
+    all: u32,
+}
+
+impl Groups {
+    fn of(stage: &Stage<'_>, x: &Operand, columns: usize) -> Groups {
+        let of_row = x.columns / columns;
+        Groups { columns, of_row, all: count(stage.rows(x) * of_row) }
+    }
+}
+
+/// y = x / rms(x) · weight.
+pub fn rms_norm(stage: &Stage<'_>, step: &BoundStep, norm: &Norm) -> Result<(), DeviceError> {
+    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let groups = Groups::of(stage, x, stage.rows(weight));
+    if groups.all == 0 {
+        return Ok(());
+    }
+    let (x, weight_place, y) = (Place::of(stage, x), Place::of_vector(stage, weight), Place::of(stage, y));
+    let form = Form::of(groups.columns, x.aligned && weight_place.aligned && y.aligned);
+    let mut args = vec![x.pointer, x.stride];
+    args.extend(weight_args(weight, weight_place, norm));
+    args.extend([y.pointer, y.stride, int(groups.columns), int(groups.of_row)]);
+    args.extend(lanes_args(form, &groups));
+    let kernel = form.kernel(["rms_norm_heads", "rms_norm_two", "rms_norm_four", "rms_norm_any"]);
+    stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args)
+}
+
+/// dx = the gradient through the norm, plus an addend where there is one.
+pub fn rms_norm_grad(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    norm: &Norm,
+    addend: bool,
+) -> Result<(), DeviceError> {
+    let (x, weight) = (&step.inputs[0], &step.inputs[1]);
+    let groups = Groups::of(stage, x, stage.rows(weight));
+    if groups.all == 0 {
+        return Ok(());
+    }
+    let (x, weight_place) = (Place::of(stage, x), Place::of_vector(stage, weight));
+    let dy = Place::of(stage, &step.inputs[2]);
+    let addend = if addend { Place::of(stage, &step.inputs[3]) } else { Place::NONE };
+    let dx = Place::of(stage, &step.outputs[0]);
+    let aligned = [x, weight_place, dy, addend, dx].iter().all(|place| place.aligned);
+    let form = Form::of(groups.columns, aligned);
+    let mut args = vec![x.pointer, x.stride];
+    args.extend(weight_args(weight, weight_place, norm));
+    args.extend([dy.pointer, dy.stride, addend.pointer, addend.stride, dx.pointer, dx.stride]);
+    args.extend([int(groups.columns), int(groups.of_row)]);
+    args.extend(lanes_args(form, &groups));
+    let names = ["rms_norm_grad_heads", "rms_norm_grad_two", "rms_norm_grad_four", "rms_norm_grad_any"];
+    stage.launch(form.kernel(names), [form.blocks(groups.all, 1), 1, 1], form.threads(), 0, &args)
+}
+
+/// dweight += Σ dy·x / rms(x), over partial sums in the workspace.
+pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), DeviceError> {
+    let (x, dy, dweight) = (&step.inputs[0], &step.inputs[1], &step.updates[0]);
+    let columns = stage.rows(dweight) * dweight.columns;
+    let groups = Groups::of(stage, x, columns);
+    if groups.all == 0 {
+        return Ok(());
+    }
+    let (x, dy) = (Place::of(stage, x), Place::of(stage, dy));
+    let form = Form::of(columns, x.aligned && dy.aligned);
+    let per_partial = rows_per_partial(groups.all as usize, NORM_GROUPS_PER_PARTIAL);
+    let partials = (groups.all as usize).div_ceil(per_partial);
+    let workspace = partial_rows(stage, partials, columns);
+    let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride, Arg::Float(eps), workspace];
+    args.extend([int(columns), int(groups.of_row), Arg::Word(groups.all), word(per_partial)]);
+    if let Form::Heads { lanes } = form {
+        args.push(Arg::Int(lanes as i32));
+    }
+    let kernel = form.kernel([
+        "rms_norm_weight_partials_heads",
+        "rms_norm_weight_partials_two",
+        "rms_norm_weight_partials_four",
+        "rms_norm_weight_partials_any",
+    ]);
+    stage.launch(kernel, [count(partials), 1, 1], form.threads(), 0, &args)?;
+    add_partial_rows(stage, workspace, partials, columns, stage.pointer(dweight))
+}
+
+/// The begin of the workspace, for so many rows of partial sums.
+pub(super) fn partial_rows(stage: &Stage<'_>, partials: usize, columns: usize) -> Arg {
+    let (pointer, bytes) = stage.workspace();
+    let needed = 4 * partials * columns;
+    assert!(needed <= bytes, "{needed} bytes of partial sums in a workspace of {bytes}");
+    Arg::Pointer(pointer)
+}
+
+/// Adds the rows of `partials` (count, columns) to `target` (columns), in order.
+pub(super) fn add_partial_rows(
+    stage: &Stage<'_>,
+    partials: Arg,
+    count_of_partials: usize,
+    columns: usize,
+    target: u64,
+) -> Result<(), DeviceError> {
+    let args = [partials, int(count_of_partials), int(columns), Arg::Pointer(target)];
+    stage.launch("add_partial_rows", [count(columns.div_ceil(32)), 1, 1], 256, 0, &args)
+}
+
+fn weight_args(weight: &Operand, place: Place, norm: &Norm) -> [Arg; 4] {
+    let shift = if norm.plus_one { 1.0 } else { 0.0 };
+    [place.pointer, stored_dtype(weight), Arg::Float(shift), Arg::Float(norm.eps)]
+}
+
+/// What the `_heads` kernels take at the end.
+fn lanes_args(form: Form, groups: &Groups) -> impl Iterator<Item = Arg> {
+    let lanes = match form {
+        Form::Heads { lanes } => Some([Arg::Word(groups.all), Arg::Int(lanes as i32)]),
+        Form::Two { .. } | Form::Four { .. } | Form::Any { .. } => None,
+    };
+    lanes.into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every group is covered by the registers or lanes of the form that is chosen for it.
+    #[test]
+    fn forms_hold_their_groups() {
+        for columns in 1..20_000 {
+            for aligned in [false, true] {
+                let form = Form::of(columns, aligned);
+                let held = match form {
+                    Form::Heads { lanes } => {
+                        assert!(lanes.is_power_of_two() && lanes <= 32, "{columns}: {lanes} lanes");
+                        SPAN * lanes as usize
+                    }
+                    Form::Two { threads } => 2 * SPAN * threads as usize,
+                    Form::Four { threads } => 4 * SPAN * threads as usize,
+                    Form::Any { .. } => usize::MAX,
+                };
+                assert!(held >= columns, "{form:?} for {columns}");
+                let most = if matches!(form, Form::Any { .. }) { 1024 } else { 512 };
+                assert!(form.threads().is_multiple_of(32) && form.threads() <= most, "{form:?}");
+                let whole_spans = aligned && columns.is_multiple_of(SPAN);
+                assert!(whole_spans || matches!(form, Form::Any { .. }), "{form:?} for {columns}");
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Matrices as the kernels take them: an address, a row stride, and whether 16-byte accesses are allowed.
+//!
+//! Kernels over elements come in pairs, `_eight` for spans of eight aligned elements and `_one` for single ones; the
+//! choice follows from addresses, strides and columns alone. Both give the same numbers.
+
+use super::stage::{Arg, Stage};
+use crate::device::Operand;
+use smidgen_ir::{DType, Storage};
+
+/// Threads of a block of a kernel over spans.
+pub const THREADS: u32 = 256;
+/// Elements of an aligned span.
+pub const SPAN: usize = 8;
+
+/// Where a matrix lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub pointer: Arg,
+    pub stride: Arg,
+    /// Rows begin at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+impl Place {
+    pub fn of(stage: &Stage<'_>, operand: &Operand) -> Place {
+        Place::at(stage.pointer(operand), operand.stride)
+    }
+
+    /// A vector, which has no rows to align but its own begin.
+    pub fn of_vector(stage: &Stage<'_>, operand: &Operand) -> Place {
+        Place::at(stage.pointer(operand), 0)
+    }
+
+    pub fn at(pointer: u64, stride: usize) -> Place {
+        Place {
+            pointer: Arg::Pointer(pointer),
+            stride: long(stride),
+            aligned: pointer.is_multiple_of(16) && stride.is_multiple_of(SPAN),
+        }
+    }
+
+    /// A matrix that is not there: the kernel sees a null pointer.
+    pub const NONE: Place = Place { pointer: Arg::Pointer(0), stride: Arg::Long(0), aligned: true };
+}
+
+/// A matrix cut into spans, numbered along the rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Spans {
+    pub aligned: bool,
+    pub spans_of_row: Arg,
+    pub spans: Arg,
+    count: u32,
+}
+
+impl Spans {
+    pub fn of(rows: usize, columns: usize, places: &[Place]) -> Spans {
+        let aligned = columns.is_multiple_of(SPAN) && places.iter().all(|place| place.aligned);
+        let spans_of_row = if aligned { columns / SPAN } else { columns };
+        let count = count(rows * spans_of_row);
+        Spans { aligned, spans_of_row: word(spans_of_row), spans: Arg::Word(count), count }
+    }
+
+    /// Of a kernel's two forms, the one for these spans.
+    pub fn form(&self, eight: &'static str, one: &'static str) -> &'static str {
+        if self.aligned { eight } else { one }
+    }
+
+    /// A grid whose threads take so many spans each; `None` where there is nothing to do.
+    pub fn grid(&self, spans_of_thread: u32) -> Option<[u32; 3]> {
+        (self.count > 0).then(|| [self.count.div_ceil(THREADS * spans_of_thread), 1, 1])
+    }
+}
+
+/// How a kernel knows the numbers of a stored vector.
+pub fn stored_dtype(operand: &Operand) -> Arg {
+    Arg::Int(match operand.storage {
+        Storage::Plain(DType::F32) => 0,
+        Storage::Plain(DType::Bf16) => 1,
+        Storage::Plain(DType::F16) => 2,
+        storage => unreachable!("`check` refuses vectors stored as {storage}"),
+    })
+}
+
+/// Kernels count in 32 bits; a plan whose sizes pass them does not fit any GPU's memory.
+pub fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or_else(|_| panic!("{number} pieces in one launch"))
+}
+
+pub fn word(number: usize) -> Arg {
+    Arg::Word(count(number))
+}
+
+pub fn int(number: usize) -> Arg {
+    Arg::Int(i32::try_from(number).unwrap_or_else(|_| panic!("{number} as an argument of 32 bits")))
+}
+
+pub fn long(number: usize) -> Arg {
+    Arg::Long(number as i64)
+}

@@ -1,0 +1,247 @@
+//! The CUDA device against the CPU: the same examples, and whole decoders over several updates.
+//!
+//! They need a GPU and are left out without one: `cargo test -- --ignored cuda` runs them. In f32 the two differ by
+//! the order of sums; with activations in 16 bits each number is rounded where it is stored, which the tolerances
+//! allow for: 8 bits of mantissa are 4e-3 a rounding, 11 bits 5e-4, and gradients pass through a dozen of them.
+//! Errors are those of a whole tensor, ‖got - want‖ / ‖want‖.
+
+use crate::decoder::{ALL_FUSED, Choice, EXTENT, gemma2, gemma3, leaf_named, phi3};
+use crate::examples::{self, Proof};
+use crate::numbers::{decode_doubles, decode_reals};
+use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with};
+use smidgen_compile::forward::state;
+use smidgen_compile::options::Moments;
+use smidgen_compile::{AdapterForm, Recompute, Request, TrainedBiases};
+use smidgen_ir::{DType, DeviceKind, Dim, Entry, Extent, Graph, LeafKind, Op, Plan, Precision, Storage, Type};
+use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
+use smidgen_runtime::cuda::CudaOptions;
+use smidgen_runtime::{Cpu, Cuda, Device, Executor};
+
+/// Largest error of a tensor.
+fn tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 2e-5,
+        Precision::Bf16 => 4e-2,
+        Precision::F16 => 6e-3,
+    }
+}
+
+fn open(precision: Precision) -> Cuda {
+    let cache = Some(std::env::temp_dir().join("smidgen-test-kernels"));
+    Cuda::open(&CudaOptions { ordinal: 0, precision, cache }).unwrap()
+}
+
+/// The graph with its activations in other numbers: what embeddings give, what follows from it, and inputs of rows.
+fn in_numbers(graph: &Graph, element: DType) -> Graph {
+    let mut graph = graph.clone();
+    for value in &mut graph.values {
+        let is_input = value.leaf().is_some_and(|leaf| leaf.kind == LeafKind::Input);
+        let is_rows = matches!(value.ty.shape.0.as_slice(), [Dim::Tokens | Dim::Rows, Dim::Const(_)]);
+        if is_input && is_rows && value.ty.storage == Storage::F32 {
+            value.ty.storage = Storage::Plain(element);
+        }
+    }
+    let mut entries = std::mem::take(&mut graph.entries);
+    for node in entries.iter_mut().flat_map(|(_, nodes)| nodes) {
+        if let Op::Embed { element: own, .. } = &mut node.op {
+            *own = element;
+        }
+        let types = |ids: &[smidgen_ir::ValueId]| -> Vec<Type> {
+            ids.iter().map(|id| graph.value(*id).ty.clone()).collect()
+        };
+        let (inputs, updates) = (types(&node.inputs), types(&node.updates));
+        let outputs = node.op.infer(&inputs.iter().collect::<Vec<_>>(), &updates.iter().collect::<Vec<_>>());
+        for (id, ty) in node.outputs.iter().zip(outputs.unwrap()) {
+            graph.values[id.index()].ty = ty;
+        }
+    }
+    graph.entries = entries;
+    graph
+}
+
+fn reals(bytes: &[u8], storage: Storage) -> Vec<f64> {
+    let halves = || bytes.chunks_exact(2).map(|bytes| u16::from_le_bytes(bytes.try_into().unwrap()));
+    match storage {
+        Storage::Plain(DType::F32) => decode_reals(bytes).into_iter().map(f64::from).collect(),
+        Storage::Plain(DType::F64) => decode_doubles(bytes),
+        Storage::Plain(DType::Bf16) => halves().map(|bits| f64::from(bf16_to_f32(bits))).collect(),
+        Storage::Plain(DType::F16) => halves().map(|bits| f64::from(f16_to_f32(bits))).collect(),
+        other => panic!("no reals in {other}"),
+    }
+}
+
+/// ‖got - want‖ / ‖want‖.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let difference = norm(&mut got.iter().zip(want).map(|(got, want)| got - want));
+    difference / norm(&mut want.iter().copied()).max(1e-30)
+}
+
+fn compare(subject: &Subject, gpu: &Graph, got: &Outcome, want: &Outcome, most: f64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut check = |name: &str, got: &[f64], want: &[f64]| {
+        let error = error(got, want);
+        if error.is_nan() || error > most {
+            wrong.push(format!("{}: `{name}` differs by {error:.2e}", subject.name));
+        }
+    };
+    for (name, want) in &want.gradients {
+        check(name, &reals(&got.gradients[name], Storage::F32), &reals(want, Storage::F32));
+    }
+    let result = match &subject.scalar {
+        Scalar::Dot { y, .. } => *y,
+        Scalar::Loss { leaf, .. } => *leaf,
+    };
+    let (own, other) = (subject.graph.value(result).ty.storage, gpu.value(result).ty.storage);
+    check("the result", &reals(&got.result, other), &reals(&want.result, own));
+    wrong
+}
+
+fn roomy(Extent { tokens, rows, segments }: Extent) -> Extent {
+    Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }
+}
+
+fn gpu_plan(graph: &Graph, extent: Extent, precision: Precision) -> Plan {
+    let request = Request { device: DeviceKind::Cuda, precision, extent: roomy(extent), ..plain_request() };
+    plan_with(graph, &request)
+}
+
+/// Runs every example that is a graph on both devices.
+fn examples_agree(precision: Precision) {
+    let element = DeviceKind::Cuda.activations(precision);
+    let mut device = open(precision);
+    let (mut wrong, mut ran) = (Vec::new(), 0);
+    for example in examples::all() {
+        let Proof::Gradient(subject, _) = example.proof else { continue };
+        // LS-LoRA's kernels take B rounded, as only a whole decoder has it.
+        let nodes = subject.graph.entries.iter().flat_map(|(_, nodes)| nodes);
+        let rounds = nodes.clone().any(|node| matches!(node.op, Op::Fourier { .. }));
+        if rounds && precision != Precision::F32 {
+            continue;
+        }
+        let want = subject.run_once(&mut subject.load(subject.roomy_plan(1), 1));
+        let graph = in_numbers(&subject.graph, element);
+        let on_gpu = Subject { graph: graph.clone(), ..subject.clone() };
+        let mut executor = Executor::load(gpu_plan(&graph, subject.extent, precision), device).unwrap();
+        let got = on_gpu.run_once(&mut executor);
+        wrong.extend(compare(&subject, &graph, &got, &want, tolerance(precision)));
+        if on_gpu.run_once(&mut executor) != got {
+            wrong.push(format!("{}: a second run gives other bytes", subject.name));
+        }
+        device = executor.into_device();
+        ran += 1;
+    }
+    println!("{ran} examples in {}", precision.name());
+    assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_agrees_on_every_example_in_f32() {
+    examples_agree(Precision::F32);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_agrees_on_every_example_in_bf16() {
+    examples_agree(Precision::Bf16);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_agrees_on_every_example_in_f16() {
+    examples_agree(Precision::F16);
+}
+
+fn choices() -> Vec<Choice> {
+    let with = |name, choice: Choice| Choice { name, ..choice };
+    let of = |name, spec| Choice { name, spec, ..Choice::lora() };
+    vec![
+        Choice::lora(),
+        Choice::fused(),
+        Choice { adapted: ALL_FUSED, ..of("phi3", phi3()) },
+        of("gemma2", gemma2()),
+        of("gemma3", gemma3()),
+        with("dora", Choice { form: AdapterForm::Dora, ..Choice::lora() }),
+        with("dora with dropout", Choice { form: AdapterForm::Dora, dropout: 0.2, ..Choice::lora() }),
+        with("ls-lora", Choice { form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() }),
+        with("dropout", Choice { dropout: 0.3, ..Choice::lora() }),
+        with("trained biases", Choice { biases: TrainedBiases::All, ..Choice::lora() }),
+        with("8-bit moments", Choice { moments: Moments::Bits8, ..Choice::lora() }),
+        with("everything trained", Choice { train_everything: true, ..Choice::lora() }),
+    ]
+}
+
+/// Losses of three updates and the trained leaves behind them.
+fn train<D: Device>(subject: &Subject, executor: &mut Executor<D>) -> (Vec<f64>, Vec<(String, Vec<f64>)>) {
+    subject.write_contents(executor);
+    let loss = leaf_named(&subject.graph, state::REPORT);
+    let mut losses = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..2 {
+            executor.run(Entry::MicroStep, &subject.extent).unwrap();
+        }
+        executor.run(Entry::Update, &subject.extent).unwrap();
+        executor.run(Entry::Refresh, &subject.extent).unwrap();
+        losses.push(decode_doubles(&subject.read_bytes(executor, loss))[0]);
+    }
+    let trained = subject.trained().into_iter().map(|(leaf, _)| {
+        let value = subject.graph.value(leaf);
+        let bytes = subject.read_bytes(executor, leaf);
+        (value.name.clone(), reals(&bytes, value.ty.storage))
+    });
+    let trained = trained.collect();
+    (losses, trained)
+}
+
+fn decoders_agree(precision: Precision) {
+    let mut device = open(precision);
+    let mut wrong = Vec::new();
+    for choice in choices() {
+        for layers in [Recompute::none(), Recompute::first(2)] {
+            let cpu = choice.subject_with(layers.clone());
+            let mut executor = Executor::load(cpu.roomy_plan(2), Cpu::new(2).unwrap()).unwrap();
+            let want = train(&cpu, &mut executor);
+            let gpu_choice = Choice { device: DeviceKind::Cuda, precision, ..choice.clone() };
+            let gpu = gpu_choice.subject_with(layers);
+            let request = Request { extent: roomy(EXTENT), ..gpu_choice.request() };
+            let mut executor = Executor::load(plan_with(&gpu.graph, &request), device).unwrap();
+            let got = train(&gpu, &mut executor);
+            let most = tolerance(precision);
+            let error_of_losses = error(&got.0, &want.0);
+            if error_of_losses.is_nan() || error_of_losses > most {
+                wrong.push(format!("{}: losses {:?} for {:?}", choice.name, got.0, want.0));
+            }
+            for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
+                let error = error(got, want);
+                if error.is_nan() || error > most {
+                    wrong.push(format!("{}: `{name}` differs by {error:.2e}", choice.name));
+                }
+            }
+            if train(&gpu, &mut executor) != got {
+                wrong.push(format!("{}: a second run gives other bytes", choice.name));
+            }
+            device = executor.into_device();
+        }
+    }
+    assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_trains_decoders_as_the_cpu_does_in_f32() {
+    decoders_agree(Precision::F32);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_trains_decoders_as_the_cpu_does_in_bf16() {
+    decoders_agree(Precision::Bf16);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_trains_decoders_as_the_cpu_does_in_f16() {
+    decoders_agree(Precision::F16);
+}

@@ -1,0 +1,60 @@
+//! The device of a run: found before anything is planned, opened once the plan is made.
+//!
+//! `auto` is the first GPU that can train, else the processor. A plan may be made for a GPU that is not here; a run
+//! may not. What the driver's context takes is measured when the device is opened, and assumed before.
+
+use crate::failure::Failure;
+use crate::hub::environment;
+use crate::recipe::DeviceChoice;
+use smidgen_ir::{DeviceKind, Precision};
+use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
+use smidgen_runtime::{AnyDevice, Cpu, Cuda};
+
+/// Where a run will be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    Cpu,
+    Cuda {
+        ordinal: usize,
+        /// What is known of the GPU, if it is here.
+        facts: Option<GpuFacts>,
+    },
+}
+
+impl Place {
+    /// Looks for the device that the recipe chooses. `must_run`: a GPU that is not here is an error.
+    pub fn find(choice: DeviceChoice, must_run: bool) -> Result<Place, Failure> {
+        match choice {
+            DeviceChoice::Cpu => Ok(Place::Cpu),
+            DeviceChoice::Auto => Ok(match cuda::look(0) {
+                Ok(facts) if facts.can_train() => Place::Cuda { ordinal: 0, facts: Some(facts) },
+                _ => Place::Cpu,
+            }),
+            DeviceChoice::Cuda(ordinal) => match cuda::look(ordinal) {
+                Ok(facts) => Ok(Place::Cuda { ordinal, facts: Some(facts) }),
+                Err(_) if !must_run => Ok(Place::Cuda { ordinal, facts: None }),
+                Err(error) => Err(Failure::world(format!("`memory.device = \"cuda:{ordinal}\"`: {error}"))
+                    .hint("`memory.device = \"cpu\"` trains without a GPU")),
+            },
+        }
+    }
+
+    pub fn kind(&self) -> DeviceKind {
+        match self {
+            Place::Cpu => DeviceKind::Cpu,
+            Place::Cuda { .. } => DeviceKind::Cuda,
+        }
+    }
+
+    /// Opens the device, with its context and kernels; the arena comes with the plan.
+    pub fn open(&self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
+        match self {
+            Place::Cpu => Ok(AnyDevice::Cpu(Cpu::new(threads).map_err(Failure::world)?)),
+            Place::Cuda { ordinal, .. } => {
+                let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
+                let options = CudaOptions { ordinal: *ordinal, precision, cache };
+                Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options).map_err(Failure::world)?)))
+            }
+        }
+    }
+}
