@@ -311,4 +311,27 @@ mod tests {
         assert_eq!(norm_block_rows(100, 18944), 100);
         assert_eq!(norm_block_rows(100, 1 << 24), 8);
     }
+    /// Whatever the segments are, each has its own tiles, and the list was planned before they were known.
+    #[test]
+    fn a_list_holds_the_tiles_of_any_segments() {
+        for rows in [32_usize, 64, 128] {
+            for lengths in [vec![1; 200], vec![rows + 1; 9], vec![rows; 4], vec![5000, 1, 0, 3, rows - 1]] {
+                let tiles: usize = lengths.iter().map(|length| length.div_ceil(rows)).sum();
+                let (tokens, segments) = (lengths.iter().sum(), lengths.len());
+                assert!(tiles <= attention_tile_bound(tokens, segments, rows), "{rows} rows, {lengths:?}");
+            }
+        }
+    }
+
+    /// A micro-batch may have fewer tokens and segments than the plan.
+    #[test]
+    fn attention_scratch_never_falls_as_tokens_and_segments_are_added() {
+        let shape =
+            AttentionShape { heads: 3, kv_heads: 1, head_dim: 256, scale: 1.0, window: None, softcap: None };
+        let bytes = |tokens, segments| attention_workspace_bytes(tokens, segments, &shape, true);
+        for tokens in 0..2000 {
+            assert!(bytes(tokens, 7) <= bytes(tokens + 1, 7), "{tokens} tokens");
+            assert!(bytes(500, tokens) <= bytes(500, tokens + 1), "{tokens} segments");
+        }
+    }
 }

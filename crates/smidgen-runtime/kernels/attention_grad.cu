@@ -428,14 +428,15 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
 
 // Grid: `key_blocks` (possible tiles of keys times key heads), then possible tiles of queries times heads.
 #define GRAD_PARAMETERS                                                                                               \
-    const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,             \
-        i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride, const float *powers, \
-        const float *deltas, const int4 *query_list, const int4 *key_list, int key_blocks, int tokens, int heads,     \
-        int kv_heads, int head_dim, int window, float scale, float cap
+    const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,              \
+        i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride,                      \
+        const float *powers, const float *deltas, const int4 *query_list, const int4 *key_list, int key_blocks,       \
+        int tokens, int heads, int kv_heads, int head_dim, int window, float scale, float cap
 #define GRAD_WORK(of_keys, of_queries)                                                                                \
     const Scores scores{head_dim, window, scale, cap};                                                                \
-    const GradOperands operands{q,           k,         v,         dout,      dq,     dk,     dv,     q_stride, k_stride,    \
-                                v_stride,    dout_stride, dq_stride, dk_stride, dv_stride, powers, deltas, tokens,   heads, kv_heads}; \
+    const GradOperands operands{q,           k,         v,         dout,      dq,     dk,     dv,                     \
+                                q_stride,    k_stride,  v_stride,  dout_stride, dq_stride, dk_stride, dv_stride,      \
+                                powers,      deltas,    tokens,    heads,     kv_heads};                              \
     const int block = blockIdx.x;                                                                                     \
     Tile tile;                                                                                                        \
     if (block < key_blocks) {                                                                                         \

@@ -7,11 +7,10 @@
 
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::AttentionShape;
-use smidgen_ir::DType;
 use smidgen_ir::workspace_cuda::{
     AttentionTiles, attention_list_bytes, attention_tile_bound, attention_workspace_bytes,
 };
+use smidgen_ir::{AttentionShape, DType};
 
 /// Two for each padded head size.
 pub const FILES: [KernelFile; 8] = [
@@ -294,4 +293,42 @@ fn pointer(stage: &Stage<'_>, operand: &Operand) -> Arg {
 
 fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
     std::array::from_fn(|index| &operands[index])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that the kernels' own definitions add up to.
+    #[test]
+    fn shared_memory_is_what_the_kernels_use_and_fits_every_gpu() {
+        let expected =
+            [(64, 49_152, 65_536), (96, 73_728, 78_848), (128, 98_304, 99_328), (256, 98_304, 98_304)];
+        for (head_dim, forward, gradient) in expected {
+            let head = Head::of(head_dim);
+            assert_eq!(head.tiles.padded_head, head_dim);
+            assert_eq!(head.forward_shared_bytes(), forward, "forward of {head_dim}");
+            assert_eq!(head.gradient_shared_bytes(), gradient, "gradient of {head_dim}");
+            assert!(forward.max(gradient) <= 99 << 10, "the least that a block may have on Ampere and newer");
+        }
+    }
+
+    #[test]
+    fn every_head_size_has_kernels_of_a_padded_size() {
+        for head_dim in 1..=256 {
+            let head = Head::of(head_dim);
+            assert!(head.tiles.padded_head >= head_dim);
+            let kernels = [head.forward_file.kernels, head.gradient_file.kernels].concat();
+            for kernel in [
+                head.list_tiles,
+                head.forward,
+                head.forward_plain,
+                head.prepare,
+                head.gradient,
+                head.gradient_plain,
+            ] {
+                assert!(kernels.contains(&kernel), "`{kernel}` is in no file");
+            }
+        }
+    }
 }
