@@ -7,6 +7,7 @@
 
 pub mod act;
 pub mod attention;
+pub mod attention_hopper;
 pub mod cached_attention;
 pub mod columns;
 pub mod decode;
@@ -33,7 +34,7 @@ use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
-pub use run::files as kernel_files;
+pub use run::{files as kernel_files, hopper_files as hopper_kernel_files};
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};

@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 
 pub const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
 
+/// What files for Hopper GPUs alone are compiled for: its code runs on no later GPU.
+pub const HOPPER: &str = "sm_90a";
+
 /// What a file is compiled with. `architecture` is such as `sm_90`.
 pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     let element = match activations {
@@ -83,6 +86,7 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 #[derive(Debug)]
 pub struct Kernels {
     functions: HashMap<&'static str, Function>,
+    has_hopper: bool,
 }
 
 #[derive(Debug)]
@@ -99,7 +103,7 @@ const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Compiles or reads every file, and finds its kernels.
+    /// Compiles or reads every file, and those of Hopper where they run, and finds its kernels.
     pub fn load(
         gpu: &Gpu,
         files: &[KernelFile],
@@ -107,10 +111,14 @@ impl Kernels {
         cache: Option<&Path>,
     ) -> Result<Kernels, DeviceError> {
         let (major, minor) = gpu.capability;
-        let options = options(&format!("sm_{major}{minor}"), activations);
+        let general = options(&format!("sm_{major}{minor}"), activations);
+        let of_hopper = options(HOPPER, activations);
+        let has_hopper = gpu.capability == (9, 0) && activations != DType::F32;
+        let hopper_files = if has_hopper { super::run::hopper_files() } else { Vec::new() };
+        let every = files.iter().map(|file| (file, &general));
         let mut functions = HashMap::new();
-        for file in files {
-            let code = cached_code(file, &options, cache)?;
+        for (file, options) in every.chain(hopper_files.iter().map(|file| (file, &of_hopper))) {
+            let code = cached_code(file, options, cache)?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is machine code for this GPU, and the driver copies it.
             check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
@@ -125,7 +133,12 @@ impl Kernels {
                 assert!(before.is_none(), "two kernels are called `{kernel}`");
             }
         }
-        Ok(Kernels { functions })
+        Ok(Kernels { functions, has_hopper })
+    }
+
+    /// Whether the kernels for Hopper GPUs alone are among them.
+    pub fn has_hopper(&self) -> bool {
+        self.has_hopper
     }
 
     /// A kernel that may use so much dynamic shared memory.

@@ -5,7 +5,7 @@
 use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
 use super::{
-    act, attention, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
+    act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
     optimizer, rope,
 };
 use crate::device::{BoundStep, DeviceError, Operand};
@@ -30,6 +30,11 @@ pub fn files() -> Vec<KernelFile> {
         rope::FILE,
     ];
     others.into_iter().chain(attention::FILES).collect()
+}
+
+/// Files for Hopper GPUs and 16-bit activations alone.
+pub fn hopper_files() -> Vec<KernelFile> {
+    attention_hopper::FILES.to_vec()
 }
 
 /// Whether the operation is one of those whose products are timed.
