@@ -5,7 +5,8 @@
     python benches/attention_check.py time [fa2] [general]
                                                        # fa2: also PyTorch's flash attention and cuDNN's
 
-On a Hopper GPU its own kernels are taken where the device takes them; `general` takes those of all GPUs.
+On a Hopper GPU its own kernels are taken where the device takes them; `general` takes those of all GPUs. Words that
+begin with -D go to the compiler.
 
 Needs a GPU, PyTorch and CuPy, nothing of the crates but `kernels/`. Launch geometry and scratch are those of
 `cuda/attention.rs`. A row of the check is one shape: relative errors of o, dq, dk and dv (root mean square), the
@@ -50,6 +51,7 @@ def compile_file(source, dtype, suffix=""):
     nvrtc, program = compiler(), ctypes.c_void_p()
     major, minor = torch.cuda.get_device_capability()
     options = [f"--gpu-architecture=sm_{major}{minor}{suffix}", "-default-device", "--std=c++17", DEFINES[dtype]]
+    options += [word for word in sys.argv if word.startswith("-D")]
     if STOPPING:
         options.append("-DSPIN_LIMIT=4000000")
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -413,7 +415,7 @@ def time_torch(problem, length, work):
 if __name__ == "__main__":
     words = sys.argv[1:]
     failures = 0
-    words = [word for word in words if word != "general"]
+    words = [word for word in words if word != "general" and not word.startswith("-D")]
     if not words or words[0] == "check":
         names = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
         failures = check([names[word] for word in words[1:] if word in names] or list(names.values()))

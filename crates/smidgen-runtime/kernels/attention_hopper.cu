@@ -7,6 +7,13 @@
 // a row's maximum has grown by more than 2^8. Bound by the products: 64 · 128 · 16 multiply-adds in 64 cycles, the
 // exponentials of a tile in half the time of its products.
 
+#if defined(NO_TURNS)
+#define TAKE_TURN
+#define PASS_TURN
+#else
+#define TAKE_TURN barrier_of(FIRST_TURN + group, 256)
+#define PASS_TURN barrier_pass_on(FIRST_TURN + 1 - group, 256)
+#endif
 #define KEYS 128
 #define QUERIES_AT 0
 #define RING_AT TILE_BYTES(ITEM_ROWS)
@@ -75,22 +82,24 @@ __device__ __forceinline__ void copy_items(const ForwardOperands &x, u32 base) {
 
 __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 base) {
     const u32 control = base + CONTROL_AT;
-    const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
+    const int group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4, warp_row = group * 64 + warp * 16;
-    const u64 queries = rows_descriptor(base + QUERIES_AT + group * 64 * 128);
+    const u32 queries = rows_descriptor(base + QUERIES_AT + group * 64 * 128);
     const float to_power = x.scale * LOG2_E, slack = SLACK / to_power;
     // The first group has the first turn.
+#if !defined(NO_TURNS)
     if (group == 1)
         barrier_pass_on(FIRST_TURN, 256);
+#endif
     Ring ring;
 #pragma unroll 1
     for (u32 round = 0;; ++round) {
         barrier_wait(control + RESIDENT_FULL, round % 2);
         const Item item = get_item(control + ITEM_AT + round % 2 * ITEM_BYTES);
-        if (item.kind < 0)
+        if (uniform(item.kind) < 0)
             break;
         const Tile tile = item.tile;
-        const int steps = key_tiles_of(tile);
+        const int steps = uniform(key_tiles_of(tile));
         float output[HEAD / 2], score[KEYS / 2]; // (queries, channels), (queries, keys)
         u32 weights[KEYS / 16][4];
         // Of the rows g and g + 8; a lane's sum is over its own columns.
@@ -100,7 +109,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             output[i] = 0.0f;
 
         auto begin_scores = [&](u32 slot) {
-            const u64 keys = rows_descriptor(base + RING_AT + slot * TILE_BYTES(KEYS));
+            const u32 keys = rows_descriptor(base + RING_AT + slot * TILE_BYTES(KEYS));
 #pragma unroll
             for (int step = 0; step < HEAD_STEPS; ++step)
                 multiply_rows(score, further(queries, STEP_AT(ITEM_ROWS, step)), further(keys, STEP_AT(KEYS, step)),
@@ -108,7 +117,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             products_commit();
         };
         auto begin_outputs = [&](u32 slot) {
-            const u64 values = columns_descriptor(base + RING_AT + slot * TILE_BYTES(KEYS), PANEL_BYTES(KEYS));
+            const u32 values = columns_descriptor(base + RING_AT + slot * TILE_BYTES(KEYS), PANEL_BYTES(KEYS));
 #pragma unroll
             for (int part = 0; part < KEYS / 16; ++part)
                 multiply_columns(output, weights[part], further(values, part * 2048));
@@ -178,11 +187,11 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             const u32 keys = ring.slot;
             barrier_wait(control + SLOT_FULL(keys), ring.pass);
             ring.advance();
-            barrier_of(FIRST_TURN + group, 256);
+            TAKE_TURN;
             products_begin();
             begin_scores(keys);
             begin_outputs(values);
-            barrier_pass_on(FIRST_TURN + 1 - group, 256);
+            PASS_TURN;
             products_wait<1>();
             settle(score);
             warp_arrive(control + SLOT_EMPTY(keys));
@@ -228,8 +237,10 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                      share[1]);
     }
     // The last turn that was passed on.
+#if !defined(NO_TURNS)
     if (group == 0)
         barrier_of(FIRST_TURN, 256);
+#endif
 }
 
 // Grid: as many blocks as there are multiprocessors, or items if these are fewer. Dynamic shared memory:

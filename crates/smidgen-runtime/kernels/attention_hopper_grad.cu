@@ -19,6 +19,14 @@
 #define STATISTICS_AT (STAGING_AT + TILE_BYTES(ITEM_ROWS))
 #define CONTROL_AT (STATISTICS_AT + SLOTS * 2 * STATISTICS_BYTES)
 
+#if defined(TURNS)
+#define TAKE_TURN barrier_of(FIRST_TURN + group, 256)
+#define PASS_TURN barrier_pass_on(FIRST_TURN + 1 - group, 256)
+#else
+#define TAKE_TURN
+#define PASS_TURN
+#endif
+
 #define OF_QUERIES 0
 #define OF_KEYS 1
 
@@ -115,20 +123,20 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
 template <int KIND>
 __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u32 item_at, Ring &ring) {
     const u32 control = base + CONTROL_AT;
-    const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
+    const int group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4, first = group * 64, warp_row = first + warp * 16;
     const Item item = get_item(item_at);
     // Those that pass by, first and last; for keys they are walked over once for each head of the part.
-    const int begin = KIND == OF_KEYS ? 0 : item.tile.begin - item.tile.first;
-    const int end = (KIND == OF_KEYS ? item.tile.end : item.tile.last) - item.tile.first;
+    const int begin = uniform(KIND == OF_KEYS ? 0 : item.tile.begin - item.tile.first);
+    const int end = uniform((KIND == OF_KEYS ? item.tile.end : item.tile.last) - item.tile.first);
     int steps = tiles_of(end - begin);
     int passing = KIND == OF_KEYS ? 0 : begin + (steps - 1) * STEP;
     if (KIND == OF_KEYS)
-        steps *= x.part_head(item.part + 1) - x.part_head(item.part);
+        steps *= uniform(x.part_head(item.part + 1) - x.part_head(item.part));
     // Query less key of the lane's first element, but for where those that pass by begin.
     const int apart = KIND == OF_KEYS ? 2 * t - (warp_row + g) : warp_row + g - 2 * t;
     // The first of those that pass by that a row of this warpgroup sees or is seen by; the last if these are keys.
-    const int bound = first >= item.tile.last - item.tile.first ? (KIND == OF_KEYS ? 1 << 30 : -(1 << 30)) : first;
+    const int bound = first >= uniform(item.tile.last - item.tile.first) ? (KIND == OF_KEYS ? 1 << 30 : -(1 << 30)) : first;
     const float to_power = x.scale * LOG2_E;
 
     // Of queries: the resident rows, and what belongs to the rows g and g + 8.
@@ -149,8 +157,8 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
             delta[r] = row < end ? x.deltas[at] : 0.0f;
         }
     }
-    const u64 first_left = rows_descriptor(base + FIRST_AT + first * 128);
-    const u64 second_left = rows_descriptor(base + SECOND_AT + first * 128);
+    const u32 first_left = rows_descriptor(base + FIRST_AT + first * 128);
+    const u32 second_left = rows_descriptor(base + SECOND_AT + first * 128);
 
     // dk or dq, and dv: (rows, channels).
     float along[HEAD / 2], values[KIND == OF_KEYS ? HEAD / 2 : 1];
@@ -166,6 +174,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     // The slot that the products under way still read.
     int held = -1;
 
+    TAKE_TURN;
 #pragma unroll 1
     for (; steps > 0; --steps) {
         const int these = passing;
@@ -179,10 +188,12 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         // Nothing of it is seen, or no row is there.
         if (KIND == OF_KEYS ? these + STEP <= bound : these >= bound + 64) {
             warp_arrive(control + SLOT_EMPTY(slot));
+            PASS_TURN;
+            TAKE_TURN;
             continue;
         }
         const u32 pair = base + RING_AT + slot * PAIR_BYTES;
-        const u64 first_right = rows_descriptor(pair), second_right = rows_descriptor(pair + TILE_BYTES(STEP));
+        const u32 first_right = rows_descriptor(pair), second_right = rows_descriptor(pair + TILE_BYTES(STEP));
         float score[STEP / 2], gradient[STEP / 2]; // (rows, those that pass by)
         products_begin();
 #pragma unroll
@@ -194,6 +205,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
                 multiply_rows(score, left[i], further(first_right, STEP_AT(STEP, i)), i > 0);
         }
         products_commit();
+        PASS_TURN;
         products_wait<0>();
         settle(score);
         settle(ds);
@@ -254,19 +266,21 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
                 round_left(p[part], score, part);
             round_left(ds[part], gradient, part);
         }
+        TAKE_TURN;
         products_begin();
         if constexpr (KIND == OF_KEYS) {
-            const u64 outputs = columns_descriptor(pair + TILE_BYTES(STEP), PANEL_BYTES(STEP));
+            const u32 outputs = columns_descriptor(pair + TILE_BYTES(STEP), PANEL_BYTES(STEP));
 #pragma unroll
             for (int part = 0; part < STEP / 16; ++part)
                 multiply_columns(values, p[part], further(outputs, part * 2048));
         }
-        const u64 right = columns_descriptor(pair, PANEL_BYTES(STEP));
+        const u32 right = columns_descriptor(pair, PANEL_BYTES(STEP));
 #pragma unroll
         for (int part = 0; part < STEP / 16; ++part)
             multiply_columns(along, ds[part], further(right, part * 2048));
         products_commit();
     }
+    PASS_TURN;
     products_wait<0>();
     settle(ds);
     settle(p);
@@ -310,10 +324,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         take_registers<MULTIPLYING_REGISTERS>();
         Ring ring;
         u32 round = 0;
+#if defined(TURNS)
+        if (threadIdx.x >= 256)
+            barrier_pass_on(FIRST_TURN, 256);
+#endif
         // A block's items of keys all come before those of queries; two loops have fewer registers in use than one.
         auto next_kind = [&]() {
             barrier_wait(base + CONTROL_AT + RESIDENT_FULL, round % 2);
-            return get_item(base + CONTROL_AT + ITEM_AT + round % 2 * ITEM_BYTES).kind;
+            return uniform(get_item(base + CONTROL_AT + ITEM_AT + round % 2 * ITEM_BYTES).kind);
         };
 #pragma unroll 1
         for (; next_kind() == OF_KEYS; ++round)
@@ -321,5 +339,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 #pragma unroll 1
         for (; next_kind() == OF_QUERIES; ++round)
             multiply_item<OF_QUERIES>(x, base, base + CONTROL_AT + ITEM_AT + round % 2 * ITEM_BYTES, ring);
+#if defined(TURNS)
+        if (threadIdx.x < 256)
+            barrier_of(FIRST_TURN, 256);
+#endif
     }
 }
