@@ -63,6 +63,8 @@ def compile_file(source, dtype, suffix=""):
     nvrtc.nvrtcGetProgramLog(program, log)
     if code:
         sys.exit(log.value.decode())
+    if b"Performance Loss" in log.value:
+        print(log.value.decode().strip(), flush=True)
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)

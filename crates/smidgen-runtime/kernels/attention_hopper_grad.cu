@@ -175,8 +175,9 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     int held = -1;
 
     TAKE_TURN;
+    // There is a step, always: a way past the loop would take products under way for settled.
 #pragma unroll 1
-    for (; steps > 0; --steps) {
+    do {
         const int these = passing;
         if (KIND == OF_KEYS)
             passing = passing + STEP < end ? passing + STEP : 0;
@@ -279,7 +280,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         for (int part = 0; part < STEP / 16; ++part)
             multiply_columns(along, ds[part], further(right, part * 2048));
         products_commit();
-    }
+    } while (--steps > 0);
     PASS_TURN;
     products_wait<0>();
     settle(ds);

@@ -45,12 +45,11 @@ __device__ __forceinline__ bool barrier_has_passed(u32 barrier, u32 parity) {
     return passed;
 }
 
-// With SPIN_LIMIT a wait that never ends stops the kernel with an error.
+// With SPIN_LIMIT a wait ends at some time, and then results are wrong.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #if defined(SPIN_LIMIT)
-    for (u32 spins = 0; !barrier_has_passed(barrier, parity); ++spins)
-        if (spins > SPIN_LIMIT)
-            asm volatile("trap;");
+    for (int spins = SPIN_LIMIT; spins > 0 && !barrier_has_passed(barrier, parity); --spins)
+        ;
 #else
     while (!barrier_passed(barrier, parity))
         ;
