@@ -6,7 +6,7 @@
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{eval, export, generate, inspect, merge, preview, print};
+use crate::commands::{bench, eval, export, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -61,6 +61,8 @@ enum Command {
     Generate(generate::Args),
     /// Fetch a model, or say where it is
     Pull(PullArgs),
+    /// Measure speed and memory of a run on made-up weights of a named shape
+    Bench(bench::Args),
 }
 
 #[derive(Debug, Args)]
@@ -113,6 +115,7 @@ pub fn run() -> ExitCode {
         Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),
+        Command::Bench(args) => bench::run(args),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),

@@ -83,7 +83,8 @@ impl Cuda {
             return Err(DeviceError::Capability { name, major, minor, precision });
         }
         let activations = DeviceKind::Cuda.activations(options.precision);
-        let kernels = Kernels::load(&gpu, &run::files(), activations, options.cache.as_deref())?;
+        let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
+        kernels.require(&run::files_of_all())?;
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
         let after = gpu.free_bytes();
@@ -192,6 +193,9 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        for step in steps.iter().flat_map(|(_, steps)| *steps) {
+            self.kernels.require(&run::files_of(&step.op))?;
+        }
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
         else {
             return Ok(());

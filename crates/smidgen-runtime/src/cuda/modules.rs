@@ -83,6 +83,8 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 #[derive(Debug)]
 pub struct Kernels {
     functions: HashMap<&'static str, Function>,
+    options: Vec<String>,
+    cache: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -99,18 +101,19 @@ const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Compiles or reads every file, and finds its kernels.
-    pub fn load(
-        gpu: &Gpu,
-        files: &[KernelFile],
-        activations: DType,
-        cache: Option<&Path>,
-    ) -> Result<Kernels, DeviceError> {
+    /// None yet; those of a GPU's architecture come by [`Kernels::require`].
+    pub fn new(gpu: &Gpu, activations: DType, cache: Option<&Path>) -> Kernels {
         let (major, minor) = gpu.capability;
         let options = options(&format!("sm_{major}{minor}"), activations);
-        let mut functions = HashMap::new();
-        for file in files {
-            let code = cached_code(file, &options, cache)?;
+        Kernels { functions: HashMap::new(), options, cache: cache.map(Path::to_path_buf) }
+    }
+
+    /// Compiles or reads the files that are not there yet, and finds their kernels.
+    pub fn require(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
+        let is_there = |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
+        let missing: Vec<&KernelFile> = files.iter().filter(|file| !is_there(file)).collect();
+        for file in missing {
+            let code = cached_code(file, &self.options, self.cache.as_deref())?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is machine code for this GPU, and the driver copies it.
             check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
@@ -120,12 +123,12 @@ impl Kernels {
                 // SAFETY: the module was just loaded; the name ends with zero.
                 let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
                 check(code, kernel)?;
-                let before = functions
-                    .insert(*kernel, Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) });
+                let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
+                let before = self.functions.insert(*kernel, function);
                 assert!(before.is_none(), "two kernels are called `{kernel}`");
             }
         }
-        Ok(Kernels { functions })
+        Ok(())
     }
 
     /// A kernel that may use so much dynamic shared memory.

@@ -14,7 +14,12 @@ use smidgen_ir::{Extent, Op, Shape, Storage, Type};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    let others = [
+    files_of_all().into_iter().chain(attention::FILES).collect()
+}
+
+/// The files of kernels that any plan may need.
+pub fn files_of_all() -> Vec<KernelFile> {
+    vec![
         act::FILE,
         cached_attention::FILE,
         columns::FILE,
@@ -28,8 +33,15 @@ pub fn files() -> Vec<KernelFile> {
         norm::FILE,
         optimizer::FILE,
         rope::FILE,
-    ];
-    others.into_iter().chain(attention::FILES).collect()
+    ]
+}
+
+/// Those that an operation needs beside them.
+pub fn files_of(op: &Op) -> Vec<KernelFile> {
+    match op {
+        Op::Attention(shape) | Op::AttentionGrad(shape) => attention::files(shape),
+        _ => vec![],
+    }
 }
 
 /// Whether the operation is one of those whose products are timed.
@@ -80,6 +92,12 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
+    }
+    if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = &step.op
+        && shape.head_dim > attention::MOST_CHANNELS
+    {
+        let what = format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
+        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {
         if let Storage::Gguf(block) = operand.storage
