@@ -2,7 +2,7 @@
 
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
 use smidgen_ir::Extent;
 
 #[derive(Debug)]
@@ -51,6 +51,34 @@ impl Device for AnyDevice {
         match self {
             AnyDevice::Cpu(device) => device.read(offset, into),
             AnyDevice::Cuda(device) => device.read(offset, into),
+        }
+    }
+
+    fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.begin_read(slot, offset, bytes),
+            AnyDevice::Cuda(device) => device.begin_read(slot, offset, bytes),
+        }
+    }
+
+    fn finish_read(&mut self, slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.finish_read(slot, offset, into),
+            AnyDevice::Cuda(device) => device.finish_read(slot, offset, into),
+        }
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        match self {
+            AnyDevice::Cpu(device) => device.is_asynchronous(),
+            AnyDevice::Cuda(device) => device.is_asynchronous(),
+        }
+    }
+
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        match self {
+            AnyDevice::Cpu(device) => device.memory(),
+            AnyDevice::Cuda(device) => device.memory(),
         }
     }
 

@@ -95,6 +95,17 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
+    /// Begins to read the first bytes of a value without waiting; see [`Device::begin_read`].
+    pub fn begin_read(&mut self, slot: usize, value: ValueId, bytes: usize) -> Result<(), DeviceError> {
+        let place = self.place(value, bytes);
+        self.device.begin_read(slot, place.offset, bytes)
+    }
+
+    pub fn finish_read(&mut self, slot: usize, value: ValueId, into: &mut [u8]) -> Result<(), DeviceError> {
+        let place = self.place(value, into.len());
+        self.device.finish_read(slot, place.offset, into)
+    }
+
     /// Fills a whole value from a source that delivers it in pieces of any size.
     pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         self.device.fill(Destination::of(&Operand::of(&self.plan, value)), fill)

@@ -207,6 +207,8 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         }
     }
     keep_arithmetic(&mut job, &start, &say);
+    // Before the plan, which counts what the driver's context takes.
+    let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
     let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -228,7 +230,6 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let mut journal = Journal::resume(&output, first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    let device = job.place.open(job.request.threads, job.request.precision)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());

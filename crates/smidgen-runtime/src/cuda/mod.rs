@@ -29,7 +29,7 @@ pub mod spans;
 pub mod stage;
 mod staging;
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
@@ -63,6 +63,9 @@ pub struct Cuda {
     precision: Precision,
     /// What the context with its kernels and libraries takes, where it can be told.
     context_bytes: Option<u64>,
+    /// What was free before it was opened.
+    free_before: Option<u64>,
+    peak_bytes: u64,
     /// What went wrong where nobody could be told.
     failed: Option<DeviceError>,
 }
@@ -91,6 +94,8 @@ impl Cuda {
         let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
         Ok(Cuda {
             context_bytes,
+            free_before: before,
+            peak_bytes: 0,
             staging,
             products,
             kernels,
@@ -230,6 +235,27 @@ impl Device for Cuda {
         assert!(offset + into.len() <= self.arena.1, "a read outside the reservation");
         self.check_health()?;
         self.staging.read(&self.gpu, self.arena.0 + offset as u64, into)
+    }
+
+    fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
+        self.staging.begin_read(&self.gpu, slot, self.arena.0 + offset as u64, bytes)
+    }
+
+    fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.staging.finish_read(slot, into)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        let (free_bytes, _) = self.gpu.memory().ok()?;
+        let bytes = self.free_before.map_or(0, |before| before.saturating_sub(free_bytes));
+        self.peak_bytes = self.peak_bytes.max(bytes);
+        let pinned_bytes = self.pinned_bytes() as u64;
+        Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes })
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
