@@ -223,6 +223,8 @@ fn decoders_agree(precision: Precision) {
             if error_of_losses.is_nan() || error_of_losses > most {
                 wrong.push(format!("{}: losses {:?} for {:?}", choice.name, got.0, want.0));
             }
+            // An update divides a gradient by its own size: what is noise in a small one shows in full.
+            let most = if precision == Precision::F16 { 4.0 * most } else { most };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
                 let error = error(got, want);
                 if error.is_nan() || error > most {
