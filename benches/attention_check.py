@@ -23,6 +23,7 @@ import torch
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "crates/smidgen-runtime/kernels"
 THREADS = 128
 ALL_KEYS = 1 << 30
+KEY_BLOCKS = 1024
 DEFINES = {torch.bfloat16: "-DACT_BF16", torch.float16: "-DACT_F16", torch.float32: "-DACT_F32"}
 
 
@@ -129,9 +130,13 @@ class Problem:
         self.aligned = head_dim % 8 == 0 and all(
             x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in operands)
         self.tiled = self.aligned and dtype != torch.float32
+        blocks = -(-self.tokens // self.kernels.keys) * kv_heads
+        self.parts = min(heads // kv_heads, -(-KEY_BLOCKS // blocks)) if self.tiled else 1
+        self.parts_of_keys = torch.empty(self.parts if self.parts > 1 else 0, 2, self.tokens, narrow, dtype=dtype,
+                                         device="cuda")
 
     def poison(self):
-        for x in [*self.buffers.values(), self.lse, self.powers, self.deltas]:
+        for x in [*self.buffers.values(), self.lse, self.powers, self.deltas, self.parts_of_keys]:
             x.fill_(12345.0)
         self.query_list.fill_(-1)
         self.key_list.fill_(-1)
@@ -164,7 +169,7 @@ class Problem:
 
     def gradient(self, kinds="both"):
         kernels, name = self.kernels, "attention_grad" if self.tiled else "attention_grad_plain"
-        key_blocks = self.bound(kernels.keys) * self.kv_heads
+        key_blocks = self.bound(kernels.keys) * self.kv_heads * self.parts
         query_blocks = self.bound(kernels.queries) * self.heads
         grid = key_blocks + query_blocks
         if kinds == "keys":
@@ -172,10 +177,23 @@ class Problem:
         if kinds == "queries":
             key_blocks, grid = 0, query_blocks
         kernels.launch("attention_grad", name, grid, kernels.gradient_shared if self.tiled else 0,
-               *self.operands(self.q, self.k, self.v, self.dout, *(self.buffers[x] for x in ("dq", "dk", "dv"))),
+               *self.operands(self.q, self.k, self.v, self.dout, self.buffers["dq"], *self.key_gradients()),
                *(pointer(x) for x in (self.powers, self.deltas, self.query_list, self.key_list)),
                cupy.int32(key_blocks), cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.kv_heads),
-               *self.scores())
+               cupy.int32(self.parts), cupy.int64(2 * self.tokens * self.columns["dk"]), *self.scores())
+        if self.parts > 1 and kinds != "queries":
+            self.sum_parts()
+
+    def key_gradients(self):
+        if self.parts > 1:
+            return self.parts_of_keys[0, 0], self.parts_of_keys[0, 1]
+        return self.buffers["dk"], self.buffers["dv"]
+
+    def sum_parts(self):
+        items = 2 * self.tokens * self.columns["dk"] // 8
+        self.kernels.launch("attention_grad", "attention_grad_sum", -(-items // THREADS), 0, pointer(self.parts_of_keys),
+               cupy.int32(self.parts), cupy.int32(self.tokens), cupy.int32(self.columns["dk"]),
+               *self.operands(self.buffers["dk"], self.buffers["dv"]))
 
     def backward(self):
         self.prepare()
@@ -271,7 +289,7 @@ def check(dtypes):
             text = " ".join(f"{name} {error:.1e}" for name, error in errors.items())
             brief = {k: v for k, v in shape.items() if k != "bounds"}
             print(f"{'ok  ' if good else 'FAIL'} {str(dtype)[6:]:9} T={problem.tokens:5} G={problem.segments:4} {brief} "
-                  f"{'tiles' if problem.tiled else 'plain'}: {text} lse {lse_error:.1e} same={same} spare={spare}", flush=True)
+                  f"{'tiles' if problem.tiled else 'plain'} parts={problem.parts}: {text} lse {lse_error:.1e} same={same} spare={spare}", flush=True)
     print(f"{failures} failures")
     return failures
 

@@ -68,7 +68,8 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
     match step.op {
         Op::Linear { bias, lora } => {
             let h = 2 + usize::from(*bias);
-            let (rank, b) = if lora.is_some() { (step.input(h).1, step.decoded_bytes(h + 1, 0)) } else { (0, 0) };
+            let (rank, b) =
+                if lora.is_some() { (step.input(h).1, step.decoded_bytes(h + 1, 0)) } else { (0, 0) };
             step.decoded_bytes(1, rank) + b + PRODUCT_BYTES
         }
         Op::LinearGrad { scales } => {
@@ -203,7 +204,33 @@ pub const fn attention_list_bytes(tokens: usize, segments: usize, rows: usize) -
     align_up(16 * (1 + attention_tile_bound(tokens, segments, rows)))
 }
 
-/// Lists of tiles; for the gradient also two floats for each query and head.
+/// One float for each query and head.
+pub const fn attention_floats_bytes(tokens: usize, shape: &AttentionShape) -> usize {
+    align_up(4 * shape.heads * tokens)
+}
+
+/// Blocks for the gradients of k and v that fill a large GPU twice over, whatever the segments: a block's work is
+/// then half of the mean work of 264 of them at most.
+const KEY_BLOCKS: usize = 1024;
+
+/// Parts that the query heads of a key head are in for the gradients of k and v, each part with blocks of its own.
+pub const fn attention_parts(tokens: usize, shape: &AttentionShape) -> usize {
+    let blocks = tokens.div_ceil(AttentionTiles::of(shape.head_dim).keys) * shape.kv_heads;
+    let (group, parts) =
+        (shape.heads / shape.kv_heads, if blocks == 0 { 1 } else { KEY_BLOCKS.div_ceil(blocks) });
+    if parts < group { parts } else { group }
+}
+
+/// The parts' gradients of k and v in 16 bits, where there are several; f32 is never cut so.
+pub const fn attention_parts_bytes(tokens: usize, shape: &AttentionShape) -> usize {
+    match attention_parts(tokens, shape) {
+        1 => 0,
+        parts => align_up(parts * 2 * tokens * shape.kv_heads * shape.head_dim * 2),
+    }
+}
+
+/// Lists of tiles; for the gradient also two floats for each query and head, and the parts of the gradients of k
+/// and v. Everything lies by planned sizes: fewer tokens may be cut into more parts and so take more.
 pub const fn attention_workspace_bytes(
     tokens: usize,
     segments: usize,
@@ -217,7 +244,8 @@ pub const fn attention_workspace_bytes(
         true => {
             forward
                 + attention_list_bytes(tokens, segments, tiles.keys)
-                + 2 * align_up(4 * shape.heads * tokens)
+                + 2 * attention_floats_bytes(tokens, shape)
+                + attention_parts_bytes(tokens, shape)
         }
     }
 }
@@ -458,11 +486,35 @@ mod tests {
         }
     }
 
-    /// A micro-batch may have fewer tokens and segments than the plan.
+    const GROUPED: AttentionShape =
+        AttentionShape { heads: 28, kv_heads: 4, head_dim: 128, scale: 1.0, window: None, softcap: None };
+
+    /// 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256; seven heads are seven parts at most.
+    #[test]
+    fn few_long_blocks_of_keys_are_cut_into_parts() {
+        let parts = [1, 2048, 4096, 8192, 16_384].map(|tokens| attention_parts(tokens, &GROUPED));
+        assert_eq!(parts, [7, 7, 4, 2, 1]);
+        assert_eq!(attention_parts(2048, &AttentionShape { kv_heads: 28, ..GROUPED }), 1);
+        assert_eq!(attention_parts(0, &GROUPED), 1);
+    }
+
+    /// Fewer than 2048 tiles of keys and of values, of 64 rows each.
+    #[test]
+    fn parts_take_a_bounded_scratch() {
+        for tokens in (0..40_000).step_by(37) {
+            for kv_heads in [1, 2, 4, 7, 14, 28] {
+                let shape = AttentionShape { kv_heads, ..GROUPED };
+                let bytes = attention_parts_bytes(tokens, &shape);
+                assert!(bytes <= 2 * 2048 * 64 * 128 * 2, "{tokens} tokens of {kv_heads} heads take {bytes}");
+                assert_eq!(bytes == 0, attention_parts(tokens, &shape) == 1);
+            }
+        }
+    }
+
+    /// But for the parts, which lie by planned sizes.
     #[test]
     fn attention_scratch_never_falls_as_tokens_and_segments_are_added() {
-        let shape =
-            AttentionShape { heads: 3, kv_heads: 1, head_dim: 256, scale: 1.0, window: None, softcap: None };
+        let shape = AttentionShape { heads: 3, kv_heads: 3, head_dim: 256, ..GROUPED };
         let bytes = |tokens, segments| attention_workspace_bytes(tokens, segments, &shape, true);
         for tokens in 0..2000 {
             assert!(bytes(tokens, 7) <= bytes(tokens + 1, 7), "{tokens} tokens");

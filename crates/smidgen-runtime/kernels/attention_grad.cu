@@ -3,11 +3,11 @@
 // With s = scale · q·kᵀ, p = exp(s - lse) and delta = Σ do ∘ o over a head's channels:
 //     dv = pᵀ·do     dp = do·vᵀ     ds = p ∘ (dp - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
 // A softcap replaces s by c·t with t = tanh(s / c), so ds is multiplied by 1 - t².
-// Some blocks own a tile of keys and walk over all queries that see it and the heads that share it: dk and dv stay in
-// registers. Others own a tile of queries and walk over keys for dq. The scores are made twice (7 products, not 5),
-// but nothing is summed by atomics or through global memory: scratch is two floats for each query and head. Both
-// kinds are in one grid, long blocks first, so that the short ones fill the gaps of the long ones.
-// Leaves out splitting one tile of keys over several blocks.
+// Some blocks own a tile of keys and walk over all queries that see it and the heads that share it, or a part of these
+// heads: dk and dv stay in registers, and where there are parts a last kernel adds them. Others own a tile of queries and walk over keys for dq. The scores are made twice (7 products, not 5),
+// but nothing is summed by atomics: scratch is two floats for each query and head, and the parts. Both kinds are
+// in one grid, long blocks first, so that the short ones fill the gaps of the long ones.
+// Leaves out splitting one tile of keys over several ranges of queries.
 
 #if HEAD <= 128
 #define WARP_QUERIES 32
@@ -84,11 +84,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
+    // dk and dv are those of the first part; the other parts' follow at every `part_elements`.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
     const float *powers, *deltas;
     int tokens, heads, kv_heads;
+    // Parts that the heads of a key head are in, at most as many as there are such heads.
+    int parts;
+    i64 part_elements;
+
+    // First of the heads of a part, after those of its key head.
+    __device__ __forceinline__ int part_head(int part) const { return part * (heads / kv_heads) / parts; }
 };
 
 #if !defined(ACT_F32)
@@ -149,9 +156,10 @@ __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&g
             }
 }
 
-// dk and dv of one tile of keys and one key head. Warps 2i and 2i + 1 have the same WARP_KEYS keys: each makes the
+// dk and dv of one tile of keys and a part of one key head's heads. Warps 2i and 2i + 1 have the same WARP_KEYS keys: each makes the
 // scores of half of the queries, hands them to the other, and keeps half of the channels of dk and dv.
-__device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
+__device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head,
+                                                  int part) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int pair = warp / 2, half = warp % 2, group = x.heads / x.kv_heads;
     const u32 base = shared_base();
@@ -161,7 +169,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
     const int kv_column = kv_head * scores.head_dim;
     const int query_end = min(tile.end, tile.last - 1 + scores.window);
     const int query_tiles = (query_end - tile.first + QUERY_STEP - 1) / QUERY_STEP;
-    const int steps = query_tiles * group;
+    const int steps = query_tiles * (x.part_head(part + 1) - x.part_head(part));
 
     auto load_queries = [&](int head, int query, int stage) {
         load_tile<QUERY_STEP>(base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES,
@@ -177,7 +185,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
                     tile.last - tile.first, place);
     load_tile<KEYS>(values, copy_source(x.v, x.v_stride, tile.first, kv_column, place), x.v_stride,
                     tile.last - tile.first, place);
-    int head = kv_head * group, query = tile.first;
+    int head = kv_head * group + x.part_head(part), query = tile.first;
     load_queries(head, query, 0);
 
     float dk[KEY_ROWS][HALF_CHUNKS][4] = {}, dv[KEY_ROWS][HALF_CHUNKS][4] = {}; // (keys, channels)
@@ -273,10 +281,10 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         }
     __syncwarp();
     if (rows > 0) {
-        const int token = tile.first + first_row;
-        store_rows(x.dk + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, half * HALF_CHUNKS,
+        const i64 token = tile.first + first_row, part_at = part * x.part_elements;
+        store_rows(x.dk + part_at + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, half * HALF_CHUNKS,
                    HALF_CHUNKS, scores.head_dim);
-        store_rows(x.dv + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, half * HALF_CHUNKS,
+        store_rows(x.dv + part_at + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, half * HALF_CHUNKS,
                    HALF_CHUNKS, scores.head_dim);
     }
 }
@@ -384,14 +392,15 @@ __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (
     return make_float2(p, p * (gradient - delta) * slope);
 }
 
-__device__ __forceinline__ void plain_gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head) {
-    const int group = x.heads / x.kv_heads, head_dim = scores.head_dim;
-    const i64 kv_column = (i64)kv_head * head_dim;
+__device__ __forceinline__ void plain_gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile,
+                                                        int kv_head, int part) {
+    const int first_head = kv_head * (x.heads / x.kv_heads), head_dim = scores.head_dim;
+    const i64 kv_column = (i64)kv_head * head_dim, part_at = part * x.part_elements;
     for (int key = tile.first + threadIdx.x / WARP; key < tile.last; key += THREADS / WARP) {
         float k[OWN], v[OWN], q[OWN], dout[OWN], dk[OWN] = {}, dv[OWN] = {};
         read_row(k, x.k + key * x.k_stride + kv_column, head_dim);
         read_row(v, x.v + key * x.v_stride + kv_column, head_dim);
-        for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (int head = first_head + x.part_head(part); head < first_head + x.part_head(part + 1); ++head)
             for (int query = key; query < min(tile.end, key + scores.window); ++query) {
                 read_row(q, x.q + query * x.q_stride + (i64)head * head_dim, head_dim);
                 read_row(dout, x.dout + query * x.dout_stride + (i64)head * head_dim, head_dim);
@@ -402,8 +411,8 @@ __device__ __forceinline__ void plain_gradients_of_keys(const GradOperands &x, c
                     dk[i] += found.y * q[i];
                 }
             }
-        write_row(x.dk + key * x.dk_stride + kv_column, dk, scores.scale, head_dim);
-        write_row(x.dv + key * x.dv_stride + kv_column, dv, 1.0f, head_dim);
+        write_row(x.dk + part_at + key * x.dk_stride + kv_column, dk, scores.scale, head_dim);
+        write_row(x.dv + part_at + key * x.dv_stride + kv_column, dv, 1.0f, head_dim);
     }
 }
 
@@ -426,25 +435,48 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
     }
 }
 
-// Grid: `key_blocks` (possible tiles of keys times key heads), then possible tiles of queries times heads.
+// Grid: `key_blocks` (possible tiles of keys times key heads and parts), then possible tiles of queries times heads.
 #define GRAD_PARAMETERS                                                                                               \
     const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,              \
         i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride,                      \
         const float *powers, const float *deltas, const int4 *query_list, const int4 *key_list, int key_blocks,       \
-        int tokens, int heads, int kv_heads, int head_dim, int window, float scale, float cap
+        int tokens, int heads, int kv_heads, int parts, i64 part_elements, int head_dim, int window, float scale,     \
+        float cap
 #define GRAD_WORK(of_keys, of_queries)                                                                                \
     const Scores scores{head_dim, window, scale, cap};                                                                \
     const GradOperands operands{q,           k,         v,         dout,      dq,     dk,     dv,                     \
                                 q_stride,    k_stride,  v_stride,  dout_stride, dq_stride, dk_stride, dv_stride,      \
-                                powers,      deltas,    tokens,    heads,     kv_heads};                              \
-    const int block = blockIdx.x;                                                                                     \
+                                powers,      deltas,    tokens,    heads,     kv_heads, parts, part_elements};        \
+    const int block = blockIdx.x, sharers = kv_heads * parts;                                                         \
     Tile tile;                                                                                                        \
     if (block < key_blocks) {                                                                                         \
-        if (read_tile(key_list, block / kv_heads, tile))                                                              \
-            of_keys(operands, scores, tile, block % kv_heads);                                                        \
+        if (read_tile(key_list, block / sharers, tile))                                                               \
+            of_keys(operands, scores, tile, block % sharers / parts, block % parts);                                  \
     } else if (read_tile(query_list, (block - key_blocks) / heads, tile)) {                                           \
         of_queries(operands, scores, tile, (block - key_blocks) % heads);                                             \
     }
+
+// dk and dv (T, C) out of their parts (part, 2, T, C), added in the order of the parts. C is a multiple of 8 and rows
+// begin at multiples of 16 bytes. Grid: ceil(2 · T · C / 8 / THREADS).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    FOR_HEAD(attention_grad_sum_)(const act *from, int parts, int tokens, int columns, act *dk, i64 dk_stride, act *dv,
+                                  i64 dv_stride) {
+    const int chunks = columns / 8;
+    const i64 item = (i64)blockIdx.x * THREADS + threadIdx.x, half = (i64)tokens * chunks;
+    if (item >= 2 * half)
+        return;
+    const int row = (int)(item % half / chunks), column = (int)(item % chunks) * 8;
+    float sum[8] = {};
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part) {
+        float x[8];
+        load_eight<act>(from + (part * 2 * half + item) * 8, x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sum[i] += x[i];
+    }
+    store_eight<act>((item < half ? dk + row * dk_stride : dv + row * dv_stride) + column, sum);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_grad_plain_)(GRAD_PARAMETERS) {
     GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries)

@@ -61,6 +61,13 @@ impl Device for AnyDevice {
         }
     }
 
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.run_all(steps, extent),
+            AnyDevice::Cuda(device) => device.run_all(steps, extent),
+        }
+    }
+
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         match self {
             AnyDevice::Cpu(device) => device.run(step, extent),

@@ -205,4 +205,9 @@ pub trait Device {
         Self: Sized;
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
+
+    /// Runs steps in order; a device may start several at once that do not touch each other.
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        steps.iter().try_for_each(|step| self.run(step, extent))
+    }
 }

@@ -58,10 +58,7 @@ impl<D: Device> Executor<D> {
             return Err(DeviceError::Extent { actual: *extent, planned });
         }
         let found = self.entries.iter().find(|(own, _)| *own == entry);
-        for step in found.map(|(_, steps)| steps.as_slice()).unwrap_or_default() {
-            self.device.run(step, extent)?;
-        }
-        Ok(())
+        self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent)
     }
 
     /// Runs one step of an entry point, so that what it wrote can be looked at before the next overwrites it.

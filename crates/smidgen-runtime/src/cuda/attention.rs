@@ -8,9 +8,10 @@
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
-    AttentionTiles, attention_list_bytes, attention_tile_bound, attention_workspace_bytes,
+    AttentionTiles, attention_floats_bytes, attention_list_bytes, attention_parts, attention_tile_bound,
+    attention_workspace_bytes,
 };
-use smidgen_ir::{AttentionShape, DType};
+use smidgen_ir::{AttentionShape, DType, Extent};
 
 /// Two for each padded head size.
 pub const FILES: [KernelFile; 8] = [
@@ -41,7 +42,7 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     if work.tokens == 0 {
         return Ok(());
     }
-    let list = work.scratch(stage, false)[0];
+    let list = work.scratch(stage, false).query_list;
     stage.launch(
         work.head.list_tiles,
         [1, 1, 1],
@@ -76,7 +77,7 @@ pub fn attention_grad(
     if work.tokens == 0 {
         return Ok(());
     }
-    let [query_list, key_list, powers, deltas] = work.scratch(stage, true);
+    let Scratch { query_list, key_list, powers, deltas, parts: parts_at } = work.scratch(stage, true);
     let sums = (work.tokens as usize * shape.heads).div_ceil(work.head.sums_of_block());
     let sixteen = work.is_aligned(stage, &[o, o_gradient]);
     stage.launch(
@@ -102,21 +103,48 @@ pub fn attention_grad(
             Arg::Pointer(deltas),
         ],
     )?;
-    let key_blocks = work.tile_bound(work.head.tiles.keys) * shape.kv_heads;
+    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]);
+    let parts = if in_tiles { attention_parts(stage.planned().tokens, shape) } else { 1 };
+    let key_columns = shape.kv_heads * shape.head_dim;
+    let half = work.tokens as usize * key_columns;
+    let key_blocks = work.tile_bound(work.head.tiles.keys) * shape.kv_heads * parts;
     let query_blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
-    let mut args = Vec::with_capacity(26);
-    for operand in [q, k, v, o_gradient, dq, dk, dv] {
+    let mut args = Vec::with_capacity(28);
+    for operand in [q, k, v, o_gradient, dq] {
         args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
+    }
+    match parts {
+        1 => {
+            for operand in [dk, dv] {
+                args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
+            }
+        }
+        _ => {
+            for at in [parts_at, parts_at + 2 * half as u64] {
+                args.extend([Arg::Pointer(at), Arg::Long(key_columns as i64)]);
+            }
+        }
     }
     args.extend([powers, deltas, query_list, key_list].map(Arg::Pointer));
     args.extend([Arg::Int(key_blocks as i32), Arg::Int(work.tokens)]);
     args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
+    args.extend([Arg::Int(parts as i32), Arg::Long(2 * half as i64)]);
     args.extend(score_args(shape));
-    let (kernel, shared_bytes) = match work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]) {
+    let (kernel, shared_bytes) = match in_tiles {
         true => (work.head.gradient, work.head.gradient_shared_bytes()),
         false => (work.head.gradient_plain, 0),
     };
-    stage.launch(kernel, [(key_blocks + query_blocks) as u32, 1, 1], THREADS, shared_bytes, &args)
+    stage.launch(kernel, [(key_blocks + query_blocks) as u32, 1, 1], THREADS, shared_bytes, &args)?;
+    if parts == 1 {
+        return Ok(());
+    }
+    let blocks = (2 * half / 8).div_ceil(THREADS as usize);
+    let mut args = vec![Arg::Pointer(parts_at), Arg::Int(parts as i32), Arg::Int(work.tokens)];
+    args.push(Arg::Int(key_columns as i32));
+    for operand in [dk, dv] {
+        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
+    }
+    stage.launch(work.head.sum, [blocks as u32, 1, 1], THREADS, 0, &args)
 }
 
 /// Threads of every block.
@@ -131,6 +159,7 @@ struct Head {
     prepare: &'static str,
     gradient: &'static str,
     gradient_plain: &'static str,
+    sum: &'static str,
     forward_file: KernelFile,
     gradient_file: KernelFile,
 }
@@ -145,6 +174,7 @@ macro_rules! head {
             prepare: concat!("attention_grad_prepare_", $padded),
             gradient: concat!("attention_grad_", $padded),
             gradient_plain: concat!("attention_grad_plain_", $padded),
+            sum: concat!("attention_grad_sum_", $padded),
             forward_file: KernelFile {
                 name: concat!("attention_", $padded),
                 source: concat!(
@@ -175,6 +205,7 @@ macro_rules! head {
                     concat!("attention_grad_prepare_", $padded),
                     concat!("attention_grad_", $padded),
                     concat!("attention_grad_plain_", $padded),
+                    concat!("attention_grad_sum_", $padded),
                 ],
             },
         }
@@ -238,6 +269,17 @@ struct Work<'a> {
     segments: i32,
 }
 
+/// Where things are in the step's scratch. Only the list of queries is there in the forward pass.
+struct Scratch {
+    query_list: u64,
+    key_list: u64,
+    /// lse and delta of each query and head.
+    powers: u64,
+    deltas: u64,
+    /// Parts of the gradients of k and v.
+    parts: u64,
+}
+
 impl<'a> Work<'a> {
     fn of(stage: &Stage<'_>, shape: &'a AttentionShape, q: &Operand, boundaries: &Operand) -> Work<'a> {
         let segments = stage.rows(boundaries).saturating_sub(1);
@@ -253,19 +295,18 @@ impl<'a> Work<'a> {
         attention_tile_bound(self.tokens as usize, self.segments as usize, rows)
     }
 
-    /// The list of tiles of queries; for the gradient also that of keys, and lse and delta of each query and head.
-    fn scratch(&self, stage: &Stage<'_>, gradient: bool) -> [u64; 4] {
-        let (tokens, segments) = (self.tokens as usize, self.segments as usize);
-        let (address, bytes) = stage.workspace();
+    /// Laid out by planned sizes.
+    fn scratch(&self, stage: &Stage<'_>, gradient: bool) -> Scratch {
+        let Extent { tokens, segments, .. } = *stage.planned();
+        let (query_list, bytes) = stage.workspace();
         let needed = attention_workspace_bytes(tokens, segments, self.shape, gradient);
         assert!(bytes >= needed, "attention needs {needed} bytes of workspace, got {bytes}");
-        let query_list = attention_list_bytes(tokens, segments, self.head.tiles.queries) as u64;
-        let key_list = attention_list_bytes(tokens, segments, self.head.tiles.keys) as u64;
-        let floats =
-            (attention_workspace_bytes(tokens, segments, self.shape, true) as u64 - query_list - key_list)
-                / 2;
-        let key_list_at = address + query_list;
-        [address, key_list_at, key_list_at + key_list, key_list_at + key_list + floats]
+        let tiles = self.head.tiles;
+        let key_list = query_list + attention_list_bytes(tokens, segments, tiles.queries) as u64;
+        let powers = key_list + attention_list_bytes(tokens, segments, tiles.keys) as u64;
+        let deltas = powers + attention_floats_bytes(tokens, self.shape) as u64;
+        let parts = deltas + attention_floats_bytes(tokens, self.shape) as u64;
+        Scratch { query_list, key_list, powers, deltas, parts }
     }
 
     /// Whether rows of heads can be read 16 bytes at a time.
@@ -335,6 +376,7 @@ mod tests {
                 head.prepare,
                 head.gradient,
                 head.gradient_plain,
+                head.sum,
             ] {
                 assert!(kernels.contains(&kernel), "`{kernel}` is in no file");
             }

@@ -11,7 +11,7 @@ use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, spare_columns};
-use smidgen_ir::{DType, Storage};
+use smidgen_ir::{DType, Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "product.cu",
@@ -129,12 +129,13 @@ pub fn weight_matrix(
     Ok(Matrix { pointer, stride, element })
 }
 
-/// y = x·Wᵀ + bias + scale·h·Bᵀ.
+/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
     bias: bool,
     lora: Option<f32>,
+    residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let adapter = lora.map(|scale| {
@@ -147,13 +148,14 @@ pub fn linear(
     let has_room = rank > 0 && x.stride >= x.columns + spare;
     let stored = is_as_products_take_it(stage, weight);
     let w = weight_matrix(stage, &mut scratch, weight, if has_room && !stored { spare } else { 0 })?;
-    let mut addend = None;
+    let mut addend = residual.map(|residual| matrix(stage, residual));
     let mut epilogue = None;
     if bias {
         let bias = &step.inputs[2];
-        if is_as_products_take_it(stage, bias) && stage.pointer(bias) % 16 == 0 {
+        if bias_fits_epilogue(stage, bias) {
             epilogue = Some(stage.pointer(bias));
         } else {
+            assert!(residual.is_none(), "`residual_of` has looked at the bias");
             broadcast_row(stage, bias, y)?;
             addend = Some(matrix(stage, y));
         }
@@ -207,6 +209,30 @@ pub fn linear(
         ..product
     };
     stage.products.run(stage.gpu, &product)
+}
+
+/// Whether cuBLASLt can add the bias itself.
+fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
+    is_as_products_take_it(stage, bias) && stage.pointer(bias).is_multiple_of(16)
+}
+
+/// What `sum` adds to the product before it, if it does so in place of that: then it can be part of the product.
+pub fn residual_of<'a>(
+    stage: &Stage<'_>,
+    product: &BoundStep,
+    bias: bool,
+    sum: &'a BoundStep,
+) -> Option<&'a Operand> {
+    let y = &product.outputs[0];
+    if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &product.inputs[2])) {
+        return None;
+    }
+    let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
+    let others: Vec<&Operand> = sum.inputs.iter().filter(|input| !is_y(input)).collect();
+    match others[..] {
+        [residual] if is_y(&sum.outputs[0]) => Some(residual),
+        _ => None,
+    }
 }
 
 /// dx = Σ scale·d·matrix.

@@ -138,6 +138,15 @@ impl Cuda {
         }
     }
 
+    fn launch_all(&self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        let mut rest = steps;
+        while let Some(first) = rest.first() {
+            let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
+            rest = &rest[done..];
+        }
+        Ok(())
+    }
+
     fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
         result.unwrap_or_else(|error| {
             self.failed.get_or_insert(error);
@@ -203,12 +212,9 @@ impl Device for Cuda {
         };
         self.fill_with_noise(step, &extent)?;
         self.products.set_timing(true);
-        for (extent, steps) in steps {
-            for step in steps.iter().filter(|step| run::is_product(&step.op)) {
-                run::run_step(&self.stage(step, extent, extent), step)?;
-            }
-        }
+        let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
         self.products.set_timing(false);
+        timed?;
         self.products.keep();
         self.clear()?;
         self.gpu.wait()
@@ -234,6 +240,11 @@ impl Device for Cuda {
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.check_health()?;
         run::run_step(&self.stage(step, extent, &step.planned), step)
+    }
+
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.launch_all(steps, extent)
     }
 }
 

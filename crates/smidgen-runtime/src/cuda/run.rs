@@ -44,46 +44,6 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     }
 }
 
-/// Whether the operation is one of those whose products are timed.
-pub fn is_product(op: &Op) -> bool {
-    match op {
-        Op::Linear { .. }
-        | Op::LinearGrad { .. }
-        | Op::WeightGrad { .. }
-        | Op::LmHeadLoss(_)
-        | Op::Logits { .. } => true,
-        Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::Fourier { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::Attention(_)
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::CacheRows
-        | Op::CachedAttention(_)
-        | Op::ScatterRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::FourierGrad { .. }
-        | Op::AttentionGrad(_)
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::RowNorms { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero => false,
-    }
-}
-
 /// Refuses a step that has too little scratch, or a weight whose rows are no whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let types: Vec<Type> = step.inputs.iter().map(type_of).collect();
@@ -124,7 +84,7 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
         Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
-        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora),
+        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
@@ -150,10 +110,44 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
-        Op::Round { scale } => elementwise::round(stage, step, *scale),
         Op::GradNorm { clip } => optimizer::grad_norm(stage, step, *clip),
-        Op::AdamW(settings) => optimizer::adamw(stage, step, settings),
-        Op::AdamW8(settings) => optimizer::adamw8(stage, step, settings),
-        Op::Zero => elementwise::zero(stage, step),
+        Op::Round { .. } | Op::AdamW(_) | Op::AdamW8(_) | Op::Zero => {
+            run_alike(stage, std::slice::from_ref(step))
+        }
+    }
+}
+
+/// How many steps at the begin of `steps` do the same to other tensors, so that they can be launched together.
+fn count_alike(steps: &[BoundStep]) -> usize {
+    let Some(first) = steps.first() else { return 0 };
+    let same = |step: &&BoundStep| match (&first.op, &step.op) {
+        (Op::Round { .. }, Op::Round { .. }) => true,
+        (Op::AdamW(_) | Op::AdamW8(_) | Op::Zero, _) => first.op == step.op,
+        _ => false,
+    };
+    1 + steps[1..].iter().take_while(same).count()
+}
+
+/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, or a
+/// product and the sum that follows it in place.
+pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
+    if let [product, sum, ..] = steps
+        && let Op::Linear { bias, lora } = product.op
+        && let Some(residual) = linear::residual_of(stage, product, bias, sum)
+    {
+        return linear::linear(stage, product, bias, lora, Some(residual)).map(|()| 2);
+    }
+    let count = count_alike(steps);
+    run_alike(stage, &steps[..count]).map(|()| count)
+}
+
+/// Launches steps that do the same to other tensors.
+fn run_alike(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    match &steps[0].op {
+        Op::Round { .. } => optimizer::round(stage, steps),
+        Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
+        Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
+        Op::Zero => optimizer::zero(stage, steps),
+        _ => run_step(stage, &steps[0]),
     }
 }
