@@ -28,6 +28,7 @@ mod run;
 pub mod spans;
 pub mod stage;
 mod staging;
+pub mod thin;
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
 use cudarc::driver::{result, sys};

@@ -6,7 +6,7 @@ use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
 use super::{
     act, attention, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
-    optimizer, rope,
+    optimizer, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
@@ -14,7 +14,7 @@ use smidgen_ir::{Extent, Op, Shape, Storage, Type};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    files_of_all().into_iter().chain(attention::FILES).collect()
+    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE]).collect()
 }
 
 /// The files of kernels that any plan may need.
