@@ -128,14 +128,22 @@ fn count_alike(steps: &[BoundStep]) -> usize {
     1 + steps[1..].iter().take_while(same).count()
 }
 
-/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, or a
-/// product and the sum that follows it in place.
+/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, a product
+/// and the sum that follows it in place, or the gradients of B and of h.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [product, sum, ..] = steps
         && let Op::Linear { bias, lora } = product.op
         && let Some(residual) = linear::residual_of(stage, product, bias, sum)
     {
         return linear::linear(stage, product, bias, lora, Some(residual)).map(|()| 2);
+    }
+    if let [outer, inner, ..] = steps
+        && let Op::WeightGrad { scale } = outer.op
+        && let Some(step) = linear::adapter_grad_step(stage, outer, inner)
+    {
+        let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
+        let stage = Stage { step, ..*stage };
+        return thin::adapter_grad(&stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
     let count = count_alike(steps);
     run_alike(stage, &steps[..count]).map(|()| count)
