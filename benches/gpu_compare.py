@@ -105,7 +105,8 @@ class Session:
 def run_process(command: list[str], timeout_s: float, end: float) -> dict:
     begin = time.monotonic()
     seconds = min(timeout_s, end - begin)
-    about = {"command": " ".join([Path(command[0]).name, *command[1:]])}
+    # Where things lie on this machine is nobody's business.
+    about = {"command": " ".join(Path(part).name if part.startswith("/") else part for part in command)}
     if seconds <= 0:
         return {**about, "error": "not run: the time for all was used up"}
     try:
@@ -366,7 +367,7 @@ def choose_rows(parser: argparse.ArgumentParser, names: str | None) -> list[Row]
 def try_out(rows: list[Row]) -> list[Row]:
     """The same rows, small enough for a CPU; without targets, which would mean nothing."""
     small = {"model": "smollm2-135m", "tokens": 32, "limit_gib": None, "must": None, "aim": None, "unsloth": None}
-    return [replace(row, batch=min(row.batch, 2), **small) for row in rows]
+    return [replace(row, batch=min(row.batch, 2), peer=row.peer and Recorded(0, 0), **small) for row in rows]
 
 
 def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:

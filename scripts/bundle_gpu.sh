@@ -58,8 +58,7 @@ strip -o "$folder/runtime-tests" "$tests"
 cp "$root"/benches/gpu_*.py "$folder/benches/"
 cp -R "$root"/recipes/. "$folder/recipes/"
 if [ -n "$peft" ]; then
-    mkdir "$folder/python"
-    cp -R "$peft/peft" "$folder/python/"
+    mkdir "$folder/python" && cp -R "$peft/peft" "$folder/python/"
     find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +
 fi
 
