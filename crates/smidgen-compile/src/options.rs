@@ -161,9 +161,15 @@ impl Recompute {
     }
 }
 
-/// A chunk of logits of about 96 MiB: enough rows that the head's weights are packed seldom, and a multiple of
-/// 64 so that threads share them evenly.
-pub fn default_loss_chunk(vocabulary: usize, rows: usize) -> usize {
+/// Rows whose logits exist at the same time where memory does not press. On a CPU a chunk of about 96 MiB: enough
+/// rows that the head's weights are packed seldom, and a multiple of 64 so that threads share them evenly. On a GPU
+/// as many as fill it.
+pub fn default_loss_chunk(device: DeviceKind, vocabulary: usize, rows: usize) -> usize {
     const CHUNK_BYTES: usize = 96 << 20;
-    (CHUNK_BYTES / (4 * vocabulary) / 64 * 64).clamp(64, 512).min(rows.max(1))
+    const GPU_ROWS: usize = 1024;
+    let chunk = match device {
+        DeviceKind::Cpu => (CHUNK_BYTES / (4 * vocabulary) / 64 * 64).clamp(64, 512),
+        DeviceKind::Cuda => GPU_ROWS,
+    };
+    chunk.min(rows.max(1))
 }

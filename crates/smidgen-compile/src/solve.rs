@@ -109,7 +109,7 @@ fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
     if let Some(pinned) = pins.loss_chunk {
         return vec![pinned];
     }
-    let usual = default_loss_chunk(request.spec.vocabulary, request.extent.rows);
+    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
     let halves = std::iter::successors(Some(usual), |rows| Some(rows / 2));
     halves.take_while(|rows| *rows == usual || *rows >= FEWEST_ROWS).collect()
 }

@@ -7,15 +7,47 @@
 #define UPDATE_THREADS 256
 #define SQUARES_CHUNK 16384
 
+// An adapter has hundreds of small tensors, and a launch costs as much as many of them: a launch takes a table of
+// tensors, and each of its blocks finds its own.
+#define TABLE_TENSORS 64
+
+struct UpdateTensor {
+    float *parameters;
+    float *gradient;
+    float *first, *second;
+    i64 elements;
+    u32 first_block;
+    i32 aligned;
+};
+
+struct UpdateTable {
+    i64 count;
+    UpdateTensor tensors[TABLE_TENSORS];
+};
+
+// The last entry that begins at or before this block.
+template <typename Table> __device__ __forceinline__ int tensor_of_block(const Table &table) {
+    int low = 0, high = (int)table.count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (table.tensors[middle].first_block <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 // ── the norm ──────────────────────────────────────────────────────────────────────────────────────
 
 // partials[block] = the sum of squares of one chunk.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    sum_of_squares(const float *gradient, i64 elements, i32 aligned, double *partials) {
-    const i64 begin = (i64)blockIdx.x * SQUARES_CHUNK;
-    const i32 count = (i32)min((i64)SQUARES_CHUNK, elements - begin);
-    const float *from = gradient + begin;
-    const i32 quads = aligned ? count / 4 : 0;
+    sum_of_squares(const __grid_constant__ UpdateTable table, double *partials) {
+    const UpdateTensor &tensor = table.tensors[tensor_of_block(table)];
+    const i64 begin = (i64)(blockIdx.x - tensor.first_block) * SQUARES_CHUNK;
+    const i32 count = (i32)min((i64)SQUARES_CHUNK, tensor.elements - begin);
+    const float *from = tensor.gradient + begin;
+    const i32 quads = tensor.aligned ? count / 4 : 0;
     double sums[4] = {};
     for (i32 quad = threadIdx.x; quad < quads; quad += UPDATE_THREADS) {
         const float4 x = ((const float4 *)from)[quad];
@@ -100,8 +132,13 @@ __device__ __forceinline__ void adamw_element(const AdamwScalars &scalars, float
 }
 
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    adamw(float *parameters, const float *gradient, float *first, float *second, i64 elements, i32 aligned,
-          const double *report, const double *hyper, double beta1, double beta2, double eps, double weight_decay) {
+    adamw(const __grid_constant__ UpdateTable table, const double *report, const double *hyper, double beta1,
+          double beta2, double eps, double weight_decay) {
+    const UpdateTensor &tensor = table.tensors[tensor_of_block(table)];
+    float *parameters = tensor.parameters, *first = tensor.first, *second = tensor.second;
+    const float *gradient = tensor.gradient;
+    const i64 elements = tensor.elements;
+    const i32 aligned = tensor.aligned;
     __shared__ AdamwScalars shared_scalars;
     if (threadIdx.x == 0)
         shared_scalars = adamw_scalars(report, hyper, beta1, beta2, eps, weight_decay);
@@ -109,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     const AdamwScalars scalars = shared_scalars;
     if (!scalars.finite)
         return;
-    const i64 begin = ((i64)blockIdx.x * UPDATE_THREADS + threadIdx.x) * 4;
+    const i64 begin = ((i64)(blockIdx.x - tensor.first_block) * UPDATE_THREADS + threadIdx.x) * 4;
     if (aligned && begin + 4 <= elements) {
         const float4 g = *(const float4 *)(gradient + begin);
         float4 p = *(float4 *)(parameters + begin);
@@ -185,9 +222,13 @@ struct MomentTables {
 
 // A warp takes a block of 256 elements, eight of them in each lane.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    adamw8(float *parameters, const float *gradient, float *first_largest, float *second_largest, i64 elements,
-           i32 aligned, const double *report, const double *hyper, double beta1, double beta2, double eps,
-           double weight_decay) {
+    adamw8(const __grid_constant__ UpdateTable table, const double *report, const double *hyper, double beta1,
+           double beta2, double eps, double weight_decay) {
+    const UpdateTensor &tensor = table.tensors[tensor_of_block(table)];
+    float *parameters = tensor.parameters, *first_largest = tensor.first, *second_largest = tensor.second;
+    const float *gradient = tensor.gradient;
+    const i64 elements = tensor.elements;
+    const i32 aligned = tensor.aligned;
     __shared__ AdamwScalars shared_scalars;
     __shared__ MomentTables tables;
     tables.signed_values[threadIdx.x] = signed_map.at[threadIdx.x];
@@ -206,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     // A moment is an f32 for each block, then a byte for each element.
     const i64 blocks = (elements + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
     u8 *first_codes = (u8 *)(first_largest + blocks), *second_codes = (u8 *)(second_largest + blocks);
-    const i64 block = (i64)blockIdx.x * (UPDATE_THREADS / WARP) + threadIdx.x / WARP;
+    const i64 block = (i64)(blockIdx.x - tensor.first_block) * (UPDATE_THREADS / WARP) + threadIdx.x / WARP;
     if (block >= blocks)
         return;
     const i64 begin = block * MOMENT_BLOCK + threadIdx.x % WARP * 8;
@@ -293,6 +334,63 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         parameters[begin + at] = p[at];
         first_codes[begin + at] = (u8)(m_new[at / 4] >> 8 * (at % 4));
         second_codes[begin + at] = (u8)(v_new[at / 4] >> 8 * (at % 4));
+    }
+}
+
+// ── what follows an update ────────────────────────────────────────────────────────────────────────
+
+// Zeros, 16 words a thread.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) zero_tensors(const __grid_constant__ UpdateTable table) {
+    const UpdateTensor &tensor = table.tensors[tensor_of_block(table)];
+    const i64 begin = (i64)(blockIdx.x - tensor.first_block) * (16 * UPDATE_THREADS);
+    const i64 end = min(begin + 16 * UPDATE_THREADS, tensor.elements);
+    i64 at = begin;
+    if (tensor.aligned) {
+        for (i64 quad = begin / 4 + threadIdx.x; quad < end / 4; quad += UPDATE_THREADS)
+            ((float4 *)tensor.gradient)[quad] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        at = end / 4 * 4;
+    }
+    for (at += threadIdx.x; at < end; at += UPDATE_THREADS)
+        tensor.gradient[at] = 0.0f;
+}
+
+struct RoundedTensor {
+    const float *from;
+    act *to;
+    i64 to_stride;
+    i64 elements;
+    i32 columns;
+    float scale;
+    u32 first_block;
+    // Whether eight elements of a row may be written at once.
+    i32 eight;
+};
+
+struct RoundTable {
+    i64 count;
+    RoundedTensor tensors[TABLE_TENSORS];
+};
+
+// Matrices without gaps to matrices with rows `to_stride` apart, eight elements a thread.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) round_tensors(const __grid_constant__ RoundTable table) {
+    const RoundedTensor &tensor = table.tensors[tensor_of_block(table)];
+    const i64 begin = ((i64)(blockIdx.x - tensor.first_block) * UPDATE_THREADS + threadIdx.x) * 8;
+    if (begin >= tensor.elements)
+        return;
+    if (tensor.eight) {
+        float x[8];
+        load_eight<float>(tensor.from + begin, x);
+#pragma unroll
+        for (int at = 0; at < 8; ++at)
+            x[at] *= tensor.scale;
+        const i64 row = begin / tensor.columns;
+        store_eight<act>(tensor.to + row * tensor.to_stride + (begin - row * tensor.columns), x);
+        return;
+    }
+    const i64 end = min(begin + 8, tensor.elements);
+    for (i64 at = begin; at < end; ++at) {
+        const i64 row = at / tensor.columns;
+        tensor.to[row * tensor.to_stride + (at - row * tensor.columns)] = to_act(tensor.scale * tensor.from[at]);
     }
 }
 

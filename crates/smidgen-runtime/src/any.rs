@@ -2,7 +2,7 @@
 
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
 use smidgen_ir::Extent;
 
 #[derive(Debug)]
@@ -54,10 +54,45 @@ impl Device for AnyDevice {
         }
     }
 
+    fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.begin_read(slot, offset, bytes),
+            AnyDevice::Cuda(device) => device.begin_read(slot, offset, bytes),
+        }
+    }
+
+    fn finish_read(&mut self, slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.finish_read(slot, offset, into),
+            AnyDevice::Cuda(device) => device.finish_read(slot, offset, into),
+        }
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        match self {
+            AnyDevice::Cpu(device) => device.is_asynchronous(),
+            AnyDevice::Cuda(device) => device.is_asynchronous(),
+        }
+    }
+
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        match self {
+            AnyDevice::Cpu(device) => device.memory(),
+            AnyDevice::Cuda(device) => device.memory(),
+        }
+    }
+
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         match self {
             AnyDevice::Cpu(device) => device.fill(to, fill),
             AnyDevice::Cuda(device) => device.fill(to, fill),
+        }
+    }
+
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.run_all(steps, extent),
+            AnyDevice::Cuda(device) => device.run_all(steps, extent),
         }
     }
 

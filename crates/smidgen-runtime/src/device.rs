@@ -178,6 +178,23 @@ pub enum FillError<E> {
     Device(DeviceError),
 }
 
+/// Reads that can be under way at the same time.
+pub const READ_SLOTS: usize = 4;
+/// Bytes of each at most.
+pub const SLOT_BYTES: usize = 64;
+
+/// Memory of a device that is not the host's, as it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Taken since the device was opened, its context included.
+    pub bytes: u64,
+    pub peak_bytes: u64,
+    /// What no process holds.
+    pub free_bytes: u64,
+    /// Of the host, within reach of the device.
+    pub pinned_bytes: u64,
+}
+
 pub trait Device {
     fn name(&self) -> &'static str;
 
@@ -199,10 +216,37 @@ pub trait Device {
     /// Reads what everything that was run so far left there.
     fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError>;
 
+    /// Begins to read a few bytes as everything launched so far leaves them, without waiting for it. A slot holds one
+    /// read; there are [`READ_SLOTS`] of at most [`SLOT_BYTES`].
+    fn begin_read(&mut self, _slot: usize, _offset: usize, _bytes: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Ends what `begin_read` began, with the same place. A device that runs each step at once reads only now, so
+    /// nothing may have been run in between there.
+    fn finish_read(&mut self, _slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.read(offset, into)
+    }
+
+    /// Whether steps are still under way when `run` returns.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    /// What the device's own memory is like now; nothing where it is the host's.
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        None
+    }
+
     /// Lets the caller write a value piece by piece, straight into place where the device's memory is the host's.
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>>
     where
         Self: Sized;
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
+
+    /// Runs steps in order; a device may start several at once that do not touch each other.
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        steps.iter().try_for_each(|step| self.run(step, extent))
+    }
 }

@@ -58,10 +58,7 @@ impl<D: Device> Executor<D> {
             return Err(DeviceError::Extent { actual: *extent, planned });
         }
         let found = self.entries.iter().find(|(own, _)| *own == entry);
-        for step in found.map(|(_, steps)| steps.as_slice()).unwrap_or_default() {
-            self.device.run(step, extent)?;
-        }
-        Ok(())
+        self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent)
     }
 
     /// Runs one step of an entry point, so that what it wrote can be looked at before the next overwrites it.
@@ -96,6 +93,17 @@ impl<D: Device> Executor<D> {
             self.device.read(place.offset + inside, &mut into[range])?;
         }
         Ok(())
+    }
+
+    /// Begins to read the first bytes of a value without waiting; see [`Device::begin_read`].
+    pub fn begin_read(&mut self, slot: usize, value: ValueId, bytes: usize) -> Result<(), DeviceError> {
+        let place = self.place(value, bytes);
+        self.device.begin_read(slot, place.offset, bytes)
+    }
+
+    pub fn finish_read(&mut self, slot: usize, value: ValueId, into: &mut [u8]) -> Result<(), DeviceError> {
+        let place = self.place(value, into.len());
+        self.device.finish_read(slot, place.offset, into)
     }
 
     /// Fills a whole value from a source that delivers it in pieces of any size.

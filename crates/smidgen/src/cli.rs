@@ -6,7 +6,7 @@
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{eval, export, generate, inspect, merge, preview, print};
+use crate::commands::{bench, eval, export, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -61,6 +61,8 @@ enum Command {
     Generate(generate::Args),
     /// Fetch a model, or say where it is
     Pull(PullArgs),
+    /// Measure speed and memory of a run on made-up weights of a named shape
+    Bench(bench::Args),
 }
 
 #[derive(Debug, Args)]
@@ -113,6 +115,7 @@ pub fn run() -> ExitCode {
         Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),
+        Command::Bench(args) => bench::run(args),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
@@ -204,6 +207,8 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         }
     }
     keep_arithmetic(&mut job, &start, &say);
+    // Before the plan, which counts what the driver's context takes.
+    let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
     let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -225,7 +230,6 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let mut journal = Journal::resume(&output, first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    let device = job.place.open(job.request.threads, job.request.precision)?;
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());

@@ -18,6 +18,8 @@ pub enum Place {
         ordinal: usize,
         /// What is known of the GPU, if it is here.
         facts: Option<GpuFacts>,
+        /// What the driver's context takes there, once it was measured.
+        context_bytes: Option<u64>,
     },
 }
 
@@ -27,12 +29,12 @@ impl Place {
         match choice {
             DeviceChoice::Cpu => Ok(Place::Cpu),
             DeviceChoice::Auto => Ok(match cuda::look(0) {
-                Ok(facts) if facts.can_train() => Place::Cuda { ordinal: 0, facts: Some(facts) },
+                Ok(facts) if facts.can_train() => Place::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None },
                 _ => Place::Cpu,
             }),
             DeviceChoice::Cuda(ordinal) => match cuda::look(ordinal) {
-                Ok(facts) => Ok(Place::Cuda { ordinal, facts: Some(facts) }),
-                Err(_) if !must_run => Ok(Place::Cuda { ordinal, facts: None }),
+                Ok(facts) => Ok(Place::Cuda { ordinal, facts: Some(facts), context_bytes: None }),
+                Err(_) if !must_run => Ok(Place::Cuda { ordinal, facts: None, context_bytes: None }),
                 Err(error) => Err(Failure::world(format!("`memory.device = \"cuda:{ordinal}\"`: {error}"))
                     .hint("`memory.device = \"cpu\"` trains without a GPU")),
             },
@@ -44,6 +46,43 @@ impl Place {
             Place::Cpu => DeviceKind::Cpu,
             Place::Cuda { .. } => DeviceKind::Cuda,
         }
+    }
+
+    /// The device for people.
+    pub fn describe(&self) -> String {
+        match self {
+            Place::Cpu => "cpu".to_owned(),
+            Place::Cuda { facts: Some(facts), .. } => facts.name.clone(),
+            Place::Cuda { ordinal, facts: None, .. } => format!("cuda:{ordinal}, which is not here"),
+        }
+    }
+
+    /// What is free on a GPU that is here.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match self {
+            Place::Cpu => None,
+            Place::Cuda { facts, .. } => facts.as_ref().and_then(|facts| facts.free_bytes),
+        }
+    }
+
+    /// What the driver's context with our kernels and cuBLASLt takes of a GPU: measured with a margin for what grows
+    /// at the first launches, or what was seen elsewhere.
+    pub fn gpu_context_bytes(&self) -> u64 {
+        const GROWTH_BYTES: u64 = 6 << 20;
+        const SEEN_BYTES: u64 = 536 << 20;
+        match self {
+            Place::Cuda { context_bytes: Some(bytes), .. } => bytes + GROWTH_BYTES,
+            Place::Cpu | Place::Cuda { .. } => SEEN_BYTES,
+        }
+    }
+
+    /// Opens the device and remembers what its context takes.
+    pub fn open_and_measure(&mut self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
+        let device = self.open(threads, precision)?;
+        if let (Place::Cuda { context_bytes, .. }, AnyDevice::Cuda(cuda)) = (self, &device) {
+            *context_bytes = cuda.context_bytes();
+        }
+        Ok(device)
     }
 
     /// Opens the device, with its context and kernels; the arena comes with the plan.

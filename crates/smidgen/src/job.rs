@@ -72,6 +72,8 @@ pub struct JobBudget {
     pub bytes: u64,
     /// From `memory.budget`, rather than from what is free.
     pub stated: bool,
+    /// What a GPU has free, where that is less than the budget that was stated.
+    pub cut_to_free: Option<u64>,
 }
 
 /// What `auto` leaves free on a GPU, for a display or another program that wakes up.
@@ -433,21 +435,21 @@ fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
 }
 
 pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
-    let free_on_gpu = match place {
-        Place::Cpu => None,
-        Place::Cuda { facts, .. } => Some(facts.as_ref().and_then(|facts| facts.free_bytes)),
-    };
+    let is_gpu = place.kind() == DeviceKind::Cuda;
     match recipe.memory.budget {
-        Budget::Bytes(bytes) => Ok(JobBudget { bytes, stated: true }),
-        Budget::Auto if free_on_gpu == Some(None) => {
+        Budget::Bytes(bytes) => {
+            let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
+            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free })
+        }
+        Budget::Auto if is_gpu && place.free_bytes().is_none() => {
             Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(Some(free)) = free_on_gpu => {
-            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false })
+        Budget::Auto if let Some(free) = place.free_bytes() => {
+            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false, cut_to_free: None })
         }
         Budget::Auto => match host::free_memory_bytes() {
-            Some(bytes) => Ok(JobBudget { bytes, stated: false }),
+            Some(bytes) => Ok(JobBudget { bytes, stated: false, cut_to_free: None }),
             None => Err(Failure::world("how much memory is free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"8GiB\"`")),
         },

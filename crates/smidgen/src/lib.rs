@@ -7,6 +7,7 @@
 
 pub mod adapted;
 pub mod arithmetic;
+pub mod bench;
 pub mod bytes;
 pub mod checkpoint;
 pub mod cli;

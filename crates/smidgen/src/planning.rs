@@ -45,9 +45,6 @@ const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
 
-/// What the driver's context with our kernels and cuBLASLt takes of a GPU, where it cannot be measured.
-const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
-
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
     let pins = Pins { recompute: pinned_recompute(job)?, loss_chunk: None };
@@ -92,6 +89,10 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
     if job.recipe.model.compute == Compute::Bf16 && job.arithmetic == Arithmetic::F32 {
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
+    if let Some(free) = job.budget.cut_to_free {
+        let free = format_bytes(free);
+        notes.push(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"));
+    }
     Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
 }
 
@@ -124,7 +125,7 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
 /// What is resident beside the arena while training.
 fn context(job: &Job) -> Context {
     if job.request.device == DeviceKind::Cuda {
-        return Context { bytes: CUDA_CONTEXT_BYTES, step_bytes: 0 };
+        return Context { bytes: job.place.gpu_context_bytes(), step_bytes: 0 };
     }
     let data = match &job.data {
         Data::Rows(rows) => {

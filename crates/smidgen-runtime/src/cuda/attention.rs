@@ -26,6 +26,15 @@ pub const FILES: [KernelFile; 8] = [
     HEADS[3].gradient_file,
 ];
 
+/// Channels of a head that kernels go up to.
+pub const MOST_CHANNELS: usize = 256;
+
+/// The files of one head size.
+pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
+    let head = Head::of(shape.head_dim);
+    vec![head.forward_file, head.gradient_file]
+}
+
 /// o and lse.
 pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) -> Result<(), DeviceError> {
     let [q, k, v, boundaries] = first_operands(&step.inputs);
@@ -229,7 +238,7 @@ const HEADS: [Head; 4] = [head!(64), head!(96), head!(128), head!(256)];
 impl Head {
     fn of(head_dim: usize) -> &'static Head {
         static ALL: [Head; 4] = HEADS;
-        assert!((1..=256).contains(&head_dim), "head size {head_dim} is not in 1..=256");
+        assert!((1..=MOST_CHANNELS).contains(&head_dim), "`check` refuses heads of {head_dim} channels");
         let tiles = AttentionTiles::of(head_dim);
         ALL.iter().find(|head| head.tiles == tiles).expect("there is a file for every padded size")
     }

@@ -11,6 +11,13 @@ use smidgen_ir::{AttentionShape, Extent};
 pub const FILES: [KernelFile; 4] =
     [HEADS[0].forward_file, HEADS[0].gradient_file, HEADS[1].forward_file, HEADS[1].gradient_file];
 
+/// The files that an attention may be computed by.
+pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
+    let all_seen = Extent::default();
+    let head = HopperHead::by_shape(shape, &all_seen);
+    head.map_or_else(Vec::new, |head| vec![head.forward_file, head.gradient_file])
+}
+
 /// Threads of a block: one warpgroup copies, two multiply.
 pub const THREADS: u32 = 384;
 /// Queries or keys of an item, which one block takes at a time.

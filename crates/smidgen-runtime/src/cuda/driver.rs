@@ -221,16 +221,22 @@ pub fn copy_rows_to_device(
     rows: usize,
 ) -> Result<(), DeviceError> {
     let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
         srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
         srcHost: from.cast(),
+        srcDevice: 0,
+        srcArray: std::ptr::null_mut(),
         srcPitch: row_bytes,
+        dstXInBytes: 0,
+        dstY: 0,
         dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
         dstDevice: to,
+        dstArray: std::ptr::null_mut(),
         dstPitch: stride_bytes,
         WidthInBytes: row_bytes,
         Height: rows,
-        // SAFETY: a plain structure for which zero means nothing.
-        ..unsafe { std::mem::zeroed() }
     };
     // SAFETY: as for `copy_to_device`; the rows lie inside the reservation.
     check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }, "cuMemcpy2DAsync")

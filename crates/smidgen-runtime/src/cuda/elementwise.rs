@@ -135,14 +135,6 @@ pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
     add_partial_rows(stage, workspace, partials, columns, stage.pointer(dbias))
 }
 
-/// rounded := scale·weight, in the numbers of activations.
-pub fn round(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
-    let weight = &step.inputs[0];
-    let from = (stage.pointer(weight), weight.stride);
-    let to = &step.updates[0];
-    cast_to_act(stage, from, scale, to, stage.pointer(to))
-}
-
 /// y := scale·x for an f32 matrix x at `from`, an address and a row stride, and y of the shape of `to` at `pointer`.
 pub fn cast_to_act(
     stage: &Stage<'_>,
@@ -156,14 +148,4 @@ pub fn cast_to_act(
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let args = [x.pointer, x.stride, Arg::Float(scale), y.pointer, y.stride, spans.spans_of_row, spans.spans];
     stage.launch(spans.form("cast_to_act_eight", "cast_to_act_one"), grid, THREADS, 0, &args)
-}
-
-/// value := 0.
-pub fn zero(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
-    let value = &step.updates[0];
-    assert!(value.is_dense(), "`zero` of rows with gaps");
-    match value.bytes_at(stage.extent) {
-        0 => Ok(()),
-        bytes => stage.clear(stage.pointer(value), bytes),
-    }
 }

@@ -8,10 +8,11 @@
 use super::decode::decode_rows;
 use super::product::{Matrix, Product, Sizes};
 use super::stage::{Arg, KernelFile, Stage};
+use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, spare_columns};
-use smidgen_ir::{DType, Storage};
+use smidgen_ir::{DType, Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "product.cu",
@@ -129,14 +130,18 @@ pub fn weight_matrix(
     Ok(Matrix { pointer, stride, element })
 }
 
-/// y = x·Wᵀ + bias + scale·h·Bᵀ.
+/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
     bias: bool,
     lora: Option<f32>,
+    residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    if !bias && lora.is_none() && residual.is_none() && thin::thin_product_fits(stage, x, weight, y) {
+        return thin::thin_product(stage, x, weight, y);
+    }
     let adapter = lora.map(|scale| {
         let first = 2 + usize::from(bias);
         (&step.inputs[first], &step.inputs[first + 1], scale)
@@ -147,13 +152,14 @@ pub fn linear(
     let has_room = rank > 0 && x.stride >= x.columns + spare;
     let stored = is_as_products_take_it(stage, weight);
     let w = weight_matrix(stage, &mut scratch, weight, if has_room && !stored { spare } else { 0 })?;
-    let mut addend = None;
+    let mut addend = residual.map(|residual| matrix(stage, residual));
     let mut epilogue = None;
     if bias {
         let bias = &step.inputs[2];
-        if is_as_products_take_it(stage, bias) && stage.pointer(bias) % 16 == 0 {
+        if bias_fits_epilogue(stage, bias) {
             epilogue = Some(stage.pointer(bias));
         } else {
+            assert!(residual.is_none(), "`residual_of` has looked at the bias");
             broadcast_row(stage, bias, y)?;
             addend = Some(matrix(stage, y));
         }
@@ -207,6 +213,30 @@ pub fn linear(
         ..product
     };
     stage.products.run(stage.gpu, &product)
+}
+
+/// Whether cuBLASLt can add the bias itself.
+fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
+    is_as_products_take_it(stage, bias) && stage.pointer(bias).is_multiple_of(16)
+}
+
+/// What `sum` adds to the product before it, if it does so in place of that: then it can be part of the product.
+pub fn residual_of<'a>(
+    stage: &Stage<'_>,
+    product: &BoundStep,
+    bias: bool,
+    sum: &'a BoundStep,
+) -> Option<&'a Operand> {
+    let y = &product.outputs[0];
+    if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &product.inputs[2])) {
+        return None;
+    }
+    let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
+    let others: Vec<&Operand> = sum.inputs.iter().filter(|input| !is_y(input)).collect();
+    match others[..] {
+        [residual] if is_y(&sum.outputs[0]) => Some(residual),
+        _ => None,
+    }
 }
 
 /// dx = Σ scale·d·matrix.
@@ -319,6 +349,28 @@ pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<()
     outer_sum(stage, matrix(stage, dy), matrix(stage, x), tokens, scale, &step.updates[0], scratch)
 }
 
+/// Whether the two steps are the gradient of B and that of h, from the same dy, and can be formed in one pass over it.
+/// The answer is the step whose scratch both may use: a step's scratch may lie over what lives in the other alone.
+pub fn adapter_grad_step<'a>(stage: &Stage<'_>, outer: &'a BoundStep, inner: &'a BoundStep) -> Option<&'a BoundStep> {
+    let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return None };
+    let ([dy, h], [other_dy, b], [dh]) = (&outer.inputs[..], &inner.inputs[..], &inner.outputs[..]) else {
+        return None;
+    };
+    let fits = scales[..] == [1.0]
+        && dy == other_dy
+        && thin::adapter_grad_fits(stage, [dy, h, b, dh], &outer.updates[0]);
+    let apart = |step: &BoundStep, operand: &Operand| {
+        step.workspace.is_some_and(|(offset, bytes)| {
+            offset + bytes <= operand.offset || operand.offset + operand.span_at(stage.planned()) <= offset
+        })
+    };
+    match fits {
+        true if apart(outer, dh) => Some(outer),
+        true if apart(inner, h) => Some(inner),
+        _ => None,
+    }
+}
+
 /// Rows of a micro-batch, and the most that are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
@@ -338,6 +390,9 @@ pub fn outer_sum(
 ) -> Result<(), DeviceError> {
     if tokens.rows == 0 {
         return Ok(());
+    }
+    if thin::outer_sum_fits(stage, left, right, gradient) {
+        return thin::outer_sum(stage, left, right, tokens, scale, gradient, scratch);
     }
     let target = matrix(stage, gradient);
     let whole = |depth: usize| Sizes { rows: stage.rows(gradient), columns: gradient.columns, depth };

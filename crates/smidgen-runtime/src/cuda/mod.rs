@@ -29,12 +29,14 @@ mod run;
 pub mod spans;
 pub mod stage;
 mod staging;
+pub mod thin;
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError};
+use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
-pub use run::{files as kernel_files, hopper_files as hopper_kernel_files};
+pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
+pub use run::files as kernel_files;
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
@@ -64,6 +66,9 @@ pub struct Cuda {
     precision: Precision,
     /// What the context with its kernels and libraries takes, where it can be told.
     context_bytes: Option<u64>,
+    /// What was free before it was opened.
+    free_before: Option<u64>,
+    peak_bytes: u64,
     /// What went wrong where nobody could be told.
     failed: Option<DeviceError>,
 }
@@ -84,13 +89,19 @@ impl Cuda {
             return Err(DeviceError::Capability { name, major, minor, precision });
         }
         let activations = DeviceKind::Cuda.activations(options.precision);
-        let kernels = Kernels::load(&gpu, &run::files(), activations, options.cache.as_deref())?;
+        let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
+        kernels.require(&run::files_of_all())?;
+        if activations != DType::F32 {
+            kernels.require(&[thin::FILE])?;
+        }
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
         let after = gpu.free_bytes();
         let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
         Ok(Cuda {
             context_bytes,
+            free_before: before,
+            peak_bytes: 0,
             staging,
             products,
             kernels,
@@ -135,6 +146,15 @@ impl Cuda {
             planned,
             activations: self.activations(),
         }
+    }
+
+    fn launch_all(&self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        let mut rest = steps;
+        while let Some(first) = rest.first() {
+            let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
+            rest = &rest[done..];
+        }
+        Ok(())
     }
 
     fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
@@ -193,18 +213,19 @@ impl Device for Cuda {
 
     /// Times the products of every shape that has no way yet, on noise.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        for step in steps.iter().flat_map(|(_, steps)| *steps) {
+            self.kernels.require(&run::files_of(&step.op))?;
+            self.kernels.require_on_hopper(&run::hopper_files_of(&step.op))?;
+        }
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
         else {
             return Ok(());
         };
         self.fill_with_noise(step, &extent)?;
         self.products.set_timing(true);
-        for (extent, steps) in steps {
-            for step in steps.iter().filter(|step| run::is_product(&step.op)) {
-                run::run_step(&self.stage(step, extent, extent), step)?;
-            }
-        }
+        let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
         self.products.set_timing(false);
+        timed?;
         self.products.keep();
         self.clear()?;
         self.gpu.wait()
@@ -223,6 +244,27 @@ impl Device for Cuda {
         self.staging.read(&self.gpu, self.arena.0 + offset as u64, into)
     }
 
+    fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
+        self.staging.begin_read(&self.gpu, slot, self.arena.0 + offset as u64, bytes)
+    }
+
+    fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.staging.finish_read(slot, into)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        let (free_bytes, _) = self.gpu.memory().ok()?;
+        let bytes = self.free_before.map_or(0, |before| before.saturating_sub(free_bytes));
+        self.peak_bytes = self.peak_bytes.max(bytes);
+        let pinned_bytes = self.pinned_bytes() as u64;
+        Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes })
+    }
+
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         self.staging.fill(&self.gpu, self.arena.0, to, fill)
     }
@@ -230,6 +272,11 @@ impl Device for Cuda {
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.check_health()?;
         run::run_step(&self.stage(step, extent, &step.planned), step)
+    }
+
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.launch_all(steps, extent)
     }
 }
 

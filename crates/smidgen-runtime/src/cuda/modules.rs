@@ -86,7 +86,10 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 #[derive(Debug)]
 pub struct Kernels {
     functions: HashMap<&'static str, Function>,
-    has_hopper: bool,
+    options: Vec<String>,
+    /// Of files for Hopper GPUs alone, on one and with activations of 16 bits.
+    hopper_options: Option<Vec<String>>,
+    cache: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -103,22 +106,38 @@ const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Compiles or reads every file, and those of Hopper where they run, and finds its kernels.
-    pub fn load(
-        gpu: &Gpu,
-        files: &[KernelFile],
-        activations: DType,
-        cache: Option<&Path>,
-    ) -> Result<Kernels, DeviceError> {
+    /// None yet; those of a GPU's architecture come by [`Kernels::require`].
+    pub fn new(gpu: &Gpu, activations: DType, cache: Option<&Path>) -> Kernels {
         let (major, minor) = gpu.capability;
-        let general = options(&format!("sm_{major}{minor}"), activations);
-        let of_hopper = options(HOPPER, activations);
-        let has_hopper = gpu.capability == (9, 0) && activations != DType::F32;
-        let hopper_files = if has_hopper { super::run::hopper_files() } else { Vec::new() };
-        let every = files.iter().map(|file| (file, &general));
-        let mut functions = HashMap::new();
-        for (file, options) in every.chain(hopper_files.iter().map(|file| (file, &of_hopper))) {
-            let code = cached_code(file, options, cache)?;
+        let options = options(&format!("sm_{major}{minor}"), activations);
+        let is_hopper = gpu.capability == (9, 0) && activations != DType::F32;
+        let hopper_options = is_hopper.then(|| self::options(HOPPER, activations));
+        Kernels { functions: HashMap::new(), options, hopper_options, cache: cache.map(Path::to_path_buf) }
+    }
+
+    /// Compiles or reads the files that are not there yet, and finds their kernels.
+    pub fn require(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
+        self.load(files, &self.options.clone())
+    }
+
+    /// The same of files for Hopper GPUs alone; nothing on others.
+    pub fn require_on_hopper(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
+        match self.hopper_options.clone() {
+            Some(options) => self.load(files, &options),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the kernels for Hopper GPUs alone are here where they were required.
+    pub fn has_hopper(&self) -> bool {
+        self.hopper_options.is_some()
+    }
+
+    fn load(&mut self, files: &[KernelFile], options: &[String]) -> Result<(), DeviceError> {
+        let is_there = |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
+        let missing: Vec<&KernelFile> = files.iter().filter(|file| !is_there(file)).collect();
+        for file in missing {
+            let code = cached_code(file, options, self.cache.as_deref())?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is machine code for this GPU, and the driver copies it.
             check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
@@ -128,17 +147,12 @@ impl Kernels {
                 // SAFETY: the module was just loaded; the name ends with zero.
                 let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
                 check(code, kernel)?;
-                let before = functions
-                    .insert(*kernel, Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) });
+                let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
+                let before = self.functions.insert(*kernel, function);
                 assert!(before.is_none(), "two kernels are called `{kernel}`");
             }
         }
-        Ok(Kernels { functions, has_hopper })
-    }
-
-    /// Whether the kernels for Hopper GPUs alone are among them.
-    pub fn has_hopper(&self) -> bool {
-        self.has_hopper
+        Ok(())
     }
 
     /// A kernel that may use so much dynamic shared memory.

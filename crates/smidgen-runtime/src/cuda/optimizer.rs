@@ -1,13 +1,14 @@
-//! The update: the norm over all gradients, AdamW with moments in f32 or 8 bits, the pull of LS-LoRA's coefficients.
+//! The update: the norm over all gradients, AdamW with moments in f32 or 8 bits, gradients to zero, adapters rounded,
+//! the pull of LS-LoRA's coefficients.
 //!
-//! A launch for each tensor. Loss, report and hyper are f64 in device memory and are read there, so that nothing waits
+//! Steps in a row that do the same to other tensors are one launch, up to 64 of them. Loss, report and hyper are f64 in device memory and are read there, so that nothing waits
 //! between the gradients and the update. Kernels: `kernels/optimizer.cu`.
 
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
 use smidgen_ir::workspace_cuda::squares_chunks;
-use smidgen_ir::{AdamW, Storage};
+use smidgen_ir::{AdamW, Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "optimizer.cu",
@@ -15,30 +16,95 @@ pub const FILE: KernelFile = KernelFile {
         include_str!("../../kernels/dynamic_map.cuh"),
         include_str!("../../kernels/optimizer.cu")
     ),
-    kernels: &["sum_of_squares", "grad_norm_report", "adamw", "adamw8", "fourier_reg"],
+    kernels: &[
+        "sum_of_squares",
+        "grad_norm_report",
+        "adamw",
+        "adamw8",
+        "zero_tensors",
+        "round_tensors",
+        "fourier_reg",
+    ],
 };
+
+/// Tensors of one launch; as in `optimizer.cu`, like the structures.
+const TABLE_TENSORS: usize = 64;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct UpdateTensor {
+    parameters: u64,
+    gradient: u64,
+    first: u64,
+    second: u64,
+    elements: i64,
+    first_block: u32,
+    aligned: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RoundedTensor {
+    from: u64,
+    to: u64,
+    to_stride: i64,
+    elements: i64,
+    columns: i32,
+    scale: f32,
+    first_block: u32,
+    eight: i32,
+}
+
+#[repr(C)]
+struct Table<T> {
+    count: i64,
+    tensors: [T; TABLE_TENSORS],
+}
+
+/// Launches a kernel over tensors, some in each launch: `blocks` of each, and how its entry learns of its first.
+fn launch_tables<T: Copy + Default>(
+    stage: &Stage<'_>,
+    kernel: &'static str,
+    tensors: impl Iterator<Item = (T, usize)>,
+    place: impl Fn(&mut T, u32),
+    args: impl Fn(usize) -> Vec<Arg>,
+) -> Result<(), DeviceError> {
+    let mut table = Table { count: 0, tensors: [T::default(); TABLE_TENSORS] };
+    let (mut blocks, mut blocks_before) = (0, 0);
+    let mut tensors = tensors.filter(|(_, blocks)| *blocks > 0).peekable();
+    while let Some((tensor, own)) = tensors.next() {
+        let entry = &mut table.tensors[table.count as usize];
+        *entry = tensor;
+        place(entry, blocks as u32);
+        table.count += 1;
+        blocks += own;
+        if table.count as usize == TABLE_TENSORS || tensors.peek().is_none() {
+            stage.launch_with(kernel, blocks as u32, THREADS, &table, &args(blocks_before))?;
+            blocks_before += blocks;
+            (table.count, blocks) = (0, 0);
+        }
+    }
+    Ok(())
+}
+
+fn is_aligned(places: &[u64]) -> i32 {
+    i32::from(places.iter().all(|place| place.is_multiple_of(16)))
+}
 
 /// Inputs loss (1), gradients …; updates report (4).
 pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), DeviceError> {
     let (partials, bytes) = stage.workspace();
-    let mut count = 0;
-    for gradient in &step.inputs[1..] {
-        let elements = dense_elements(stage, gradient);
-        let chunks = squares_chunks(elements);
-        if chunks == 0 {
-            continue;
-        }
-        assert!(8 * (count + chunks) <= bytes, "workspace of {bytes} bytes for more than {count} sums");
-        let pointer = stage.pointer(gradient);
-        let args = [
-            Arg::Pointer(pointer),
-            Arg::Long(elements as i64),
-            Arg::Int(i32::from(pointer.is_multiple_of(16))),
-            Arg::Pointer(partials + 8 * count as u64),
-        ];
-        stage.launch("sum_of_squares", [chunks as u32, 1, 1], THREADS, 0, &args)?;
-        count += chunks;
-    }
+    let gradients = &step.inputs[1..];
+    let count: usize = gradients.iter().map(|gradient| squares_chunks(dense_elements(stage, gradient))).sum();
+    assert!(8 * count <= bytes, "workspace of {bytes} bytes for {count} sums");
+    let tensors = gradients.iter().map(|operand| {
+        let (gradient, elements) = (stage.pointer(operand), dense_elements(stage, operand));
+        let aligned = is_aligned(&[gradient]);
+        let tensor = UpdateTensor { gradient, elements: elements as i64, aligned, ..UpdateTensor::default() };
+        (tensor, squares_chunks(elements))
+    });
+    let args = |before: usize| vec![Arg::Pointer(partials + 8 * before as u64)];
+    launch_tables(stage, "sum_of_squares", tensors, |tensor, block| tensor.first_block = block, args)?;
     let args = [
         Arg::Pointer(stage.pointer(&step.inputs[0])),
         Arg::Pointer(partials),
@@ -49,54 +115,88 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs gradient, report (4), hyper (2); updates parameter, first and second moment.
-pub fn adamw(stage: &Stage<'_>, step: &BoundStep, settings: &AdamW) -> Result<(), DeviceError> {
-    let elements = dense_elements(stage, &step.inputs[0]);
-    for state in &step.updates {
-        assert_eq!(dense_elements(stage, state), elements, "elements of a state");
-    }
-    update(stage, step, settings, "adamw", elements.div_ceil(4 * THREADS as usize))
+/// Inputs of each step: gradient, report (4), hyper (2); updates: parameter, first and second moment. Report and hyper
+/// are the same for all.
+pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
+    let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
+    update(stage, steps, settings, "adamw", blocks, |moment| moment.storage == Storage::F32)
 }
 
 /// The same with both moments in [`Storage::Dynamic8`].
-pub fn adamw8(stage: &Stage<'_>, step: &BoundStep, settings: &AdamW) -> Result<(), DeviceError> {
-    let elements = dense_elements(stage, &step.inputs[0]);
-    assert_eq!(dense_elements(stage, &step.updates[0]), elements, "elements of a parameter");
-    for moment in &step.updates[1..] {
-        assert!(matches!(moment.storage, Storage::Dynamic8 { .. }), "a moment in {}", moment.storage);
-    }
-    let blocks_of_8_warps = elements.div_ceil(DYNAMIC8_BLOCK).div_ceil(8);
-    update(stage, step, settings, "adamw8", blocks_of_8_warps)
+pub fn adamw8(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
+    let blocks_of_8_warps = |elements: usize| elements.div_ceil(DYNAMIC8_BLOCK).div_ceil(8);
+    let fits = |moment: &Operand| matches!(moment.storage, Storage::Dynamic8 { .. });
+    update(stage, steps, settings, "adamw8", blocks_of_8_warps, fits)
 }
 
 fn update(
     stage: &Stage<'_>,
-    step: &BoundStep,
+    steps: &[BoundStep],
     settings: &AdamW,
     kernel: &'static str,
-    blocks: usize,
+    blocks: impl Fn(usize) -> usize,
+    fits: impl Fn(&Operand) -> bool,
 ) -> Result<(), DeviceError> {
-    if blocks == 0 {
-        return Ok(());
-    }
-    let gradient = stage.pointer(&step.inputs[0]);
-    let states = [0, 1, 2].map(|index| stage.pointer(&step.updates[index]));
-    let aligned = [gradient, states[0], states[1], states[2]].iter().all(|place| place.is_multiple_of(16));
-    let args = [
-        Arg::Pointer(states[0]),
-        Arg::Pointer(gradient),
-        Arg::Pointer(states[1]),
-        Arg::Pointer(states[2]),
-        Arg::Long(dense_elements(stage, &step.inputs[0]) as i64),
-        Arg::Int(i32::from(aligned)),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(stage.pointer(&step.inputs[2])),
-        Arg::Double(settings.beta1),
-        Arg::Double(settings.beta2),
-        Arg::Double(settings.eps),
-        Arg::Double(settings.weight_decay),
-    ];
-    stage.launch(kernel, [blocks as u32, 1, 1], THREADS, 0, &args)
+    let tensors = steps.iter().map(|step| {
+        let elements = dense_elements(stage, &step.inputs[0]);
+        assert_eq!(dense_elements(stage, &step.updates[0]), elements, "elements of a parameter");
+        assert!(step.updates[1..].iter().all(&fits), "moments that `{kernel}` does not take");
+        let gradient = stage.pointer(&step.inputs[0]);
+        let [parameters, first, second] = [0, 1, 2].map(|index| stage.pointer(&step.updates[index]));
+        let aligned = is_aligned(&[gradient, parameters, first, second]);
+        let elements_signed = elements as i64;
+        let tensor =
+            UpdateTensor { parameters, gradient, first, second, elements: elements_signed, first_block: 0, aligned };
+        (tensor, blocks(elements))
+    });
+    let [report, hyper] = [1, 2].map(|index| stage.pointer(&steps[0].inputs[index]));
+    let args = |_| {
+        let decays = [settings.beta1, settings.beta2, settings.eps, settings.weight_decay].map(Arg::Double);
+        [Arg::Pointer(report), Arg::Pointer(hyper)].into_iter().chain(decays).collect()
+    };
+    launch_tables(stage, kernel, tensors, |tensor, block| tensor.first_block = block, args)
+}
+
+/// The update of each step := 0.
+pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    let tensors = steps.iter().map(|step| {
+        let value = &step.updates[0];
+        assert!(value.is_dense(), "`zero` of rows with gaps");
+        let bytes = value.bytes_at(stage.extent);
+        let words = bytes / 4;
+        assert_eq!(4 * words, bytes, "whole words are set to zero");
+        let gradient = stage.pointer(value);
+        let aligned = is_aligned(&[gradient]);
+        let tensor = UpdateTensor { gradient, elements: words as i64, aligned, ..UpdateTensor::default() };
+        (tensor, words.div_ceil(16 * THREADS as usize))
+    });
+    launch_tables(stage, "zero_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
+}
+
+/// The update of each step := scale·input, in the numbers of activations.
+pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    let tensors = steps.iter().map(|step| {
+        let Op::Round { scale } = step.op else { unreachable!("only roundings are given here") };
+        let (weight, rounded) = (&step.inputs[0], &step.updates[0]);
+        assert_eq!(rounded.storage, Storage::Plain(stage.activations()), "rounded to other numbers");
+        let (from, to) = (stage.pointer(weight), stage.pointer(rounded));
+        let elements = dense_elements(stage, weight);
+        let eight = is_aligned(&[from, to]) == 1
+            && weight.columns.is_multiple_of(8)
+            && (rounded.stride * stage.activations().bytes()).is_multiple_of(16);
+        let tensor = RoundedTensor {
+            from,
+            to,
+            to_stride: rounded.stride as i64,
+            elements: elements as i64,
+            columns: weight.columns as i32,
+            scale,
+            first_block: 0,
+            eight: i32::from(eight),
+        };
+        (tensor, elements.div_ceil(8 * THREADS as usize))
+    });
+    launch_tables(stage, "round_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
 }
 
 /// Input coefficients (M, 4); updates loss (1), dcoefficients (M, 4).

@@ -5,8 +5,8 @@
 use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
 use super::{
-    act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
-    optimizer, rope,
+    act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
+    linear, loss, norm, optimizer, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
@@ -14,7 +14,12 @@ use smidgen_ir::{Extent, Op, Shape, Storage, Type};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    let others = [
+    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE]).collect()
+}
+
+/// The files of kernels that any plan may need.
+pub fn files_of_all() -> Vec<KernelFile> {
+    vec![
         act::FILE,
         cached_attention::FILE,
         columns::FILE,
@@ -28,52 +33,22 @@ pub fn files() -> Vec<KernelFile> {
         norm::FILE,
         optimizer::FILE,
         rope::FILE,
-    ];
-    others.into_iter().chain(attention::FILES).collect()
+    ]
 }
 
-/// Files for Hopper GPUs and 16-bit activations alone.
-pub fn hopper_files() -> Vec<KernelFile> {
-    attention_hopper::FILES.to_vec()
-}
-
-/// Whether the operation is one of those whose products are timed.
-pub fn is_product(op: &Op) -> bool {
+/// Those that an operation needs beside them.
+pub fn files_of(op: &Op) -> Vec<KernelFile> {
     match op {
-        Op::Linear { .. }
-        | Op::LinearGrad { .. }
-        | Op::WeightGrad { .. }
-        | Op::LmHeadLoss(_)
-        | Op::Logits { .. } => true,
-        Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::Fourier { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::Attention(_)
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::CacheRows
-        | Op::CachedAttention(_)
-        | Op::ScatterRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::FourierGrad { .. }
-        | Op::AttentionGrad(_)
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::RowNorms { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero => false,
+        Op::Attention(shape) | Op::AttentionGrad(shape) => attention::files(shape),
+        _ => vec![],
+    }
+}
+
+/// Those of Hopper GPUs that an operation may be computed by.
+pub fn hopper_files_of(op: &Op) -> Vec<KernelFile> {
+    match op {
+        Op::Attention(shape) | Op::AttentionGrad(shape) => attention_hopper::files(shape),
+        _ => vec![],
     }
 }
 
@@ -85,6 +60,12 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
+    }
+    if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = &step.op
+        && shape.head_dim > attention::MOST_CHANNELS
+    {
+        let what = format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
+        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {
         if let Storage::Gguf(block) = operand.storage
@@ -111,7 +92,7 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
         Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
-        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora),
+        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
@@ -137,10 +118,52 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
-        Op::Round { scale } => elementwise::round(stage, step, *scale),
         Op::GradNorm { clip } => optimizer::grad_norm(stage, step, *clip),
-        Op::AdamW(settings) => optimizer::adamw(stage, step, settings),
-        Op::AdamW8(settings) => optimizer::adamw8(stage, step, settings),
-        Op::Zero => elementwise::zero(stage, step),
+        Op::Round { .. } | Op::AdamW(_) | Op::AdamW8(_) | Op::Zero => {
+            run_alike(stage, std::slice::from_ref(step))
+        }
+    }
+}
+
+/// How many steps at the begin of `steps` do the same to other tensors, so that they can be launched together.
+fn count_alike(steps: &[BoundStep]) -> usize {
+    let Some(first) = steps.first() else { return 0 };
+    let same = |step: &&BoundStep| match (&first.op, &step.op) {
+        (Op::Round { .. }, Op::Round { .. }) => true,
+        (Op::AdamW(_) | Op::AdamW8(_) | Op::Zero, _) => first.op == step.op,
+        _ => false,
+    };
+    1 + steps[1..].iter().take_while(same).count()
+}
+
+/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, a product
+/// and the sum that follows it in place, or the gradients of B and of h.
+pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
+    if let [product, sum, ..] = steps
+        && let Op::Linear { bias, lora } = product.op
+        && let Some(residual) = linear::residual_of(stage, product, bias, sum)
+    {
+        return linear::linear(stage, product, bias, lora, Some(residual)).map(|()| 2);
+    }
+    if let [outer, inner, ..] = steps
+        && let Op::WeightGrad { scale } = outer.op
+        && let Some(step) = linear::adapter_grad_step(stage, outer, inner)
+    {
+        let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
+        let stage = Stage { step, ..*stage };
+        return thin::adapter_grad(&stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
+    }
+    let count = count_alike(steps);
+    run_alike(stage, &steps[..count]).map(|()| count)
+}
+
+/// Launches steps that do the same to other tensors.
+fn run_alike(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    match &steps[0].op {
+        Op::Round { .. } => optimizer::round(stage, steps),
+        Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
+        Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
+        Op::Zero => optimizer::zero(stage, steps),
+        _ => run_step(stage, &steps[0]),
     }
 }

@@ -91,14 +91,41 @@ impl Stage<'_> {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<(), DeviceError> {
+        self.launch_places(kernel, grid, block, shared_bytes, None, args)
+    }
+
+    /// The same with a structure as the first argument, laid out as the kernel declares it.
+    pub fn launch_with<T>(
+        &self,
+        kernel: &'static str,
+        blocks: u32,
+        block: u32,
+        structure: &T,
+        args: &[Arg],
+    ) -> Result<(), DeviceError> {
+        let place = std::ptr::from_ref(structure).cast_mut().cast();
+        self.launch_places(kernel, [blocks, 1, 1], block, 0, Some(place), args)
+    }
+
+    fn launch_places(
+        &self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        first: Option<*mut c_void>,
+        args: &[Arg],
+    ) -> Result<(), DeviceError> {
         if self.products.is_timing() {
             return Ok(());
         }
         debug_assert!(grid.iter().all(|side| *side > 0), "`{kernel}` with an empty grid {grid:?}");
         let function = self.kernels.function(kernel, shared_bytes)?;
         let mut places = [std::ptr::null_mut::<c_void>(); 32];
-        assert!(args.len() <= places.len(), "`{kernel}` has {} arguments", args.len());
-        for (place, arg) in places.iter_mut().zip(args) {
+        let (before, rest) = places.split_at_mut(usize::from(first.is_some()));
+        before.iter_mut().zip(first).for_each(|(place, first)| *place = first);
+        assert!(args.len() <= rest.len(), "`{kernel}` has {} arguments", args.len());
+        for (place, arg) in rest.iter_mut().zip(args) {
             *place = match arg {
                 Arg::Pointer(value) | Arg::Wide(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::Int(value) => std::ptr::from_ref(value).cast_mut().cast(),

@@ -5,7 +5,7 @@
 //! half while the other travels.
 
 use super::driver::{self, Event, Gpu, Pinned};
-use crate::device::{Destination, DeviceError, Fill, FillError};
+use crate::device::{Destination, DeviceError, Fill, FillError, READ_SLOTS, SLOT_BYTES};
 use cudarc::driver::sys;
 
 /// Bytes of each half.
@@ -22,7 +22,10 @@ pub struct Staging {
     /// The part of the ring that is written, and how far.
     part: usize,
     filled: usize,
-    /// Times that the host waited for the GPU.
+    /// Small reads that are under way.
+    slots: Pinned,
+    arrivals: Vec<Event>,
+    /// Times that the host waited for all of the GPU's work.
     waits: u64,
 }
 
@@ -35,17 +38,34 @@ impl Staging {
             marks: (0..RING_PARTS).map(|_| Event::new()).collect::<Result<_, _>>()?,
             part: 0,
             filled: 0,
+            slots: Pinned::new(READ_SLOTS * SLOT_BYTES)?,
+            arrivals: (0..READ_SLOTS).map(|_| Event::new()).collect::<Result<_, _>>()?,
             waits: 0,
         })
     }
 
-    /// Times that the host waited for the GPU so far.
+    /// Times that the host waited for all of the GPU's work so far.
     pub fn waits(&self) -> u64 {
         self.waits
     }
 
     pub fn bytes(&self) -> usize {
-        2 * HALF_BYTES + self.ring.bytes()
+        2 * HALF_BYTES + self.ring.bytes() + self.slots.bytes()
+    }
+
+    /// Has a few bytes come to the host once everything launched so far is done.
+    pub fn begin_read(&mut self, gpu: &Gpu, slot: usize, from: u64, bytes: usize) -> Result<(), DeviceError> {
+        assert!(bytes <= SLOT_BYTES, "a read of {bytes} bytes is no small one");
+        let place = self.slots.slice_mut(slot * SLOT_BYTES, bytes).as_mut_ptr();
+        driver::copy_to_host(gpu.stream, place, from, bytes)?;
+        self.arrivals[slot].record(gpu.stream)
+    }
+
+    /// Waits until those have come; what was launched after them goes on meanwhile.
+    pub fn finish_read(&mut self, slot: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.arrivals[slot].wait()?;
+        into.copy_from_slice(self.slots.slice_mut(slot * SLOT_BYTES, into.len()));
+        Ok(())
     }
 
     /// Writes in the order of the stream; the caller's bytes are free again at once.

@@ -22,8 +22,9 @@ use smidgen_ir::{Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, 
 pub struct Choice {
     pub name: &'static str,
     pub spec: DecoderSpec,
-    /// Ends of the paths that carry an adapter of rank 3.
+    /// Ends of the paths that carry an adapter.
     pub adapted: &'static [&'static str],
+    pub rank: usize,
     pub form: AdapterForm,
     pub biases: TrainedBiases,
     pub dropout: f32,
@@ -123,6 +124,7 @@ impl Choice {
             name: "lora",
             spec: llama(),
             adapted: ALL_LINEARS,
+            rank: 3,
             form: AdapterForm::Lora,
             biases: TrainedBiases::None,
             dropout: 0.0,
@@ -144,7 +146,7 @@ impl Choice {
         let adapted =
             linears.iter().filter(|linear| self.adapted.iter().any(|end| linear.path.ends_with(end)));
         let adapters =
-            adapted.map(|linear| LoraModule { path: linear.path.clone(), rank: 3, scale: 0.7 }).collect();
+            adapted.map(|linear| LoraModule { path: linear.path.clone(), rank: self.rank, scale: 0.7 }).collect();
         Request {
             title: self.name.into(),
             spec: self.spec.clone(),

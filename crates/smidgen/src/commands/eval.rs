@@ -218,7 +218,7 @@ impl Evaluated<'_> {
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
             .collect();
-        let JobBudget { bytes, stated } = job_budget(recipe, &Place::Cpu)?;
+        let JobBudget { bytes, stated, .. } = job_budget(recipe, &Place::Cpu)?;
         let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
         let means = Means { budget_bytes: bytes, stated, data_bytes };

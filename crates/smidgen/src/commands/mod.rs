@@ -4,6 +4,7 @@
 //! Data goes to stdout and talk to stderr.
 //! Left out: `plan` and `train`, which the command line holds itself.
 
+pub mod bench;
 pub mod chat;
 pub mod eval;
 pub mod export;

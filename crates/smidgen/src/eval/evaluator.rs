@@ -67,7 +67,8 @@ pub fn plan_evaluation(
     for tokens in sizes {
         let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, tokens));
         let extent = extents.fold(Extent::default(), largest_extent);
-        let first = default_loss_chunk(subjects[0].request.spec.vocabulary, extent.rows);
+        let request = &subjects[0].request;
+        let first = default_loss_chunk(request.device, request.spec.vocabulary, extent.rows);
         for chunk in [first, first.min(FEWEST_ROWS)] {
             let plans: Vec<EvalPlan> =
                 subjects.iter().map(|subject| plan_one(subject, model, extent, chunk, means)).collect();

@@ -26,7 +26,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "spaces": { "device": solution.peak_bytes, "pinned": 0, "host": 0, "disk": 0 },
         "rows": rows,
         "policy": {
-            "device": "cpu",
+            "device": plan.device.name(),
             "threads": plan.threads,
             "micro_tokens": solution.demand.micro_tokens,
             "recompute": solution.policy.recompute.layers,

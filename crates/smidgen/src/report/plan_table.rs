@@ -7,7 +7,7 @@ use crate::bytes::format_bytes;
 use crate::job::Job;
 use crate::planning::Planned;
 use crate::recipe::BaseFormat;
-use smidgen_ir::{Category, Extent};
+use smidgen_ir::{Category, DeviceKind, Extent};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,7 +18,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let peak = plan.peak();
     let mut text = String::new();
     let budget = if job.budget.stated { "budget" } else { "free" };
-    let title = format!("{} · {budget} {} · cpu", plan.title, format_bytes(planned.budget_bytes));
+    let (free, device) = (format_bytes(planned.budget_bytes), job.place.describe());
+    let title = format!("{} · {budget} {free} · {device}", plan.title);
     let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(title);
     for (category, bytes) in &peak.rows {
@@ -26,9 +27,13 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         line(format!("  {name:<16}{:>12}   {}", format_bytes(*bytes as u64), note(*category, planned, job)));
     }
     line(format!(
-        "  {:<16}{:>12}   the program, its stacks and the data",
+        "  {:<16}{:>12}   {}",
         "context",
-        format_bytes(planned.solution.context_bytes)
+        format_bytes(planned.solution.context_bytes),
+        match plan.device {
+            DeviceKind::Cpu => "the program, its stacks and the data",
+            DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
+        }
     ));
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {

@@ -8,6 +8,10 @@ use smidgen_compile::forward::{input, state};
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};
 
+/// Slots of the reads that may be under way.
+const REPORT_SLOT: usize = 0;
+const REG_LOSS_SLOT: usize = 1;
+
 /// The leaves that the loop writes and reads.
 #[derive(Debug)]
 pub struct Feed {
@@ -96,15 +100,35 @@ impl Feed {
         write_elements(executor, hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
     }
 
-    pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
+    /// Has the report of the last update come to the host, without waiting for it.
+    pub fn begin_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<(), DeviceError> {
         let report = self.report.expect("only a plan that trains has a report");
-        let mut numbers = [0.0; 4];
-        for (index, number) in numbers.iter_mut().enumerate() {
-            *number = read_f64(executor, report, index)?;
-        }
-        let [loss, grad_norm, _, finite] = numbers;
-        let reg_loss = self.reg_loss.map(|id| read_f64(executor, id, 0)).transpose()?;
+        executor.begin_read(REPORT_SLOT, report, 32)?;
+        self.reg_loss.map_or(Ok(()), |id| executor.begin_read(REG_LOSS_SLOT, id, 8))
+    }
+
+    /// The report that was begun.
+    pub fn finish_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
+        let report = self.report.expect("only a plan that trains has a report");
+        let mut bytes = [0u8; 32];
+        executor.finish_read(REPORT_SLOT, report, &mut bytes)?;
+        let numbers = bytes.as_chunks::<8>().0.iter().map(|eight| f64::from_le_bytes(*eight));
+        let [loss, grad_norm, _, finite] = numbers.collect::<Vec<f64>>()[..] else { unreachable!("four numbers") };
+        let mut bytes = [0u8; 8];
+        let reg_loss = match self.reg_loss {
+            None => None,
+            Some(id) => {
+                executor.finish_read(REG_LOSS_SLOT, id, &mut bytes)?;
+                Some(f64::from_le_bytes(bytes))
+            }
+        };
         Ok(StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 })
+    }
+
+    /// The report of the last update, waited for.
+    pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
+        self.begin_report(executor)?;
+        self.finish_report(executor)
     }
 
     pub fn clear_eval_loss<D: Device>(&self, executor: &mut Executor<D>) {

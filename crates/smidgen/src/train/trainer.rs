@@ -77,6 +77,23 @@ pub struct Trainer<'a, D> {
     packing: Packing,
     standing: Standing,
     liveness: Option<Liveness>,
+    /// The step whose report is under way.
+    begun: Option<BegunStep>,
+    /// The samples of a step that is done, for the next to overwrite.
+    spare_samples: Vec<u32>,
+    last_row: Instant,
+}
+
+/// A step whose work is lined up.
+#[derive(Debug)]
+struct BegunStep {
+    step: u64,
+    /// Epochs done after it.
+    epoch: f64,
+    lr: f64,
+    tokens: u64,
+    supervised: u64,
+    samples: Vec<u32>,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -111,6 +128,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             feed,
             micro_batch: MicroBatch::with_capacity(extent),
             packing: Packing::default(),
+            begun: None,
+            spare_samples: Vec::new(),
+            last_row: Instant::now(),
         })
     }
 
@@ -161,24 +181,43 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         // A run that was killed after it wrote a checkpoint had yet to remove another.
         self.dir.prune_checkpoints(settings.keep, self.standing.best_saved.map(|best| best.step))?;
+        self.last_row = Instant::now();
         for step in first..total {
             // Also where a run was killed between its last evaluation and its end.
             if self.standing.is_over(settings.early_stop) {
                 outcome.ending = Ending::StoppedEarly;
                 break;
             }
-            let started = Instant::now();
-            let (epoch, row) = self.step(batches, train, step, schedule.lr(step), progress)?;
-            let done = step + 1;
-            let row = self.finish_row(row, done, epoch, schedule.lr(step), started);
-            journal.write_step(&row).map_err(unwritten)?;
-            progress.step(done, row.loss, row.lr, row.tokens_per_s);
-            if step == first {
-                outcome.first_loss = row.loss;
+            let mut record = |row: &MetricsRow, progress: &Progress| {
+                progress.step(row.step, row.loss, row.lr, row.tokens_per_s);
+                if row.step == first + 1 {
+                    outcome.first_loss = row.loss;
+                }
+                (outcome.last_loss, outcome.steps) = (row.loss, row.step);
+                journal.write_step(row).map_err(unwritten)
+            };
+            let begun = self.begin_step(batches, train, step, schedule.lr(step))?;
+            // The report of the step before has come while this one's work was lined up behind it.
+            if let Some(before) = self.begun.take() {
+                record(&self.finish_step(train, before, progress)?, progress)?;
             }
-            (outcome.last_loss, outcome.steps) = (row.loss, done);
+            self.begin_update(&begun)?;
+            self.begun = Some(begun);
+            let (done, epoch) = (step + 1, self.begun.as_ref().map_or(0.0, |begun| begun.epoch));
+            let evaluates = settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total);
+            let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
+            // What follows looks at the state behind this step.
+            let settles = evaluates || saves || done == total || interrupt.is_requested();
+            if (settles || self.liveness.is_some() || !self.executor.device().is_asynchronous())
+                && let Some(begun) = self.begun.take()
+            {
+                record(&self.finish_step(train, begun, progress)?, progress)?;
+            }
+            if !settles {
+                continue;
+            }
             let mut is_new_best = false;
-            if settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total) {
+            if evaluates {
                 let row = self.evaluate(rows, done, epoch)?;
                 journal.write_eval(&row).map_err(unwritten)?;
                 is_new_best = self.standing.record(Evaluated { step: done, eval_loss: row.eval_loss });
@@ -193,8 +232,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             (moment.step, moment.epoch) = (done, epoch);
             let is_last = done == total || self.standing.is_over(settings.early_stop);
             let interrupted = interrupt.is_requested() && !is_last;
-            let due = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
-            if due || interrupted || (is_new_best && settings.early_stop > 0) {
+            if saves || interrupted || (is_new_best && settings.early_stop > 0) {
                 journal.sync().map_err(unwritten)?;
                 self.save_checkpoint(&mut moment, journal).map_err(|failure| {
                     with_room(failure, &folder, "a checkpoint", footprint.checkpoint_bytes)
@@ -204,6 +242,8 @@ impl<'a, D: Device> Trainer<'a, D> {
                 outcome.ending = Ending::Interrupted;
                 break;
             }
+            // What was done since belongs to no step.
+            self.last_row = Instant::now();
         }
         (moment.standing, outcome.standing) = (self.standing, self.standing);
         if outcome.ending == Ending::Interrupted {
@@ -239,22 +279,20 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(())
     }
 
-    /// One optimizer step. Returns the epochs done after it and a row without times and memory.
-    fn step(
+    /// Lines up the micro-batches of an optimizer step.
+    fn begin_step(
         &mut self,
         batches: &mut BatchPlan,
         train: &TokenSet,
         step: u64,
         lr: f64,
-        progress: &Progress,
-    ) -> Result<(f64, MetricsRow), Failure> {
+    ) -> Result<BegunStep, Failure> {
         let batch = batches.step_samples(step);
         let (samples, epoch) = (batch.samples, batch.epoch_after);
         let tokens: u64 = samples.iter().map(|sample| u64::from(train.length(*sample as usize))).sum();
         let supervised: u64 =
             samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
-        let lengths = samples.iter().map(|sample| train.length(*sample as usize));
-        self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::world)?;
+        self.pack(train, samples)?;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / supervised as f64);
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
@@ -269,6 +307,20 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
         }
         self.packing = packing;
+        let mut own = std::mem::take(&mut self.spare_samples);
+        own.clear();
+        own.extend_from_slice(samples);
+        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own })
+    }
+
+    fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
+        let lengths = samples.iter().map(|sample| train.length(*sample as usize));
+        self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::world)
+    }
+
+    /// Lines up the update of a step whose micro-batches are, and its report.
+    fn begin_update(&mut self, begun: &BegunStep) -> Result<(), Failure> {
+        let BegunStep { step, lr, .. } = *begun;
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
             liveness.see_gradients(&mut self.executor).map_err(device_failure)?;
         }
@@ -276,13 +328,23 @@ impl<'a, D: Device> Trainer<'a, D> {
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
-        let report = self.feed.read_report(&mut self.executor).map_err(device_failure)?;
+        self.feed.begin_report(&mut self.executor).map_err(device_failure)
+    }
+
+    /// Waits for the report of a step and makes its row.
+    fn finish_step(
+        &mut self,
+        train: &TokenSet,
+        begun: BegunStep,
+        progress: &Progress,
+    ) -> Result<MetricsRow, Failure> {
+        let report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
         if !report.finite {
-            let culprit = self.replay(train, samples, step)?;
-            return Err(not_finite(train, samples, step + 1, &report, culprit));
+            let culprit = self.replay(train, &begun.samples, begun.step)?;
+            return Err(not_finite(train, &begun.samples, begun.step + 1, &report, culprit));
         }
         if let Some(mut liveness) = self.liveness.take() {
-            match liveness.see_update(lr, report.grad_norm) {
+            match liveness.see_update(begun.lr, report.grad_norm) {
                 true => {
                     for warning in liveness.end(&mut self.executor)? {
                         progress.say(&format!("warning: {warning}"));
@@ -291,25 +353,32 @@ impl<'a, D: Device> Trainer<'a, D> {
                 false => self.liveness = Some(liveness),
             }
         }
+        let seconds = self.last_row.elapsed().as_secs_f64();
+        self.last_row = Instant::now();
+        let memory = read_rss();
+        let (rss, peak) = (memory.map(|memory| memory.rss_bytes), memory.map(|memory| memory.peak_bytes));
+        let device = self.executor.device_mut().memory();
         let row = MetricsRow {
-            step: step + 1,
-            epoch,
+            step: begun.step + 1,
+            epoch: begun.epoch,
             loss: report.loss,
             reg_loss: report.reg_loss,
             grad_norm: report.grad_norm,
-            lr,
-            tokens,
-            supervised_tokens: supervised,
-            step_ms: 0.0,
-            tokens_per_s: 0.0,
-            device_bytes: None,
-            device_free_bytes: None,
-            device_peak_bytes: None,
-            pinned_bytes: 0,
-            host_rss_bytes: None,
-            host_peak_bytes: None,
+            lr: begun.lr,
+            tokens: begun.tokens,
+            supervised_tokens: begun.supervised,
+            step_ms: seconds * 1e3,
+            tokens_per_s: begun.tokens as f64 / seconds,
+            // On the CPU the device's memory is the process's.
+            device_bytes: device.map_or(rss, |device| Some(device.bytes)),
+            device_free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
+            device_peak_bytes: device.map_or(peak, |device| Some(device.peak_bytes)),
+            pinned_bytes: device.map_or(0, |device| device.pinned_bytes),
+            host_rss_bytes: rss,
+            host_peak_bytes: peak,
         };
-        Ok((epoch, row))
+        self.spare_samples = begun.samples;
+        Ok(row)
     }
 
     /// Looks for the first operation of a step that wrote what is not finite. The step changed nothing but its
@@ -317,6 +386,8 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
+        // Another step may have been packed since.
+        self.pack(train, samples)?;
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
@@ -329,26 +400,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         // Every gradient is finite: then it is their norm.
         find_culprit(&mut self.executor, Entry::Update, None)
-    }
-
-    fn finish_row(&self, row: MetricsRow, step: u64, epoch: f64, lr: f64, started: Instant) -> MetricsRow {
-        let seconds = started.elapsed().as_secs_f64();
-        let memory = read_rss();
-        let (rss, peak) = (memory.map(|memory| memory.rss_bytes), memory.map(|memory| memory.peak_bytes));
-        MetricsRow {
-            step,
-            epoch,
-            lr,
-            step_ms: seconds * 1e3,
-            tokens_per_s: row.tokens as f64 / seconds,
-            // On the CPU the device's memory is the process's.
-            device_bytes: rss,
-            device_free_bytes: host::free_memory_bytes(),
-            device_peak_bytes: peak,
-            host_rss_bytes: rss,
-            host_peak_bytes: peak,
-            ..row
-        }
     }
 
     /// The loss of the evaluation samples, and what their choices score. Rows that are choices alone have the loss of

@@ -1,0 +1,181 @@
+//! The measured part: a plan is loaded, filled with synthetic numbers, and its steps are timed.
+//!
+//! A step is what the trainer makes of it: inputs written, micro-batches, update, refresh, the report read. The
+//! profile runs one step operation by operation, waiting after each, so its sum is more than a step takes.
+
+use crate::failure::Failure;
+use crate::train::feed::Feed;
+use crate::train::trainer::{clear, device_failure};
+use smidgen_compile::forward::input;
+use smidgen_ir::{Entry, Extent, LeafKind, Phase, Plan, ValueId};
+use smidgen_runtime::device::FillError;
+use smidgen_runtime::{Device, Executor, counter};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::Instant;
+
+use super::synthetic::Synthetic;
+
+/// Samples of one length, some in each micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    pub samples: usize,
+    pub tokens: usize,
+    /// Samples of one micro-batch.
+    pub together: usize,
+}
+
+impl Batch {
+    pub fn step_tokens(&self) -> usize {
+        self.samples * self.tokens
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Times {
+    pub load_s: f64,
+    /// From the beginning of loading to the end of the first step.
+    pub first_step_s: f64,
+    /// Each timed step.
+    pub step_ms: Vec<f64>,
+    pub losses: Vec<f64>,
+    /// Milliseconds by phase and operation, of one step, where asked for.
+    pub profile: Vec<(String, f64, usize)>,
+}
+
+impl Times {
+    pub fn median_ms(&self) -> f64 {
+        let mut sorted = self.step_ms.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+/// A loaded plan with synthetic contents.
+#[derive(Debug)]
+pub struct Bench<D> {
+    pub executor: Executor<D>,
+    feed: Feed,
+    batch: Batch,
+    vocabulary: usize,
+    updates: u64,
+}
+
+impl<D: Device> Bench<D> {
+    pub fn load(plan: Plan, device: D, batch: Batch, vocabulary: usize) -> Result<Bench<D>, Failure> {
+        let feed = Feed::of(&plan, 1);
+        let mut executor = Executor::load(plan, device).map_err(device_failure)?;
+        fill_synthetic(&mut executor, LeafKind::Weight)?;
+        fill_synthetic(&mut executor, LeafKind::Adapter)?;
+        for kind in [LeafKind::Gradient, LeafKind::Moment, LeafKind::State] {
+            clear(&mut executor, kind)?;
+        }
+        let extent = executor.plan().extent;
+        executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
+        Ok(Bench { executor, feed, batch, vocabulary, updates: 0 })
+    }
+
+    /// Runs one optimizer step and returns its loss.
+    pub fn step(&mut self) -> Result<f64, Failure> {
+        let Batch { samples, together, .. } = self.batch;
+        self.feed.write_loss_weight(&mut self.executor, 1.0 / self.batch.step_tokens() as f64);
+        for first in (0..samples).step_by(together) {
+            let extent = self.write_inputs(together.min(samples - first));
+            self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
+        }
+        self.updates += 1;
+        self.feed.write_hyper(&mut self.executor, 1e-5, self.updates);
+        let extent = self.executor.plan().extent;
+        self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
+        self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
+        let report = self.feed.read_report(&mut self.executor).map_err(device_failure)?;
+        Ok(report.loss)
+    }
+
+    fn write_inputs(&mut self, samples: usize) -> Extent {
+        let length = self.batch.tokens;
+        let tokens = samples * length;
+        let id = |token: usize| (counter::uniform(3, token as u64) * (self.vocabulary - 1) as f32) as i32;
+        let mut write = |name: &str, numbers: &mut dyn Iterator<Item = i32>| {
+            if let Some(leaf) = self.executor.plan().leaf_named(name) {
+                let bytes: Vec<u8> = numbers.flat_map(i32::to_le_bytes).collect();
+                self.executor.write(leaf, &bytes);
+            }
+        };
+        write(input::IDS, &mut (0..tokens).map(id));
+        write(input::POSITIONS, &mut (0..tokens).map(|token| (token % length) as i32));
+        write(input::BOUNDARIES, &mut (0..=samples).map(|sample| (sample * length) as i32));
+        write(input::ROWS, &mut (0..tokens as i32));
+        write(input::LABELS, &mut (0..tokens).map(|token| id(token + 1)));
+        Extent { tokens, rows: tokens, segments: samples }
+    }
+
+    /// Time of each operation of one step, waiting after each: (phase and operation, milliseconds, how often).
+    pub fn profile(&mut self) -> Result<Vec<(String, f64, usize)>, Failure> {
+        let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
+        let together = self.batch.together.min(self.batch.samples);
+        let extent = self.write_inputs(together);
+        let planned = self.executor.plan().extent;
+        for (entry, extent) in [(Entry::MicroStep, extent), (Entry::Update, planned), (Entry::Refresh, planned)] {
+            let steps: Vec<(&str, Phase)> =
+                self.executor.plan().entry(entry).steps.iter().map(|step| (step.op.name(), step.phase)).collect();
+            self.wait()?;
+            for (index, (name, phase)) in steps.into_iter().enumerate() {
+                let begin = Instant::now();
+                self.executor.run_step(entry, index, &extent).map_err(device_failure)?;
+                self.wait()?;
+                let sum = sums.entry(format!("{phase:?} {name}").to_lowercase()).or_default();
+                sum.0 += begin.elapsed().as_secs_f64() * 1e3;
+                sum.1 += 1;
+            }
+        }
+        let mut rows: Vec<(String, f64, usize)> =
+            sums.into_iter().map(|(name, (ms, count))| (name, ms, count)).collect();
+        rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Ok(rows)
+    }
+
+    fn wait(&mut self) -> Result<(), Failure> {
+        self.feed.read_report(&mut self.executor).map_err(device_failure)?;
+        Ok(())
+    }
+}
+
+fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
+    let leaves: Vec<ValueId> = executor.plan().leaves(kind).map(|(id, _)| id).collect();
+    for id in leaves {
+        let plan = executor.plan();
+        let (rows, columns) = plan.value(id).ty.shape.at(&plan.extent);
+        let source = Synthetic::of(plan.value(id).ty.storage, rows, columns);
+        let fill = &mut |offset: usize, piece: &mut [u8]| {
+            source.fill(offset, piece);
+            Ok(())
+        };
+        let filled: Result<(), FillError<Infallible>> = executor.fill(id, fill);
+        filled.map_err(Failure::world)?;
+    }
+    Ok(())
+}
+
+/// Times some steps behind others that warm up.
+pub fn time_steps<D: Device>(
+    bench: &mut Bench<D>,
+    warm_up: usize,
+    steps: usize,
+    begin: Instant,
+) -> Result<Times, Failure> {
+    let mut times = Times { load_s: begin.elapsed().as_secs_f64(), ..Times::default() };
+    for step in 0..warm_up + steps {
+        let started = Instant::now();
+        let loss = bench.step()?;
+        times.losses.push(loss);
+        if step == 0 {
+            times.first_step_s = begin.elapsed().as_secs_f64();
+        }
+        if step >= warm_up {
+            times.step_ms.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    Ok(times)
+}

@@ -1,0 +1,288 @@
+//! `smidgen bench`: tokens per second and memory of a run of a named shape, with nothing to fetch.
+//!
+//! Figures are medians over steps behind a warm-up. Work is counted as 4 operations for each parameter of a linear
+//! and token (forward and the gradient of its input; a frozen weight has no gradient), the head included, and 12
+//! for each visible score and channel of attention, without what is recomputed.
+//! `--write-model` makes a checkpoint of random numbers of a shape instead.
+
+use super::print;
+use crate::bench::synthetic::Synthetic;
+use crate::bench::timing::{Batch, Bench, Times, time_steps};
+use crate::bench::{shapes, synthetic};
+use crate::bytes::format_bytes;
+use crate::checkpoint::element::Element;
+use crate::checkpoint::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use crate::failure::Failure;
+use crate::job::{Job, Purpose};
+use crate::planning::{Planned, plan_job};
+use crate::recipe::{RecipeSource, parse_recipe};
+use serde_json::{Value, json};
+use smidgen_compile::DecoderSpec;
+use smidgen_ir::{DType, Extent, Storage};
+use smidgen_runtime::AnyDevice;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A shape by name (qwen2.5-7b, qwen2.5-1.5b, llama3.1-8b ...), or a folder with a config.json
+    #[arg(long, default_value = "smollm2-135m")]
+    model: String,
+    /// How the base weights lie: as-stored, f32, bf16, f16, int8, nf4, nf4-single
+    #[arg(long, default_value = "bf16")]
+    base: String,
+    /// lora, dora or ls-lora
+    #[arg(long, default_value = "lora")]
+    adapter: String,
+    #[arg(long, default_value_t = 16)]
+    rank: usize,
+    /// adamw or adamw-8bit
+    #[arg(long, default_value = "adamw")]
+    optimizer: String,
+    /// Samples of a step
+    #[arg(long, default_value_t = 4)]
+    batch: usize,
+    /// Tokens of a sample
+    #[arg(long, default_value_t = 2048)]
+    tokens: usize,
+    /// Samples of a micro-batch; all of them by default where they fit
+    #[arg(long)]
+    together: Option<usize>,
+    /// auto, none, all, every:N
+    #[arg(long, default_value = "auto")]
+    recompute: String,
+    #[arg(long, default_value = "auto")]
+    budget: String,
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// auto, f32, bf16, f16
+    #[arg(long, default_value = "auto")]
+    compute: String,
+    #[arg(long, default_value_t = 10)]
+    steps: usize,
+    #[arg(long, default_value_t = 3)]
+    warm_up: usize,
+    /// Also the time of each operation
+    #[arg(long)]
+    profile: bool,
+    #[arg(long)]
+    json: bool,
+    /// Write a checkpoint of random numbers of the shape into this folder, and measure nothing
+    #[arg(long, value_name = "DIR")]
+    write_model: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let config = match shapes::find(&args.model) {
+        Some(config) => config.to_owned(),
+        None => std::fs::read_to_string(Path::new(&args.model).join("config.json")).map_err(|error| {
+            Failure::recipe(format!("`--model {}` is no known shape and no folder with a config.json ({error})", args.model))
+                .hint(format!("shapes are {}", shapes::names()))
+        })?,
+    };
+    if let Some(folder) = &args.write_model {
+        return write_model(&config, folder);
+    }
+    let folder = std::env::temp_dir().join(format!("smidgen-bench-{}", std::process::id()));
+    write_file(&folder, "config.json", config.as_bytes())?;
+    let result = measure(args, &folder);
+    // A folder that stays behind in the temporary place harms no one.
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+    let path = folder.join(name);
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&path, bytes))
+        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", path.display())))
+}
+
+fn recipe_text(args: &Args, folder: &Path) -> String {
+    let micro_tokens = args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
+    format!(
+        "[model]\npath = {:?}\nbase = {:?}\ncompute = {:?}\n\
+         [adapter]\nkind = {:?}\nrank = {}\n\
+         [data]\ntrain = \"none.jsonl\"\nmax_tokens = {}\n\
+         [train]\nbatch = {}\nsteps = {}\noptimizer = {:?}\n\
+         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\n\
+         [output]\ndir = \"none\"\n",
+        folder.display().to_string(),
+        args.base,
+        args.compute,
+        args.adapter,
+        args.rank,
+        args.tokens,
+        args.batch,
+        args.steps,
+        args.optimizer,
+        args.device,
+        args.budget,
+        args.recompute,
+    )
+}
+
+fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
+    let source =
+        RecipeSource { file: "bench".into(), folder: folder.to_path_buf(), text: recipe_text(args, folder) };
+    let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
+    let job = Job::prepare(recipe, Purpose::Plan)?;
+    let planned = plan_job(&job)?;
+    if !planned.fits {
+        return Err(planned.refusal());
+    }
+    let together = planned.solution.demand.micro_tokens / args.tokens;
+    let batch = Batch { samples: args.batch, tokens: args.tokens, together: together.max(1) };
+    let begin = Instant::now();
+    let device = job.place.open(job.request.threads, job.request.precision)?;
+    let opened_s = begin.elapsed().as_secs_f64();
+    let before = free_bytes(&device);
+    let plan = planned.solution.plan.clone();
+    let mut bench = Bench::load(plan, device, batch, job.request.spec.vocabulary)?;
+    let mut times = time_steps(&mut bench, args.warm_up, args.steps, begin)?;
+    let after = free_bytes(bench.executor.device());
+    if args.profile {
+        times.profile = bench.profile()?;
+    }
+    let taken = before.zip(after).map(|(before, after)| before.saturating_sub(after));
+    let context = match bench.executor.device() {
+        AnyDevice::Cuda(cuda) => cuda.context_bytes(),
+        AnyDevice::Cpu(_) => None,
+    };
+    let figures = figures(args, &job, &planned, batch, &times, taken, context, opened_s);
+    print(&match args.json {
+        true => format!("{figures}\n"),
+        false => render(&figures),
+    })
+}
+
+fn free_bytes(device: &AnyDevice) -> Option<u64> {
+    match device {
+        AnyDevice::Cuda(cuda) => cuda.gpu().free_bytes(),
+        AnyDevice::Cpu(_) => None,
+    }
+}
+
+/// Operations of one token, forward and backward, nothing recomputed.
+fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
+    let linears: usize = spec.linears().iter().map(|linear| linear.n * linear.k).sum();
+    let head = spec.vocabulary * spec.hidden;
+    let has_head = spec.linears().iter().any(|linear| linear.n == spec.vocabulary);
+    let parameters = linears + if has_head { 0 } else { head };
+    let visible = (tokens as f64 + 1.0) / 2.0;
+    let attention = 12.0 * visible * (spec.heads * spec.head_dim * spec.layers) as f64;
+    4.0 * parameters as f64 + attention
+}
+
+fn figures(
+    args: &Args,
+    job: &Job,
+    planned: &Planned,
+    batch: Batch,
+    times: &Times,
+    taken: Option<u64>,
+    context: Option<u64>,
+    opened_s: f64,
+) -> Value {
+    let (solution, spec) = (&planned.solution, &job.request.spec);
+    let ms = times.median_ms();
+    let tokens_per_s = batch.step_tokens() as f64 / (ms / 1e3);
+    let reserved = solution.plan.reserved_bytes() as u64;
+    json!({
+        "model": args.model,
+        "base": args.base,
+        "adapter": args.adapter,
+        "rank": args.rank,
+        "batch": args.batch,
+        "tokens": args.tokens,
+        "micro_tokens": batch.together * batch.tokens,
+        "recompute": solution.policy.recompute.layers.len(),
+        "loss_chunk": solution.policy.loss_chunk,
+        "compute": job.arithmetic.name(),
+        "step_ms": ms,
+        "step_ms_all": times.step_ms,
+        "tokens_per_s": tokens_per_s,
+        "model_tflops": flops_per_token(spec, args.tokens) * tokens_per_s / 1e12,
+        "predicted_step_ms": solution.step_ms,
+        "planned_bytes": reserved,
+        "planned_gib": reserved as f64 / f64::from(1 << 30),
+        "measured_bytes": taken,
+        "context_bytes": context,
+        "open_s": opened_s,
+        "load_s": times.load_s,
+        "first_step_s": times.first_step_s,
+        "losses": times.losses,
+        "profile": times.profile.iter().map(|(name, ms, count)| json!([name, ms, count])).collect::<Vec<_>>(),
+    })
+}
+
+fn render(figures: &Value) -> String {
+    let number = |name: &str| figures[name].as_f64().unwrap_or(f64::NAN);
+    let bytes = |name: &str| figures[name].as_u64().map_or("unknown".to_owned(), format_bytes);
+    let mut text = format!(
+        "{} · {} · {} r={} · {} x {} tokens, {} at a time\n",
+        figures["model"].as_str().unwrap_or_default(),
+        figures["base"].as_str().unwrap_or_default(),
+        figures["adapter"].as_str().unwrap_or_default(),
+        figures["rank"],
+        figures["batch"],
+        figures["tokens"],
+        figures["micro_tokens"],
+    );
+    text += &format!(
+        "{:>10.0} tokens/s   {:.1} ms a step   {:.0} TFLOP/s of the model   predicted {:.1} ms\n",
+        number("tokens_per_s"),
+        number("step_ms"),
+        number("model_tflops"),
+        number("predicted_step_ms"),
+    );
+    text += &format!(
+        "{:>10} planned, {} measured; context {}; loaded in {:.1} s, first step done after {:.1} s\n",
+        bytes("planned_bytes"),
+        bytes("measured_bytes"),
+        bytes("context_bytes"),
+        number("load_s"),
+        number("first_step_s"),
+    );
+    for row in figures["profile"].as_array().into_iter().flatten() {
+        let ms = row[1].as_f64().unwrap_or(0.0);
+        text += &format!("{ms:>10.3} ms  {:>5} x {}\n", row[2], row[0].as_str().unwrap_or_default());
+    }
+    text
+}
+
+/// A checkpoint of random numbers in bf16, one file.
+fn write_model(config: &str, folder: &Path) -> Result<(), Failure> {
+    let broken = |error: &dyn std::fmt::Display| Failure::world(format!("the config cannot be read: {error}"));
+    let config_json: Value = serde_json::from_str(config).map_err(|error| broken(&error))?;
+    let spec = smidgen_compile::model::read_spec(&config_json).map_err(|error| broken(&error))?;
+    write_file(folder, "config.json", config.as_bytes())?;
+    let tensors: Vec<(String, (usize, usize), Vec<usize>)> = spec
+        .tensors()
+        .into_iter()
+        .map(|tensor| {
+            let sizes = tensor.shape.0.iter().map(|dim| dim.at(&Extent::default())).collect();
+            (tensor.name, tensor.shape.at(&Extent::default()), sizes)
+        })
+        .collect();
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|(name, _, sizes)| TensorSpec { name: name.clone(), element: Element::Bf16, shape: sizes.clone() })
+        .collect();
+    let path = folder.join("model.safetensors");
+    write_safetensors(&path, &pytorch_metadata(), &specs, |index, out| {
+        let (_, (rows, columns), _) = &tensors[index];
+        let storage = Storage::Plain(DType::Bf16);
+        let source = Synthetic::of(storage, *rows, *columns);
+        let total = storage.bytes(*rows, *columns);
+        let mut piece = vec![0u8; synthetic::PERIOD.min(total)];
+        for first in (0..total).step_by(piece.len().max(1)) {
+            let bytes = piece.len().min(total - first);
+            source.fill(first, &mut piece[..bytes]);
+            out.write_all(&piece[..bytes])?;
+        }
+        Ok(())
+    })
+    .map_err(Failure::world)?;
+    print(&format!("{} tensors of random numbers in `{}`\n", specs.len(), folder.display()))
+}
