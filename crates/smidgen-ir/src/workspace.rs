@@ -13,11 +13,11 @@ pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
 /// Depth of a packed block of a bf16 product.
-pub const BF16_DEPTH: usize = 2048;
-/// Elements of bf16 of a packed block of its right operand, ...
-pub const BF16_RIGHT: usize = BF16_DEPTH * 640;
-/// ... and of the rows of its left operand that one thread packs.
-pub const BF16_LEFT: usize = BF16_DEPTH * 128;
+pub const BF16_DEPTH: usize = 896;
+/// Elements of bf16 of a packed block of its left operand, ...
+pub const BF16_LEFT: usize = BF16_DEPTH * 512;
+/// ... and of its right operand.
+pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -44,9 +44,9 @@ pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
-/// Scratch of a product of any shape whose operands are rounded to bf16.
-pub const fn bf16_product_floats(threads: usize) -> usize {
-    LINE_FLOATS + (BF16_RIGHT + threads * BF16_LEFT) / 2
+/// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
+pub const fn bf16_product_floats() -> usize {
+    LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
 }
 
 /// Scratch of attention, forward or backward.
@@ -87,7 +87,7 @@ pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
 pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision, threads: usize) -> usize {
     let product = match precision {
         Precision::F32 => product_floats(threads),
-        Precision::Bf16 => bf16_product_floats(threads),
+        Precision::Bf16 => bf16_product_floats(),
     };
     let floats = match op {
         Op::Linear { bias, .. } => {

@@ -372,8 +372,8 @@ impl Run<'_> {
         Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
-    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. The narrower factor is the one that is packed:
-    /// LoRA's gradients have one side of the rank's width.
+    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. LoRA's gradients have one side of the rank's width:
+    /// in f32 it is the one that is packed; in bf16, where both are, the wide one is packed as it lies.
     pub(super) fn accumulate_outer(
         &self,
         left: Factor,
@@ -385,21 +385,23 @@ impl Run<'_> {
     ) {
         let (n, k) = (left.columns, right.columns);
         let pointer: *mut f32 = self.address(gradient);
-        let (wide, narrow, view) = if k <= n {
-            (left, right, OutputView { pointer, row_stride: k, column_stride: 1 })
-        } else {
-            (right, left, OutputView { pointer, row_stride: 1, column_stride: k })
+        let as_is = OutputView { pointer, row_stride: k, column_stride: 1 };
+        let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
+        let keep = match self.step.precision {
+            Precision::F32 => k <= n,
+            Precision::Bf16 => n <= k,
         };
+        let (first, second, view) = if keep { (left, right, as_is) } else { (right, left, transposed) };
         let term = Term {
-            left: Left { pointer: wide.pointer, row_stride: 1, depth_stride: wide.stride },
+            left: Left { pointer: first.pointer, row_stride: 1, depth_stride: first.stride },
             right: stored::Stored {
-                row_stride: narrow.stride,
-                ..stored::Stored::dense_f32(narrow.pointer, rows, narrow.columns)
+                row_stride: second.stride,
+                ..stored::Stored::dense_f32(second.pointer, rows, second.columns)
             },
             right_transposed: false,
             scale,
         };
-        let output = Output { view, rows: wide.columns, columns: narrow.columns };
+        let output = Output { view, rows: first.columns, columns: second.columns };
         self.product(&[term], Init::Accumulate, output, floats_taken);
     }
 
