@@ -60,6 +60,13 @@ pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
     (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
 }
 
+/// What one thread of attention takes beside that where its products are of bf16: a packed operand on either side,
+/// of at most `KEY_BLOCK` rows or columns and a depth of `KEY_BLOCK` or a head.
+pub const fn bf16_attention_thread_floats(head_dim: usize) -> usize {
+    let depth = head_dim.next_multiple_of(32);
+    KEY_BLOCK * if depth > KEY_BLOCK { depth } else { KEY_BLOCK }
+}
+
 /// Partial sums of a norm's weight gradient: one row of them for each group of at least 32 rows, at most 64.
 /// The device may make fewer groups; this bound never falls as rows are added, so it serves every micro-batch.
 pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
@@ -104,9 +111,14 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
             let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
-        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => {
-            attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
+        Op::Attention(shape) | Op::AttentionGrad(shape) => {
+            let tiles = match precision {
+                Precision::F32 => 0,
+                Precision::Bf16 => threads * bf16_attention_thread_floats(shape.head_dim),
+            };
+            tiles + attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
+        Op::CachedAttention(shape) => attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim),
         Op::Logits { .. } => product,
         Op::ScaleColumns { bias: true } => inputs[3].0,
         Op::Fourier { .. } => {

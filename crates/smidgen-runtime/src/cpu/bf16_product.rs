@@ -302,13 +302,16 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
             let left = block.scratch.lefts.add(strip * strip_elements).cast_const();
             // Where there is no second strip the first serves as well: its rows are not written out.
             let below = block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
-            let place = Place {
-                row: block.first_row + row,
+            let c = SquareOfC {
+                view: block.output.view.at(block.first_row + row, block.first_column + column),
                 rows: SQUARE.min(rows.end - row),
-                column: block.first_column + column,
                 columns,
+                write: match block.write {
+                    TileWrite::Bias(bias) => TileWrite::Bias(bias.add(block.first_column + column)),
+                    other => other,
+                },
             };
-            write_square(block, place, |output, output_stride, accumulate| {
+            write_square(c, |output, output_stride, accumulate| {
                 let (left, right) = ([left, below], [right, beside]);
                 let depth_tiles = chunk.tiles;
                 // Sums that begin with C need it at once: what is asked for then is the next square of rows.
@@ -322,34 +325,36 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
     }
 }
 
-/// A square of C.
+/// A square of C, or the part of one where C ends.
 #[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    rows: usize,
-    column: usize,
-    columns: usize,
+pub(super) struct SquareOfC {
+    pub view: OutputView,
+    pub rows: usize,
+    pub columns: usize,
+    pub write: TileWrite,
 }
 
-/// Has a square computed, straight into C where it fits, else beside it.
+/// Has a square computed, straight into C where it fits, else beside it. `multiply` gets where, the distance of
+/// rows, and whether to begin with what is there.
+///
+/// # Safety
+/// The square lies inside C, which nobody else writes meanwhile; a bias has a float for each of its columns.
 #[inline(always)]
-unsafe fn write_square(block: &Block<'_>, place: Place, multiply: impl FnOnce(*mut f32, usize, bool)) {
-    // SAFETY: the square lies inside C.
-    let output: OutputView = unsafe { block.output.view.at(place.row, place.column) };
-    let whole = place.rows == SQUARE && place.columns.is_multiple_of(TILE) && output.column_stride == 1;
-    match block.write {
+pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut f32, usize, bool)) {
+    let SquareOfC { view: output, rows, columns, write } = square;
+    let whole = rows == SQUARE && columns.is_multiple_of(TILE) && output.column_stride == 1;
+    match write {
         TileWrite::Overwrite if whole => return multiply(output.pointer, output.row_stride, false),
         TileWrite::Add if whole => return multiply(output.pointer, output.row_stride, true),
         TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
-    let write = block.write;
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
     multiply(local.0.as_mut_ptr(), SQUARE, false);
     // SAFETY: rows and columns of the square lie inside C, and the bias has a float for each column.
     unsafe {
         if output.column_stride == 1 {
-            for row in 0..place.rows {
-                let sums = &local.0[row * SQUARE..][..place.columns];
+            for row in 0..rows {
+                let sums = &local.0[row * SQUARE..][..columns];
                 let target = output.pointer.add(row * output.row_stride);
                 match write {
                     TileWrite::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
@@ -360,21 +365,21 @@ unsafe fn write_square(block: &Block<'_>, place: Place, multiply: impl FnOnce(*m
                     }
                     TileWrite::Bias(bias) => {
                         for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) = *bias.add(place.column + column) + sum;
+                            *target.add(column) = *bias.add(column) + sum;
                         }
                     }
                 }
             }
             return;
         }
-        for column in 0..place.columns {
-            for row in 0..place.rows {
+        for column in 0..columns {
+            for row in 0..rows {
                 let element = output.at(row, column).pointer;
                 let sum = local.0[row * SQUARE + column];
                 *element = match write {
                     TileWrite::Overwrite => sum,
                     TileWrite::Add => *element + sum,
-                    TileWrite::Bias(bias) => *bias.add(place.column + column) + sum,
+                    TileWrite::Bias(bias) => *bias.add(column) + sum,
                 };
             }
         }

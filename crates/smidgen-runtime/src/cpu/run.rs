@@ -441,8 +441,13 @@ impl Run<'_> {
         TokensMut { pointer: self.address(operand), row_stride: operand.columns }
     }
 
-    fn attention_options<'b>(shape: &AttentionShape, segments: &'b [i32]) -> AttentionOptions<'b> {
+    fn attention_options<'b>(
+        shape: &AttentionShape,
+        segments: &'b [i32],
+        unit: Option<Bf16Unit>,
+    ) -> AttentionOptions<'b> {
         AttentionOptions {
+            unit,
             segments,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -450,6 +455,14 @@ impl Run<'_> {
             scale: shape.scale,
             window: shape.window,
             softcap: shape.softcap,
+        }
+    }
+
+    /// What multiplies bf16, where the plan asks for it.
+    fn unit_of_plan(&self) -> Option<Bf16Unit> {
+        match self.step.precision {
+            Precision::F32 => None,
+            Precision::Bf16 => self.unit,
         }
     }
 
@@ -468,7 +481,7 @@ impl Run<'_> {
             o: self.tokens_mut(self.output(0)),
             lse: self.address(self.output(1)),
         };
-        let options = Self::attention_options(shape, self.integers(3));
+        let options = Self::attention_options(shape, self.integers(3), self.unit_of_plan());
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
@@ -500,7 +513,7 @@ impl Run<'_> {
             lse: std::ptr::null_mut(),
         };
         let places = self.cache_places(3, self.input(1));
-        let options = Self::attention_options(shape, &[0]);
+        let options = Self::attention_options(shape, &[0], None);
         // SAFETY: operands are views of planned memory, the output overlaps nothing.
         unsafe {
             cached_attention::cached_attention(
@@ -525,7 +538,7 @@ impl Run<'_> {
             k_gradient: self.tokens_mut(self.output(1)),
             v_gradient: self.tokens_mut(self.output(2)),
         };
-        let options = Self::attention_options(shape, self.integers(6));
+        let options = Self::attention_options(shape, self.integers(6), self.unit_of_plan());
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
