@@ -145,6 +145,7 @@ impl AttentionOptions<'_> {
             group: self.group(),
             head_dim: self.head_dim,
             unit: self.unit,
+            threads,
         }
     }
 

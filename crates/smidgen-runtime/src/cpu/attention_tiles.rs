@@ -11,7 +11,7 @@ use super::bf16_attention::bf16_tile_product;
 use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
 use super::kernel::{TileProduct, tile_product};
-use super::tasks::{current_thread, current_threads};
+use super::tasks::current_thread;
 use smidgen_ir::workspace::{attention_thread_floats, bf16_attention_thread_floats};
 
 pub use smidgen_ir::workspace::{KEY_BLOCK, QUERY_BLOCK};
@@ -22,6 +22,8 @@ pub struct AttentionScratch {
     pub group: usize,
     pub head_dim: usize,
     pub unit: Option<Bf16Unit>,
+    /// Of the pool; a task does not know.
+    pub threads: usize,
 }
 
 // SAFETY: each thread uses its own part.
@@ -83,7 +85,7 @@ impl AttentionScratch {
         let query_floats = self.head_dim * QUERY_BLOCK;
         let score_floats = QUERY_BLOCK * KEY_BLOCK;
         let tile_floats = bf16_attention_thread_floats(self.head_dim);
-        let behind_all = current_threads() * attention_thread_floats(self.group, self.head_dim);
+        let behind_all = self.threads * attention_thread_floats(self.group, self.head_dim);
         // SAFETY: `check_and_align` made sure that the workspace has a part for every thread, and
         // `attention_thread_floats` is the sum of these.
         unsafe {
