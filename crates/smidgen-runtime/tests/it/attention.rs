@@ -229,8 +229,8 @@ fn reference(case: &Case<'_>, q: &[f64], k: &[f64], v: &[f64], o_gradient: &[f64
     out
 }
 
-/// Relative to the largest, what two roundings to 8 bits in each of a few products leave; the worst seen is 1.1e-2.
-const BF16_TOLERANCE: f64 = 2.5e-2;
+/// Relative to the largest, what two roundings to 8 bits in each of a few products leave; the worst measured is 8.6e-3.
+const BF16_TOLERANCE: f64 = 1.5e-2;
 
 fn units() -> impl Iterator<Item = Bf16Unit> {
     Bf16Unit::ALL.into_iter().filter(|unit| unit.is_supported())
