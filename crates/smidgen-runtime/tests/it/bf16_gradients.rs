@@ -7,18 +7,16 @@
 
 use crate::decoder::{Choice, gemma2, phi3};
 use crate::numbers::{decode_doubles, decode_reals};
-use crate::subject::{Outcome, Subject, plain_request};
-use smidgen_compile::passes::reuse_in_place;
-use smidgen_compile::{Recompute, Request, arena, schedule};
+use crate::subject::{Outcome, Subject, plain_request, plan_with};
+use smidgen_compile::{Recompute, Request};
 use smidgen_ir::{Extent, Plan, Precision};
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 
 fn plan(subject: &Subject, precision: Precision, threads: usize) -> Plan {
-    let shared = reuse_in_place::find(&subject.graph);
     let Extent { tokens, rows, segments } = subject.extent;
     let extent = Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 };
     let request = Request { extent, threads, precision, ..plain_request() };
-    arena::plan_memory(schedule::plan_lifetimes(subject.graph.clone(), &shared, &request))
+    plan_with(&subject.graph, &request)
 }
 
 fn outcome(subject: &Subject, precision: Precision, threads: usize) -> Outcome {
