@@ -86,6 +86,9 @@ impl Cuda {
         let activations = DeviceKind::Cuda.activations(options.precision);
         let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
         kernels.require(&run::files_of_all())?;
+        if activations != DType::F32 {
+            kernels.require(&[thin::FILE])?;
+        }
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
         let after = gpu.free_bytes();
