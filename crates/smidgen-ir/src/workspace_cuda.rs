@@ -302,6 +302,8 @@ const THIN_BLOCKS: usize = 264;
 /// Tokens that one partial sum of a thin product covers at least, and the step of their number.
 const LEAST_RANGE_TOKENS: usize = 64;
 const RANGE_TOKEN_STEP: usize = 32;
+/// Most partial sums of a gradient: adding more takes longer than forming them.
+const MOST_RANGES: usize = 64;
 /// Most scratch for the partial products of an adapter's gradient; its partial sums take what is left.
 const MOST_PARTIAL_PRODUCTS: usize = PRODUCT_BYTES / 4 * 3;
 
@@ -362,6 +364,7 @@ impl AdapterGradCut {
 
 /// Tokens of one partial sum, where `wanted` are wanted and `most` have room.
 const fn range_tokens(tokens: usize, wanted: usize, most: usize) -> usize {
+    let most = if most < MOST_RANGES { most } else { MOST_RANGES };
     let ranges = at_least(if wanted < most { wanted } else { most }, 1);
     at_least(tokens.div_ceil(ranges).next_multiple_of(RANGE_TOKEN_STEP), LEAST_RANGE_TOKENS)
 }
@@ -544,10 +547,12 @@ mod tests {
         }
     }
 
-    /// The sizes of a 7B model at two lengths, as they were measured.
+    /// The sizes of a 7B model at two lengths: few partial sums, and enough blocks for 132 multiprocessors.
     #[test]
     fn adapter_gradients_are_cut_for_a_large_gpu() {
-        let cut = |tokens, columns| AdapterGradCut::of(tokens, columns, 16).map(|cut| (cut.block_columns, cut.ranges()));
+        let cut = |tokens, columns| {
+            AdapterGradCut::of(tokens, columns, 16).map(|cut| (cut.block_columns, cut.ranges()))
+        };
         assert_eq!(cut(2048, 3584), Some((256, 16)));
         assert_eq!(cut(8192, 3584), Some((512, 18)));
         assert_eq!(cut(8192, 18_944), Some((512, 7)));

@@ -388,53 +388,64 @@ struct Parts {
 // Quarters of a block take every fourth part, so that many loads are under way; then the quarters are added.
 #define TOTAL_THREADS 256
 #define TOTAL_FOURS (TOTAL_THREADS / 4)
+// Loads that a thread begins at a time.
+#define LOADS 8
 
 __device__ __forceinline__ void add(float4 &sum, float4 x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 
 // The total of four neighbouring elements, in the threads of the first quarter.
-__device__ __forceinline__ float4 total_of(const Parts &parts, i64 four, bool exists, float4 *quarters) {
+__device__ __forceinline__ float4 total_of(const Parts &parts, u32 four, bool exists, float4 *quarters) {
     const int quarter = threadIdx.x / TOTAL_FOURS;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (exists) {
-        const float *from = parts.first + four * 4;
-#pragma unroll 4
-        for (int part = quarter; part < parts.count; part += 4)
-            add(sum, *(const float4 *)(from + part * parts.stride));
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 sum = zero;
+    const float *from = parts.first + (i64)four * 4;
+#pragma unroll 1
+    for (int first = quarter; first < parts.count; first += 4 * LOADS) {
+        float4 loaded[LOADS];
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            const int part = first + 4 * i;
+            loaded[i] = exists && part < parts.count ? *(const float4 *)(from + part * parts.stride) : zero;
+        }
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i)
+            add(sum, loaded[i]);
     }
     quarters[threadIdx.x] = sum;
     __syncthreads();
-    for (int other = 1; other < 4 && quarter == 0; ++other)
-        add(sum, quarters[threadIdx.x + other * TOTAL_FOURS]);
+    if (quarter == 0) {
+#pragma unroll
+        for (int other = 1; other < 4; ++other)
+            add(sum, quarters[threadIdx.x + other * TOTAL_FOURS]);
+    }
     return sum;
 }
 
 // gradient += scale · the total of sums; output = the total of products, rounded. The first `sum_blocks` blocks of 64
 // fours are the gradient's, the rest the output's.
-extern "C" __global__ void __launch_bounds__(TOTAL_THREADS)
+extern "C" __global__ void __launch_bounds__(TOTAL_THREADS, 4)
     thin_total(const float *sums, int ranges, i64 range_stride, int rows, int width, float *gradient,
                i64 gradient_stride, float scale, int sum_blocks, const float *products, int product_ranges,
                i64 product_stride, int product_rows, int product_width, act *output, i64 output_stride) {
     __shared__ float4 quarters[TOTAL_THREADS];
-    const int block = blockIdx.x, own = threadIdx.x % TOTAL_FOURS;
-    if (block < sum_blocks) {
-        const Parts parts{sums, ranges, range_stride, rows, width};
-        const i64 four = (i64)block * TOTAL_FOURS + own, row = four / (width / 4), column = four % (width / 4) * 4;
-        const bool exists = row < rows;
-        const float4 total = total_of(parts, four, exists, quarters);
-        if (exists && threadIdx.x < TOTAL_FOURS) {
-            float4 *at = (float4 *)(gradient + row * gradient_stride + column);
-            const float4 x = *at;
-            *at = make_float4(x.x + scale * total.x, x.y + scale * total.y, x.z + scale * total.z,
-                              x.w + scale * total.w);
-        }
-        return;
-    }
-    const Parts parts{products, product_ranges, product_stride, product_rows, product_width};
-    const int fours = product_width / 4;
-    const i64 four = (i64)(block - sum_blocks) * TOTAL_FOURS + own, row = four / fours, column = four % fours * 4;
-    const bool exists = row < product_rows;
+    const bool of_sums = (int)blockIdx.x < sum_blocks, writes = threadIdx.x < TOTAL_FOURS;
+    const Parts parts{of_sums ? sums : products, of_sums ? ranges : product_ranges,
+                      of_sums ? range_stride : product_stride, of_sums ? rows : product_rows,
+                      of_sums ? width : product_width};
+    const u32 block = of_sums ? blockIdx.x : blockIdx.x - sum_blocks, fours = parts.width / 4;
+    const u32 four = block * TOTAL_FOURS + threadIdx.x % TOTAL_FOURS, row = four / fours, column = four % fours * 4;
+    const bool exists = row < (u32)parts.rows;
+    float4 *at = (float4 *)(gradient + row * gradient_stride + column);
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    // Early, as it does not wait for the parts.
+    if (of_sums && exists && writes)
+        x = *at;
     const float4 total = total_of(parts, four, exists, quarters);
-    if (exists && threadIdx.x < TOTAL_FOURS)
+    if (!exists || !writes)
+        return;
+    if (of_sums)
+        *at = make_float4(x.x + scale * total.x, x.y + scale * total.y, x.z + scale * total.z, x.w + scale * total.w);
+    else
         *(uint2 *)(output + row * output_stride + column) =
             make_uint2(pack_two<act>(total.x, total.y), pack_two<act>(total.z, total.w));
 }

@@ -45,18 +45,21 @@ pub fn fits(activations: DType, rank: usize, columns: usize, matrices: &[Matrix]
     let whole = |number: usize| number > 0 && number.is_multiple_of(8);
     let lies = |matrix: &Matrix| {
         let known = matrix.element == activations || matrix.element == DType::F32;
-        known && matrix.pointer.is_multiple_of(16) && (matrix.stride * matrix.element.bytes()).is_multiple_of(16)
+        known
+            && matrix.pointer.is_multiple_of(16)
+            && (matrix.stride * matrix.element.bytes()).is_multiple_of(16)
     };
     let sixteen_bits = matches!(activations, DType::Bf16 | DType::F16);
     sixteen_bits && rank <= MOST_THIN_RANK && whole(rank) && whole(columns) && matrices.iter().all(lies)
 }
 
-/// Whether [`adapter_grad`] takes these.
+/// Whether [`adapter_grad`] takes dy, h, b and dh, and db.
 pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -> bool {
     let [dy, h, _, _] = acts;
     are_activations(stage, &acts)
         && db.storage == Storage::Plain(DType::F32)
-        && fits(stage.activations(), h.columns, dy.columns, &[acts.map(|act| matrix(stage, act)), [matrix(stage, db); 4]].concat())
+        && fits(stage.activations(), h.columns, dy.columns, &acts.map(|act| matrix(stage, act)))
+        && fits(stage.activations(), h.columns, dy.columns, &[matrix(stage, db)])
 }
 
 /// Whether [`outer_sum`] takes these.
@@ -65,7 +68,12 @@ pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: 
     left.element == stage.activations()
         && right.element == stage.activations()
         && gradient.storage == Storage::Plain(DType::F32)
-        && fits(stage.activations(), rows.min(columns), rows.max(columns), &[left, right, matrix(stage, gradient)])
+        && fits(
+            stage.activations(),
+            rows.min(columns),
+            rows.max(columns),
+            &[left, right, matrix(stage, gradient)],
+        )
 }
 
 /// Whether [`thin_product`] takes these.
@@ -93,7 +101,13 @@ pub fn adapter_grad(
     let scratch = product_scratch(stage);
     let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| matrix(stage, operand));
     let Some(cut) = AdapterGradCut::of(tokens.planned, columns, rank) else {
-        product(stage, wide, right, Form::OfColumns, tokens, [columns, rank], output, scratch)?;
+        product(
+            stage,
+            Factors { wide, thin: right, form: Form::OfColumns, columns, rank },
+            tokens,
+            output,
+            scratch,
+        )?;
         return outer_sum(stage, wide, thin, tokens, scale, db, scratch);
     };
     let needed = adapter_grad_bytes(tokens.planned, columns, rank);
@@ -182,7 +196,8 @@ pub fn thin_product(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) ->
     let tokens = Tokens { rows: stage.rows(x), planned: x.rows_at(stage.planned()) };
     let [wide, thin, output] = [x, a, h].map(|operand| matrix(stage, operand));
     let scratch = product_scratch(stage);
-    product(stage, wide, thin, Form::OfRows, tokens, [x.columns, h.columns], output, scratch)
+    let (columns, rank) = (x.columns, h.columns);
+    product(stage, Factors { wide, thin, form: Form::OfRows, columns, rank }, tokens, output, scratch)
 }
 
 /// How the thin side of a product lies.
@@ -194,13 +209,20 @@ enum Form {
     OfColumns,
 }
 
-fn product(
-    stage: &Stage<'_>,
+/// A wide matrix (T, columns) and a thin one.
+#[derive(Clone, Copy)]
+struct Factors {
     wide: Matrix,
     thin: Matrix,
     form: Form,
+    columns: usize,
+    rank: usize,
+}
+
+fn product(
+    stage: &Stage<'_>,
+    Factors { wide, thin, form, columns, rank }: Factors,
     tokens: Tokens,
-    [columns, rank]: [usize; 2],
     output: Matrix,
     scratch: u64,
 ) -> Result<(), DeviceError> {
@@ -232,7 +254,11 @@ fn product(
     if ranges == 1 {
         return Ok(());
     }
-    total(stage, None, Some((Parts { first: scratch, count: ranges, rows: tokens.rows, width: rank }, output)))
+    total(
+        stage,
+        None,
+        Some((Parts { first: scratch, count: ranges, rows: tokens.rows, width: rank }, output)),
+    )
 }
 
 /// Where sums over tokens go: into partial sums, or, of a single range, into the gradient.
@@ -242,11 +268,21 @@ struct SumPlaces {
 }
 
 impl SumPlaces {
-    fn of(gradient: Matrix, sums: u64, scale: f32, ranges: usize, elements: usize, width: usize) -> SumPlaces {
+    fn of(
+        gradient: Matrix,
+        sums: u64,
+        scale: f32,
+        ranges: usize,
+        elements: usize,
+        width: usize,
+    ) -> SumPlaces {
         let partial = ranges > 1;
         let (pointer, stride) = if partial { (sums, width) } else { (gradient.pointer, gradient.stride) };
         let adds = Arg::Int(i32::from(!partial));
-        SumPlaces { partial, args: [Arg::Pointer(pointer), long(elements), long(stride), adds, Arg::Float(scale)] }
+        SumPlaces {
+            partial,
+            args: [Arg::Pointer(pointer), long(elements), long(stride), adds, Arg::Float(scale)],
+        }
     }
 }
 
@@ -280,7 +316,11 @@ struct Sums {
 }
 
 /// Adds partial sums to a gradient, and partial products to an output.
-fn total(stage: &Stage<'_>, sums: Option<Sums>, products: Option<(Parts, Matrix)>) -> Result<(), DeviceError> {
+fn total(
+    stage: &Stage<'_>,
+    sums: Option<Sums>,
+    products: Option<(Parts, Matrix)>,
+) -> Result<(), DeviceError> {
     let nothing = Matrix { pointer: 0, stride: 0, element: DType::F32 };
     let sums = sums.unwrap_or(Sums { parts: Parts::NONE, gradient: nothing, scale: 0.0 });
     let (products, output) = products.unwrap_or((Parts::NONE, nothing));
@@ -342,7 +382,11 @@ mod tests {
         let at = |pointer: u64, stride: usize, element: DType| Matrix { pointer, stride, element };
         let act = at(4096, 3600, DType::Bf16);
         let takes = |rank, columns, matrix: Matrix| fits(DType::Bf16, rank, columns, &[act, matrix]);
-        assert!(takes(16, 3584, act) && takes(8, 8, at(16, 8, DType::F32)) && takes(64, 64, at(16, 4, DType::F32)));
+        assert!(
+            takes(16, 3584, act)
+                && takes(8, 8, at(16, 8, DType::F32))
+                && takes(64, 64, at(16, 4, DType::F32))
+        );
         assert!(!takes(72, 3584, act) && !takes(12, 3584, act) && !takes(0, 3584, act));
         assert!(!takes(16, 3580, act));
         assert!(!takes(16, 3584, at(8, 3584, DType::Bf16)), "rows begin at odd multiples of 8 bytes");
@@ -362,7 +406,9 @@ mod tests {
         }
         for padded in [16, 32, 64] {
             let cut = ThinProductCut::of(8192, 3584, padded);
-            assert!(outer_sum_shared_bytes(padded) <= 99 << 10 && product_shared_bytes(&cut, padded) <= 99 << 10);
+            assert!(
+                outer_sum_shared_bytes(padded) <= 99 << 10 && product_shared_bytes(&cut, padded) <= 99 << 10
+            );
         }
         assert_eq!(adapter_grad_shared_bytes(256, 16), 86_016);
         assert_eq!(adapter_grad_shared_bytes(512, 32), 84_992);
