@@ -87,7 +87,7 @@ class Kernels:
                 texts = [(KERNELS / part).read_text() for part in parts]
                 texts.insert(1, f"\n#define HEAD {self.padded}\n")
                 Kernels.modules[key] = compile_file("".join(texts), dtype)
-        self.hopper = (not GENERAL and head_dim in (64, 128) and dtype != torch.float32
+        self.hopper = (not GENERAL and head_dim == 128 and dtype != torch.float32
                        and torch.cuda.get_device_capability() == (9, 0))
         if self.hopper:
             for name in ("attention_hopper", "attention_hopper_grad"):

@@ -78,7 +78,8 @@ pub fn solve(
                 Ok(mut solution) => {
                     // Fewer rows of logits cost less than layers computed again.
                     let smaller = chunks[index + 1..].iter().take(2);
-                    let mut smaller = smaller.map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
+                    let mut smaller =
+                        smaller.map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
                     if !solution.policy.recompute.layers.is_empty()
                         && let Some(kept) = smaller.find_map(|attempt| attempt.keeping_everything())
                     {

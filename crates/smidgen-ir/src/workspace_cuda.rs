@@ -296,7 +296,7 @@ pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> 
 }
 
 /// Ranks that the kernels of thin products take, in eights.
-pub const MOST_THIN_RANK: usize = 64;
+pub const MOST_THIN_RANK: usize = 32;
 /// Blocks of a thin product where there is work for so many: two for each multiprocessor of a large GPU.
 const THIN_BLOCKS: usize = 264;
 /// Tokens that one partial sum of a thin product covers at least, and the step of their number.

@@ -1,15 +1,15 @@
 //! The attention kernels of Hopper GPUs: their files, which attention they compute, and their shared memory.
 //!
 //! Matrix instructions of warpgroups exist on compute capability 9.0 alone, and code that has them is compiled for
-//! `sm_90a`. Heads of 64 and 128 channels without window and cap are theirs; `attention.rs` launches them in place of
+//! `sm_90a`. Heads of 128 channels without window and cap are theirs (the kernels build for 64 as well, where dq came
+//! out wrong: see `benches/attention_check.py`); `attention.rs` launches them in place of
 //! its own, with the same lists of tiles, preparation and parts. Whether it does follows from the plan and the GPU.
 
 use super::stage::{KernelFile, Stage};
 use smidgen_ir::{AttentionShape, Extent};
 
-/// Two for each head size.
-pub const FILES: [KernelFile; 4] =
-    [HEADS[0].forward_file, HEADS[0].gradient_file, HEADS[1].forward_file, HEADS[1].gradient_file];
+/// Forward and gradient.
+pub const FILES: [KernelFile; 2] = [HEADS[0].forward_file, HEADS[0].gradient_file];
 
 /// The files that an attention may be computed by.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
@@ -70,7 +70,7 @@ macro_rules! head {
     };
 }
 
-const HEADS: [HopperHead; 2] = [head!(64), head!(128)];
+const HEADS: [HopperHead; 1] = [head!(128)];
 
 /// Slots of the ring that tiles come through.
 const SLOTS: usize = 4;
@@ -84,7 +84,7 @@ impl HopperHead {
     }
 
     fn by_shape(shape: &AttentionShape, planned: &Extent) -> Option<&'static HopperHead> {
-        static ALL: [HopperHead; 2] = HEADS;
+        static ALL: [HopperHead; 1] = HEADS;
         let sees_all = shape.window.is_none_or(|window| window >= planned.tokens);
         if !sees_all || shape.softcap.is_some() {
             return None;
@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits() {
         let bytes = HEADS.map(|head| (head.forward_shared_bytes(), head.gradient_shared_bytes()));
-        assert_eq!(bytes, [(98_448, 116_880), (196_752, 231_568)]);
-        assert!(bytes[1].1 <= 227 << 10);
+        assert_eq!(bytes, [(196_752, 231_568)]);
+        assert!(bytes[0].1 <= 227 << 10);
     }
 
     #[test]
     fn windows_that_hide_something_and_caps_and_other_heads_are_left_to_the_others() {
         let planned = Extent { tokens: 2048, ..Extent::default() };
         let has = |shape: AttentionShape| HopperHead::by_shape(&shape, &planned).is_some();
-        assert!(has(SHAPE) && has(AttentionShape { head_dim: 64, ..SHAPE }));
+        assert!(has(SHAPE) && !has(AttentionShape { head_dim: 64, ..SHAPE }));
         assert!(!has(AttentionShape { head_dim: 96, ..SHAPE }));
         assert!(has(AttentionShape { window: Some(2048), ..SHAPE }));
         assert!(!has(AttentionShape { window: Some(2047), ..SHAPE }));

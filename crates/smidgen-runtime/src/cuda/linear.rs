@@ -241,8 +241,11 @@ pub fn residual_of<'a>(
 
 /// dx = Σ scale·d·matrix.
 pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Result<(), DeviceError> {
-    let terms: Vec<(&Operand, &Operand, f32)> =
-        scales.iter().enumerate().map(|(i, scale)| (&step.inputs[2 * i], &step.inputs[2 * i + 1], *scale)).collect();
+    let terms: Vec<(&Operand, &Operand, f32)> = scales
+        .iter()
+        .enumerate()
+        .map(|(i, scale)| (&step.inputs[2 * i], &step.inputs[2 * i + 1], *scale))
+        .collect();
     let partners = pair_terms(stage, &terms);
     let output = &step.outputs[0];
     let (rows, planned) = (stage.rows(output), output.rows_at(stage.planned()));
@@ -351,7 +354,11 @@ pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<()
 
 /// Whether the two steps are the gradient of B and that of h, from the same dy, and can be formed in one pass over it.
 /// The answer is the step whose scratch both may use: a step's scratch may lie over what lives in the other alone.
-pub fn adapter_grad_step<'a>(stage: &Stage<'_>, outer: &'a BoundStep, inner: &'a BoundStep) -> Option<&'a BoundStep> {
+pub fn adapter_grad_step<'a>(
+    stage: &Stage<'_>,
+    outer: &'a BoundStep,
+    inner: &'a BoundStep,
+) -> Option<&'a BoundStep> {
     let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return None };
     let ([dy, h], [other_dy, b], [dh]) = (&outer.inputs[..], &inner.inputs[..], &inner.outputs[..]) else {
         return None;

@@ -32,13 +32,13 @@ mod staging;
 pub mod thin;
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
+pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
-pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
-pub use run::files as kernel_files;
 use modules::Kernels;
 use product::Products;
+pub use run::files as kernel_files;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
 use stage::Stage;
 use staging::Staging;
@@ -234,7 +234,7 @@ impl Device for Cuda {
     fn write(&mut self, offset: usize, from: &[u8]) {
         assert!(offset + from.len() <= self.arena.1, "a write outside the reservation");
         let to = self.arena.0 + offset as u64;
-        let result = self.staging.write(self.gpu.stream, to, from);
+        let result = self.staging.write(&self.gpu, to, from);
         self.fallible(result);
     }
 

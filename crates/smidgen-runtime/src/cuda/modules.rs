@@ -41,8 +41,8 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
     let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
         .map_err(|error| refused(error.to_string()))?;
     let name = CString::new(file.name).map_err(|error| refused(error.to_string()))?;
-    let program = nvrtc::result::create_program(&source, Some(&name))
-        .map_err(|error| refused(format!("{error:?}")))?;
+    let program =
+        nvrtc::result::create_program(&source, Some(&name)).map_err(|error| refused(format!("{error:?}")))?;
     // SAFETY: the program was just created.
     let compiled = unsafe { nvrtc::result::compile_program(program, options) };
     let result = match compiled {
@@ -51,7 +51,8 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
         Err(error) => {
             // SAFETY: the program exists.
             let log = unsafe { nvrtc::result::get_program_log(program) }.unwrap_or_default();
-            let bytes: Vec<u8> = log.into_iter().map(|letter| letter as u8).take_while(|byte| *byte != 0).collect();
+            let bytes: Vec<u8> =
+                log.into_iter().map(|letter| letter as u8).take_while(|byte| *byte != 0).collect();
             Err(refused(format!("{error:?}\n{}", String::from_utf8_lossy(&bytes))))
         }
     };
@@ -78,7 +79,9 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
     let code = unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
     match code.result() {
         Ok(()) => Ok((major, minor)),
-        Err(error) => Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") }),
+        Err(error) => {
+            Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") })
+        }
     }
 }
 
@@ -134,7 +137,8 @@ impl Kernels {
     }
 
     fn load(&mut self, files: &[KernelFile], options: &[String]) -> Result<(), DeviceError> {
-        let is_there = |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
+        let is_there =
+            |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
         let missing: Vec<&KernelFile> = files.iter().filter(|file| !is_there(file)).collect();
         for file in missing {
             let code = cached_code(file, options, self.cache.as_deref())?;

@@ -56,7 +56,8 @@ pub fn hopper_files_of(op: &Op) -> Vec<KernelFile> {
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let types: Vec<Type> = step.inputs.iter().map(type_of).collect();
     let inputs: Vec<&Type> = types.iter().collect();
-    let needed = workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
+    let needed =
+        workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
@@ -64,7 +65,8 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = &step.op
         && shape.head_dim > attention::MOST_CHANNELS
     {
-        let what = format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
+        let what =
+            format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
         return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {

@@ -12,7 +12,9 @@ use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with};
 use smidgen_compile::forward::state;
 use smidgen_compile::options::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, Request, TrainedBiases};
-use smidgen_ir::{DType, DeviceKind, Dim, Entry, Extent, Graph, LeafKind, Op, Plan, Precision, Storage, Type};
+use smidgen_ir::{
+    DType, DeviceKind, Dim, Entry, Extent, Graph, LeafKind, Op, Plan, Precision, Storage, Type,
+};
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
 use smidgen_runtime::{Cpu, Cuda, Device, Executor};
@@ -159,9 +161,8 @@ fn choices() -> Vec<Choice> {
     let of = |name, spec| Choice { name, spec, ..Choice::lora() };
     // Rows that begin at multiples of 16 bytes, where adapters lie beside their weights and have kernels of their own.
     let aligned = |spec| DecoderSpec { hidden: 32, intermediate: 48, ..spec };
-    let wide = |name, rank, choice: Choice| {
-        Choice { name, rank, spec: aligned(choice.spec.clone()), ..choice }
-    };
+    let wide =
+        |name, rank, choice: Choice| Choice { name, rank, spec: aligned(choice.spec.clone()), ..choice };
     let form = |form| Choice { form, ..Choice::lora() };
     vec![
         wide("aligned rank 8", 8, Choice::lora()),
@@ -188,7 +189,11 @@ fn choices() -> Vec<Choice> {
         // What is trained is f32, whatever the checkpoint holds.
         with(
             "everything trained",
-            Choice { train_everything: true, spec: DecoderSpec { stored: DType::F32, ..llama() }, ..Choice::lora() },
+            Choice {
+                train_everything: true,
+                spec: DecoderSpec { stored: DType::F32, ..llama() },
+                ..Choice::lora()
+            },
         ),
     ]
 }

@@ -7,11 +7,11 @@
 use super::print;
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::checkpoint::whole_file::write_whole;
 use crate::data::prepare::read_tokenizer;
+use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
