@@ -9,7 +9,7 @@ use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
-    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan,
+    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Op, Plan,
     PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
 };
 use std::collections::HashMap;
@@ -130,7 +130,19 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                 }
             };
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
-            let workspace = (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life));
+            let before: Option<&Step> = steps.last();
+            let workspace = match before.filter(|before| shares_scratch(request.device, before, node)) {
+                // Both steps may be formed as one, so neither's operands may lie over the other's scratch.
+                Some(Step { workspace: Some(id), .. }) => {
+                    let buffer = &mut plan.buffers[id.index()];
+                    buffer.bytes = buffer.bytes.max(scratch);
+                    if let Lifetime::Steps { last, .. } = &mut buffer.lifetime {
+                        *last = index;
+                    }
+                    Some(*id)
+                }
+                _ => (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life)),
+            };
             steps.push(Step {
                 op: node.op.clone(),
                 inputs: node.inputs.clone(),
@@ -152,6 +164,13 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         plan.entries.push(EntryPlan { entry: *entry, steps });
     }
     Schedule { plan }
+}
+
+/// The gradient of B and that of h from the same dy, on a device that reads dy once for both.
+fn shares_scratch(device: DeviceKind, before: &Step, node: &Node) -> bool {
+    let pair = matches!(before.op, Op::WeightGrad { .. })
+        && matches!(&node.op, Op::LinearGrad { scales } if scales.len() == 1);
+    device == DeviceKind::Cuda && pair && before.inputs[0] == node.inputs[0]
 }
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one

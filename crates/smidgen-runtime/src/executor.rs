@@ -19,10 +19,8 @@ impl<D: Device> Executor<D> {
             .entries
             .iter()
             .map(|entry| {
-                (
-                    entry.entry,
-                    entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)).collect(),
-                )
+                let steps = (0..entry.steps.len()).map(|index| BoundStep::of(&plan, entry.entry, index));
+                (entry.entry, steps.collect())
             })
             .collect();
         for (entry, steps) in &entries {

@@ -130,15 +130,23 @@ pub fn weight_matrix(
     Ok(Matrix { pointer, stride, element })
 }
 
-/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
+/// A sum that is formed with the product before it: what is added, and where the sum goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual<'a> {
+    pub addend: &'a Operand,
+    pub sum: &'a Operand,
+}
+
+/// y = x·Wᵀ + bias + scale·h·Bᵀ, and a residual if there is one.
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
     bias: bool,
     lora: Option<f32>,
-    residual: Option<&Operand>,
+    residual: Option<Residual<'_>>,
 ) -> Result<(), DeviceError> {
-    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    let (x, weight) = (&step.inputs[0], &step.inputs[1]);
+    let y = residual.map_or(&step.outputs[0], |residual| residual.sum);
     if !bias && lora.is_none() && residual.is_none() && thin::thin_product_fits(stage, x, weight, y) {
         return thin::thin_product(stage, x, weight, y);
     }
@@ -152,7 +160,7 @@ pub fn linear(
     let has_room = rank > 0 && x.stride >= x.columns + spare;
     let stored = is_as_products_take_it(stage, weight);
     let w = weight_matrix(stage, &mut scratch, weight, if has_room && !stored { spare } else { 0 })?;
-    let mut addend = residual.map(|residual| matrix(stage, residual));
+    let mut addend = residual.map(|residual| matrix(stage, residual.addend));
     let mut epilogue = None;
     if bias {
         let bias = &step.inputs[2];
@@ -220,23 +228,27 @@ fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
     is_as_products_take_it(stage, bias) && stage.pointer(bias).is_multiple_of(16)
 }
 
-/// What `sum` adds to the product before it, if it does so in place of that: then it can be part of the product.
+/// What `sum` adds to the product before it, if nobody else reads the product: then both are one. Whether it is so
+/// follows from the graph, not from where things lie, so that a layer computed again gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
     product: &BoundStep,
     bias: bool,
     sum: &'a BoundStep,
-) -> Option<&'a Operand> {
+) -> Option<Residual<'a>> {
     let y = &product.outputs[0];
     if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &product.inputs[2])) {
         return None;
     }
     let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
-    let others: Vec<&Operand> = sum.inputs.iter().filter(|input| !is_y(input)).collect();
-    match others[..] {
-        [residual] if is_y(&sum.outputs[0]) => Some(residual),
-        _ => None,
-    }
+    let output = &sum.outputs[0];
+    let [left, right] = &sum.inputs[..] else { return None };
+    let (addend, own) = match (is_y(left), is_y(right)) {
+        (true, false) => (right, 0),
+        (false, true) => (left, 1),
+        _ => return None,
+    };
+    (sum.ends[own] || is_y(output)).then_some(Residual { addend, sum: output })
 }
 
 /// dx = Σ scale·d·matrix.
@@ -353,29 +365,16 @@ pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<()
 }
 
 /// Whether the two steps are the gradient of B and that of h, from the same dy, and can be formed in one pass over it.
-/// The answer is the step whose scratch both may use: a step's scratch may lie over what lives in the other alone.
-pub fn adapter_grad_step<'a>(
-    stage: &Stage<'_>,
-    outer: &'a BoundStep,
-    inner: &'a BoundStep,
-) -> Option<&'a BoundStep> {
-    let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return None };
+/// The planner gives such steps one scratch together.
+pub fn is_adapter_grad(stage: &Stage<'_>, outer: &BoundStep, inner: &BoundStep) -> bool {
+    let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return false };
     let ([dy, h], [other_dy, b], [dh]) = (&outer.inputs[..], &inner.inputs[..], &inner.outputs[..]) else {
-        return None;
+        return false;
     };
-    let fits = scales[..] == [1.0]
+    scales[..] == [1.0]
         && dy == other_dy
-        && thin::adapter_grad_fits(stage, [dy, h, b, dh], &outer.updates[0]);
-    let apart = |step: &BoundStep, operand: &Operand| {
-        step.workspace.is_some_and(|(offset, bytes)| {
-            offset + bytes <= operand.offset || operand.offset + operand.span_at(stage.planned()) <= offset
-        })
-    };
-    match fits {
-        true if apart(outer, dh) => Some(outer),
-        true if apart(inner, h) => Some(inner),
-        _ => None,
-    }
+        && outer.workspace == inner.workspace
+        && thin::adapter_grad_fits(stage, [dy, h, b, dh], &outer.updates[0])
 }
 
 /// Rows of a micro-batch, and the most that are planned.

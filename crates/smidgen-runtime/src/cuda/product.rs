@@ -60,12 +60,12 @@ pub struct Product {
     pub scratch: u64,
 }
 
-/// What a way is chosen by.
+/// What a way is chosen by: nothing of it depends on where a plan puts things, so that other plans of the same math
+/// form the same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     sizes: Sizes,
-    strides: [usize; 4],
-    /// Bytes at whose multiples left, right, C and D begin, at most 256.
+    /// Bytes at whose multiples rows of left, right, C and D begin, at most 16.
     alignments: [u32; 4],
     input_bits: u32,
     output_bits: u32,
@@ -85,7 +85,7 @@ struct Way {
 pub struct Products {
     handle: sys::cublasLtHandle_t,
     ways: RefCell<BTreeMap<Key, Way>>,
-    descriptions: RefCell<HashMap<Key, Description>>,
+    descriptions: RefCell<HashMap<(Key, [usize; 4]), Description>>,
     /// Whether a product without a way is timed.
     timing: Cell<bool>,
     is_changed: Cell<bool>,
@@ -247,7 +247,7 @@ impl Products {
 
     fn form(&self, gpu: &Gpu, product: &Product, key: Key, way: &Way) -> Result<(), DeviceError> {
         let mut descriptions = self.descriptions.borrow_mut();
-        let description = match descriptions.entry(key) {
+        let description = match descriptions.entry((key, product.strides())) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
                 entry.insert(Description::new(product, &key)?)
@@ -286,14 +286,23 @@ impl Products {
 }
 
 impl Product {
+    /// Left, right, C and D.
+    fn matrices(&self) -> [Matrix; 4] {
+        [self.left, self.right, self.addend.unwrap_or(self.output), self.output]
+    }
+
+    fn strides(&self) -> [usize; 4] {
+        self.matrices().map(|matrix| matrix.stride)
+    }
+
     fn key(&self, sizes: Sizes) -> Key {
-        let alignment = |pointer: u64| 1u32 << pointer.trailing_zeros().min(8);
-        let addend = self.addend.unwrap_or(self.output);
-        let matrices = [self.left, self.right, addend, self.output];
+        let alignment = |matrix: Matrix| {
+            let stride_bytes = (matrix.stride * matrix.element.bytes()) as u64;
+            1u32 << (matrix.pointer | stride_bytes).trailing_zeros().min(4)
+        };
         Key {
             sizes,
-            strides: matrices.map(|matrix| matrix.stride),
-            alignments: matrices.map(|matrix| alignment(matrix.pointer)),
+            alignments: self.matrices().map(alignment),
             input_bits: element_code(self.left.element),
             output_bits: element_code(self.output.element),
             left_transposed: self.left_transposed,
@@ -453,7 +462,6 @@ fn no_way(key: Key) -> DeviceError {
 fn write_line(key: &Key, way: &Way) -> String {
     let Sizes { rows, columns, depth } = key.sizes;
     let mut numbers = vec![rows as u64, columns as u64, depth as u64];
-    numbers.extend(key.strides.map(|stride| stride as u64));
     numbers.extend(key.alignments.map(u64::from));
     numbers.extend([key.input_bits, key.output_bits].map(u64::from));
     let flags = [key.left_transposed, key.right_transposed, key.added, key.bias];
@@ -470,21 +478,20 @@ fn write_line(key: &Key, way: &Way) -> String {
 fn read_line(line: &str) -> Option<(Key, Way)> {
     let (key, way) = line.split_once(':')?;
     let numbers: Vec<u64> = key.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    let numbers: [u64; 17] = numbers.try_into().ok()?;
+    let numbers: [u64; 13] = numbers.try_into().ok()?;
     let words: Vec<u64> =
         way.split_whitespace().map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
     let data: [u64; 8] = words.try_into().ok()?;
     let size = |index: usize| numbers[index] as usize;
     let key = Key {
         sizes: Sizes { rows: size(0), columns: size(1), depth: size(2) },
-        strides: [size(3), size(4), size(5), size(6)],
-        alignments: [7, 8, 9, 10].map(|index| numbers[index] as u32),
-        input_bits: numbers[11] as u32,
-        output_bits: numbers[12] as u32,
-        left_transposed: numbers[13] == 1,
-        right_transposed: numbers[14] == 1,
-        added: numbers[15] == 1,
-        bias: numbers[16] == 1,
+        alignments: [3, 4, 5, 6].map(|index| numbers[index] as u32),
+        input_bits: numbers[7] as u32,
+        output_bits: numbers[8] as u32,
+        left_transposed: numbers[9] == 1,
+        right_transposed: numbers[10] == 1,
+        added: numbers[11] == 1,
+        bias: numbers[12] == 1,
     };
     Some((key, Way { algorithm: sys::cublasLtMatmulAlgo_t { data } }))
 }
@@ -497,8 +504,7 @@ mod tests {
     fn a_way_reads_back() {
         let key = Key {
             sizes: Sizes { rows: 8192, columns: 3584, depth: 18960 },
-            strides: [18960, 18960, 3600, 3600],
-            alignments: [256, 16, 256, 32],
+            alignments: [16, 16, 8, 16],
             input_bits: 16,
             output_bits: 32,
             left_transposed: false,

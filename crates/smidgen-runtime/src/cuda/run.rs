@@ -149,11 +149,10 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
     }
     if let [outer, inner, ..] = steps
         && let Op::WeightGrad { scale } = outer.op
-        && let Some(step) = linear::adapter_grad_step(stage, outer, inner)
+        && linear::is_adapter_grad(stage, outer, inner)
     {
         let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
-        let stage = Stage { step, ..*stage };
-        return thin::adapter_grad(&stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
+        return thin::adapter_grad(stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
     let count = count_alike(steps);
     run_alike(stage, &steps[..count]).map(|()| count)

@@ -24,6 +24,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         op,
         precision: Precision::F32,
         planned: *extent,
+        ends: vec![false; inputs.len()],
         workspace: None,
     }
 }
@@ -167,7 +168,7 @@ fn short_workspaces_are_refused(choice: &Choice) {
     let steps: Vec<BoundStep> = plan
         .entries
         .iter()
-        .flat_map(|entry| entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)))
+        .flat_map(|entry| (0..entry.steps.len()).map(|index| BoundStep::of(&plan, entry.entry, index)))
         .collect();
     let mut with_workspace = 0;
     for mut step in steps {
