@@ -6,10 +6,12 @@
 use super::*;
 use crate::adapted::build_adapted_request;
 use crate::checkpoint::model::Model;
+use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::question::read_questions;
 use crate::recipe::{self, Recipe};
 use serde_json::json;
+use smidgen_ir::Precision;
 use std::path::Path;
 
 fn fixtures() -> PathBuf {
@@ -68,11 +70,17 @@ fn scores_are_those_of_the_harness() {
         assert_eq!(set.warnings.is_empty(), max_tokens > 100);
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
-        let means = Means { budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
-        let run = |means: Means| {
+        let means = Means {
+            place: &Place::Cpu,
+            budget_bytes: 64 << 20,
+            stated: true,
+            data_bytes: set.heap_bytes(),
+        };
+        let run = |means: Means<'_>| {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
-            let mut evaluator = Evaluator::load(&subjects[0], &model, plan).unwrap();
+            let device = Place::Cpu.open(subjects[0].request.threads, Precision::F32).unwrap();
+            let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
             (peak_bytes, evaluator.log_likelihoods(&set.set, 0).unwrap())
         };
         let (peak_bytes, found) = run(means);

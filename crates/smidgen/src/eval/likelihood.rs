@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::planning::for_each_eval_batch;
 use crate::train::feed::Feed;
 use smidgen_ir::Entry;
-use smidgen_runtime::{Device, DeviceError, Executor};
+use smidgen_runtime::{Device, Executor};
 
 /// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all).
 pub fn log_likelihoods<D: Device>(
@@ -20,21 +20,19 @@ pub fn log_likelihoods<D: Device>(
 ) -> Result<Vec<f64>, Failure> {
     let micro_tokens = executor.plan().extent.tokens;
     feed.write_loss_weight(executor, 1.0);
-    let mut sums = Vec::with_capacity(if limit == 0 { set.len() } else { limit.min(set.len()) });
+    let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
     for_each_eval_batch(set, limit, micro_tokens, |range| {
         micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
         // No dropout: the step does not matter.
         feed.write_micro_batch(executor, micro_batch, 0);
         executor.run(Entry::Eval, &micro_batch.extent()).map_err(Failure::world)?;
-        let mut row = 0;
-        for sample in range {
-            let rows = set.supervised(sample as usize) as usize;
-            let losses = (row..row + rows).map(|row| feed.read_row_loss(executor, row).map(f64::from));
-            let sum: f64 = losses.sum::<Result<f64, DeviceError>>().map_err(Failure::world)?;
-            sums.push(-sum);
-            row += rows;
-        }
-        assert_eq!(row, micro_batch.rows.len(), "every supervised row belongs to a sample");
+        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
+        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
+            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
+        })
+        .map_err(Failure::world)?;
+        assert_eq!(samples.next(), None, "every sample has its rows");
         Ok::<(), Failure>(())
     })?;
     Ok(sums)

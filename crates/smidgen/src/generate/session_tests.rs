@@ -6,6 +6,7 @@
 use super::*;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
+use crate::job::JobBudget;
 use crate::logits::LogitsRun;
 use serde_json::Value as Json;
 use smidgen_ir::Extent;
@@ -45,13 +46,23 @@ fn open_model(name: &str) -> Model {
     Model::open(&if gguf.is_file() { gguf } else { folder.join("model") }).unwrap()
 }
 
+fn stated(bytes: u64) -> JobBudget {
+    JobBudget { bytes, stated: true, cut_to_free: None }
+}
+
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
-    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget_bytes: Some(1 << 30) }
+    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30) }
+}
+
+fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
+    let (base, place, arithmetic) = (BaseFormat::AsStored, &Place::Cpu, Arithmetic::F32);
+    Opening { model, adapter, base, place, arithmetic, threads: 1, sizes }
 }
 
 fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> Session {
-    let opening = Opening { model, adapter, base: BaseFormat::AsStored, threads, sizes };
-    Session::open(&opening, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
+    let opening = Opening { threads, ..opening(model, adapter, sizes) };
+    let device = opening.open_device().unwrap();
+    Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 fn settings(sampling: Sampling, max_new: usize) -> Settings {
@@ -192,9 +203,9 @@ fn beam_searches_are_those_of_transformers() {
 fn what_does_not_fit_is_refused_with_what_would() {
     let model = open_model("llama-gqa-tied");
     let opening = |context: Option<usize>, budget_bytes: u64| {
-        let sizes = Sizes { context, budget_bytes: Some(budget_bytes), ..sizes(1, None) };
-        let opening = Opening { model: &model, adapter: None, base: BaseFormat::AsStored, threads: 1, sizes };
-        Session::open(&opening, |_| Ok(()))
+        let sizes = Sizes { context, budget: stated(budget_bytes), ..sizes(1, None) };
+        let opening = opening(&model, None, sizes);
+        Session::open(&opening, opening.open_device().unwrap(), |_| Ok(()))
             .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (whole, longest) = opening(None, 1 << 30).unwrap();
