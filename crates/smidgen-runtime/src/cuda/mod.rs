@@ -33,7 +33,7 @@ use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, F
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
-pub use run::files as kernel_files;
+pub use run::{check as check_step, files as kernel_files};
 use modules::Kernels;
 use product::Products;
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};

@@ -8,8 +8,10 @@ use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
 use crate::job::JobBudget;
 use crate::logits::LogitsRun;
+use crate::recipe::Compute;
 use serde_json::Value as Json;
-use smidgen_ir::Extent;
+use smidgen_compile::forward::state;
+use smidgen_ir::{DeviceKind, Extent, Precision, verify};
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 21] = [
@@ -218,4 +220,35 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert_eq!(opening(None, whole - 1).unwrap().1, offered, "left open, it is what fits");
     assert!(opening(None, 1 << 20).unwrap_err().hints[0].starts_with("no context fits"));
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
+}
+
+/// Neither a GPU nor a weight is needed to know what a generation will take there.
+#[test]
+fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
+    let measured = 300 << 20;
+    let place = Place::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
+    let arithmetic = Arithmetic::of(Compute::Auto, place.kind());
+    for name in FAMILIES {
+        let model = open_model(name);
+        let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
+        let opening =
+            Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, None)) };
+        let request = opening.request().unwrap();
+        let planned = plan_generation(&request, &model, &place, &opening.sizes).unwrap();
+        assert_eq!((planned.plan.device, planned.plan.precision), (DeviceKind::Cuda, Precision::Bf16), "{name}");
+        assert_eq!(verify::plan(&planned.plan), Vec::<String>::new(), "{name}");
+        assert!((measured..measured + (16 << 20)).contains(&planned.context_bytes), "{name}");
+        assert_eq!(planned.rows().iter().map(|(_, bytes)| bytes).sum::<u64>(), planned.peak_bytes, "{name}");
+        let table = planned.render();
+        assert!(table.lines().next().unwrap().ends_with(" · cuda:1, which is not here"), "{table}");
+        assert!(table.contains("the driver's, with kernels and cuBLASLt"), "{table}");
+        // In half the bytes of an element, keys and values take half of what they take on the CPU.
+        let cpu = Request { device: DeviceKind::Cpu, precision: Precision::F32, ..request.clone() };
+        let cpu = plan_generation(&cpu, &model, &Place::Cpu, &opening.sizes).unwrap();
+        let caches = |plan: &smidgen_ir::Plan| {
+            let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap()).buffer.unwrap();
+            crate::generate::decoder::cache_bytes(plan) - plan.buffer(logits).bytes
+        };
+        assert_eq!(2 * caches(&planned.plan), caches(&cpu.plan), "{name}");
+    }
 }
