@@ -42,7 +42,9 @@ impl Place {
         match choice {
             DeviceChoice::Cpu => Ok(Place::Cpu),
             DeviceChoice::Auto => Ok(match cuda::look(0) {
-                Ok(facts) if facts.can_train() => Place::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None },
+                Ok(facts) if facts.can_train() => {
+                    Place::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None }
+                }
                 _ => Place::Cpu,
             }),
             DeviceChoice::Cuda(ordinal) => {

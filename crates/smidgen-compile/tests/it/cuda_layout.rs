@@ -160,7 +160,11 @@ fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
             let spare = spare_columns(module.rank);
             let stride = columns + spare;
             assert_eq!((weight.stride, weight.first_byte), (Some(stride), 0), "{place}");
-            assert_eq!((b.buffer, b.stride, b.first_byte), (weight.buffer, Some(stride), 2 * columns), "{place}");
+            assert_eq!(
+                (b.buffer, b.stride, b.first_byte),
+                (weight.buffer, Some(stride), 2 * columns),
+                "{place}"
+            );
             let beneath = 2 * rows * stride;
             assert_eq!((a.buffer, a.stride, a.first_byte), (weight.buffer, Some(stride), beneath), "{place}");
             // The device multiplies with all spare columns and rows, so they are there to the last.
@@ -275,9 +279,8 @@ fn spare_columns_belong_to_nobody_else() {
 
 fn leaves_are_apart(name: &str, plan: &Plan) {
     let leaves = plan.values.iter().filter(|value| matches!(value.role, ValueRole::Leaf(_)));
-    let placed = leaves.filter(|value| {
-        value.buffer.is_some_and(|buffer| plan.buffer(buffer).lifetime == Lifetime::Run)
-    });
+    let placed = leaves
+        .filter(|value| value.buffer.is_some_and(|buffer| plan.buffer(buffer).lifetime == Lifetime::Run));
     let mut rows: Vec<(Range<usize>, &str)> = placed
         .flat_map(|value| rows_of(plan, value).into_iter().map(|row| (row, value.name.as_str())))
         .collect();
@@ -320,8 +323,12 @@ fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
                     let before = taken.partition_point(|(row, _)| row.start < spare.end);
                     // The furthest end among all that begin before the spare columns end.
                     if before > 0 && ends[before - 1] > spare.start {
-                        let (_, other) = taken[..before].iter().rfind(|(row, _)| row.end > spare.start).unwrap();
-                        panic!("{name}, {} {index}: `{other}` lies behind a row of `{}`", entry.entry, value.name);
+                        let (_, other) =
+                            taken[..before].iter().rfind(|(row, _)| row.end > spare.start).unwrap();
+                        panic!(
+                            "{name}, {} {index}: `{other}` lies behind a row of `{}`",
+                            entry.entry, value.name
+                        );
                     }
                 }
             }

@@ -11,7 +11,9 @@ use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::{
     AdapterForm, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode, compile_eval,
 };
-use smidgen_ir::{Block, Code4, DType, DeviceKind, Entry, Op, Plan, Precision, Storage, ValueId, ValueRole, verify};
+use smidgen_ir::{
+    Block, Code4, DType, DeviceKind, Entry, Op, Plan, Precision, Storage, ValueId, ValueRole, verify,
+};
 use smidgen_runtime::cuda::check_step;
 use smidgen_runtime::{BoundStep, DeviceError};
 
@@ -27,14 +29,13 @@ fn wide(spec: DecoderSpec) -> DecoderSpec {
 /// Requests for a GPU, by name.
 fn requests() -> Vec<(String, Request)> {
     let mut requests = Vec::new();
-    let families = [
-        ("llama", llama(), ALL_LINEARS),
-        ("fused", phi3(), ALL_FUSED),
-        ("gemma2", gemma2(), ALL_LINEARS),
-    ];
+    let families =
+        [("llama", llama(), ALL_LINEARS), ("fused", phi3(), ALL_FUSED), ("gemma2", gemma2(), ALL_LINEARS)];
     for (family, spec, adapted) in families {
         for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
-            for storage in [BF16, NF4, Storage::Int8Rows, Storage::Gguf(Block::Q8_0), Storage::Gguf(Block::Q4K)] {
+            for storage in
+                [BF16, NF4, Storage::Int8Rows, Storage::Gguf(Block::Q8_0), Storage::Gguf(Block::Q4K)]
+            {
                 for precision in [Precision::Bf16, Precision::F16, Precision::F32] {
                     let (device, spec) = (DeviceKind::Cuda, wide(spec.clone()));
                     let choice = Choice { spec, adapted, form, device, precision, ..Choice::lora() };
@@ -125,7 +126,8 @@ fn rounds_every_adapter(name: &str, request: &Request, plan: &Plan) {
             assert!(steps.iter().any(|step| step.updates.contains(&rounded)), "{name}: {matrix}");
             let [read, original] = [rounded, plan.leaf_named(&matrix).unwrap()].map(|leaf| {
                 let entries = plan.entries.iter().filter(|entry| entry.entry != Entry::Refresh);
-                let steps = entries.filter(|entry| entry.entry != Entry::Update).flat_map(|entry| &entry.steps);
+                let steps =
+                    entries.filter(|entry| entry.entry != Entry::Update).flat_map(|entry| &entry.steps);
                 steps.filter(|step| step.inputs.iter().any(|input| is_of(plan, *input, leaf))).count()
             });
             assert!(read > 0 && original == 0, "{name}: {matrix} is read {read} and {original} times");

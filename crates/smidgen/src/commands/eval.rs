@@ -7,11 +7,11 @@
 use super::print;
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::checkpoint::whole_file::write_whole;
 use crate::data::prepare::read_tokenizer;
+use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
@@ -23,9 +23,11 @@ use crate::failure::Failure;
 use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::generate::session::{Opening, Session};
 use crate::generate::stop::stop_ids;
-use crate::hub::{Access, Want};
 use crate::host;
-use crate::job::{JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported};
+use crate::hub::{Access, Want};
+use crate::job::{
+    JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
+};
 use crate::recipe::{EvalTask, Recipe, parse_recipe, read_recipe_source};
 use crate::report::eval_table::render_eval_table;
 use crate::tokenizer::Tokenizer;

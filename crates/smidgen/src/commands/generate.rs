@@ -9,7 +9,7 @@ use super::chat::{Talk, run_chat};
 use super::original::open_named;
 use super::print;
 use crate::arithmetic::Arithmetic;
-use crate::bytes::parse_bytes;
+use crate::bytes::{format_bytes, parse_bytes};
 use crate::checkpoint::gguf::GgufFile;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
@@ -318,6 +318,9 @@ fn open_session(
         0 => host::processors(),
         threads => threads,
     };
+    if let Some(free) = budget.cut_to_free.filter(|_| !quiet) {
+        say(&format!("note: the GPU has {} free, less than the budget", format_bytes(free)));
+    }
     // Before the plan, which counts what the driver's context takes.
     let device = place.open_and_measure(threads, arithmetic.precision())?;
     let opening = Opening {

@@ -9,7 +9,7 @@ use crate::checkpoint::model::Model;
 use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::question::read_questions;
-use crate::recipe::{self, Recipe};
+use crate::recipe::{self, DeviceChoice, Recipe};
 use serde_json::json;
 use smidgen_compile::Request;
 use smidgen_ir::{DeviceKind, Precision, verify};
@@ -72,12 +72,8 @@ fn scores_are_those_of_the_harness() {
         assert_eq!(set.warnings.is_empty(), max_tokens > 100);
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
-        let means = Means {
-            place: &Place::Cpu,
-            budget_bytes: 64 << 20,
-            stated: true,
-            data_bytes: set.heap_bytes(),
-        };
+        let means =
+            Means { place: &Place::Cpu, budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
         let run = |means: Means<'_>, device: AnyDevice| {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
@@ -256,4 +252,40 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
     let small = Means { budget_bytes: measured, ..means };
     let refused = plan_evaluation(&subjects, &model, &[(&set.set, 0)], small).unwrap_err();
     assert!(refused.message.contains("the budget is 300.00 MiB"), "{}", refused.message);
+}
+
+/// Scores in f32 and in bf16 on one GPU, beside the harness's own; what a token may be off by is a rounding or ten.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_scores_as_the_harness_does() {
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
+    let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
+    let place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 0.04)] {
+        let mut device = place.open(1, precision).unwrap();
+        for case in cases.as_array().unwrap() {
+            let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap());
+            let files = [fixtures().join(format!("eval/{}.json", case["rows"].as_str().unwrap()))];
+            let questions = read_questions(&files, &data(), 0, &tokenizer).unwrap();
+            let max_tokens = case["max_tokens"].as_u64().unwrap() as u32;
+            let set = ChoiceSet::build(&questions, &files, "", &tokenizer, limits(max_tokens)).unwrap();
+            let request = build_adapted_request(&model, None).unwrap();
+            let request = Request { device: place.kind(), precision, ..request };
+            let subjects = [Subject { request, adapter: None }];
+            let means = Means { place: &place, budget_bytes: 2 << 30, stated: true, data_bytes: 0 };
+            let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
+            let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
+            let found = evaluator.log_likelihoods(&set.set, 0).unwrap();
+            for (row, wanted) in set.rows.iter().zip(case["samples"].as_array().unwrap()) {
+                for (choice, wanted) in wanted["log_likelihoods"].as_array().unwrap().iter().enumerate() {
+                    let sample = row.first_sample + choice;
+                    let error = (found[sample] - wanted.as_f64().unwrap()).abs();
+                    let allowed = tolerance * f64::from(set.set.supervised(sample));
+                    assert!(error < allowed, "{precision:?} {} {}: {error}", row.place, row.texts[choice]);
+                }
+            }
+            device = evaluator.into_device();
+        }
+    }
 }

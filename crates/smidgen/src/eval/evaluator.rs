@@ -85,7 +85,13 @@ pub fn plan_evaluation(
     Err(refusal(largest, means, longest))
 }
 
-fn plan_one(subject: &Subject<'_>, model: &Model, extent: Extent, chunk: usize, means: Means<'_>) -> EvalPlan {
+fn plan_one(
+    subject: &Subject<'_>,
+    model: &Model,
+    extent: Extent,
+    chunk: usize,
+    means: Means<'_>,
+) -> EvalPlan {
     let request = Request { extent, row_losses: true, ..subject.request.clone() };
     let plan = compile_eval(&request, chunk);
     let tensors = request.spec.tensors();

@@ -50,3 +50,35 @@ pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Resu
         .hint("look for NaN in the weights or the adapter")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapted::build_adapted_request;
+    use crate::checkpoint::model::Model;
+    use smidgen_compile::forward::state;
+    use smidgen_compile::{Request, compile_eval};
+    use smidgen_ir::Extent;
+    use smidgen_runtime::Cpu;
+    use std::path::Path;
+
+    /// However many rows there are, each loss comes once and in order.
+    #[test]
+    fn losses_of_many_rows_are_read_in_order() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        let model = Model::open_folder(&fixtures.join("eval/model")).unwrap();
+        let extent = Extent { tokens: 2600, rows: 2600, segments: 1 };
+        let request = build_adapted_request(&model, None).unwrap();
+        let request = Request { extent, row_losses: true, threads: 1, ..request };
+        let mut executor = Executor::load(compile_eval(&request, 64), Cpu::new(1).unwrap()).unwrap();
+        let leaf = executor.plan().leaf_named(state::ROW_LOSSES).unwrap();
+        let bytes: Vec<u8> = (0..2600u16).flat_map(|row| f32::from(row).to_le_bytes()).collect();
+        executor.write(leaf, &bytes);
+        let feed = Feed::of(executor.plan(), 0);
+        for rows in [0, 1, 1023, 1024, 1025, 2048, 2600] {
+            let mut found = Vec::new();
+            feed.read_row_losses(&mut executor, rows, |loss| found.push(loss)).unwrap();
+            assert!(found.iter().copied().eq((0..rows as u16).map(f32::from)), "{rows} rows");
+        }
+    }
+}

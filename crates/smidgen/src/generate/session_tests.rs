@@ -8,7 +8,7 @@ use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
 use crate::job::JobBudget;
 use crate::logits::LogitsRun;
-use crate::recipe::Compute;
+use crate::recipe::{Compute, DeviceChoice};
 use serde_json::Value as Json;
 use smidgen_compile::forward::state;
 use smidgen_ir::{DeviceKind, Extent, Precision, verify};
@@ -222,6 +222,35 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
 }
 
+/// In f32 a GPU sums in another order and nothing else: greedy texts are the same, one model after the other on one
+/// device.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_generates_as_the_cpu_does() {
+    let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    let arithmetic = Arithmetic::of(Compute::F32, place.kind());
+    let mut device = place.open_and_measure(1, arithmetic.precision()).unwrap();
+    let mut largest_bytes = 0;
+    for name in FAMILIES {
+        let model = open_model(name);
+        let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
+        let prompts = prompts(crate::adapted::read_decoder(&model).unwrap().vocabulary as u32);
+        let want = by_recomputation(&model, adapter.as_ref(), &prompts);
+        let opening =
+            Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };
+        let mut session =
+            Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|error| panic!("{error}"));
+        let got = session.generate_batch(&prompts, &settings(Sampling::GREEDY, 9), |_, _| {}).unwrap();
+        let texts: Vec<Vec<u32>> = got.into_iter().map(|generated| generated.ids).collect();
+        assert_eq!(texts, want, "{name}");
+        // What one model took is given back before the next takes anything.
+        largest_bytes = session.planned_bytes().max(largest_bytes);
+        let measured_bytes = session.measured_bytes().unwrap();
+        assert!(measured_bytes <= largest_bytes, "{name}: {measured_bytes} of {largest_bytes}");
+        device = session.into_device();
+    }
+}
+
 /// Neither a GPU nor a weight is needed to know what a generation will take there.
 #[test]
 fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
@@ -235,7 +264,11 @@ fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
             Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, None)) };
         let request = opening.request().unwrap();
         let planned = plan_generation(&request, &model, &place, &opening.sizes).unwrap();
-        assert_eq!((planned.plan.device, planned.plan.precision), (DeviceKind::Cuda, Precision::Bf16), "{name}");
+        assert_eq!(
+            (planned.plan.device, planned.plan.precision),
+            (DeviceKind::Cuda, Precision::Bf16),
+            "{name}"
+        );
         assert_eq!(verify::plan(&planned.plan), Vec::<String>::new(), "{name}");
         assert!((measured..measured + (16 << 20)).contains(&planned.context_bytes), "{name}");
         assert_eq!(planned.rows().iter().map(|(_, bytes)| bytes).sum::<u64>(), planned.peak_bytes, "{name}");

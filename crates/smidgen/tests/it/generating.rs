@@ -71,7 +71,11 @@ fn device_and_numbers_can_be_chosen() {
     let arguments = [&model, "--prompt", "a", "--raw", "--max-new", "5", "--device", "cpu"];
     let by_itself = generate(&arguments);
     assert!(by_itself.status.success(), "{}", text(&by_itself.stderr));
-    assert!(text(&by_itself.stderr).lines().next().unwrap().ends_with(" · cpu"), "{}", text(&by_itself.stderr));
+    assert!(
+        text(&by_itself.stderr).lines().next().unwrap().ends_with(" · cpu"),
+        "{}",
+        text(&by_itself.stderr)
+    );
     let named = generate(&[&arguments[..], &["--compute", "f32"]].concat());
     assert_eq!(by_itself.stdout, named.stdout);
     let refused = generate(&[&arguments[..], &["--compute", "f16"]].concat());
