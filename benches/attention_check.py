@@ -1,8 +1,12 @@
 """Checks the attention kernels of the CUDA device against PyTorch in f64, and times them.
 
     python benches/attention_check.py                  # check and time
-    python benches/attention_check.py check [bf16|f16|f32]
-    python benches/attention_check.py time [fa2]       # fa2: also PyTorch's flash attention
+    python benches/attention_check.py check [bf16|f16|f32] [general]
+    python benches/attention_check.py time [fa2] [general]
+                                                       # fa2: also PyTorch's flash attention and cuDNN's
+
+On a Hopper GPU its own kernels are taken where the device takes them; `general` takes those of all GPUs. Words that
+begin with -D go to the compiler.
 
 Needs a GPU, PyTorch and CuPy, nothing of the crates but `kernels/`. Launch geometry and scratch are those of
 `cuda/attention.rs`. A row of the check is one shape: relative errors of o, dq, dk and dv (root mean square), the
@@ -24,6 +28,11 @@ KERNELS = pathlib.Path(__file__).resolve().parent.parent / "crates/smidgen-runti
 THREADS = 128
 ALL_KEYS = 1 << 30
 KEY_BLOCKS = 1024
+HOPPER_THREADS = 384
+HOPPER_SLOTS = 4
+# Whether kernels of all GPUs are taken on Hopper too, and whether a wait that never ends stops a kernel.
+GENERAL = "general" in sys.argv
+STOPPING = "time" not in sys.argv
 DEFINES = {torch.bfloat16: "-DACT_BF16", torch.float16: "-DACT_F16", torch.float32: "-DACT_F32"}
 
 
@@ -37,11 +46,14 @@ def compiler():
     return ctypes.CDLL("libnvrtc.so")
 
 
-def compile_file(source, dtype):
+def compile_file(source, dtype, suffix=""):
     """Machine code, with the options that the device uses."""
     nvrtc, program = compiler(), ctypes.c_void_p()
     major, minor = torch.cuda.get_device_capability()
-    options = [f"--gpu-architecture=sm_{major}{minor}", "-default-device", "--std=c++17", DEFINES[dtype]]
+    options = [f"--gpu-architecture=sm_{major}{minor}{suffix}", "-default-device", "--std=c++17", DEFINES[dtype]]
+    options += [word for word in sys.argv if word.startswith("-D")]
+    if STOPPING:
+        options.append("-DSPIN_LIMIT=4000000")
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"attention.cu", 0, None, None)
     code = nvrtc.nvrtcCompileProgram(program, len(options), words)
@@ -51,6 +63,8 @@ def compile_file(source, dtype):
     nvrtc.nvrtcGetProgramLog(program, log)
     if code:
         sys.exit(log.value.decode())
+    if b"Performance Loss" in log.value:
+        print(log.value.decode().strip(), flush=True)
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)
@@ -73,6 +87,17 @@ class Kernels:
                 texts = [(KERNELS / part).read_text() for part in parts]
                 texts.insert(1, f"\n#define HEAD {self.padded}\n")
                 Kernels.modules[key] = compile_file("".join(texts), dtype)
+        self.hopper = (not GENERAL and head_dim == 128 and dtype != torch.float32
+                       and torch.cuda.get_device_capability() == (9, 0))
+        if self.hopper:
+            for name in ("attention_hopper", "attention_hopper_grad"):
+                key = (self.padded, dtype, name)
+                if key not in Kernels.modules:
+                    parts = ["prelude.cuh", "matrix_unit.cuh", "warpgroup_unit.cuh", "attention_tiles.cuh",
+                             "attention_hopper.cuh", name + ".cu"]
+                    texts = [(KERNELS / part).read_text() for part in parts]
+                    texts.insert(1, f"\n#define HEAD {self.padded}\n")
+                    Kernels.modules[key] = compile_file("".join(texts), dtype, "a")
         small = self.padded <= 128
         self.queries, self.keys = (128, 64) if small else (64, 32)
         row = 2 * self.padded
@@ -91,9 +116,15 @@ class Kernels:
             Kernels.functions[key] = function
         return Kernels.functions[key]
 
-    def launch(self, file, name, grid, shared, *args):
+    def launch(self, file, name, grid, shared, *args, threads=THREADS):
         with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            self.function(file, name, shared)((grid,), (THREADS,), args, shared_mem=shared)
+            self.function(file, name, shared)((grid,), (threads,), args, shared_mem=shared)
+
+    def launch_hopper(self, file, name, items, tiles, more, *args):
+        control = 16 + 16 * HOPPER_SLOTS + 64
+        shared = 2 * self.padded * 128 * (tiles + HOPPER_SLOTS) + more + control
+        grid = min(items, torch.cuda.get_device_properties(0).multi_processor_count)
+        self.launch(file, name, grid, shared, *args, threads=HOPPER_THREADS)
 
 
 def pointer(tensor):
@@ -130,6 +161,9 @@ class Problem:
         self.aligned = head_dim % 8 == 0 and all(
             x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in operands)
         self.tiled = self.aligned and dtype != torch.float32
+        self.hopper = self.kernels.hopper and self.tiled and not cap and (window or ALL_KEYS) >= self.tokens
+        self.key_rows = 128 if self.hopper else self.kernels.keys
+        self.no_tiles = torch.zeros(4, dtype=torch.int32, device="cuda")
         blocks = -(-self.tokens // self.kernels.keys) * kv_heads
         self.parts = min(heads // kv_heads, -(-KEY_BLOCKS // blocks)) if self.tiled else 1
         self.parts_of_keys = torch.empty(self.parts if self.parts > 1 else 0, 2, self.tokens, narrow, dtype=dtype,
@@ -155,6 +189,11 @@ class Problem:
         kernels, name = self.kernels, "attention" if self.tiled else "attention_plain"
         kernels.launch("attention", "attention_tiles", 1, 0, pointer(self.boundaries),
                cupy.int32(self.segments), cupy.int32(self.tokens), pointer(self.query_list))
+        if self.hopper:
+            kernels.launch_hopper("attention_hopper", "attention_hopper", self.bound(kernels.queries) * self.heads, 2, 0,
+                   *self.operands(self.q, self.k, self.v, self.buffers["o"]), pointer(self.lse),
+                   pointer(self.query_list), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.float32(self.scale))
+            return
         kernels.launch("attention", name, self.bound(kernels.queries) * self.heads,
                kernels.forward_shared if self.tiled else 0, *self.operands(self.q, self.k, self.v, self.buffers["o"]),
                pointer(self.lse), pointer(self.query_list), cupy.int32(self.heads), cupy.int32(self.kv_heads), *self.scores())
@@ -164,14 +203,17 @@ class Problem:
         self.kernels.launch("attention_grad", "attention_grad_prepare", 2 + sums, 0,
                *self.operands(self.buffers["o"], self.dout), pointer(self.lse), pointer(self.boundaries),
                cupy.int32(self.segments), cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.head_dim),
-               cupy.int32(self.aligned), pointer(self.query_list), pointer(self.key_list), pointer(self.powers),
+               cupy.int32(self.aligned), cupy.int32(self.key_rows), pointer(self.query_list), pointer(self.key_list), pointer(self.powers),
                pointer(self.deltas))
 
     def gradient(self, kinds="both"):
         kernels, name = self.kernels, "attention_grad" if self.tiled else "attention_grad_plain"
-        key_blocks = self.bound(kernels.keys) * self.kv_heads * self.parts
+        key_blocks = self.bound(self.key_rows) * self.kv_heads * self.parts
         query_blocks = self.bound(kernels.queries) * self.heads
         grid = key_blocks + query_blocks
+        if self.hopper:
+            self.hopper_gradient(grid, kinds)
+            return
         if kinds == "keys":
             grid = key_blocks
         if kinds == "queries":
@@ -181,6 +223,23 @@ class Problem:
                *(pointer(x) for x in (self.powers, self.deltas, self.query_list, self.key_list)),
                cupy.int32(key_blocks), cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.kv_heads),
                cupy.int32(self.parts), cupy.int64(2 * self.tokens * self.columns["dk"]), *self.scores())
+        if self.parts > 1 and kinds != "queries":
+            self.sum_parts()
+
+    def hopper_gradient(self, items, kinds):
+        # The second number of the key list counts items: a launch without preparation begins anew.
+        query_list, key_list = self.query_list, self.key_list
+        if kinds == "keys":
+            query_list = self.no_tiles
+            key_list[1].zero_()
+        if kinds == "queries":
+            key_list = self.no_tiles
+            key_list.zero_()
+        self.kernels.launch_hopper("attention_hopper_grad", "attention_grad_hopper", items, 3, HOPPER_SLOTS * 512,
+               *self.operands(self.q, self.k, self.v, self.dout, self.buffers["dq"], *self.key_gradients()),
+               *(pointer(x) for x in (self.powers, self.deltas, query_list, key_list)),
+               cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.int32(self.parts),
+               cupy.int64(2 * self.tokens * self.columns["dk"]), cupy.float32(self.scale))
         if self.parts > 1 and kinds != "queries":
             self.sum_parts()
 
@@ -256,6 +315,8 @@ def check(dtypes):
         dict(bounds=[0, 900], heads=8, kv_heads=4, head_dim=256, window=257, cap=5.0),
         dict(bounds=[0, 2048, 4096], heads=14, kv_heads=2, head_dim=64),
         dict(bounds=[0, 3000, 4096], heads=4, kv_heads=1, head_dim=128),
+        dict(bounds=[0, 1500, 1500, 2911], heads=14, kv_heads=2, head_dim=128, spare=8),
+        dict(bounds=[0, 2048], heads=28, kv_heads=4, head_dim=128),
         dict(bounds=list(range(0, 3001)), heads=2, kv_heads=1, head_dim=64),
         dict(bounds=[0, *range(7, 4000, 13)], heads=2, kv_heads=2, head_dim=128),
     ]
@@ -289,7 +350,7 @@ def check(dtypes):
             text = " ".join(f"{name} {error:.1e}" for name, error in errors.items())
             brief = {k: v for k, v in shape.items() if k != "bounds"}
             print(f"{'ok  ' if good else 'FAIL'} {str(dtype)[6:]:9} T={problem.tokens:5} G={problem.segments:4} {brief} "
-                  f"{'tiles' if problem.tiled else 'plain'} parts={problem.parts}: {text} lse {lse_error:.1e} same={same} spare={spare}", flush=True)
+                  f"{'hopper' if problem.hopper else 'tiles' if problem.tiled else 'plain'} parts={problem.parts}: {text} lse {lse_error:.1e} same={same} spare={spare}", flush=True)
     print(f"{failures} failures")
     return failures
 
@@ -329,7 +390,8 @@ def time_all(with_torch):
             }
             text = ", ".join(f"{what} {ms:.3f} ms" + (f" {work * flops / ms / 1e9:.0f}" if flops else "")
                              for what, (ms, flops) in times.items())
-            print(f"{heads}/{kv_heads} x {head_dim} {name}: {text}", flush=True)
+            kernels = "hopper " if problem.hopper else ""
+            print(f"{kernels}{heads}/{kv_heads} x {head_dim} {name}: {text}", flush=True)
             if with_torch and len({b - a for a, b in zip(bounds, bounds[1:])}) == 1:
                 time_torch(problem, bounds[1], work)
 
@@ -355,9 +417,10 @@ def time_torch(problem, length, work):
 if __name__ == "__main__":
     words = sys.argv[1:]
     failures = 0
+    words = [word for word in words if word != "general" and not word.startswith("-D")]
     if not words or words[0] == "check":
         names = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-        failures = check([names[word] for word in words[1:]] or list(names.values()))
+        failures = check([names[word] for word in words[1:] if word in names] or list(names.values()))
     if not words or words[0] == "time":
         time_all("fa2" in words)
     sys.exit(1 if failures else 0)

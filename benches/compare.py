@@ -59,6 +59,7 @@ save_every = 0
 device = "cpu"
 threads = {threads}
 budget = "{budget}"
+recompute = "{recompute}"
 
 [output]
 dir = "{run}"
@@ -77,7 +78,7 @@ def run_smidgen(arguments: argparse.Namespace, inputs: Path, folder: Path) -> di
     recipe, run = folder / "recipe.toml", folder / "run"
     recipe.write_text(RECIPE.format(
         inputs=inputs, run=run, steps=arguments.steps, threads=arguments.threads, budget=arguments.budget,
-        compute=arguments.compute,
+        recompute=arguments.recompute, compute=arguments.compute,
     ))
     run_to_end([str(arguments.smidgen), "train", str(recipe)])
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--budget", default="auto", help="`memory.budget` of the recipe")
+    parser.add_argument("--recompute", default="auto", help="`memory.recompute` of the recipe")
     parser.add_argument("--peer-checkpointing", action="store_true")
     parser.add_argument("--inputs", type=Path, help="what make_smollm2.py wrote, or where it shall write; default: temporary")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
@@ -187,7 +189,7 @@ def main() -> None:
         },
         "setting": {
             "model": "SmolLM2-135M shapes, random weights", "compute": arguments.compute, "rank": 16, "steps": arguments.steps,
-            "batch": BATCH_ROWS, "max_tokens": ROW_TOKENS, "threads": arguments.threads, "budget": arguments.budget,
+            "batch": BATCH_ROWS, "max_tokens": ROW_TOKENS, "threads": arguments.threads, "budget": arguments.budget, "recompute": arguments.recompute,
             "peer_checkpointing": arguments.peer_checkpointing, "peer_adapters": adapter_dtype,
             "peer_adapters_tried_tokens_per_s": tried,
         },

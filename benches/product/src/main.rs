@@ -101,7 +101,7 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
     let halves: Vec<u16> = right.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let mut ours = vec![0.0f32; m * n];
     let mut theirs = vec![0.0f32; m * n];
-    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats(threads))];
+    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats())];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
     let pointer = match case.element {
         DType::F32 => right.as_ptr().cast(),

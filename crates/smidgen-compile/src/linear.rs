@@ -94,7 +94,8 @@ impl Builder<'_> {
                 rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
             }
         }
-        let (mut a, mut b, mut scale) = (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
+        let (mut a, mut b, mut scale) =
+            (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
         if let Some(rounded) = self.leaves.find(&rounded_name(&module.a_name())) {
             (a, b) = (rounded, self.leaf(&rounded_name(&module.b_name())));
             // Where B was rounded with the scale in it, there is none left.

@@ -7,11 +7,11 @@ use crate::options::Request;
 use crate::passes::lay_beside::{self, Layout};
 use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
+use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
     Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Plan,
     PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
 };
-use smidgen_ir::workspace_cuda::StepTypes;
 use std::collections::HashMap;
 
 /// A plan whose buffers all lie at offset 0.

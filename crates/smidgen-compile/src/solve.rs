@@ -70,11 +70,21 @@ pub fn solve(
     for demand in demands {
         let mut request = request.clone();
         request.extent = demand.extent;
-        for loss_chunk in loss_chunks(&request, pins) {
+        let chunks = loss_chunks(&request, pins);
+        for (index, &loss_chunk) in chunks.iter().enumerate() {
             let attempt =
                 Attempt { request: &request, demand, pins, loss_chunk, context, budget_bytes, profile };
             match attempt.fewest_recomputed() {
-                Ok(solution) => {
+                Ok(mut solution) => {
+                    // Fewer rows of logits cost less than layers computed again.
+                    let smaller = chunks[index + 1..].iter().take(2);
+                    let mut smaller =
+                        smaller.map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
+                    if !solution.policy.recompute.layers.is_empty()
+                        && let Some(kept) = smaller.find_map(|attempt| attempt.keeping_everything())
+                    {
+                        solution = kept;
+                    }
                     // A smaller micro-batch that also keeps everything is never faster.
                     let kept_everything = solution.policy.recompute.layers.is_empty();
                     if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
@@ -114,6 +124,7 @@ fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
     halves.take_while(|rows| *rows == usual || *rows >= FEWEST_ROWS).collect()
 }
 
+#[derive(Clone, Copy)]
 struct Attempt<'a> {
     request: &'a Request,
     demand: &'a Demand,
@@ -147,6 +158,14 @@ impl Attempt<'_> {
 
     fn peak_bytes(&self, plan: &Plan) -> u64 {
         self.context.bytes_for(plan) + plan.reserved_bytes() as u64
+    }
+
+    fn keeping_everything(&self) -> Option<Solution> {
+        if self.pins.recompute.is_some() {
+            return None;
+        }
+        let policy = self.policy(Recompute::none());
+        self.fits(&policy).map(|plan| self.solution(plan, policy))
     }
 
     fn fewest_recomputed(&self) -> Result<Solution, SolveError> {

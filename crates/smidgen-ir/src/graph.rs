@@ -191,7 +191,11 @@ impl Graph {
     }
 
     pub fn add_leaf(&mut self, name: impl Into<String>, ty: Type, kind: LeafKind) -> ValueId {
-        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: Shard::WHOLE }))
+        self.add_value(
+            name,
+            ty,
+            ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: Shard::WHOLE }),
+        )
     }
 
     /// Rows `first_row..first_row + rows` of a leaf, and of its gradient.

@@ -21,10 +21,13 @@ pub mod workspace;
 pub mod workspace_cuda;
 
 pub use cost::{Cost, Workload};
-pub use graph::{Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Value, ValueId, ValueRole};
+pub use graph::{
+    Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Value, ValueId, ValueRole,
+};
 pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
 pub use plan::{
-    Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region, Step,
+    Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
+    Step,
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

@@ -86,7 +86,10 @@ impl Op {
                 rule.attention_operands(shape)?;
                 rule.integers(3, Dim::Boundaries, DType::I32)?;
                 let (q, _) = shape.channels();
-                Ok(vec![rule.like_first(Shape::of(Dim::Tokens, q)), Type::f32(Shape::of(Dim::Tokens, shape.heads))])
+                Ok(vec![
+                    rule.like_first(Shape::of(Dim::Tokens, q)),
+                    Type::f32(Shape::of(Dim::Tokens, shape.heads)),
+                ])
             }
             Op::GatedAct(_) | Op::Add => {
                 rule.count(2, 0)?;
@@ -335,7 +338,8 @@ impl Rule<'_> {
     /// A matrix over T or S rows, in the same numbers as the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
-        let is_number = |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
+        let is_number =
+            |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
         match operand.shape.0.as_slice() {
             [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)]
                 if is_number(operand) && (operand.storage == first.storage || !is_number(first)) =>

@@ -13,11 +13,11 @@ pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
 /// Depth of a packed block of a bf16 product.
-pub const BF16_DEPTH: usize = 2048;
-/// Elements of bf16 of a packed block of its right operand, ...
-pub const BF16_RIGHT: usize = BF16_DEPTH * 640;
-/// ... and of the rows of its left operand that one thread packs.
-pub const BF16_LEFT: usize = BF16_DEPTH * 128;
+pub const BF16_DEPTH: usize = 896;
+/// Elements of bf16 of a packed block of its left operand, ...
+pub const BF16_LEFT: usize = BF16_DEPTH * 512;
+/// ... and of its right operand.
+pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -44,9 +44,9 @@ pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
-/// Scratch of a product of any shape whose operands are rounded to bf16.
-pub const fn bf16_product_floats(threads: usize) -> usize {
-    LINE_FLOATS + (BF16_RIGHT + threads * BF16_LEFT) / 2
+/// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
+pub const fn bf16_product_floats() -> usize {
+    LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
 }
 
 /// Scratch of attention, forward or backward.
@@ -58,6 +58,13 @@ pub const fn attention_floats(threads: usize, group: usize, head_dim: usize) -> 
 /// and a maximum and a sum for each query of a tile and each of `group` heads that share a key head.
 pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
     (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
+}
+
+/// What one thread of attention takes beside that where its products are of bf16: a packed operand on either side,
+/// of at most `KEY_BLOCK` rows or columns and a depth of `KEY_BLOCK` or a head.
+pub const fn bf16_attention_thread_floats(head_dim: usize) -> usize {
+    let depth = head_dim.next_multiple_of(32);
+    KEY_BLOCK * if depth > KEY_BLOCK { depth } else { KEY_BLOCK }
 }
 
 /// Partial sums of a norm's weight gradient: one row of them for each group of at least 32 rows, at most 64.
@@ -88,7 +95,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
     let product = match precision {
         Precision::F32 => product_floats(threads),
         // No processor of this device multiplies f16; it refuses such a plan.
-        Precision::Bf16 | Precision::F16 => bf16_product_floats(threads),
+        Precision::Bf16 | Precision::F16 => bf16_product_floats(),
     };
     let floats = match op {
         Op::Linear { bias, .. } => {
@@ -105,9 +112,14 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
             let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
-        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => {
-            attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
+        Op::Attention(shape) | Op::AttentionGrad(shape) => {
+            let tiles = match precision {
+                Precision::F32 => 0,
+                Precision::Bf16 | Precision::F16 => threads * bf16_attention_thread_floats(shape.head_dim),
+            };
+            tiles + attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
         }
+        Op::CachedAttention(shape) => attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim),
         Op::Logits { .. } => product,
         Op::ScaleColumns { bias: true } => inputs[3].0,
         Op::Fourier { .. } => {

@@ -295,6 +295,144 @@ pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> 
     (columns.div_ceil(fourier_block_columns(activations)), rows.div_ceil(FOURIER_BLOCK_ROWS))
 }
 
+/// Ranks that the kernels of thin products take, in eights.
+pub const MOST_THIN_RANK: usize = 32;
+/// Blocks of a thin product where there is work for so many: two for each multiprocessor of a large GPU.
+const THIN_BLOCKS: usize = 264;
+/// Tokens that one partial sum of a thin product covers at least, and the step of their number.
+const LEAST_RANGE_TOKENS: usize = 64;
+const RANGE_TOKEN_STEP: usize = 32;
+/// Most partial sums of a gradient: adding more takes longer than forming them.
+const MOST_RANGES: usize = 64;
+/// Most scratch for the partial products of an adapter's gradient; its partial sums take what is left.
+const MOST_PARTIAL_PRODUCTS: usize = PRODUCT_BYTES / 4 * 3;
+
+/// The rank that a kernel of thin products is compiled for.
+pub const fn padded_thin_rank(rank: usize) -> usize {
+    match rank {
+        0..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
+    }
+}
+
+/// How dB += dyᵀ·h and dh = dy·B of one reading of dy (T, N) are cut; `kernels/thin.cu` knows both widths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterGradCut {
+    /// Columns of a block: each has its partial dh.
+    pub block_columns: usize,
+    /// Tokens of a launch: more are taken one launch after the other.
+    pub launch_tokens: usize,
+    /// Tokens of a block: each range has its partial dB.
+    pub range_tokens: usize,
+}
+
+impl AdapterGradCut {
+    /// At higher ranks partial sums are so large that reading dy twice takes less: no cut.
+    pub const fn of(tokens: usize, columns: usize, rank: usize) -> Option<AdapterGradCut> {
+        if rank > 32 {
+            return None;
+        }
+        // Wide blocks leave fewer partial dh and, as there are fewer of them, more partial dB.
+        let elements = tokens * columns;
+        let block_columns = if columns >= 1024 && elements >= 1 << 24 { 512 } else { 256 };
+        let blocks = match block_columns {
+            512 if rank > 16 || elements < 1 << 25 => THIN_BLOCKS / 2,
+            _ => THIN_BLOCKS,
+        };
+        let across = columns.div_ceil(block_columns);
+        let token_bytes = across * rank * 4;
+        let most_tokens = MOST_PARTIAL_PRODUCTS / token_bytes / RANGE_TOKEN_STEP * RANGE_TOKEN_STEP;
+        assert!(most_tokens > 0, "so many columns have no partial products");
+        let launches = at_least(tokens.div_ceil(most_tokens), 1);
+        let launch_tokens = at_least(tokens.div_ceil(launches), 1).next_multiple_of(RANGE_TOKEN_STEP);
+        let left = PRODUCT_BYTES - align_up(launch_tokens * token_bytes);
+        let range_tokens = range_tokens(launch_tokens, blocks / across, left / (columns * rank * 4));
+        Some(AdapterGradCut { block_columns, launch_tokens, range_tokens })
+    }
+
+    /// Partial dB of a launch; a single one is added to the gradient at once.
+    pub const fn ranges(&self) -> usize {
+        self.launch_tokens.div_ceil(self.range_tokens)
+    }
+
+    /// Bytes of the partial dh, which come before the partial dB.
+    pub const fn product_bytes(&self, columns: usize, rank: usize) -> usize {
+        align_up(columns.div_ceil(self.block_columns) * self.launch_tokens * rank * 4)
+    }
+}
+
+/// Tokens of one partial sum, where `wanted` are wanted and `most` have room.
+const fn range_tokens(tokens: usize, wanted: usize, most: usize) -> usize {
+    let most = if most < MOST_RANGES { most } else { MOST_RANGES };
+    let ranges = at_least(if wanted < most { wanted } else { most }, 1);
+    at_least(tokens.div_ceil(ranges).next_multiple_of(RANGE_TOKEN_STEP), LEAST_RANGE_TOKENS)
+}
+
+const fn at_least(number: usize, least: usize) -> usize {
+    if number > least { number } else { least }
+}
+
+/// Scratch of [`AdapterGradCut`], or of the two products in its place.
+pub const fn adapter_grad_bytes(tokens: usize, columns: usize, rank: usize) -> usize {
+    match AdapterGradCut::of(tokens, columns, rank) {
+        Some(cut) => {
+            let sums = if cut.ranges() > 1 { cut.ranges() * columns * rank * 4 } else { 0 };
+            cut.product_bytes(columns, rank) + align_up(sums)
+        }
+        None => at_least(
+            outer_sum_bytes(tokens, columns, rank),
+            ThinProductCut::of(tokens, columns, rank).bytes(tokens, columns, rank),
+        ),
+    }
+}
+
+/// Columns of a block that sums over tokens.
+pub const OUTER_SUM_COLUMNS: usize = 256;
+
+/// Tokens of a block that sums the product of a wide matrix (T, N) and a thin one over tokens.
+pub const fn outer_sum_range_tokens(tokens: usize, columns: usize, rank: usize) -> usize {
+    let wanted = THIN_BLOCKS / columns.div_ceil(OUTER_SUM_COLUMNS);
+    range_tokens(tokens, wanted, PRODUCT_BYTES / (columns * rank * 4))
+}
+
+/// Partial sums over tokens; a single one is added to the gradient at once.
+pub const fn outer_sum_bytes(tokens: usize, columns: usize, rank: usize) -> usize {
+    let ranges = tokens.div_ceil(outer_sum_range_tokens(tokens, columns, rank));
+    if ranges > 1 { align_up(ranges * columns * rank * 4) } else { 0 }
+}
+
+/// How the product of a wide matrix (T, N) with a thin one is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThinProductCut {
+    pub block_tokens: usize,
+    /// Columns that a block sums over: each range has its partial product.
+    pub range_columns: usize,
+}
+
+impl ThinProductCut {
+    pub const fn of(tokens: usize, columns: usize, rank: usize) -> ThinProductCut {
+        let padded = padded_thin_rank(rank);
+        let (block_tokens, tile_columns) = if padded <= 32 { (64, 128) } else { (128, 64) };
+        let blocks = at_least(tokens.div_ceil(block_tokens), 1);
+        let ranges = at_least(THIN_BLOCKS / blocks, 1);
+        // What a partial product takes stays a small part of what is read for it.
+        let least = at_least(128, 8 * padded);
+        let even = columns.div_ceil(ranges).next_multiple_of(tile_columns);
+        ThinProductCut { block_tokens, range_columns: at_least(even, least) }
+    }
+
+    /// Partial products; a single one is the result.
+    pub const fn ranges(&self, columns: usize) -> usize {
+        columns.div_ceil(self.range_columns)
+    }
+
+    pub const fn bytes(&self, tokens: usize, columns: usize, rank: usize) -> usize {
+        let ranges = self.ranges(columns);
+        if ranges > 1 { align_up(ranges * tokens * rank * 4) } else { 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,5 +523,39 @@ mod tests {
             assert!(bytes(tokens, 7) <= bytes(tokens + 1, 7), "{tokens} tokens");
             assert!(bytes(500, tokens) <= bytes(500, tokens + 1), "{tokens} segments");
         }
+    }
+
+    /// Thin products live in the scratch that the library's products have, whatever their sizes.
+    #[test]
+    fn thin_products_fit_the_scratch_of_products() {
+        for tokens in [0, 1, 63, 64, 1000, 2048, 6144, 8192, 20_000, 32_768, 131_072] {
+            for columns in [8, 248, 512, 1536, 3584, 8960, 18_944, 65_536, 262_144] {
+                for rank in [8, 16, 24, 32, 48, 64] {
+                    let what = format!("{tokens} tokens, {columns} columns, rank {rank}");
+                    let product = ThinProductCut::of(tokens, columns, rank);
+                    assert!(product.bytes(tokens, columns, rank) <= PRODUCT_BYTES, "product of {what}");
+                    assert!(outer_sum_bytes(tokens, columns, rank) <= PRODUCT_BYTES, "sum of {what}");
+                    assert!(adapter_grad_bytes(tokens, columns, rank) <= PRODUCT_BYTES, "gradient of {what}");
+                    let tile = if rank <= 32 { 128 } else { 64 };
+                    assert!(product.range_columns.is_multiple_of(tile), "{product:?} of {what}");
+                    if let Some(cut) = AdapterGradCut::of(tokens, columns, rank) {
+                        let tile = 8192 / cut.block_columns;
+                        assert!(cut.range_tokens.is_multiple_of(tile), "{cut:?} of {what}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The sizes of a 7B model at two lengths: few partial sums, and enough blocks for 132 multiprocessors.
+    #[test]
+    fn adapter_gradients_are_cut_for_a_large_gpu() {
+        let cut = |tokens, columns| {
+            AdapterGradCut::of(tokens, columns, 16).map(|cut| (cut.block_columns, cut.ranges()))
+        };
+        assert_eq!(cut(2048, 3584), Some((256, 16)));
+        assert_eq!(cut(8192, 3584), Some((512, 18)));
+        assert_eq!(cut(8192, 18_944), Some((512, 7)));
+        assert_eq!(AdapterGradCut::of(8192, 3584, 64), None);
     }
 }

@@ -29,15 +29,15 @@
 #define SUM_ROUNDS 4
 #define BLOCK_SUMS (SUM_ROUNDS * THREADS / SUM_LANES)
 
-// Blocks 0 and 1 list the tiles, the others prepare for each head and query (H, T): delta, and lse in powers of two.
+// Blocks 0 and 1 list the tiles, of `key_rows` keys, the others prepare for each head and query (H, T): delta, and lse in powers of two.
 // Bytes: o and do once. Grid: 2 + T · H / BLOCK_SUMS.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_grad_prepare_)(const act *o, i64 o_stride, const act *dout, i64 dout_stride, const float *lse,
                                       const i32 *boundaries, int segments, int tokens, int heads, int head_dim,
-                                      int aligned, int4 *query_list, int4 *key_list, float *powers, float *deltas) {
+                                      int aligned, int key_rows, int4 *query_list, int4 *key_list, float *powers, float *deltas) {
     if (blockIdx.x < 2) {
         const bool of_keys = blockIdx.x == 1;
-        list_tiles(boundaries, segments, tokens, of_keys ? KEYS : QUERIES, of_keys, of_keys ? key_list : query_list);
+        list_tiles(boundaries, segments, tokens, of_keys ? key_rows : QUERIES, of_keys, of_keys ? key_list : query_list);
         return;
     }
     const int chunk = threadIdx.x % SUM_LANES * 8;

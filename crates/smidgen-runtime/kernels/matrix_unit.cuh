@@ -15,7 +15,7 @@
 #endif
 
 __device__ __forceinline__ u32 shared_base() {
-    extern __shared__ uint4 shared_arena[];
+    extern __shared__ __align__(1024) uint4 shared_arena[];
     u64 address;
     asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(shared_arena));
     return (u32)address;

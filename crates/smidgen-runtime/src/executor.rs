@@ -18,7 +18,12 @@ impl<D: Device> Executor<D> {
         let entries: Vec<(Entry, Vec<BoundStep>)> = plan
             .entries
             .iter()
-            .map(|entry| (entry.entry, entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)).collect()))
+            .map(|entry| {
+                (
+                    entry.entry,
+                    entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)).collect(),
+                )
+            })
             .collect();
         for (entry, steps) in &entries {
             let extent = plan.extent_of(*entry);

@@ -78,7 +78,10 @@ mod tests {
     fn what_was_f32_stays_f32_unless_bf16_is_asked_for() {
         assert_eq!(Arithmetic::continuing(Compute::Auto, CPU, "f32"), Arithmetic::F32);
         assert_eq!(Arithmetic::continuing(Compute::Bf16, CPU, "f32"), Arithmetic::of(Compute::Bf16, CPU));
-        assert_eq!(Arithmetic::continuing(Compute::Auto, CPU, "bf16 (AMX)"), Arithmetic::of(Compute::Auto, CPU));
+        assert_eq!(
+            Arithmetic::continuing(Compute::Auto, CPU, "bf16 (AMX)"),
+            Arithmetic::of(Compute::Auto, CPU)
+        );
     }
 
     #[test]

@@ -21,8 +21,8 @@ use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath,
-    Optimizer, Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath, Optimizer,
+    Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
 };
 use crate::tokenizer::TokenizerError;
 use smidgen_compile::adapter::{self, LoraModule};

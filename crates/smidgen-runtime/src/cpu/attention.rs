@@ -7,14 +7,15 @@
 //! Left out: the gradient (`attention_gradient.rs`), masks other than causal and window, dropout.
 
 use super::attention_tiles::{
-    AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, TOGETHER, capped_tanh, keys_of_piece,
-    row_pieces, visible_columns,
+    AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, TOGETHER, capped_tanh, clear_hidden,
+    keys_of_piece, row_pieces, visible_columns,
 };
+use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
-use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite, tile_product};
+use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite};
 use super::packing::{Transpose, transpose_with};
 use super::tasks::{aligned_floats, current_threads, run_tasks};
-use smidgen_ir::workspace::attention_floats;
+use smidgen_ir::workspace::{attention_floats, bf16_attention_thread_floats};
 use std::ops::Range;
 
 /// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
@@ -31,6 +32,8 @@ pub struct AttentionOptions<'a> {
     pub window: Option<usize>,
     /// Scores s become c · tanh(s / c) before the mask.
     pub softcap: Option<f32>,
+    /// Multiplies operands rounded to bf16, where there is one; the machine supports it.
+    pub unit: Option<Bf16Unit>,
 }
 
 /// A matrix (T, heads · D) of f32 that is read, rows `row_stride` floats apart.
@@ -115,7 +118,11 @@ impl AttentionOptions<'_> {
 
     pub(super) fn check_and_align(&self, workspace: &mut [f32]) -> AttentionScratch {
         let threads = current_threads();
-        let needed = attention_floats(threads, self.group(), self.head_dim);
+        let tiles = match self.unit {
+            None => 0,
+            Some(_) => threads * bf16_attention_thread_floats(self.head_dim),
+        };
+        let needed = tiles + attention_floats(threads, self.group(), self.head_dim);
         assert!(
             workspace.len() >= needed,
             "attention on {threads} threads needs {needed} floats of workspace, got {}",
@@ -137,6 +144,8 @@ impl AttentionOptions<'_> {
             pointer: aligned_floats(workspace).as_mut_ptr(),
             group: self.group(),
             head_dim: self.head_dim,
+            unit: self.unit,
+            threads,
         }
     }
 
@@ -300,10 +309,11 @@ pub(super) unsafe fn attend(
             for member in 0..group {
                 let head = kv_head * group + member;
                 let q = buffers.q.dense_head(rows.clone(), head, head_dim, scratch.queries);
-                for piece in row_pieces(queries.start, queries.len(), key, keys) {
+                for piece in row_pieces(options.unit, queries.start, queries.len(), key, keys) {
                     let left = q.pointer.add(piece.first * q.row_stride);
-                    tile_product(
+                    scratch.multiply(
                         isa,
+                        options.unit,
                         &TileProduct {
                             rows: piece.rows,
                             columns: piece.keys,
@@ -338,10 +348,11 @@ pub(super) unsafe fn attend(
                         output,
                     },
                 );
-                for piece in row_pieces(queries.start, queries.len(), key, keys) {
+                for piece in row_pieces(options.unit, queries.start, queries.len(), key, keys) {
                     let probabilities = scratch.scores.add(piece.first * KEY_BLOCK);
-                    tile_product(
+                    scratch.multiply(
                         isa,
+                        options.unit,
                         &TileProduct {
                             rows: piece.rows,
                             columns: head_dim,
@@ -473,6 +484,7 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
                     *sum = sum.add(*power);
                 }
             }
+            clear_hidden(options.unit, scores, steps * TOGETHER * V::WIDTH, tile.keys);
             let sum = sum[0].add(sum[1]).add(sum[2].add(sum[3])).sum();
             let factor = if old_most == new_most { 1.0 } else { (old_most - base).exp() };
             *most_seen = new_most;

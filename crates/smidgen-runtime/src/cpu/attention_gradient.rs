@@ -11,10 +11,10 @@
 use super::attention::{AttentionOptions, Tokens, TokensMut, transpose};
 use super::attention_tiles::{
     AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, PIECE, QUERY_BLOCK, TOGETHER, ThreadScratch, capped_tanh,
-    is_on_diagonal, keys_of_piece, row_pieces, visible_columns,
+    clear_hidden, is_on_diagonal, keys_of_piece, row_pieces, visible_columns,
 };
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
-use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite, tile_product};
+use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite};
 use super::packing::Transpose;
 use super::tasks::run_tasks;
 use std::ops::Range;
@@ -148,6 +148,7 @@ struct GradientTile<'a> {
 unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
     let (buffers, scratch) = (tile.buffers, tile.scratch);
     let (head_dim, keys, rows) = (tile.options.head_dim, tile.keys, tile.queries.len());
+    let unit = tile.options.unit;
     // SAFETY: tokens, heads and tile are inside the buffers; the rows of the gradient of q belong to the
     // calling task, the scratch to its thread.
     unsafe {
@@ -157,7 +158,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         };
         let q = copy_of(buffers.q, scratch.queries); // (queries, D)
         let o_gradient = copy_of(buffers.o_gradient, scratch.output_gradients); // (queries, D)
-        let pieces = || row_pieces(tile.queries.start, rows, tile.key, keys);
+        let pieces = || row_pieces(unit, tile.queries.start, rows, tile.key, keys);
         // (queries, keys) from channels
         for (left, right, target) in [
             (q, scratch.keys_transposed, scratch.scores),
@@ -165,8 +166,9 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         ] {
             for piece in pieces() {
                 let left = left.add(piece.first * head_dim);
-                tile_product(
+                scratch.multiply(
                     isa,
+                    unit,
                     &TileProduct {
                         rows: piece.rows,
                         columns: piece.keys,
@@ -180,7 +182,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         }
         differentiate_scores(isa, tile);
         // (keys, channels) from queries
-        let key_step = match is_on_diagonal(tile.queries.start, tile.key, keys) {
+        let key_step = match is_on_diagonal(tile.queries.start, tile.key, keys) && unit.is_none() {
             true => PIECE,
             false => keys,
         };
@@ -191,10 +193,14 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
             for first in (0..keys).step_by(key_step) {
                 // Earlier queries do not see these keys. Tiles begin a multiple of PIECE behind their
                 // first key, so the later rows have all their scores here made.
-                let hidden = (tile.key + first).saturating_sub(tile.queries.start);
+                let hidden = match unit {
+                    None => (tile.key + first).saturating_sub(tile.queries.start),
+                    Some(_) => 0,
+                };
                 let left = left.add(hidden * KEY_BLOCK + first);
-                tile_product(
+                scratch.multiply(
                     isa,
+                    unit,
                     &TileProduct {
                         rows: key_step.min(keys - first),
                         columns: head_dim,
@@ -214,8 +220,9 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         let output = buffers.q_gradient.output(tile.queries.start, tile.head, head_dim);
         for piece in pieces() {
             let left = scratch.score_gradients.add(piece.first * KEY_BLOCK);
-            tile_product(
+            scratch.multiply(
                 isa,
+                unit,
                 &TileProduct {
                     rows: piece.rows,
                     columns: head_dim,
@@ -282,6 +289,9 @@ unsafe fn differentiate_scores_with<V: Lanes>(tile: &GradientTile<'_>) {
                     seen.mul(gradient).mul(*slope).store(gradients.add(at));
                 }
             }
+            let made = keys.div_ceil(TOGETHER * V::WIDTH) * TOGETHER * V::WIDTH;
+            clear_hidden(options.unit, scores, made, tile.keys);
+            clear_hidden(options.unit, gradients, made, tile.keys);
         }
     }
 }

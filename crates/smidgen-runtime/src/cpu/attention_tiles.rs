@@ -6,9 +6,13 @@
 //! `attention_gradient.rs`).
 
 use super::attention::AttentionOptions;
-use super::isa::{Lanes, tanh};
+#[cfg(target_arch = "x86_64")]
+use super::bf16_attention::bf16_tile_product;
+use super::bf16_unit::Bf16Unit;
+use super::isa::{Isa, Lanes, tanh};
+use super::kernel::{TileProduct, tile_product};
 use super::tasks::current_thread;
-use smidgen_ir::workspace::attention_thread_floats;
+use smidgen_ir::workspace::{attention_thread_floats, bf16_attention_thread_floats};
 
 pub use smidgen_ir::workspace::{KEY_BLOCK, QUERY_BLOCK};
 
@@ -17,6 +21,9 @@ pub struct AttentionScratch {
     pub pointer: *mut f32,
     pub group: usize,
     pub head_dim: usize,
+    pub unit: Option<Bf16Unit>,
+    /// Of the pool; a task does not know.
+    pub threads: usize,
 }
 
 // SAFETY: each thread uses its own part.
@@ -48,6 +55,27 @@ pub struct ThreadScratch {
     pub score_gradients: *mut f32,
     /// For each head of the group, QUERY_BLOCK maxima and QUERY_BLOCK sums.
     pub state: *mut f32,
+    /// Packed operands of products of bf16: as many elements for the left as for the right; nothing in f32.
+    pub tiles: *mut u16,
+    pub tile_elements: usize,
+}
+
+impl ThreadScratch {
+    /// A product of one tile, on the unit for bf16 where attention has one.
+    ///
+    /// # Safety
+    /// As for `tile_product`, and the scratch is the calling thread's; `unit` is the one it was made for.
+    pub unsafe fn multiply(&self, isa: Isa, unit: Option<Bf16Unit>, product: &TileProduct<'_>) {
+        match unit {
+            // SAFETY: the caller's promises are passed on.
+            None => unsafe { tile_product(isa, product) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Some(unit) => unsafe { bf16_tile_product(unit, product, self.tiles, self.tile_elements) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Some(unit) => unreachable!("{} was not detected", unit.name()),
+        }
+    }
 }
 
 impl AttentionScratch {
@@ -56,6 +84,8 @@ impl AttentionScratch {
         let key_floats = self.head_dim * KEY_BLOCK;
         let query_floats = self.head_dim * QUERY_BLOCK;
         let score_floats = QUERY_BLOCK * KEY_BLOCK;
+        let tile_floats = bf16_attention_thread_floats(self.head_dim);
+        let behind_all = self.threads * attention_thread_floats(self.group, self.head_dim);
         // SAFETY: `check_and_align` made sure that the workspace has a part for every thread, and
         // `attention_thread_floats` is the sum of these.
         unsafe {
@@ -74,6 +104,11 @@ impl AttentionScratch {
                 scores,
                 score_gradients: scores.add(score_floats),
                 state: scores.add(2 * score_floats),
+                tiles: match self.unit {
+                    None => std::ptr::null_mut(),
+                    Some(_) => self.pointer.add(behind_all + current_thread() * tile_floats).cast(),
+                },
+                tile_elements: tile_floats,
             }
         }
     }
@@ -114,22 +149,37 @@ pub fn keys_of_piece(first_query: usize, row: usize, key: usize, keys: usize) ->
     end.saturating_sub(key).min(keys)
 }
 
-/// Cuts a tile on the diagonal into pieces that leave most of its hidden half out.
+/// Cuts a tile on the diagonal into pieces that leave most of its hidden half out; with a unit for bf16 a tile is one
+/// piece, hidden half included.
 pub fn row_pieces(
+    unit: Option<Bf16Unit>,
     first_query: usize,
     rows: usize,
     key: usize,
     keys: usize,
 ) -> impl Iterator<Item = RowPiece> {
-    let step = match is_on_diagonal(first_query, key, keys) {
+    let step = match is_on_diagonal(first_query, key, keys) && unit.is_none() {
         true => PIECE,
         false => rows,
     };
     (0..rows).step_by(step).map(move |first| RowPiece {
         first,
         rows: step.min(rows - first),
-        keys: keys_of_piece(first_query, first, key, keys),
+        keys: if unit.is_some() { keys } else { keys_of_piece(first_query, first, key, keys) },
     })
+}
+
+/// Zeros in a row of a tile from the first column that was not worked on to the last key: products of bf16 take
+/// the whole row.
+///
+/// # Safety
+/// The row is writable for `keys` floats.
+#[inline(always)]
+pub unsafe fn clear_hidden(unit: Option<Bf16Unit>, row: *mut f32, from: usize, keys: usize) {
+    if unit.is_some() && from < keys {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(row.add(from), keys - from).fill(0.0) };
+    }
 }
 
 /// The columns of a row of a tile that its query sees, as floats.

@@ -79,6 +79,7 @@ unsafe fn pack_transposed(piece: &RightPiece) {
                     let source = piece.stored.pointer.cast::<u16>().add(at);
                     for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
                         let mask = first_mask32(piece.depth - first);
+                        prefetch(source.wrapping_add(PACK_DEPTH + first));
                         tile[row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
                     }
                 } else {
@@ -104,14 +105,19 @@ unsafe fn pack_transposed(piece: &RightPiece) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_as_stored(piece: &RightPiece) {
-    if piece.stored.storage == Storage::Plain(DType::Bf16) && piece.scale == 1.0 {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { pack_bf16_as_stored(piece) };
-        return;
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match piece.stored.storage {
+            Storage::Plain(DType::Bf16) if piece.scale == 1.0 => pack_bf16_as_stored(piece),
+            Storage::Plain(DType::F32) => pack_f32_as_stored(piece),
+            _ => pack_decoded(piece),
+        }
     }
-    let scale = _mm512_set1_ps(piece.scale);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_decoded(piece: &RightPiece) {
     let mut decoded = [[0.0f32; PACK_COLUMNS]; 2];
-    let strips = piece.columns.div_ceil(TILE);
     for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         for (step, row) in decoded.iter_mut().enumerate() {
             if first + step < piece.depth {
@@ -128,44 +134,130 @@ unsafe fn pack_as_stored(piece: &RightPiece) {
                 row.fill(0.0);
             }
         }
-        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
-        for strip in 0..strips {
-            let mask = first_mask16(piece.columns - strip * TILE);
-            // SAFETY: the rows have PACK_COLUMNS floats; the strip has a tile for these steps of depth.
-            unsafe {
-                let load = |row: &[f32; PACK_COLUMNS]| {
-                    _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.as_ptr().add(strip * TILE)), scale)
-                };
-                let words = paired(load(&decoded[0]), load(&decoded[1]));
-                _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+        // SAFETY: the rows have PACK_COLUMNS floats; strips have a tile for these steps of depth.
+        unsafe { store_pair(piece, first, decoded[0].as_ptr(), Some(decoded[1].as_ptr())) };
+    }
+}
+
+/// Where the stored rows of the piece begin, in elements of `T`.
+fn stored_start<T>(piece: &RightPiece) -> *const T {
+    let first_row = piece.stored.first_row + piece.first_depth;
+    let start = piece.stored.pointer.cast::<T>().wrapping_add(first_row * piece.stored.row_stride);
+    start.wrapping_add(piece.first_column)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_f32_as_stored(piece: &RightPiece) {
+    let (start, stride) = (stored_start::<f32>(piece), piece.stored.row_stride);
+    for first in (0..piece.depth).step_by(2) {
+        let row = start.wrapping_add(first * stride);
+        for step in [0, 1] {
+            for column in (0..piece.columns).step_by(TILE) {
+                prefetch(row.wrapping_add((PREFETCH_ROWS + step) * stride + column));
             }
+        }
+        // SAFETY: both rows exist where they are asked for; strips have a tile for these steps of depth.
+        unsafe { store_pair(piece, first, row, (first + 1 < piece.depth).then(|| row.wrapping_add(stride))) };
+    }
+    clear_rest(piece);
+}
+
+/// Stores a pair of rows of f32, times the scale; without a second row the pair ends in zeros.
+///
+/// # Safety
+/// The rows are readable for the columns of the piece.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn store_pair(piece: &RightPiece, first: usize, row: *const f32, second: Option<*const f32>) {
+    let scale = _mm512_set1_ps(piece.scale);
+    let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+    for strip in 0..piece.columns.div_ceil(TILE) {
+        let mask = first_mask16(piece.columns - strip * TILE);
+        // SAFETY: masked lanes are not read; the strip has a tile for these steps of depth.
+        unsafe {
+            let load = |row: *const f32| {
+                _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.wrapping_add(strip * TILE)), scale)
+            };
+            let words = paired(load(row), second.map_or(_mm512_setzero_ps(), load));
+            _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
         }
     }
 }
 
-/// Two stored rows at a time, their halves side by side.
+/// Zeros behind the last pair of rows, up to whole tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
-    let first_row = piece.stored.first_row + piece.first_depth;
-    let start = piece.stored.pointer.cast::<u16>().wrapping_add(first_row * piece.stored.row_stride);
-    let start = start.wrapping_add(piece.first_column);
-    for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
+fn clear_rest(piece: &RightPiece) {
+    for first in (piece.depth.next_multiple_of(2)..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
         for strip in 0..piece.columns.div_ceil(TILE) {
-            let mask = first_mask16(piece.columns - strip * TILE);
-            let widened = |step: usize| {
-                let mask = if step < piece.depth { mask } else { 0 };
-                let source = start.wrapping_add(step * piece.stored.row_stride + strip * TILE);
-                // SAFETY: masked lanes are not read; the others lie in the stored row.
-                _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, source.cast()) })
-            };
-            let words = _mm512_or_si512(widened(first), _mm512_slli_epi32::<16>(widened(first + 1)));
+            let target = piece.tiles.wrapping_add(strip * piece.strip_elements + at);
             // SAFETY: the strip has a tile for these steps of depth.
+            unsafe { _mm512_storeu_si512(target.cast(), _mm512_setzero_si512()) };
+        }
+    }
+}
+
+/// Two stored rows at a time, two strips at a time: 32 columns of either become words of pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
+    let (start, stride) = (stored_start::<u16>(piece), piece.stored.row_stride);
+    let low = load_halves(&PAIRS_LOW);
+    let high = load_halves(&PAIRS_HIGH);
+    for first in (0..piece.depth).step_by(2) {
+        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        for column in (0..piece.columns).step_by(2 * TILE) {
+            let mask = first_mask32(piece.columns - column);
+            let source = start.wrapping_add(first * stride + column);
+            prefetch(source.wrapping_add(PREFETCH_ROWS * stride));
+            prefetch(source.wrapping_add((PREFETCH_ROWS + 1) * stride));
+            let second_mask = if first + 1 < piece.depth { mask } else { 0 };
+            let target = piece.tiles.wrapping_add(column / TILE * piece.strip_elements + at);
+            // SAFETY: masked lanes are not read; the strips have a tile for these steps of depth.
             unsafe {
-                _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+                let row = _mm512_maskz_loadu_epi16(mask, source.cast());
+                let second = _mm512_maskz_loadu_epi16(second_mask, source.wrapping_add(stride).cast());
+                _mm512_storeu_si512(target.cast(), _mm512_permutex2var_epi16(row, low, second));
+                if piece.columns - column > TILE {
+                    let beside = target.add(piece.strip_elements).cast();
+                    _mm512_storeu_si512(beside, _mm512_permutex2var_epi16(row, high, second));
+                }
             }
         }
     }
+    clear_rest(piece);
+}
+
+/// Places of halves in two registers, the second counted from 32: pairs of columns 0 to 15, ...
+static PAIRS_LOW: [u16; 32] = pairs_from(0);
+/// ... and 16 to 31.
+static PAIRS_HIGH: [u16; 32] = pairs_from(16);
+
+const fn pairs_from(first: u16) -> [u16; 32] {
+    let mut places = [0; 32];
+    let mut column = 0;
+    while column < 16 {
+        places[2 * column] = first + column as u16;
+        places[2 * column + 1] = 32 + first + column as u16;
+        column += 1;
+    }
+    places
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn load_halves(halves: &[u16; 32]) -> __m512i {
+    // SAFETY: 32 halves are a register.
+    unsafe { _mm512_loadu_si512(halves.as_ptr().cast()) }
+}
+
+/// Rows of a right operand, or tiles of a left one, that are asked for ahead of use: they lie too far apart for
+/// the processor to foresee.
+const PREFETCH_ROWS: usize = 24;
+
+#[inline(always)]
+fn prefetch<T>(address: *const T) {
+    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
 /// A piece of a left operand (rows, depth) on its way into strips.
@@ -200,19 +292,24 @@ pub unsafe fn pack_left(piece: &LeftPiece) {
 /// Rows that are contiguous along depth: tile by tile, so that what is written stays in the first-level cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_rows(piece: &LeftPiece) {
-    let one = _mm512_set1_ps(1.0);
     for first_row in (0..piece.rows).step_by(TILE) {
         let rows = TILE.min(piece.rows - first_row);
         let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
         let source = piece.left.pointer.wrapping_add(first_row * piece.left.row_stride);
         for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
+            let masks =
+                (first_mask16(piece.depth - first), first_mask16((piece.depth - first).saturating_sub(16)));
             for row in 0..TILE {
-                // SAFETY: the row is readable for its depth; the strip has this tile.
+                let start = source.wrapping_add(row * piece.left.row_stride + first);
+                prefetch(start.wrapping_add(4 * TILE_DEPTH));
+                prefetch(start.wrapping_add(4 * TILE_DEPTH + TILE));
+                // SAFETY: the row is readable for its depth, masked lanes are not read; the strip has this tile.
                 unsafe {
                     let words = match row < rows {
                         true => {
-                            let start = source.add(row * piece.left.row_stride + first);
-                            rounded(start, piece.depth - first, one)
+                            let low = _mm512_maskz_loadu_ps(masks.0, start);
+                            let high = _mm512_maskz_loadu_ps(masks.1, start.wrapping_add(TILE));
+                            std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
                         }
                         false => _mm512_setzero_si512(),
                     };
@@ -291,13 +388,22 @@ unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn paired(first: __m512, second: __m512) -> __m512i {
-    let widened = |lanes: __m512| {
-        // SAFETY: both types are 256 bits of anything.
-        let halves = unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(lanes)) };
-        _mm512_cvtepu16_epi32(halves)
-    };
-    _mm512_or_si512(widened(first), _mm512_slli_epi32::<16>(widened(second)))
+    // SAFETY: both types are 512 bits of anything.
+    let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
+    _mm512_permutexvar_epi16(load_halves(&INTERLEAVED), halves)
 }
+
+/// Halves of the low and the high part of a register in turns.
+static INTERLEAVED: [u16; 32] = {
+    let mut places = [0; 32];
+    let mut column = 0;
+    while column < 16 {
+        places[2 * column] = column as u16;
+        places[2 * column + 1] = 16 + column as u16;
+        column += 1;
+    }
+    places
+};
 
 /// Writes the transpose of 16 × 16 words.
 ///

@@ -1,10 +1,11 @@
 //! C (M, N) = init + Σ scale · L (M, K) · R (K, N) with operands rounded to bf16 and sums in f32.
 //!
-//! The same sum as `product.rs` for processors that multiply bf16: both operands are packed into tiles in the
-//! caller's workspace, then squares of 32 × 32 are computed. A task packs its rows over the whole depth of a
-//! block and keeps its part of C in the second-level cache while depth passes.
+//! The same sum as `product.rs` for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
+//! are packed into tiles in the caller's workspace, in the order in which they lie in memory; then a task passes
+//! with some columns of the right block over all rows of the left one, which the second-level cache holds.
 //! Blocks and tasks follow from the shape alone and each element of C belongs to one task, which sums it in
-//! the order of the terms: the bytes do not depend on the number of threads.
+//! the order of the terms; blocks of depth follow from the depth alone. So the bytes depend on neither the
+//! number of threads nor the other rows.
 //! Left out: tiles (`bf16_packing.rs`) and the instructions that multiply them (`bf16_unit.rs`).
 
 use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
@@ -13,17 +14,22 @@ use super::bf16_unit::{
 };
 use super::kernel::{OutputView, TileWrite};
 use super::product::{Init, Output, Term, even_block};
-use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
+use super::tasks::{aligned_floats, run_tasks};
 use smidgen_ir::workspace::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
+use std::ops::Range;
 
-/// Depth over which a strip of the right operand stays in the first-level cache while rows pass by.
-const INNER_TILES: usize = 640 / TILE_DEPTH;
 /// Most pieces of terms in one block of depth.
 const MOST_PIECES: usize = 16;
 /// Tasks that a block is cut into where it is large enough.
 const TASKS_WANTED: usize = 8;
-/// Rows of a task of a small product.
-const MOST_ROWS: usize = 128;
+/// Fewest rows of a task, where a block is cut along rows.
+const FEWEST_ROWS: usize = 64;
+/// Rows and depth of a left operand that one task packs.
+const LEFT_ROWS: usize = SQUARE;
+const LEFT_DEPTH: usize = 512;
+/// Depth that one task packs of a right operand whose columns are neighbours in memory.
+const RIGHT_DEPTH: usize = 64;
+const _: () = assert!(LEFT_DEPTH.is_multiple_of(TILE_DEPTH) && RIGHT_DEPTH.is_multiple_of(TILE_DEPTH));
 
 /// Computes the sum of products in the current pool.
 ///
@@ -37,11 +43,10 @@ pub unsafe fn bf16_product(
     output: Output,
     workspace: &mut [f32],
 ) {
-    let threads = current_threads();
-    let needed = bf16_product_floats(threads);
+    let needed = bf16_product_floats();
     assert!(
         workspace.len() >= needed,
-        "a product on {threads} threads needs {needed} floats of workspace, got {}",
+        "a product needs {needed} floats of workspace, got {}",
         workspace.len()
     );
     for term in terms {
@@ -50,16 +55,16 @@ pub unsafe fn bf16_product(
     if output.rows == 0 || output.columns == 0 {
         return;
     }
-    let (packed, lefts) = aligned_floats(workspace).split_at_mut(BF16_RIGHT / 2);
-    let scratch = Scratch { packed: packed.as_mut_ptr().cast(), lefts: lefts.as_mut_ptr().cast() };
+    let (lefts, rights) = aligned_floats(workspace).split_at_mut(BF16_LEFT / 2);
+    let scratch = Scratch { lefts: lefts.as_mut_ptr().cast(), rights: rights.as_mut_ptr().cast() };
     let padded = |term: &Term| term.depth().next_multiple_of(TILE_DEPTH);
     let depth: usize = terms.iter().map(padded).sum();
     let chunks = depth.div_ceil(BF16_DEPTH).max(1);
-    let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH);
-    // A multiple of the step, or rounding a block up would take it out of the workspace.
-    let most_columns = BF16_RIGHT / capacity.max(TILE_DEPTH) / PACK_COLUMNS * PACK_COLUMNS;
+    let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH).max(PACK_DEPTH);
+    let row_block = even_block(output.rows, BF16_LEFT / capacity / SQUARE * SQUARE, SQUARE);
+    let most_columns = BF16_RIGHT / capacity / PACK_COLUMNS * PACK_COLUMNS;
     let column_block = even_block(output.columns, most_columns, PACK_COLUMNS);
-    for first_column in (0..output.columns).step_by(column_block) {
+    for first_row in (0..output.rows).step_by(row_block) {
         let mut cursor = Cursor { term: 0, first: 0 };
         let mut is_first = true;
         loop {
@@ -68,25 +73,29 @@ pub unsafe fn bf16_product(
             if chunk.count == 0 && !is_first {
                 break;
             }
-            let block = Block {
-                unit,
-                terms,
-                chunk: &chunk,
-                first_column,
-                columns: column_block.min(output.columns - first_column),
-                write: match (is_first, init) {
-                    (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-                    (true, Init::Overwrite) => TileWrite::Overwrite,
-                    // SAFETY: the bias has one float per column of C.
-                    (true, Init::Bias(bias)) => TileWrite::Bias(unsafe { bias.add(first_column) }),
-                },
-                output,
-                scratch,
-            };
-            // SAFETY: the caller's promises; the blocks run one after the other.
-            unsafe {
-                pack_block(&block);
-                multiply_block(&block);
+            for first_column in (0..output.columns).step_by(column_block) {
+                let block = Block {
+                    unit,
+                    terms,
+                    chunk: &chunk,
+                    first_row,
+                    rows: row_block.min(output.rows - first_row),
+                    first_column,
+                    columns: column_block.min(output.columns - first_column),
+                    write: match (is_first, init) {
+                        (false, _) | (true, Init::Accumulate) => TileWrite::Add,
+                        (true, Init::Overwrite) => TileWrite::Overwrite,
+                        (true, Init::Bias(bias)) => TileWrite::Bias(bias),
+                    },
+                    output,
+                    scratch,
+                };
+                // SAFETY: the caller's promises; the blocks run one after the other, and the first of a row
+                // of them packs the left operand for all.
+                unsafe {
+                    pack_block(&block, first_column == 0);
+                    multiply_block(&block);
+                }
             }
             is_first = false;
         }
@@ -148,18 +157,20 @@ fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
     chunk
 }
 
-/// The caller's workspace: the packed right block, and one left block for each thread.
+/// The caller's workspace: a packed block of either operand.
 #[derive(Clone, Copy)]
 struct Scratch {
-    packed: *mut u16,
     lefts: *mut u16,
+    rights: *mut u16,
 }
 
-/// Some columns of C and a block of depth.
+/// Some rows and columns of C and a block of depth.
 struct Block<'a> {
     unit: Bf16Unit,
     terms: &'a [Term],
     chunk: &'a Chunk,
+    first_row: usize,
+    rows: usize,
     first_column: usize,
     columns: usize,
     write: TileWrite,
@@ -167,157 +178,183 @@ struct Block<'a> {
     scratch: Scratch,
 }
 
-// SAFETY: tasks write disjoint parts of the packed block, of C, and the left block of their own thread; the
-// bias is only read.
+// SAFETY: tasks write disjoint parts of the packed blocks and of C; the bias is only read.
 unsafe impl Sync for Block<'_> {}
 
-unsafe fn pack_block(block: &Block<'_>) {
+/// Packs the right operand, and the left one where it is not there yet.
+unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
     let chunk = block.chunk;
     assert!(
-        block.columns.div_ceil(TILE) * chunk.strip_elements() <= BF16_RIGHT,
+        block.rows.div_ceil(TILE) * chunk.strip_elements() <= BF16_LEFT
+            && block.columns.div_ceil(TILE) * chunk.strip_elements() <= BF16_RIGHT,
         "a block larger than its workspace"
     );
-    let groups = block.columns.div_ceil(PACK_COLUMNS);
-    let slices = |piece: &Piece| piece.depth.div_ceil(PACK_DEPTH);
-    let all_slices: usize = chunk.pieces().iter().map(slices).sum();
-    run_tasks(groups * all_slices, |task| {
-        let (group, mut slice) = (task / all_slices, task % all_slices);
-        let mut index = 0;
-        while slice >= slices(&chunk.pieces[index]) {
-            slice -= slices(&chunk.pieces[index]);
-            index += 1;
-        }
-        let piece = chunk.pieces[index];
-        let term = &block.terms[piece.term];
-        let (first, inside) = (group * PACK_COLUMNS, slice * PACK_DEPTH);
-        let tile = piece.first_tile + inside / TILE_DEPTH;
-        let strip = first / TILE;
-        // SAFETY: groups and slices cut the packed block into disjoint tiles of the workspace, which has room
-        // for the columns and the depth of a block; the stored matrix has the shape of its term.
-        unsafe {
-            pack_right(&RightPiece {
-                stored: term.right,
-                transposed: term.right_transposed,
-                scale: term.scale,
-                first_column: block.first_column + first,
-                columns: PACK_COLUMNS.min(block.columns - first),
-                first_depth: piece.first + inside,
-                depth: PACK_DEPTH.min(piece.depth - inside),
-                tiles: block.scratch.packed.add(strip * chunk.strip_elements() + tile * TILE_ELEMENTS),
-                strip_elements: chunk.strip_elements(),
-            });
-        }
-    });
-}
-
-unsafe fn multiply_block(block: &Block<'_>) {
-    let squares = block.columns.div_ceil(SQUARE);
-    let rows = block.output.rows;
-    // Cut along rows first: tasks that share rows pack the same left operand.
-    let room = BF16_LEFT / block.chunk.strip_elements().max(1) * TILE / SQUARE * SQUARE;
-    let row_block = even_block(rows, room.min((rows / TASKS_WANTED).max(MOST_ROWS)), SQUARE);
-    let row_tasks = rows.div_ceil(row_block);
-    let squares_each = squares.div_ceil((TASKS_WANTED / row_tasks).clamp(1, squares));
-    let column_tasks = squares.div_ceil(squares_each);
-    run_tasks(row_tasks * column_tasks, |task| {
-        let first_row = task / column_tasks * row_block;
-        let rows = row_block.min(block.output.rows - first_row);
-        let first = task % column_tasks * squares_each;
-        let last = squares.min(first + squares_each);
-        // SAFETY: tasks own disjoint rows and columns of C.
-        unsafe { with_unit(block.unit, || multiply_part(block, first_row, rows, first..last)) }
-    });
-}
-
-unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, squares: std::ops::Range<usize>) {
-    let chunk = block.chunk;
-    let strip_elements = chunk.strip_elements();
-    // SAFETY: a left block has room for the rows of a task and belongs to this thread, which runs one task at
-    // a time; rows and columns are inside C and the left operands.
-    unsafe {
-        assert!(rows.div_ceil(TILE) * strip_elements <= BF16_LEFT, "rows larger than their workspace");
-        let lefts = block.scratch.lefts.add(current_thread() * BF16_LEFT);
+    let row_groups = block.rows.div_ceil(LEFT_ROWS);
+    let left_tasks = |piece: &Piece| match with_left {
+        true => row_groups * piece.depth.div_ceil(LEFT_DEPTH),
+        false => 0,
+    };
+    let right_tasks = |piece: &Piece| match block.terms[piece.term].right_transposed {
+        true => block.columns.div_ceil(PACK_COLUMNS),
+        false => piece.depth.div_ceil(RIGHT_DEPTH),
+    };
+    let all: usize = chunk.pieces().iter().map(|piece| left_tasks(piece) + right_tasks(piece)).sum();
+    run_tasks(all, |mut task| {
         for piece in chunk.pieces() {
-            let mut left = block.terms[piece.term].left;
-            let start = first_row * left.row_stride + piece.first * left.depth_stride;
-            left.pointer = left.pointer.add(start);
-            pack_left(&LeftPiece {
-                left,
-                rows,
-                depth: piece.depth,
-                tiles: lefts.add(piece.first_tile * TILE_ELEMENTS),
-                strip_elements,
-            });
-        }
-        let last_strip = rows.div_ceil(TILE) - 1;
-        let inner = even_block(chunk.tiles.max(1), INNER_TILES, 1);
-        for first_tile in (0..chunk.tiles.max(1)).step_by(inner) {
-            let depth_tiles = inner.min(chunk.tiles - first_tile);
-            let write = if first_tile == 0 { block.write } else { TileWrite::Add };
-            let tiles = first_tile * TILE_ELEMENTS;
-            for square in squares.clone() {
-                let column = square * SQUARE;
-                let columns = SQUARE.min(block.columns - column);
-                let right = block.scratch.packed.add(column / TILE * strip_elements + tiles).cast_const();
-                let beside = if columns > TILE { right.add(strip_elements) } else { std::ptr::null() };
-                for row in (0..rows).step_by(SQUARE) {
-                    let strip = row / TILE;
-                    let left = lefts.add(strip * strip_elements + tiles).cast_const();
-                    // Where there is no second strip the first serves as well: its rows are not written out.
-                    let below = lefts.add((strip + 1).min(last_strip) * strip_elements + tiles).cast_const();
-                    let place = Place { row, rows: SQUARE.min(rows - row), column, columns };
-                    write_square(block, write, first_row, place, |output, output_stride| {
-                        multiply_square(
-                            block.unit,
-                            &TileSquare {
-                                left: [left, below],
-                                right: [right, beside],
-                                depth_tiles,
-                                output,
-                                output_stride,
-                            },
-                        );
-                    });
+            // SAFETY: tasks cut the packed blocks into disjoint tiles of the workspace, which has room for the
+            // rows, the columns and the depth of a block; operands have the shape of their term.
+            unsafe {
+                if task < left_tasks(piece) {
+                    let (slice, group) = (task / row_groups, task % row_groups);
+                    return pack_rows(block, piece, group * LEFT_ROWS, slice * LEFT_DEPTH);
                 }
+                task -= left_tasks(piece);
+                if task < right_tasks(piece) {
+                    return match block.terms[piece.term].right_transposed {
+                        true => {
+                            let first = task * PACK_COLUMNS;
+                            let columns = first..block.columns.min(first + PACK_COLUMNS);
+                            pack_columns(block, piece, columns, 0..piece.depth)
+                        }
+                        false => {
+                            let first = task * RIGHT_DEPTH;
+                            let depth = first..piece.depth.min(first + RIGHT_DEPTH);
+                            pack_columns(block, piece, 0..block.columns, depth)
+                        }
+                    };
+                }
+                task -= right_tasks(piece);
+            }
+        }
+    });
+}
+
+/// Packs a few rows of a left operand from `inside` the piece on.
+unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize) {
+    let strip_elements = block.chunk.strip_elements();
+    let tile = piece.first_tile + inside / TILE_DEPTH;
+    let mut left = block.terms[piece.term].left;
+    let start = (block.first_row + row) * left.row_stride + (piece.first + inside) * left.depth_stride;
+    // SAFETY: rows and depth are inside the left operand and the packed block.
+    unsafe {
+        left.pointer = left.pointer.add(start);
+        pack_left(&LeftPiece {
+            left,
+            rows: LEFT_ROWS.min(block.rows - row),
+            depth: LEFT_DEPTH.min(piece.depth - inside),
+            tiles: block.scratch.lefts.add(row / TILE * strip_elements + tile * TILE_ELEMENTS),
+            strip_elements,
+        });
+    }
+}
+
+/// Packs some columns of a right operand over some depth of the piece.
+unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, depth: Range<usize>) {
+    let strip_elements = block.chunk.strip_elements();
+    let term = &block.terms[piece.term];
+    for inside in depth.clone().step_by(PACK_DEPTH) {
+        for first in columns.clone().step_by(PACK_COLUMNS) {
+            let tile = piece.first_tile + inside / TILE_DEPTH;
+            // SAFETY: columns and depth are inside the right operand and the packed block.
+            unsafe {
+                pack_right(&RightPiece {
+                    stored: term.right,
+                    transposed: term.right_transposed,
+                    scale: term.scale,
+                    first_column: block.first_column + first,
+                    columns: PACK_COLUMNS.min(columns.end - first),
+                    first_depth: piece.first + inside,
+                    depth: PACK_DEPTH.min(depth.end - inside),
+                    tiles: block.scratch.rights.add(first / TILE * strip_elements + tile * TILE_ELEMENTS),
+                    strip_elements,
+                });
             }
         }
     }
 }
 
-/// A square of a task's part of C.
-#[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    rows: usize,
-    /// In the block.
-    column: usize,
-    columns: usize,
+unsafe fn multiply_block(block: &Block<'_>) {
+    let groups = block.columns.div_ceil(SQUARE);
+    let parts = (TASKS_WANTED / groups).clamp(1, block.rows.div_ceil(FEWEST_ROWS));
+    let part_rows = even_block(block.rows, block.rows.div_ceil(parts), SQUARE);
+    let parts = block.rows.div_ceil(part_rows);
+    run_tasks(groups * parts, |task| {
+        let column = task / parts * SQUARE;
+        let first = task % parts * part_rows;
+        let rows = first..block.rows.min(first + part_rows);
+        // SAFETY: tasks own disjoint rows and columns of C.
+        unsafe { with_unit(block.unit, || multiply_part(block, rows, column)) };
+    });
 }
 
-/// Has a square computed, straight into C where it fits and nothing has to be added, else beside it.
+/// Multiplies some rows of the block with the columns of one square.
+unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
+    let chunk = block.chunk;
+    let strip_elements = chunk.strip_elements();
+    let last_strip = block.rows.div_ceil(TILE) - 1;
+    let columns = SQUARE.min(block.columns - column);
+    // SAFETY: the packed strips hold the tiles of the block; rows and columns are inside C.
+    unsafe {
+        let right = block.scratch.rights.add(column / TILE * strip_elements).cast_const();
+        let beside = if columns > TILE { right.add(strip_elements) } else { std::ptr::null() };
+        for row in rows.clone().step_by(SQUARE) {
+            let strip = row / TILE;
+            let left = block.scratch.lefts.add(strip * strip_elements).cast_const();
+            // Where there is no second strip the first serves as well: its rows are not written out.
+            let below = block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
+            let c = SquareOfC {
+                view: block.output.view.at(block.first_row + row, block.first_column + column),
+                rows: SQUARE.min(rows.end - row),
+                columns,
+                write: match block.write {
+                    TileWrite::Bias(bias) => TileWrite::Bias(bias.add(block.first_column + column)),
+                    other => other,
+                },
+            };
+            write_square(c, |output, output_stride, accumulate| {
+                let (left, right) = ([left, below], [right, beside]);
+                let depth_tiles = chunk.tiles;
+                // Sums that begin with C need it at once: what is asked for then is the next square of rows.
+                let ahead = if accumulate { SQUARE * output_stride } else { 0 };
+                let asked_for = output.wrapping_add(ahead).cast_const();
+                let square =
+                    TileSquare { left, right, depth_tiles, accumulate, output, asked_for, output_stride };
+                multiply_square(block.unit, &square);
+            });
+        }
+    }
+}
+
+/// A square of C, or the part of one where C ends.
+#[derive(Clone, Copy)]
+pub(super) struct SquareOfC {
+    pub view: OutputView,
+    pub rows: usize,
+    pub columns: usize,
+    pub write: TileWrite,
+}
+
+/// Has a square computed, straight into C where it fits, else beside it. `multiply` gets where, the distance of
+/// rows, and whether to begin with what is there.
+///
+/// # Safety
+/// The square lies inside C, which nobody else writes meanwhile; a bias has a float for each of its columns.
 #[inline(always)]
-unsafe fn write_square(
-    block: &Block<'_>,
-    write: TileWrite,
-    first_row: usize,
-    place: Place,
-    multiply: impl FnOnce(*mut f32, usize),
-) {
-    // SAFETY: the square lies inside C.
-    let output: OutputView =
-        unsafe { block.output.view.at(first_row + place.row, block.first_column + place.column) };
-    let whole = place.rows == SQUARE && place.columns.is_multiple_of(TILE);
-    if whole && output.column_stride == 1 && matches!(write, TileWrite::Overwrite) {
-        multiply(output.pointer, output.row_stride);
-        return;
+pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut f32, usize, bool)) {
+    let SquareOfC { view: output, rows, columns, write } = square;
+    let whole = rows == SQUARE && columns.is_multiple_of(TILE) && output.column_stride == 1;
+    match write {
+        TileWrite::Overwrite if whole => return multiply(output.pointer, output.row_stride, false),
+        TileWrite::Add if whole => return multiply(output.pointer, output.row_stride, true),
+        TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
-    multiply(local.0.as_mut_ptr(), SQUARE);
+    multiply(local.0.as_mut_ptr(), SQUARE, false);
     // SAFETY: rows and columns of the square lie inside C, and the bias has a float for each column.
     unsafe {
         if output.column_stride == 1 {
-            for row in 0..place.rows {
-                let sums = &local.0[row * SQUARE..][..place.columns];
+            for row in 0..rows {
+                let sums = &local.0[row * SQUARE..][..columns];
                 let target = output.pointer.add(row * output.row_stride);
                 match write {
                     TileWrite::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
@@ -328,21 +365,21 @@ unsafe fn write_square(
                     }
                     TileWrite::Bias(bias) => {
                         for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) = *bias.add(place.column + column) + sum;
+                            *target.add(column) = *bias.add(column) + sum;
                         }
                     }
                 }
             }
             return;
         }
-        for column in 0..place.columns {
-            for row in 0..place.rows {
+        for column in 0..columns {
+            for row in 0..rows {
                 let element = output.at(row, column).pointer;
                 let sum = local.0[row * SQUARE + column];
                 *element = match write {
                     TileWrite::Overwrite => sum,
                     TileWrite::Add => *element + sum,
-                    TileWrite::Bias(bias) => *bias.add(place.column + column) + sum,
+                    TileWrite::Bias(bias) => *bias.add(column) + sum,
                 };
             }
         }

@@ -101,7 +101,7 @@ fn run(
         Start::Bias => Init::Bias(bias.as_ptr()),
     };
     let init = SendInit(init);
-    let mut workspace = vec![f32::NAN; bf16_product_floats(threads)];
+    let mut workspace = vec![f32::NAN; bf16_product_floats()];
     Pool::new(threads).unwrap().enter(|| {
         let init = &init;
         // SAFETY: operands have the shapes of the terms, C is apart from them.

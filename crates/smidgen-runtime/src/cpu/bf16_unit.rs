@@ -55,7 +55,7 @@ impl Bf16Unit {
     }
 }
 
-/// A product of strips of tiles: C (up to 32, up to 32) = L · R.
+/// A product of strips of tiles: C (up to 32, up to 32) = L · R, or C + L · R.
 #[derive(Clone, Copy)]
 pub struct TileSquare {
     /// Tiles of the first 16 rows, one for each 32 steps of depth, and of the next 16.
@@ -63,8 +63,13 @@ pub struct TileSquare {
     /// As many tiles of the first 16 columns, and of the next 16; the second may be null where there is none.
     pub right: [*const u16; 2],
     pub depth_tiles: usize,
+    /// The sums begin with what C holds.
+    pub accumulate: bool,
     /// Where C goes, row by row.
     pub output: *mut f32,
+    /// Rows of C, as far apart, that are asked for while the tiles are multiplied: C is mostly not in the caches,
+    /// and waiting for it when it is written takes as long as the products.
+    pub asked_for: *const f32,
     pub output_stride: usize,
 }
 
@@ -167,13 +172,27 @@ mod platform {
         // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 32 floats.
         unsafe {
             asm!(
+                "test {accumulate:e}, {accumulate:e}",
+                "jnz 4f",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "tilezero tmm2",
                 "tilezero tmm3",
+                "jmp 5f",
+                "4:",
+                "tileloadd tmm0, [{output} + {stride}]",
+                "tileloadd tmm1, [{output} + {stride} + 64]",
+                "tileloadd tmm2, [{output_below} + {stride}]",
+                "tileloadd tmm3, [{output_below} + {stride} + 64]",
+                "5:",
                 "test {count}, {count}",
                 "jz 3f",
                 "2:",
+                "prefetchw [{asked_for}]",
+                "prefetchw [{asked_for} + 64]",
+                "prefetchw [{asked_for} + {stride}]",
+                "prefetchw [{asked_for} + {stride} + 64]",
+                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 "tileloadd tmm4, [{left} + {row}]",
                 "tileloadd tmm6, [{right} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -198,6 +217,8 @@ mod platform {
                 right = inout(reg) right => _,
                 beside = inout(reg) right_beside => _,
                 count = inout(reg) square.depth_tiles => _,
+                accumulate = in(reg) u32::from(square.accumulate),
+                asked_for = inout(reg) square.asked_for => _,
                 row = in(reg) ROW_BYTES,
                 tile = const TILE_BYTES,
                 output = in(reg) square.output,
@@ -215,11 +236,21 @@ mod platform {
         // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 16 floats.
         unsafe {
             asm!(
+                "test {accumulate:e}, {accumulate:e}",
+                "jnz 4f",
                 "tilezero tmm0",
                 "tilezero tmm1",
+                "jmp 5f",
+                "4:",
+                "tileloadd tmm0, [{output} + {stride}]",
+                "tileloadd tmm1, [{output_below} + {stride}]",
+                "5:",
                 "test {count}, {count}",
                 "jz 3f",
                 "2:",
+                "prefetchw [{asked_for}]",
+                "prefetchw [{asked_for} + {stride}]",
+                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 "tileloadd tmm6, [{right} + {row}]",
                 "tileloadd tmm4, [{left} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -237,6 +268,8 @@ mod platform {
                 below = inout(reg) left_below => _,
                 right = inout(reg) square.right[0] => _,
                 count = inout(reg) square.depth_tiles => _,
+                accumulate = in(reg) u32::from(square.accumulate),
+                asked_for = inout(reg) square.asked_for => _,
                 row = in(reg) ROW_BYTES,
                 tile = const TILE_BYTES,
                 output = in(reg) square.output,
@@ -256,6 +289,18 @@ mod platform {
         for first in (0..2 * TILE).step_by(ROWS) {
             let strip = square.left[first / TILE].wrapping_add(first % TILE * TILE_DEPTH);
             let mut sums = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
+            if square.accumulate {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    for (column, sum) in sums.iter_mut().enumerate() {
+                        // SAFETY: C has 32 rows of so many columns.
+                        *sum = unsafe {
+                            _mm512_loadu_ps(
+                                square.output.add((first + row) * square.output_stride + column * TILE),
+                            )
+                        };
+                    }
+                }
+            }
             for tile in 0..square.depth_tiles {
                 let left = strip.wrapping_add(tile * TILE_ELEMENTS);
                 for pair in 0..TILE {

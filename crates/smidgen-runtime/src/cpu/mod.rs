@@ -11,6 +11,8 @@ pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
 #[cfg(target_arch = "x86_64")]
+mod bf16_attention;
+#[cfg(target_arch = "x86_64")]
 mod bf16_packing;
 #[cfg(target_arch = "x86_64")]
 pub mod bf16_product;

@@ -382,8 +382,8 @@ impl Run<'_> {
         Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
-    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. The narrower factor is the one that is packed:
-    /// LoRA's gradients have one side of the rank's width.
+    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. LoRA's gradients have one side of the rank's width:
+    /// in f32 it is the one that is packed; in bf16, where both are, the wide one is packed as it lies.
     pub(super) fn accumulate_outer(
         &self,
         left: Factor,
@@ -395,21 +395,23 @@ impl Run<'_> {
     ) {
         let (n, k) = (left.columns, right.columns);
         let pointer: *mut f32 = self.address(gradient);
-        let (wide, narrow, view) = if k <= n {
-            (left, right, OutputView { pointer, row_stride: k, column_stride: 1 })
-        } else {
-            (right, left, OutputView { pointer, row_stride: 1, column_stride: k })
+        let as_is = OutputView { pointer, row_stride: k, column_stride: 1 };
+        let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
+        let keep = match self.step.precision {
+            Precision::F32 => k <= n,
+            Precision::Bf16 | Precision::F16 => n <= k,
         };
+        let (first, second, view) = if keep { (left, right, as_is) } else { (right, left, transposed) };
         let term = Term {
-            left: Left { pointer: wide.pointer, row_stride: 1, depth_stride: wide.stride },
+            left: Left { pointer: first.pointer, row_stride: 1, depth_stride: first.stride },
             right: stored::Stored {
-                row_stride: narrow.stride,
-                ..stored::Stored::dense_f32(narrow.pointer, rows, narrow.columns)
+                row_stride: second.stride,
+                ..stored::Stored::dense_f32(second.pointer, rows, second.columns)
             },
             right_transposed: false,
             scale,
         };
-        let output = Output { view, rows: wide.columns, columns: narrow.columns };
+        let output = Output { view, rows: first.columns, columns: second.columns };
         self.product(&[term], Init::Accumulate, output, floats_taken);
     }
 
@@ -459,8 +461,13 @@ impl Run<'_> {
         TokensMut { pointer: self.address(operand), row_stride: operand.columns }
     }
 
-    fn attention_options<'b>(shape: &AttentionShape, segments: &'b [i32]) -> AttentionOptions<'b> {
+    fn attention_options<'b>(
+        shape: &AttentionShape,
+        segments: &'b [i32],
+        unit: Option<Bf16Unit>,
+    ) -> AttentionOptions<'b> {
         AttentionOptions {
+            unit,
             segments,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -468,6 +475,14 @@ impl Run<'_> {
             scale: shape.scale,
             window: shape.window,
             softcap: shape.softcap,
+        }
+    }
+
+    /// What multiplies bf16, where the plan asks for it.
+    fn unit_of_plan(&self) -> Option<Bf16Unit> {
+        match self.step.precision {
+            Precision::F32 | Precision::F16 => None,
+            Precision::Bf16 => self.unit,
         }
     }
 
@@ -486,7 +501,7 @@ impl Run<'_> {
             o: self.tokens_mut(self.output(0)),
             lse: self.address(self.output(1)),
         };
-        let options = Self::attention_options(shape, self.integers(3));
+        let options = Self::attention_options(shape, self.integers(3), self.unit_of_plan());
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
@@ -518,7 +533,7 @@ impl Run<'_> {
             lse: std::ptr::null_mut(),
         };
         let places = self.cache_places(3, self.input(1));
-        let options = Self::attention_options(shape, &[0]);
+        let options = Self::attention_options(shape, &[0], None);
         // SAFETY: operands are views of planned memory, the output overlaps nothing.
         unsafe {
             cached_attention::cached_attention(
@@ -543,7 +558,7 @@ impl Run<'_> {
             k_gradient: self.tokens_mut(self.output(1)),
             v_gradient: self.tokens_mut(self.output(2)),
         };
-        let options = Self::attention_options(shape, self.integers(6));
+        let options = Self::attention_options(shape, self.integers(6), self.unit_of_plan());
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }

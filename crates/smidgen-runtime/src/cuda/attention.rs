@@ -5,6 +5,7 @@
 //! Rows that do not begin at multiples of 16 bytes and head sizes that are no multiples of 8 take plain kernels,
 //! which are right and slow. Left out: attention over cached keys.
 
+use super::attention_hopper::{self, HopperHead};
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
@@ -56,9 +57,16 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     }
     args.extend([pointer(stage, lse), Arg::Pointer(list)]);
     args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
-    args.extend(score_args(shape));
     let blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
-    let (kernel, shared_bytes) = match work.in_tiles(stage, &[q, k, v, o]) {
+    let in_tiles = work.in_tiles(stage, &[q, k, v, o]);
+    if let Some(hopper) = HopperHead::of(stage, shape).filter(|_| in_tiles) {
+        args.push(Arg::Float(shape.scale));
+        let shared_bytes = hopper.forward_shared_bytes();
+        let grid = [blocks.min(stage.multiprocessors()) as u32, 1, 1];
+        return stage.launch(hopper.forward, grid, attention_hopper::THREADS, shared_bytes, &args);
+    }
+    args.extend(score_args(shape));
+    let (kernel, shared_bytes) = match in_tiles {
         true => (work.head.forward, work.head.forward_shared_bytes()),
         false => (work.head.forward_plain, 0),
     };
@@ -78,6 +86,9 @@ pub fn attention_grad(
         return Ok(());
     }
     let Scratch { query_list, key_list, powers, deltas, parts: parts_at } = work.scratch(stage, true);
+    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]);
+    let hopper = HopperHead::of(stage, shape).filter(|_| in_tiles);
+    let key_rows = if hopper.is_some() { attention_hopper::ITEM_ROWS } else { work.head.tiles.keys };
     let sums = (work.tokens as usize * shape.heads).div_ceil(work.head.sums_of_block());
     let sixteen = work.is_aligned(stage, &[o, o_gradient]);
     stage.launch(
@@ -97,17 +108,17 @@ pub fn attention_grad(
             Arg::Int(shape.heads as i32),
             Arg::Int(shape.head_dim as i32),
             Arg::Int(i32::from(sixteen)),
+            Arg::Int(key_rows as i32),
             Arg::Pointer(query_list),
             Arg::Pointer(key_list),
             Arg::Pointer(powers),
             Arg::Pointer(deltas),
         ],
     )?;
-    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]);
     let parts = if in_tiles { attention_parts(stage.planned().tokens, shape) } else { 1 };
     let key_columns = shape.kv_heads * shape.head_dim;
     let half = work.tokens as usize * key_columns;
-    let key_blocks = work.tile_bound(work.head.tiles.keys) * shape.kv_heads * parts;
+    let key_blocks = work.tile_bound(key_rows) * shape.kv_heads * parts;
     let query_blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
     let mut args = Vec::with_capacity(28);
     for operand in [q, k, v, o_gradient, dq] {
@@ -126,15 +137,25 @@ pub fn attention_grad(
         }
     }
     args.extend([powers, deltas, query_list, key_list].map(Arg::Pointer));
-    args.extend([Arg::Int(key_blocks as i32), Arg::Int(work.tokens)]);
-    args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
-    args.extend([Arg::Int(parts as i32), Arg::Long(2 * half as i64)]);
-    args.extend(score_args(shape));
-    let (kernel, shared_bytes) = match in_tiles {
-        true => (work.head.gradient, work.head.gradient_shared_bytes()),
-        false => (work.head.gradient_plain, 0),
-    };
-    stage.launch(kernel, [(key_blocks + query_blocks) as u32, 1, 1], THREADS, shared_bytes, &args)?;
+    let blocks = key_blocks + query_blocks;
+    if hopper.is_none() {
+        args.push(Arg::Int(key_blocks as i32));
+    }
+    args.extend([work.tokens, shape.heads as i32, shape.kv_heads as i32, parts as i32].map(Arg::Int));
+    args.push(Arg::Long(2 * half as i64));
+    if let Some(hopper) = hopper {
+        args.push(Arg::Float(shape.scale));
+        let shared_bytes = hopper.gradient_shared_bytes();
+        let grid = [blocks.min(stage.multiprocessors()) as u32, 1, 1];
+        stage.launch(hopper.gradient, grid, attention_hopper::THREADS, shared_bytes, &args)?;
+    } else {
+        args.extend(score_args(shape));
+        let (kernel, shared_bytes) = match in_tiles {
+            true => (work.head.gradient, work.head.gradient_shared_bytes()),
+            false => (work.head.gradient_plain, 0),
+        };
+        stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)?;
+    }
     if parts == 1 {
         return Ok(());
     }
@@ -324,7 +345,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The last four arguments of every kernel: head size, window, scale and cap.
+/// The last four arguments of every kernel for all GPUs: head size, window, scale and cap.
 fn score_args(shape: &AttentionShape) -> [Arg; 4] {
     /// Stands for no window: more than any segment has, and sums with positions stay in range.
     const ALL_KEYS: usize = 1 << 30;

@@ -69,7 +69,8 @@ impl Gpu {
         let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was just retained.
         named(unsafe { result::ctx::set_current(context) }, "cuCtxSetCurrent")?;
-        let stream = named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
+        let stream =
+            named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         let name = named(result::device::get_name(device), "cuDeviceGetName")?;
         Ok(Gpu {
             name,
@@ -167,9 +168,9 @@ impl Event {
         Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
     }
 
-    pub fn record(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+    pub fn record(&self, gpu: &Gpu) -> Result<(), DeviceError> {
         // SAFETY: event and stream belong to the current context.
-        named(unsafe { result::event::record(self.handle, stream) }, "cuEventRecord")
+        named(unsafe { result::event::record(self.handle, gpu.stream) }, "cuEventRecord")
     }
 
     /// Whether everything before the last record is done.
@@ -201,19 +202,29 @@ impl Drop for Event {
 }
 
 /// Bytes of the host to the GPU, in the order of the stream.
-pub fn copy_to_device(stream: sys::CUstream, to: u64, from: *const u8, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: the caller's ranges are pinned memory and the reservation, and stay until the copy is done.
-    check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) }, "cuMemcpyHtoDAsync")
+///
+/// # Safety
+/// `from` is pinned memory and `to` lies in the reservation, both for so many bytes and until the copy is done.
+pub unsafe fn copy_to_device(gpu: &Gpu, to: u64, from: *const u8, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: the caller's promise.
+    check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, gpu.stream) }, "cuMemcpyHtoDAsync")
 }
 
-pub fn copy_to_host(stream: sys::CUstream, to: *mut u8, from: u64, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: as above, the other way.
-    check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) }, "cuMemcpyDtoHAsync")
+/// The other way.
+///
+/// # Safety
+/// As for [`copy_to_device`], with the sides exchanged.
+pub unsafe fn copy_to_host(gpu: &Gpu, to: *mut u8, from: u64, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: the caller's promise.
+    check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, gpu.stream) }, "cuMemcpyDtoHAsync")
 }
 
 /// Rows that lie dense on the host, to rows `stride_bytes` apart on the GPU.
-pub fn copy_rows_to_device(
-    stream: sys::CUstream,
+///
+/// # Safety
+/// As for [`copy_to_device`], for all rows.
+pub unsafe fn copy_rows_to_device(
+    gpu: &Gpu,
     to: u64,
     stride_bytes: usize,
     from: *const u8,
@@ -238,6 +249,6 @@ pub fn copy_rows_to_device(
         WidthInBytes: row_bytes,
         Height: rows,
     };
-    // SAFETY: as for `copy_to_device`; the rows lie inside the reservation.
-    check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }, "cuMemcpy2DAsync")
+    // SAFETY: the caller's promise.
+    check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, gpu.stream) }, "cuMemcpy2DAsync")
 }

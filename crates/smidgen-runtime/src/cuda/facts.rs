@@ -105,15 +105,20 @@ impl Management {
                 (!symbol.is_null()).then_some(symbol)
             };
             Some(Management {
-                init: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find(c"nvmlInit_v2")?),
-                shutdown: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find(c"nvmlShutdown")?),
+                init: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find(
+                    c"nvmlInit_v2",
+                )?),
+                shutdown: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find(
+                    c"nvmlShutdown",
+                )?),
                 by_bus: std::mem::transmute::<
                     *mut c_void,
                     unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
                 >(find(c"nvmlDeviceGetHandleByPciBusId_v2")?),
-                memory: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int>(
-                    find(c"nvmlDeviceGetMemoryInfo")?,
-                ),
+                memory: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
+                >(find(c"nvmlDeviceGetMemoryInfo")?),
             })
         }
     }
@@ -125,7 +130,8 @@ impl Management {
             if (self.init)() != 0 {
                 return None;
             }
-            let found = (self.by_bus)(bus.as_ptr(), &mut device) == 0 && (self.memory)(device, &mut memory) == 0;
+            let found =
+                (self.by_bus)(bus.as_ptr(), &mut device) == 0 && (self.memory)(device, &mut memory) == 0;
             (self.shutdown)();
             found.then_some(memory.free)
         }

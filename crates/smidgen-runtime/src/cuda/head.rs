@@ -25,9 +25,8 @@ impl<'a> Head<'a> {
     fn of(stage: &Stage<'_>, scratch: &mut Scratch, operand: &'a Operand) -> Head<'a> {
         let rows = stage.rows(operand);
         let stored = operand.storage == Storage::Plain(stage.activations());
-        let decoded = (!stored).then(|| {
-            scratch.take(rows.min(HEAD_ROWS) * operand.columns * stage.activations().bytes())
-        });
+        let decoded = (!stored)
+            .then(|| scratch.take(rows.min(HEAD_ROWS) * operand.columns * stage.activations().bytes()));
         Head { operand, decoded, rows }
     }
 

@@ -32,7 +32,8 @@ pub fn find() -> Vec<Library> {
     let mut folders = Vec::new();
     for variable in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(home) = std::env::var_os(variable) {
-            folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|part| Path::new(&home).join(part)));
+            folders
+                .extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|part| Path::new(&home).join(part)));
         }
     }
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
@@ -54,7 +55,9 @@ fn pip_folders() -> Vec<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_python = |folder: &PathBuf| folder.join("python3").exists();
-    roots.extend(std::env::split_paths(&path).filter(is_python).filter_map(|bin| Some(bin.parent()?.to_path_buf())));
+    roots.extend(
+        std::env::split_paths(&path).filter(is_python).filter_map(|bin| Some(bin.parent()?.to_path_buf())),
+    );
     roots.extend(["/usr", "/usr/local"].map(PathBuf::from));
     let mut packages = Vec::new();
     for root in roots {
@@ -66,8 +69,11 @@ fn pip_folders() -> Vec<PathBuf> {
 }
 
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
     paths.sort();
     paths.into_iter()
 }
@@ -77,7 +83,8 @@ fn begins(path: &Path, with: &str) -> bool {
 }
 
 fn open_by_name(file: &str, versions: &[&str]) -> Option<PathBuf> {
-    let names = std::iter::once(file.to_owned()).chain(versions.iter().map(|version| format!("{file}.{version}")));
+    let names =
+        std::iter::once(file.to_owned()).chain(versions.iter().map(|version| format!("{file}.{version}")));
     names.map(PathBuf::from).find(|name| open(name))
 }
 

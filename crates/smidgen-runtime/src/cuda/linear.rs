@@ -8,6 +8,7 @@
 use super::decode::decode_rows;
 use super::product::{Matrix, Product, Sizes};
 use super::stage::{Arg, KernelFile, Stage};
+use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, spare_columns};
@@ -138,6 +139,9 @@ pub fn linear(
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
+    if !bias && lora.is_none() && residual.is_none() && thin::thin_product_fits(stage, x, weight, y) {
+        return thin::thin_product(stage, x, weight, y);
+    }
     let adapter = lora.map(|scale| {
         let first = 2 + usize::from(bias);
         (&step.inputs[first], &step.inputs[first + 1], scale)
@@ -237,8 +241,11 @@ pub fn residual_of<'a>(
 
 /// dx = Σ scale·d·matrix.
 pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Result<(), DeviceError> {
-    let terms: Vec<(&Operand, &Operand, f32)> =
-        scales.iter().enumerate().map(|(i, scale)| (&step.inputs[2 * i], &step.inputs[2 * i + 1], *scale)).collect();
+    let terms: Vec<(&Operand, &Operand, f32)> = scales
+        .iter()
+        .enumerate()
+        .map(|(i, scale)| (&step.inputs[2 * i], &step.inputs[2 * i + 1], *scale))
+        .collect();
     let partners = pair_terms(stage, &terms);
     let output = &step.outputs[0];
     let (rows, planned) = (stage.rows(output), output.rows_at(stage.planned()));
@@ -345,6 +352,32 @@ pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<()
     outer_sum(stage, matrix(stage, dy), matrix(stage, x), tokens, scale, &step.updates[0], scratch)
 }
 
+/// Whether the two steps are the gradient of B and that of h, from the same dy, and can be formed in one pass over it.
+/// The answer is the step whose scratch both may use: a step's scratch may lie over what lives in the other alone.
+pub fn adapter_grad_step<'a>(
+    stage: &Stage<'_>,
+    outer: &'a BoundStep,
+    inner: &'a BoundStep,
+) -> Option<&'a BoundStep> {
+    let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return None };
+    let ([dy, h], [other_dy, b], [dh]) = (&outer.inputs[..], &inner.inputs[..], &inner.outputs[..]) else {
+        return None;
+    };
+    let fits = scales[..] == [1.0]
+        && dy == other_dy
+        && thin::adapter_grad_fits(stage, [dy, h, b, dh], &outer.updates[0]);
+    let apart = |step: &BoundStep, operand: &Operand| {
+        step.workspace.is_some_and(|(offset, bytes)| {
+            offset + bytes <= operand.offset || operand.offset + operand.span_at(stage.planned()) <= offset
+        })
+    };
+    match fits {
+        true if apart(outer, dh) => Some(outer),
+        true if apart(inner, h) => Some(inner),
+        _ => None,
+    }
+}
+
 /// Rows of a micro-batch, and the most that are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
@@ -364,6 +397,9 @@ pub fn outer_sum(
 ) -> Result<(), DeviceError> {
     if tokens.rows == 0 {
         return Ok(());
+    }
+    if thin::outer_sum_fits(stage, left, right, gradient) {
+        return thin::outer_sum(stage, left, right, tokens, scale, gradient, scratch);
     }
     let target = matrix(stage, gradient);
     let whole = |depth: usize| Sizes { rows: stage.rows(gradient), columns: gradient.columns, depth };

@@ -7,6 +7,7 @@
 
 pub mod act;
 pub mod attention;
+pub mod attention_hopper;
 pub mod cached_attention;
 pub mod columns;
 pub mod decode;
@@ -28,14 +29,16 @@ mod run;
 pub mod spans;
 pub mod stage;
 mod staging;
+pub mod thin;
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
+pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
-pub use run::{check as check_step, files as kernel_files};
 use modules::Kernels;
 use product::Products;
+pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
 use stage::Stage;
 use staging::Staging;
@@ -88,6 +91,9 @@ impl Cuda {
         let activations = DeviceKind::Cuda.activations(options.precision);
         let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
         kernels.require(&run::files_of_all())?;
+        if activations != DType::F32 {
+            kernels.require(&[thin::FILE])?;
+        }
         let products = Products::open(&gpu, options.cache.as_deref())?;
         let staging = Staging::new()?;
         let after = gpu.free_bytes();
@@ -209,6 +215,7 @@ impl Device for Cuda {
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         for step in steps.iter().flat_map(|(_, steps)| *steps) {
             self.kernels.require(&run::files_of(&step.op))?;
+            self.kernels.require_on_hopper(&run::hopper_files_of(&step.op))?;
         }
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
         else {
@@ -227,7 +234,7 @@ impl Device for Cuda {
     fn write(&mut self, offset: usize, from: &[u8]) {
         assert!(offset + from.len() <= self.arena.1, "a write outside the reservation");
         let to = self.arena.0 + offset as u64;
-        let result = self.staging.write(self.gpu.stream, to, from);
+        let result = self.staging.write(&self.gpu, to, from);
         self.fallible(result);
     }
 

@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 
 pub const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
 
+/// What files for Hopper GPUs alone are compiled for: its code runs on no later GPU.
+pub const HOPPER: &str = "sm_90a";
+
 /// What a file is compiled with. `architecture` is such as `sm_90`.
 pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     let element = match activations {
@@ -38,8 +41,8 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
     let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
         .map_err(|error| refused(error.to_string()))?;
     let name = CString::new(file.name).map_err(|error| refused(error.to_string()))?;
-    let program = nvrtc::result::create_program(&source, Some(&name))
-        .map_err(|error| refused(format!("{error:?}")))?;
+    let program =
+        nvrtc::result::create_program(&source, Some(&name)).map_err(|error| refused(format!("{error:?}")))?;
     // SAFETY: the program was just created.
     let compiled = unsafe { nvrtc::result::compile_program(program, options) };
     let result = match compiled {
@@ -48,7 +51,8 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
         Err(error) => {
             // SAFETY: the program exists.
             let log = unsafe { nvrtc::result::get_program_log(program) }.unwrap_or_default();
-            let bytes: Vec<u8> = log.into_iter().map(|letter| letter as u8).take_while(|byte| *byte != 0).collect();
+            let bytes: Vec<u8> =
+                log.into_iter().map(|letter| letter as u8).take_while(|byte| *byte != 0).collect();
             Err(refused(format!("{error:?}\n{}", String::from_utf8_lossy(&bytes))))
         }
     };
@@ -75,7 +79,9 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
     let code = unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
     match code.result() {
         Ok(()) => Ok((major, minor)),
-        Err(error) => Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") }),
+        Err(error) => {
+            Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") })
+        }
     }
 }
 
@@ -84,6 +90,8 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 pub struct Kernels {
     functions: HashMap<&'static str, Function>,
     options: Vec<String>,
+    /// Of files for Hopper GPUs alone, on one and with activations of 16 bits.
+    hopper_options: Option<Vec<String>>,
     cache: Option<PathBuf>,
 }
 
@@ -105,15 +113,35 @@ impl Kernels {
     pub fn new(gpu: &Gpu, activations: DType, cache: Option<&Path>) -> Kernels {
         let (major, minor) = gpu.capability;
         let options = options(&format!("sm_{major}{minor}"), activations);
-        Kernels { functions: HashMap::new(), options, cache: cache.map(Path::to_path_buf) }
+        let is_hopper = gpu.capability == (9, 0) && activations != DType::F32;
+        let hopper_options = is_hopper.then(|| self::options(HOPPER, activations));
+        Kernels { functions: HashMap::new(), options, hopper_options, cache: cache.map(Path::to_path_buf) }
     }
 
     /// Compiles or reads the files that are not there yet, and finds their kernels.
     pub fn require(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
-        let is_there = |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
+        self.load(files, &self.options.clone())
+    }
+
+    /// The same of files for Hopper GPUs alone; nothing on others.
+    pub fn require_on_hopper(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
+        match self.hopper_options.clone() {
+            Some(options) => self.load(files, &options),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the kernels for Hopper GPUs alone are here where they were required.
+    pub fn has_hopper(&self) -> bool {
+        self.hopper_options.is_some()
+    }
+
+    fn load(&mut self, files: &[KernelFile], options: &[String]) -> Result<(), DeviceError> {
+        let is_there =
+            |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
         let missing: Vec<&KernelFile> = files.iter().filter(|file| !is_there(file)).collect();
         for file in missing {
-            let code = cached_code(file, &self.options, self.cache.as_deref())?;
+            let code = cached_code(file, options, self.cache.as_deref())?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is machine code for this GPU, and the driver copies it.
             check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;

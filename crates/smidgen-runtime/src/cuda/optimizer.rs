@@ -145,8 +145,15 @@ fn update(
         let [parameters, first, second] = [0, 1, 2].map(|index| stage.pointer(&step.updates[index]));
         let aligned = is_aligned(&[gradient, parameters, first, second]);
         let elements_signed = elements as i64;
-        let tensor =
-            UpdateTensor { parameters, gradient, first, second, elements: elements_signed, first_block: 0, aligned };
+        let tensor = UpdateTensor {
+            parameters,
+            gradient,
+            first,
+            second,
+            elements: elements_signed,
+            first_block: 0,
+            aligned,
+        };
         (tensor, blocks(elements))
     });
     let [report, hyper] = [1, 2].map(|index| stage.pointer(&steps[0].inputs[index]));

@@ -180,11 +180,11 @@ impl Products {
             if self.form(gpu, &whole, key, &way).is_err() {
                 continue;
             }
-            begin.record(gpu.stream)?;
+            begin.record(gpu)?;
             for _ in 0..REPEATS {
                 self.form(gpu, &whole, key, &way)?;
             }
-            end.record(gpu.stream)?;
+            end.record(gpu)?;
             end.wait()?;
             let took = begin.milliseconds_until(&end)?;
             if best.is_none_or(|(least, _)| took < least) {
@@ -202,7 +202,8 @@ impl Products {
         let [left, right, addend, output] = key.alignments;
         // SAFETY: every handle was just created, and attributes are given with their sizes.
         unsafe {
-            let preference = result::create_matmul_pref().map_err(|error| failure("cublasLt preference", error))?;
+            let preference =
+                result::create_matmul_pref().map_err(|error| failure("cublasLt preference", error))?;
             use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
             let scratch = PRODUCT_BYTES as u64;
             let set = |which, value: *const c_void, bytes| {
@@ -235,8 +236,11 @@ impl Products {
             let good = |result: &sys::cublasLtMatmulHeuristicResult_t| {
                 result.state.result().is_ok() && result.workspaceSize <= PRODUCT_BYTES
             };
-            let ways: Vec<Way> =
-                found.iter().filter(|result| good(result)).map(|result| Way { algorithm: result.algo }).collect();
+            let ways: Vec<Way> = found
+                .iter()
+                .filter(|result| good(result))
+                .map(|result| Way { algorithm: result.algo })
+                .collect();
             if ways.is_empty() { Err(no_way(key)) } else { Ok(ways) }
         }
     }
@@ -245,7 +249,9 @@ impl Products {
         let mut descriptions = self.descriptions.borrow_mut();
         let description = match descriptions.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Description::new(product, &key)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Description::new(product, &key)?)
+            }
         };
         description.resize(product)?;
         if let Some(bias) = product.bias {

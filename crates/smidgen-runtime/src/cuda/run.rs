@@ -5,8 +5,8 @@
 use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
 use super::{
-    act, attention, cached_attention, columns, decode, elementwise, embed, fourier, head, linear, loss, norm,
-    optimizer, rope,
+    act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
+    linear, loss, norm, optimizer, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
@@ -14,7 +14,7 @@ use smidgen_ir::{Extent, Op, Shape, Storage, Type};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    files_of_all().into_iter().chain(attention::FILES).collect()
+    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE]).collect()
 }
 
 /// The files of kernels that any plan may need.
@@ -44,11 +44,20 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     }
 }
 
+/// Those of Hopper GPUs that an operation may be computed by.
+pub fn hopper_files_of(op: &Op) -> Vec<KernelFile> {
+    match op {
+        Op::Attention(shape) | Op::AttentionGrad(shape) => attention_hopper::files(shape),
+        _ => vec![],
+    }
+}
+
 /// Refuses a step that has too little scratch, or a weight whose rows are no whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let types: Vec<Type> = step.inputs.iter().map(type_of).collect();
     let inputs: Vec<&Type> = types.iter().collect();
-    let needed = workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
+    let needed =
+        workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
@@ -56,7 +65,8 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = &step.op
         && shape.head_dim > attention::MOST_CHANNELS
     {
-        let what = format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
+        let what =
+            format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
         return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {
@@ -128,14 +138,22 @@ fn count_alike(steps: &[BoundStep]) -> usize {
     1 + steps[1..].iter().take_while(same).count()
 }
 
-/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, or a
-/// product and the sum that follows it in place.
+/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, a product
+/// and the sum that follows it in place, or the gradients of B and of h.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [product, sum, ..] = steps
         && let Op::Linear { bias, lora } = product.op
         && let Some(residual) = linear::residual_of(stage, product, bias, sum)
     {
         return linear::linear(stage, product, bias, lora, Some(residual)).map(|()| 2);
+    }
+    if let [outer, inner, ..] = steps
+        && let Op::WeightGrad { scale } = outer.op
+        && let Some(step) = linear::adapter_grad_step(stage, outer, inner)
+    {
+        let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
+        let stage = Stage { step, ..*stage };
+        return thin::adapter_grad(&stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
     let count = count_alike(steps);
     run_alike(stage, &steps[..count]).map(|()| count)

@@ -69,6 +69,11 @@ impl Stage<'_> {
         self.gpu.multiprocessors
     }
 
+    /// Whether the kernels of `attention_hopper.rs` can be launched.
+    pub fn has_hopper_kernels(&self) -> bool {
+        self.kernels.has_hopper()
+    }
+
     pub fn planned(&self) -> &Extent {
         self.planned
     }

@@ -6,7 +6,6 @@
 
 use super::driver::{self, Event, Gpu, Pinned};
 use crate::device::{Destination, DeviceError, Fill, FillError, READ_SLOTS, SLOT_BYTES};
-use cudarc::driver::sys;
 
 /// Bytes of each half.
 const HALF_BYTES: usize = 16 << 20;
@@ -57,8 +56,9 @@ impl Staging {
     pub fn begin_read(&mut self, gpu: &Gpu, slot: usize, from: u64, bytes: usize) -> Result<(), DeviceError> {
         assert!(bytes <= SLOT_BYTES, "a read of {bytes} bytes is no small one");
         let place = self.slots.slice_mut(slot * SLOT_BYTES, bytes).as_mut_ptr();
-        driver::copy_to_host(gpu.stream, place, from, bytes)?;
-        self.arrivals[slot].record(gpu.stream)
+        // SAFETY: the slot is read behind its event and not written before; the caller's range is reserved.
+        unsafe { driver::copy_to_host(gpu, place, from, bytes)? };
+        self.arrivals[slot].record(gpu)
     }
 
     /// Waits until those have come; what was launched after them goes on meanwhile.
@@ -69,17 +69,18 @@ impl Staging {
     }
 
     /// Writes in the order of the stream; the caller's bytes are free again at once.
-    pub fn write(&mut self, stream: sys::CUstream, to: u64, from: &[u8]) -> Result<(), DeviceError> {
+    pub fn write(&mut self, gpu: &Gpu, to: u64, from: &[u8]) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < from.len() {
             if self.filled == PART_BYTES {
-                self.next_part(stream)?;
+                self.next_part(gpu)?;
             }
             let bytes = (PART_BYTES - self.filled).min(from.len() - done);
             let first = self.part * PART_BYTES + self.filled;
             self.ring.slice_mut(first, bytes).copy_from_slice(&from[done..done + bytes]);
             let place = self.ring.pointer().wrapping_add(first);
-            driver::copy_to_device(stream, to + done as u64, place, bytes)?;
+            // SAFETY: a part of the ring is written again only behind its mark; the caller's range is reserved.
+            unsafe { driver::copy_to_device(gpu, to + done as u64, place, bytes)? };
             // Copies like to begin at whole words.
             self.filled = (self.filled + bytes).next_multiple_of(16).min(PART_BYTES);
             done += bytes;
@@ -87,8 +88,8 @@ impl Staging {
         Ok(())
     }
 
-    fn next_part(&mut self, stream: sys::CUstream) -> Result<(), DeviceError> {
-        self.marks[self.part].record(stream)?;
+    fn next_part(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
+        self.marks[self.part].record(gpu)?;
         self.part = (self.part + 1) % RING_PARTS;
         self.filled = 0;
         // An event that was never recorded has happened.
@@ -110,7 +111,8 @@ impl Staging {
             let bytes = HALF_BYTES.min(into.len() - done);
             let half = &mut self.halves[0].0;
             let place = half.slice_mut(0, bytes).as_mut_ptr();
-            driver::copy_to_host(gpu.stream, place, from + done as u64, bytes)?;
+            // SAFETY: the half is pinned and waited for; the caller's range is reserved.
+            unsafe { driver::copy_to_host(gpu, place, from + done as u64, bytes)? };
             gpu.wait()?;
             into[done..done + bytes].copy_from_slice(half.slice_mut(0, bytes));
             done += bytes;
@@ -143,14 +145,17 @@ impl Staging {
                 false => fill(first, piece).map_err(FillError::Source)?,
             }
             let from = pinned.pointer();
-            let copied = match to.rows {
-                None => driver::copy_to_device(gpu.stream, arena + (to.offset + first) as u64, from, bytes),
-                Some((row, stride)) => {
-                    let place = arena + (to.offset + first / row * stride) as u64;
-                    driver::copy_rows_to_device(gpu.stream, place, stride, from, row, bytes / row)
+            // SAFETY: a half is written again only behind its mark; the destination lies in the reservation.
+            let copied = unsafe {
+                match to.rows {
+                    None => driver::copy_to_device(gpu, arena + (to.offset + first) as u64, from, bytes),
+                    Some((row, stride)) => {
+                        let place = arena + (to.offset + first / row * stride) as u64;
+                        driver::copy_rows_to_device(gpu, place, stride, from, row, bytes / row)
+                    }
                 }
             };
-            copied.and_then(|()| mark.record(gpu.stream)).map_err(FillError::Device)?;
+            copied.and_then(|()| mark.record(gpu)).map_err(FillError::Device)?;
         }
         Ok(())
     }

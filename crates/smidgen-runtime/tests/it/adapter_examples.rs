@@ -5,7 +5,7 @@
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
-use crate::numbers::{Content, decode_reals, random_reals, stored};
+use crate::numbers::{Content, decode_reals, encode, random_reals, stored};
 use crate::subject::{Scalar, Subject};
 use smidgen_ir::workspace::{FOURIER_ROWS, norm_block_rows};
 use smidgen_ir::{DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId};
@@ -23,7 +23,34 @@ pub fn examples() -> Vec<Example> {
         fourier(-0.8, 2, [FOURIER_ROWS + 9, 7]),
         fourier_of_its_own_base(),
         Example { covers: &["row_norms"], proof: Proof::Values(row_norms_are_those_of_f64) },
+        Example { covers: &["round"], proof: Proof::Values(rounded_leaves_are_what_storing_makes_of_them) },
     ]
+}
+
+/// scale·weight, rounded as any number is that is stored.
+fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
+    const SCALE: f32 = 0.3;
+    let values = random_reals(5, 7 * 13);
+    let extent = Extent { tokens: 1, rows: 1, segments: 1 };
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let storage = Storage::Plain(dtype);
+        let mut graph = Graph::default();
+        let shape = Shape::matrix(7, 13);
+        let weight = graph.add_leaf("weight", Type::f32(shape.clone()), LeafKind::Adapter);
+        let rounded = graph.add_leaf("rounded", Type::new(shape, storage), LeafKind::Derived);
+        let mut nodes = Vec::new();
+        let op = Op::Round { scale: SCALE };
+        graph.emit(&mut nodes, op, vec![weight], vec![rounded], &[], (Phase::Update, None));
+        graph.entries = vec![(Entry::Refresh, nodes)];
+        let contents = vec![(weight, Content::Reals(values.clone()))];
+        let scalar = Scalar::Loss { entry: Entry::Refresh, leaf: rounded };
+        let subject = Subject { name: "round".into(), graph, extent, contents, scalar };
+        let mut executor = subject.load(subject.plan(extent, 1), 1);
+        let got = subject.read_bytes(&mut executor, rounded);
+        let scaled = values.iter().map(|value| SCALE * value).collect();
+        assert_eq!(got, encode(&Content::Reals(scaled), storage), "{dtype}");
+    }
+    BTreeSet::from(["round"])
 }
 
 /// z, the magnitude and the bias have gradients, the norm has none.

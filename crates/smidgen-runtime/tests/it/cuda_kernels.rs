@@ -4,7 +4,7 @@
 //! `cargo test -- --ignored kernels_compile` runs it, and `scripts/test_kernels.sh` installs NVRTC first.
 
 use smidgen_ir::DType;
-use smidgen_runtime::cuda::{kernel_files, libraries, modules};
+use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};
 
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90", "sm_120"];
 
@@ -23,6 +23,14 @@ fn kernels_compile_for_every_architecture() {
                     Ok(code) => assert!(!code.is_empty(), "{} for {architecture}", file.name),
                     Err(error) => wrong.push(format!("{architecture}, {activations}: {error}")),
                 }
+            }
+        }
+    }
+    for activations in [DType::Bf16, DType::F16] {
+        let options = modules::options(modules::HOPPER, activations);
+        for file in HOPPER_KERNEL_FILES {
+            if let Err(error) = modules::compile(&file, &options) {
+                wrong.push(format!("{}, {activations}: {error}", modules::HOPPER));
             }
         }
     }

@@ -15,15 +15,19 @@ use smidgen_compile::passes::remove_dead;
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
-use smidgen_ir::{Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision, RopeScaling, RopeSpec, Slice, ValueId, ValueRole, Workload, verify};
+use smidgen_ir::{
+    Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision,
+    RopeScaling, RopeSpec, Slice, ValueId, ValueRole, Workload, verify,
+};
 
 /// What a test chooses of the decoder.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub name: &'static str,
     pub spec: DecoderSpec,
-    /// Ends of the paths that carry an adapter of rank 3.
+    /// Ends of the paths that carry an adapter.
     pub adapted: &'static [&'static str],
+    pub rank: usize,
     pub form: AdapterForm,
     pub biases: TrainedBiases,
     pub dropout: f32,
@@ -123,6 +127,7 @@ impl Choice {
             name: "lora",
             spec: llama(),
             adapted: ALL_LINEARS,
+            rank: 3,
             form: AdapterForm::Lora,
             biases: TrainedBiases::None,
             dropout: 0.0,
@@ -143,8 +148,9 @@ impl Choice {
         let linears = self.spec.linears();
         let adapted =
             linears.iter().filter(|linear| self.adapted.iter().any(|end| linear.path.ends_with(end)));
-        let adapters =
-            adapted.map(|linear| LoraModule { path: linear.path.clone(), rank: 3, scale: 0.7 }).collect();
+        let adapters = adapted
+            .map(|linear| LoraModule { path: linear.path.clone(), rank: self.rank, scale: 0.7 })
+            .collect();
         Request {
             title: self.name.into(),
             spec: self.spec.clone(),

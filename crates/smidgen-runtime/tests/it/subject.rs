@@ -9,8 +9,8 @@ use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::{lay_beside, reuse_in_place};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec, ValueId,
-    Workload,
+    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec,
+    ValueId, Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;

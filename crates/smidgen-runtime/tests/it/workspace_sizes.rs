@@ -31,7 +31,15 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
 fn operand(ty: &Type, extent: &Extent) -> Operand {
     let rows = ty.shape.0[0];
     let columns = ty.shape.at(extent).1;
-    Operand { offset: 0, bytes: ty.bytes(extent), rows, columns, storage: ty.storage, stride: columns, part: None }
+    Operand {
+        offset: 0,
+        bytes: ty.bytes(extent),
+        rows,
+        columns,
+        storage: ty.storage,
+        stride: columns,
+        part: None,
+    }
 }
 
 /// The planned size passes the device's check, one byte less does not.
@@ -156,12 +164,11 @@ fn short_workspaces_are_refused(choice: &Choice) {
     let subject = choice.subject_with(Recompute::none());
     let plan = subject.roomy_plan(2);
     let cpu = Cpu::new(2).unwrap();
-    let steps: Vec<BoundStep> =
-        plan
-            .entries
-            .iter()
-            .flat_map(|entry| entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)))
-            .collect();
+    let steps: Vec<BoundStep> = plan
+        .entries
+        .iter()
+        .flat_map(|entry| entry.steps.iter().map(|step| BoundStep::of(&plan, entry.entry, step)))
+        .collect();
     let mut with_workspace = 0;
     for mut step in steps {
         assert!(cpu.check(&step, &plan.extent).is_ok(), "`{}` is refused", step.op.name());

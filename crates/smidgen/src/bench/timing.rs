@@ -117,9 +117,17 @@ impl<D: Device> Bench<D> {
         let together = self.batch.together.min(self.batch.samples);
         let extent = self.write_inputs(together);
         let planned = self.executor.plan().extent;
-        for (entry, extent) in [(Entry::MicroStep, extent), (Entry::Update, planned), (Entry::Refresh, planned)] {
-            let steps: Vec<(&str, Phase)> =
-                self.executor.plan().entry(entry).steps.iter().map(|step| (step.op.name(), step.phase)).collect();
+        for (entry, extent) in
+            [(Entry::MicroStep, extent), (Entry::Update, planned), (Entry::Refresh, planned)]
+        {
+            let steps: Vec<(&str, Phase)> = self
+                .executor
+                .plan()
+                .entry(entry)
+                .steps
+                .iter()
+                .map(|step| (step.op.name(), step.phase))
+                .collect();
             self.wait()?;
             for (index, (name, phase)) in steps.into_iter().enumerate() {
                 let begin = Instant::now();

@@ -76,8 +76,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let config = match shapes::find(&args.model) {
         Some(config) => config.to_owned(),
         None => std::fs::read_to_string(Path::new(&args.model).join("config.json")).map_err(|error| {
-            Failure::recipe(format!("`--model {}` is no known shape and no folder with a config.json ({error})", args.model))
-                .hint(format!("shapes are {}", shapes::names()))
+            Failure::recipe(format!(
+                "`--model {}` is no known shape and no folder with a config.json ({error})",
+                args.model
+            ))
+            .hint(format!("shapes are {}", shapes::names()))
         })?,
     };
     if let Some(folder) = &args.write_model {
@@ -99,7 +102,8 @@ fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 fn recipe_text(args: &Args, folder: &Path) -> String {
-    let micro_tokens = args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
+    let micro_tokens =
+        args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
     format!(
         "[model]\npath = {:?}\nbase = {:?}\ncompute = {:?}\n\
          [adapter]\nkind = {:?}\nrank = {}\n\
@@ -253,7 +257,8 @@ fn render(figures: &Value) -> String {
 
 /// A checkpoint of random numbers in bf16, one file.
 fn write_model(config: &str, folder: &Path) -> Result<(), Failure> {
-    let broken = |error: &dyn std::fmt::Display| Failure::world(format!("the config cannot be read: {error}"));
+    let broken =
+        |error: &dyn std::fmt::Display| Failure::world(format!("the config cannot be read: {error}"));
     let config_json: Value = serde_json::from_str(config).map_err(|error| broken(&error))?;
     let spec = smidgen_compile::model::read_spec(&config_json).map_err(|error| broken(&error))?;
     write_file(folder, "config.json", config.as_bytes())?;
@@ -267,7 +272,11 @@ fn write_model(config: &str, folder: &Path) -> Result<(), Failure> {
         .collect();
     let specs: Vec<TensorSpec> = tensors
         .iter()
-        .map(|(name, _, sizes)| TensorSpec { name: name.clone(), element: Element::Bf16, shape: sizes.clone() })
+        .map(|(name, _, sizes)| TensorSpec {
+            name: name.clone(),
+            element: Element::Bf16,
+            shape: sizes.clone(),
+        })
         .collect();
     let path = folder.join("model.safetensors");
     write_safetensors(&path, &pytorch_metadata(), &specs, |index, out| {

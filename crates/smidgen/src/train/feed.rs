@@ -113,7 +113,9 @@ impl Feed {
         let mut bytes = [0u8; 32];
         executor.finish_read(REPORT_SLOT, report, &mut bytes)?;
         let numbers = bytes.as_chunks::<8>().0.iter().map(|eight| f64::from_le_bytes(*eight));
-        let [loss, grad_norm, _, finite] = numbers.collect::<Vec<f64>>()[..] else { unreachable!("four numbers") };
+        let [loss, grad_norm, _, finite] = numbers.collect::<Vec<f64>>()[..] else {
+            unreachable!("four numbers")
+        };
         let mut bytes = [0u8; 8];
         let reg_loss = match self.reg_loss {
             None => None,

@@ -32,8 +32,8 @@ use crate::recipe::{self, Batch, Warmup};
 use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
 use smidgen_ir::{Entry, LeafKind, Plan};
-use smidgen_runtime::{Device, DeviceError, Executor};
 use smidgen_runtime::device::FillError;
+use smidgen_runtime::{Device, DeviceError, Executor};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -204,7 +204,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.begin_update(&begun)?;
             self.begun = Some(begun);
             let (done, epoch) = (step + 1, self.begun.as_ref().map_or(0.0, |begun| begun.epoch));
-            let evaluates = settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total);
+            let evaluates =
+                settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total);
             let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
             // What follows looks at the state behind this step.
             let settles = evaluates || saves || done == total || interrupt.is_requested();

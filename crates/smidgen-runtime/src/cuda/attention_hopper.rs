@@ -1,0 +1,136 @@
+//! The attention kernels of Hopper GPUs: their files, which attention they compute, and their shared memory.
+//!
+//! Matrix instructions of warpgroups exist on compute capability 9.0 alone, and code that has them is compiled for
+//! `sm_90a`. Heads of 128 channels without window and cap are theirs (the kernels build for 64 as well, where dq came
+//! out wrong: see `benches/attention_check.py`); `attention.rs` launches them in place of
+//! its own, with the same lists of tiles, preparation and parts. Whether it does follows from the plan and the GPU.
+
+use super::stage::{KernelFile, Stage};
+use smidgen_ir::{AttentionShape, Extent};
+
+/// Forward and gradient.
+pub const FILES: [KernelFile; 2] = [HEADS[0].forward_file, HEADS[0].gradient_file];
+
+/// The files that an attention may be computed by.
+pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
+    let all_seen = Extent::default();
+    let head = HopperHead::by_shape(shape, &all_seen);
+    head.map_or_else(Vec::new, |head| vec![head.forward_file, head.gradient_file])
+}
+
+/// Threads of a block: one warpgroup copies, two multiply.
+pub const THREADS: u32 = 384;
+/// Queries or keys of an item, which one block takes at a time.
+pub const ITEM_ROWS: usize = 128;
+
+/// The kernels of one head size.
+pub struct HopperHead {
+    head_dim: usize,
+    pub forward: &'static str,
+    pub gradient: &'static str,
+    forward_file: KernelFile,
+    gradient_file: KernelFile,
+}
+
+macro_rules! head {
+    ($head_dim:literal) => {
+        HopperHead {
+            head_dim: $head_dim,
+            forward: concat!("attention_hopper_", $head_dim),
+            gradient: concat!("attention_grad_hopper_", $head_dim),
+            forward_file: KernelFile {
+                name: concat!("attention_hopper_", $head_dim),
+                source: concat!(
+                    "#define HEAD ",
+                    $head_dim,
+                    "\n",
+                    include_str!("../../kernels/matrix_unit.cuh"),
+                    include_str!("../../kernels/warpgroup_unit.cuh"),
+                    include_str!("../../kernels/attention_tiles.cuh"),
+                    include_str!("../../kernels/attention_hopper.cuh"),
+                    include_str!("../../kernels/attention_hopper.cu")
+                ),
+                kernels: &[concat!("attention_hopper_", $head_dim)],
+            },
+            gradient_file: KernelFile {
+                name: concat!("attention_hopper_grad_", $head_dim),
+                source: concat!(
+                    "#define HEAD ",
+                    $head_dim,
+                    "\n",
+                    include_str!("../../kernels/matrix_unit.cuh"),
+                    include_str!("../../kernels/warpgroup_unit.cuh"),
+                    include_str!("../../kernels/attention_tiles.cuh"),
+                    include_str!("../../kernels/attention_hopper.cuh"),
+                    include_str!("../../kernels/attention_hopper_grad.cu")
+                ),
+                kernels: &[concat!("attention_grad_hopper_", $head_dim)],
+            },
+        }
+    };
+}
+
+const HEADS: [HopperHead; 1] = [head!(128)];
+
+/// Slots of the ring that tiles come through.
+const SLOTS: usize = 4;
+/// Barriers of the ring and of the resident tile, and two items.
+const CONTROL_BYTES: usize = 16 + 2 * 8 * SLOTS + 2 * 32;
+
+impl HopperHead {
+    /// The kernels for an attention whose rows can be read 16 bytes at a time, if this GPU has any.
+    pub fn of(stage: &Stage<'_>, shape: &AttentionShape) -> Option<&'static HopperHead> {
+        if stage.has_hopper_kernels() { HopperHead::by_shape(shape, stage.planned()) } else { None }
+    }
+
+    fn by_shape(shape: &AttentionShape, planned: &Extent) -> Option<&'static HopperHead> {
+        static ALL: [HopperHead; 1] = HEADS;
+        let sees_all = shape.window.is_none_or(|window| window >= planned.tokens);
+        if !sees_all || shape.softcap.is_some() {
+            return None;
+        }
+        ALL.iter().find(|head| head.head_dim == shape.head_dim)
+    }
+
+    /// A row of a tile in shared memory: elements of 16 bits.
+    const fn row_bytes(&self) -> usize {
+        2 * self.head_dim
+    }
+
+    /// Queries, a ring of keys and values, and the result on its way out.
+    pub const fn forward_shared_bytes(&self) -> u32 {
+        (self.row_bytes() * ITEM_ROWS * (2 + SLOTS) + CONTROL_BYTES) as u32
+    }
+
+    /// Two resident tiles, a ring of pairs of 64 rows with two floats for each, and the result on its way out.
+    pub const fn gradient_shared_bytes(&self) -> u32 {
+        (self.row_bytes() * ITEM_ROWS * (3 + SLOTS) + SLOTS * 2 * 64 * 4 + CONTROL_BYTES) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: AttentionShape =
+        AttentionShape { heads: 8, kv_heads: 2, head_dim: 128, scale: 1.0, window: None, softcap: None };
+
+    /// Bytes that the kernels' own definitions add up to; a block may have 227 KiB.
+    #[test]
+    fn shared_memory_is_what_the_kernels_use_and_fits() {
+        let bytes = HEADS.map(|head| (head.forward_shared_bytes(), head.gradient_shared_bytes()));
+        assert_eq!(bytes, [(196_752, 231_568)]);
+        assert!(bytes[0].1 <= 227 << 10);
+    }
+
+    #[test]
+    fn windows_that_hide_something_and_caps_and_other_heads_are_left_to_the_others() {
+        let planned = Extent { tokens: 2048, ..Extent::default() };
+        let has = |shape: AttentionShape| HopperHead::by_shape(&shape, &planned).is_some();
+        assert!(has(SHAPE) && !has(AttentionShape { head_dim: 64, ..SHAPE }));
+        assert!(!has(AttentionShape { head_dim: 96, ..SHAPE }));
+        assert!(has(AttentionShape { window: Some(2048), ..SHAPE }));
+        assert!(!has(AttentionShape { window: Some(2047), ..SHAPE }));
+        assert!(!has(AttentionShape { softcap: Some(30.0), ..SHAPE }));
+    }
+}

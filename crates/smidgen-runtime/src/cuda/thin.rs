@@ -1,0 +1,416 @@
+//! The products of an adapter by kernels of their own: h = x·Aᵀ, sums over tokens, and dB with dh of one reading of dy.
+//!
+//! One matrix of each is wide and the rest has a few columns, so the time is that of reading the wide one. A block
+//! takes some tokens and some columns; what it cannot sum alone goes to the scratch of the step's products, and a
+//! second launch adds that in order. How work is cut follows from planned sizes, so a shorter micro-batch leaves
+//! ranges out and changes nothing else.
+//! Left to cuBLASLt: f32, ranks over 64 or not in eights, rows that do not begin at multiples of 16 bytes.
+//! Kernels: `kernels/thin.cu`.
+
+use super::linear::{Tokens, matrix};
+use super::product::Matrix;
+use super::stage::{Arg, KernelFile, Stage};
+use crate::device::{DeviceError, Operand};
+use smidgen_ir::workspace_cuda::{
+    AdapterGradCut, MOST_THIN_RANK, OUTER_SUM_COLUMNS, PRODUCT_BYTES, ThinProductCut, adapter_grad_bytes,
+    outer_sum_bytes, outer_sum_range_tokens, padded_thin_rank,
+};
+use smidgen_ir::{DType, Storage};
+
+/// For activations of 16 bits only: in f32 the file has no kernel.
+pub const FILE: KernelFile = KernelFile {
+    name: "thin.cu",
+    source: concat!(include_str!("../../kernels/matrix_unit.cuh"), include_str!("../../kernels/thin.cu")),
+    kernels: &[
+        "adapter_grad_256_16",
+        "adapter_grad_256_32",
+        "adapter_grad_512_16",
+        "adapter_grad_512_32",
+        "thin_sums_16",
+        "thin_sums_32",
+        "thin_sums_64",
+        "thin_product_of_rows_16",
+        "thin_product_of_rows_32",
+        "thin_product_of_rows_64",
+        "thin_product_of_columns_16",
+        "thin_product_of_columns_32",
+        "thin_product_of_columns_64",
+        "thin_total",
+    ],
+};
+
+/// Whether kernels take a wide matrix of so many columns and thin ones of so many: the matrices are in the numbers of
+/// activations, a gradient among them in f32, and all rows begin at multiples of 16 bytes.
+pub fn fits(activations: DType, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
+    let whole = |number: usize| number > 0 && number.is_multiple_of(8);
+    let lies = |matrix: &Matrix| {
+        let known = matrix.element == activations || matrix.element == DType::F32;
+        known
+            && matrix.pointer.is_multiple_of(16)
+            && (matrix.stride * matrix.element.bytes()).is_multiple_of(16)
+    };
+    let sixteen_bits = matches!(activations, DType::Bf16 | DType::F16);
+    sixteen_bits && rank <= MOST_THIN_RANK && whole(rank) && whole(columns) && matrices.iter().all(lies)
+}
+
+/// Whether [`adapter_grad`] takes dy, h, b and dh, and db.
+pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -> bool {
+    let [dy, h, _, _] = acts;
+    are_activations(stage, &acts)
+        && db.storage == Storage::Plain(DType::F32)
+        && fits(stage.activations(), h.columns, dy.columns, &acts.map(|act| matrix(stage, act)))
+        && fits(stage.activations(), h.columns, dy.columns, &[matrix(stage, db)])
+}
+
+/// Whether [`outer_sum`] takes these.
+pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: &Operand) -> bool {
+    let (rows, columns) = (stage.rows(gradient), gradient.columns);
+    left.element == stage.activations()
+        && right.element == stage.activations()
+        && gradient.storage == Storage::Plain(DType::F32)
+        && fits(
+            stage.activations(),
+            rows.min(columns),
+            rows.max(columns),
+            &[left, right, matrix(stage, gradient)],
+        )
+}
+
+/// Whether [`thin_product`] takes these.
+pub fn thin_product_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
+    are_activations(stage, &[x, a, h])
+        && fits(stage.activations(), h.columns, x.columns, &[x, a, h].map(|operand| matrix(stage, operand)))
+}
+
+fn are_activations(stage: &Stage<'_>, operands: &[&Operand]) -> bool {
+    operands.iter().all(|operand| operand.storage == Storage::Plain(stage.activations()))
+}
+
+/// dh (T, R) = dy (T, N)·b (N, R), and db (N, R) += scale·dyᵀ·h (T, R).
+pub fn adapter_grad(
+    stage: &Stage<'_>,
+    dy: &Operand,
+    h: &Operand,
+    b: &Operand,
+    dh: &Operand,
+    db: &Operand,
+    scale: f32,
+) -> Result<(), DeviceError> {
+    let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
+    let (columns, rank) = (dy.columns, h.columns);
+    let scratch = product_scratch(stage);
+    let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| matrix(stage, operand));
+    let Some(cut) = AdapterGradCut::of(tokens.planned, columns, rank) else {
+        product(
+            stage,
+            Factors { wide, thin: right, form: Form::OfColumns, columns, rank },
+            tokens,
+            output,
+            scratch,
+        )?;
+        return outer_sum(stage, wide, thin, tokens, scale, db, scratch);
+    };
+    let needed = adapter_grad_bytes(tokens.planned, columns, rank);
+    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial sums");
+    let kernel = match (cut.block_columns, padded_thin_rank(rank)) {
+        (256, 16) => "adapter_grad_256_16",
+        (256, _) => "adapter_grad_256_32",
+        (_, 16) => "adapter_grad_512_16",
+        (_, _) => "adapter_grad_512_32",
+    };
+    let across = columns.div_ceil(cut.block_columns);
+    let sums = scratch + cut.product_bytes(columns, rank) as u64;
+    for first in (0..tokens.rows).step_by(cut.launch_tokens) {
+        let rows = cut.launch_tokens.min(tokens.rows - first);
+        let places = SumPlaces::of(gradient, sums, scale, cut.ranges(), columns * rank, rank);
+        let mut args = Vec::with_capacity(16);
+        for place in [wide.at(first, 0), thin.at(first, 0), right] {
+            args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
+        }
+        args.extend([rows, columns, rank, cut.range_tokens].map(int));
+        args.push(Arg::Pointer(scratch));
+        args.extend(places.args);
+        let ranges = rows.div_ceil(cut.range_tokens);
+        let grid = [across as u32, ranges as u32, 1];
+        let shared_bytes = adapter_grad_shared_bytes(cut.block_columns, padded_thin_rank(rank));
+        stage.launch(kernel, grid, (cut.block_columns / 2) as u32, shared_bytes, &args)?;
+        let sums = places.partial.then_some(Sums {
+            parts: Parts { first: sums, count: ranges, rows: columns, width: rank },
+            gradient,
+            scale,
+        });
+        let products = Parts { first: scratch, count: across, rows, width: rank };
+        total(stage, sums, Some((products, output.at(first, 0))))?;
+    }
+    Ok(())
+}
+
+/// gradient (P, Q) += scale·left (T, P)ᵀ·right (T, Q), one of them thin.
+pub fn outer_sum(
+    stage: &Stage<'_>,
+    left: Matrix,
+    right: Matrix,
+    tokens: Tokens,
+    scale: f32,
+    gradient: &Operand,
+    scratch: u64,
+) -> Result<(), DeviceError> {
+    if tokens.rows == 0 {
+        return Ok(());
+    }
+    let (rows, width) = (stage.rows(gradient), gradient.columns);
+    let across = rows <= width;
+    let (wide, thin) = if across { (right, left) } else { (left, right) };
+    let (columns, rank) = (rows.max(width), rows.min(width));
+    let needed = outer_sum_bytes(tokens.planned, columns, rank);
+    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial sums");
+    let range_tokens = outer_sum_range_tokens(tokens.planned, columns, rank);
+    let target = matrix(stage, gradient);
+    let planned_ranges = tokens.planned.div_ceil(range_tokens);
+    let places = SumPlaces::of(target, scratch, scale, planned_ranges, columns * rank, width);
+    let mut args = Vec::with_capacity(14);
+    for place in [wide, thin] {
+        args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
+    }
+    args.extend([tokens.rows, columns, rank, range_tokens].map(int));
+    let [sums, range_stride, row_stride, adds, factor] = places.args;
+    args.extend([sums, range_stride, row_stride, Arg::Int(i32::from(across)), adds, factor]);
+    let padded = padded_thin_rank(rank);
+    let kernel = match padded {
+        16 => "thin_sums_16",
+        32 => "thin_sums_32",
+        _ => "thin_sums_64",
+    };
+    let ranges = tokens.rows.div_ceil(range_tokens);
+    let grid = [columns.div_ceil(OUTER_SUM_COLUMNS) as u32, ranges as u32, 1];
+    stage.launch(kernel, grid, (OUTER_SUM_COLUMNS / 2) as u32, outer_sum_shared_bytes(padded), &args)?;
+    if !places.partial {
+        return Ok(());
+    }
+    let parts = Parts { first: scratch, count: ranges, rows, width };
+    total(stage, Some(Sums { parts, gradient: target, scale }), None)
+}
+
+/// h (T, R) = x (T, K)·a (R, K)ᵀ.
+pub fn thin_product(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> Result<(), DeviceError> {
+    let tokens = Tokens { rows: stage.rows(x), planned: x.rows_at(stage.planned()) };
+    let [wide, thin, output] = [x, a, h].map(|operand| matrix(stage, operand));
+    let scratch = product_scratch(stage);
+    let (columns, rank) = (x.columns, h.columns);
+    product(stage, Factors { wide, thin, form: Form::OfRows, columns, rank }, tokens, output, scratch)
+}
+
+/// How the thin side of a product lies.
+#[derive(Clone, Copy)]
+enum Form {
+    /// (R, K).
+    OfRows,
+    /// (K, R).
+    OfColumns,
+}
+
+/// A wide matrix (T, columns) and a thin one.
+#[derive(Clone, Copy)]
+struct Factors {
+    wide: Matrix,
+    thin: Matrix,
+    form: Form,
+    columns: usize,
+    rank: usize,
+}
+
+fn product(
+    stage: &Stage<'_>,
+    Factors { wide, thin, form, columns, rank }: Factors,
+    tokens: Tokens,
+    output: Matrix,
+    scratch: u64,
+) -> Result<(), DeviceError> {
+    if tokens.rows == 0 {
+        return Ok(());
+    }
+    let cut = ThinProductCut::of(tokens.planned, columns, rank);
+    let needed = cut.bytes(tokens.planned, columns, rank);
+    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial products");
+    let padded = padded_thin_rank(rank);
+    let kernel = match (form, padded) {
+        (Form::OfRows, 16) => "thin_product_of_rows_16",
+        (Form::OfRows, 32) => "thin_product_of_rows_32",
+        (Form::OfRows, _) => "thin_product_of_rows_64",
+        (Form::OfColumns, 16) => "thin_product_of_columns_16",
+        (Form::OfColumns, 32) => "thin_product_of_columns_32",
+        (Form::OfColumns, _) => "thin_product_of_columns_64",
+    };
+    let ranges = cut.ranges(columns);
+    let mut args = Vec::with_capacity(11);
+    for place in [wide, thin] {
+        args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
+    }
+    args.extend([tokens.rows, columns, rank, cut.range_columns].map(int));
+    let parts = if ranges > 1 { scratch } else { 0 };
+    args.extend([Arg::Pointer(parts), Arg::Pointer(output.pointer), long(output.stride)]);
+    let grid = [ranges as u32, tokens.rows.div_ceil(cut.block_tokens) as u32, 1];
+    stage.launch(kernel, grid, 128, product_shared_bytes(&cut, padded), &args)?;
+    if ranges == 1 {
+        return Ok(());
+    }
+    total(
+        stage,
+        None,
+        Some((Parts { first: scratch, count: ranges, rows: tokens.rows, width: rank }, output)),
+    )
+}
+
+/// Where sums over tokens go: into partial sums, or, of a single range, into the gradient.
+struct SumPlaces {
+    partial: bool,
+    args: [Arg; 5],
+}
+
+impl SumPlaces {
+    fn of(
+        gradient: Matrix,
+        sums: u64,
+        scale: f32,
+        ranges: usize,
+        elements: usize,
+        width: usize,
+    ) -> SumPlaces {
+        let partial = ranges > 1;
+        let (pointer, stride) = if partial { (sums, width) } else { (gradient.pointer, gradient.stride) };
+        let adds = Arg::Int(i32::from(!partial));
+        SumPlaces {
+            partial,
+            args: [Arg::Pointer(pointer), long(elements), long(stride), adds, Arg::Float(scale)],
+        }
+    }
+}
+
+/// Matrices (rows, width) in f32, one behind the other.
+#[derive(Clone, Copy)]
+struct Parts {
+    first: u64,
+    count: usize,
+    rows: usize,
+    width: usize,
+}
+
+impl Parts {
+    const NONE: Parts = Parts { first: 0, count: 0, rows: 0, width: 4 };
+
+    /// Blocks of `thin_total`.
+    fn blocks(&self) -> usize {
+        (self.rows * self.width / 4).div_ceil(64)
+    }
+
+    fn args(&self) -> [Arg; 5] {
+        let stride = long(self.rows * self.width);
+        [Arg::Pointer(self.first), int(self.count), stride, int(self.rows), int(self.width)]
+    }
+}
+
+struct Sums {
+    parts: Parts,
+    gradient: Matrix,
+    scale: f32,
+}
+
+/// Adds partial sums to a gradient, and partial products to an output.
+fn total(
+    stage: &Stage<'_>,
+    sums: Option<Sums>,
+    products: Option<(Parts, Matrix)>,
+) -> Result<(), DeviceError> {
+    let nothing = Matrix { pointer: 0, stride: 0, element: DType::F32 };
+    let sums = sums.unwrap_or(Sums { parts: Parts::NONE, gradient: nothing, scale: 0.0 });
+    let (products, output) = products.unwrap_or((Parts::NONE, nothing));
+    let mut args = sums.parts.args().to_vec();
+    args.extend([Arg::Pointer(sums.gradient.pointer), long(sums.gradient.stride), Arg::Float(sums.scale)]);
+    args.push(int(sums.parts.blocks()));
+    args.extend(products.args());
+    args.extend([Arg::Pointer(output.pointer), long(output.stride)]);
+    let blocks = sums.parts.blocks() + products.blocks();
+    stage.launch("thin_total", [blocks as u32, 1, 1], 256, 0, &args)
+}
+
+/// The part of the step's scratch that is the products'.
+fn product_scratch(stage: &Stage<'_>) -> u64 {
+    let (pointer, bytes) = stage.workspace();
+    assert!(bytes >= PRODUCT_BYTES, "{bytes} bytes of scratch for products");
+    pointer + (bytes - PRODUCT_BYTES) as u64
+}
+
+fn int(number: usize) -> Arg {
+    super::spans::int(number)
+}
+
+fn long(number: usize) -> Arg {
+    super::spans::long(number)
+}
+
+/// A tile of the wide matrix.
+const TILE_BYTES: usize = 16 << 10;
+
+/// Tiles on their way, those of `thin.cu`.
+const fn stages(padded: usize) -> usize {
+    if padded == 16 { 4 } else { 3 }
+}
+
+/// What warps hand over of dh, twice, and tiles of dy and h.
+const fn adapter_grad_shared_bytes(block_columns: usize, padded: usize) -> u32 {
+    let (warps, tokens) = (block_columns / 64, TILE_BYTES / 2 / block_columns);
+    let exchange = 2 * warps * tokens * padded * 4;
+    (exchange + stages(padded) * (TILE_BYTES + tokens * padded * 2)) as u32
+}
+
+const fn outer_sum_shared_bytes(padded: usize) -> u32 {
+    let tokens = TILE_BYTES / 2 / OUTER_SUM_COLUMNS;
+    (stages(padded) * (TILE_BYTES + tokens * padded * 2)) as u32
+}
+
+const fn product_shared_bytes(cut: &ThinProductCut, padded: usize) -> u32 {
+    let columns = TILE_BYTES / 2 / cut.block_tokens;
+    (stages(padded) * (TILE_BYTES + columns * padded * 2)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kernels_take() {
+        let at = |pointer: u64, stride: usize, element: DType| Matrix { pointer, stride, element };
+        let act = at(4096, 3600, DType::Bf16);
+        let takes = |rank, columns, matrix: Matrix| fits(DType::Bf16, rank, columns, &[act, matrix]);
+        assert!(
+            takes(16, 3584, act)
+                && takes(8, 8, at(16, 8, DType::F32))
+                && takes(64, 64, at(16, 4, DType::F32))
+        );
+        assert!(!takes(72, 3584, act) && !takes(12, 3584, act) && !takes(0, 3584, act));
+        assert!(!takes(16, 3580, act));
+        assert!(!takes(16, 3584, at(8, 3584, DType::Bf16)), "rows begin at odd multiples of 8 bytes");
+        assert!(!takes(16, 3584, at(16, 3588, DType::Bf16)), "so do odd rows");
+        assert!(!takes(16, 3584, at(16, 18, DType::F32)));
+        assert!(!takes(16, 3584, at(16, 3584, DType::F16)));
+        assert!(!fits(DType::F32, 16, 3584, &[]));
+    }
+
+    /// A block may have 99 KiB on GPUs of one chip generation, and the kernels say the same numbers.
+    #[test]
+    fn tiles_fit_shared_memory() {
+        for padded in [16, 32] {
+            for columns in [256, 512] {
+                assert!(adapter_grad_shared_bytes(columns, padded) <= 99 << 10);
+            }
+        }
+        for padded in [16, 32, 64] {
+            let cut = ThinProductCut::of(8192, 3584, padded);
+            assert!(
+                outer_sum_shared_bytes(padded) <= 99 << 10 && product_shared_bytes(&cut, padded) <= 99 << 10
+            );
+        }
+        assert_eq!(adapter_grad_shared_bytes(256, 16), 86_016);
+        assert_eq!(adapter_grad_shared_bytes(512, 32), 84_992);
+    }
+}
