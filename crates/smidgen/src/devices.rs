@@ -8,7 +8,7 @@ use crate::hub::environment;
 use crate::recipe::DeviceChoice;
 use smidgen_ir::{DeviceKind, Precision};
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
-use smidgen_runtime::{AnyDevice, Cpu, Cuda};
+use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 
 /// Where a run will be.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,19 @@ pub enum Place {
 impl Place {
     /// Looks for the device that the recipe chooses. `must_run`: a GPU that is not here is an error.
     pub fn find(choice: DeviceChoice, must_run: bool) -> Result<Place, Failure> {
+        match (Place::look(choice), choice) {
+            (Err(_), DeviceChoice::Cuda(ordinal)) if !must_run => {
+                Ok(Place::Cuda { ordinal, facts: None, context_bytes: None })
+            }
+            (found, choice) => found.map_err(|error| {
+                Failure::world(format!("`memory.device = \"{choice}\"`: {error}"))
+                    .hint("`memory.device = \"cpu\"` runs without a GPU")
+            }),
+        }
+    }
+
+    /// The device that is chosen, if it is here.
+    pub fn look(choice: DeviceChoice) -> Result<Place, DeviceError> {
         match choice {
             DeviceChoice::Cpu => Ok(Place::Cpu),
             DeviceChoice::Auto => Ok(match cuda::look(0) {
@@ -34,12 +47,9 @@ impl Place {
                 }
                 _ => Place::Cpu,
             }),
-            DeviceChoice::Cuda(ordinal) => match cuda::look(ordinal) {
-                Ok(facts) => Ok(Place::Cuda { ordinal, facts: Some(facts), context_bytes: None }),
-                Err(_) if !must_run => Ok(Place::Cuda { ordinal, facts: None, context_bytes: None }),
-                Err(error) => Err(Failure::world(format!("`memory.device = \"cuda:{ordinal}\"`: {error}"))
-                    .hint("`memory.device = \"cpu\"` trains without a GPU")),
-            },
+            DeviceChoice::Cuda(ordinal) => {
+                Ok(Place::Cuda { ordinal, facts: Some(cuda::look(ordinal)?), context_bytes: None })
+            }
         }
     }
 

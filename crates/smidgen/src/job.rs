@@ -5,6 +5,7 @@
 
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
+use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
 use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
@@ -67,13 +68,21 @@ pub struct Rows {
     pub warnings: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobBudget {
     pub bytes: u64,
     /// From `memory.budget`, rather than from what is free.
     pub stated: bool,
     /// What a GPU has free, where that is less than the budget that was stated.
     pub cut_to_free: Option<u64>,
+}
+
+impl JobBudget {
+    /// What is said of a budget that is more than there is.
+    pub fn note(&self) -> Option<String> {
+        let free = format_bytes(self.cut_to_free?);
+        Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
+    }
 }
 
 /// What `auto` leaves free on a GPU, for a display or another program that wakes up.
@@ -425,7 +434,7 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T
 }
 
 /// No processor of ours multiplies f16.
-fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
+pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
     match (compute, place) {
         (Compute::F16, Place::Cpu) => Err(Failure::recipe(
             "`model.compute = f16` needs a GPU: the CPU computes in f32 or bf16 (supported: auto, f32, bf16)",
@@ -435,8 +444,13 @@ fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
 }
 
 pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
+    budget_on(place, recipe.memory.budget)
+}
+
+/// What a budget comes to on a device.
+pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
     let is_gpu = place.kind() == DeviceKind::Cuda;
-    match recipe.memory.budget {
+    match budget {
         Budget::Bytes(bytes) => {
             let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
             Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free })

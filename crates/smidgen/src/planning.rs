@@ -89,10 +89,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
     if job.recipe.model.compute == Compute::Bf16 && job.arithmetic == Arithmetic::F32 {
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
-    if let Some(free) = job.budget.cut_to_free {
-        let free = format_bytes(free);
-        notes.push(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"));
-    }
+    notes.extend(job.budget.note());
     Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapter_structure;
+mod cuda_layout;
 mod determinism;
 mod packing;
 mod random_graph;

@@ -90,6 +90,8 @@ impl Device for Cpu {
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        // What an earlier plan took is given back first, so that two are never held.
+        self.arena = Arena::empty();
         let arena = Arena::reserve(bytes).ok_or(DeviceError::Reserve { device: NAME, bytes })?;
         self.pool.enter(|| arena.touch());
         self.arena = arena;

@@ -38,7 +38,7 @@ use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
 use modules::Kernels;
 use product::Products;
-pub use run::files as kernel_files;
+pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision};
 use stage::Stage;
 use staging::Staging;

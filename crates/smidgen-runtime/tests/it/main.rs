@@ -13,6 +13,7 @@ mod broken_plans;
 mod check;
 mod cuda_agrees;
 mod cuda_kernels;
+mod cuda_plans;
 mod decoder;
 mod decoder_cache;
 mod decoder_gradients;

@@ -23,14 +23,18 @@ use crate::failure::Failure;
 use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::generate::session::{Opening, Session};
 use crate::generate::stop::stop_ids;
+use crate::host;
 use crate::hub::{Access, Want};
-use crate::job::{JobBudget, build_storage, data_files, job_budget, open_model, refuse_unsupported};
+use crate::job::{
+    JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
+};
 use crate::recipe::{EvalTask, Recipe, parse_recipe, read_recipe_source};
 use crate::report::eval_table::render_eval_table;
 use crate::tokenizer::Tokenizer;
 use crate::train::progress::say;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
+use smidgen_runtime::AnyDevice;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -89,10 +93,22 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
     }
     let adapter = open_adapter(args, &recipe, run_folder.as_deref(), quiet)?;
-    let run = Evaluated { recipe: &recipe, model: &model, adapter: adapter.as_ref(), quiet };
+    let mut place = Place::find(recipe.memory.device, true)?;
+    check_compute(recipe.model.compute, &place)?;
+    let budget = job_budget(&recipe, &place)?;
+    let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
+    let threads = match recipe.memory.threads {
+        0 => host::processors(),
+        threads => threads,
+    };
+    // Before the plan, which counts what the driver's context takes.
+    let device = place.open_and_measure(threads, arithmetic.precision())?;
+    let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
+    let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, quiet };
+    budget.note().into_iter().for_each(|note| run.say(&format!("note: {note}")));
     let mut results = match recipe.eval.task {
-        EvalTask::Loss | EvalTask::Choice => run.by_likelihood()?,
-        EvalTask::Generate => run.by_generation(args.beams)?,
+        EvalTask::Loss | EvalTask::Choice => run.by_likelihood(device)?,
+        EvalTask::Generate => run.by_generation(device, args.beams)?,
     };
     results.about.extend(run.about(args.beams)?);
     let out = args.out.clone().or_else(|| run_folder.map(|folder| folder.join("eval.json")));
@@ -155,6 +171,10 @@ struct Evaluated<'a> {
     recipe: &'a Recipe,
     model: &'a Model,
     adapter: Option<&'a AdapterFile>,
+    place: &'a Place,
+    arithmetic: Arithmetic,
+    threads: usize,
+    budget: JobBudget,
     quiet: bool,
 }
 
@@ -166,13 +186,14 @@ impl Evaluated<'_> {
     }
 
     fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
-        let mut request = build_adapted_request(self.model, adapter)?;
-        request.storage = build_storage(self.recipe.model.base, &request.spec, self.model);
-        request.precision = Arithmetic::of(self.recipe.model.compute, request.device).precision();
-        if self.recipe.memory.threads > 0 {
-            request.threads = self.recipe.memory.threads;
-        }
-        Ok(request)
+        let request = build_adapted_request(self.model, adapter)?;
+        Ok(Request {
+            storage: build_storage(self.recipe.model.base, &request.spec, self.model),
+            device: self.place.kind(),
+            precision: self.arithmetic.precision(),
+            threads: self.threads,
+            ..request
+        })
     }
 
     /// The base and, where there is one, the adapter.
@@ -191,6 +212,8 @@ impl Evaluated<'_> {
             "task": self.recipe.eval.task.to_string(),
             "model": self.recipe.model.path.to_string(),
             "base_weights": self.recipe.model.base.to_string(),
+            "device": self.place.describe(),
+            "compute": self.arithmetic.name(),
             "data": files,
             "answer": self.recipe.eval.answer,
         });
@@ -207,7 +230,7 @@ impl Evaluated<'_> {
         }
     }
 
-    fn by_likelihood(&self) -> Result<Results, Failure> {
+    fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let subjects = self.subjects()?;
         let sets = read_eval_sets(recipe, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
@@ -218,17 +241,19 @@ impl Evaluated<'_> {
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
             .collect();
-        let JobBudget { bytes, stated, .. } = job_budget(recipe, &Place::Cpu)?;
+        let JobBudget { bytes: budget_bytes, stated, .. } = self.budget;
         let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-        let means = Means { budget_bytes: bytes, stated, data_bytes };
+        let means = Means { place: self.place, budget_bytes, stated, data_bytes };
         let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
         if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
             self.say(largest.render(means).trim_end());
         }
         let mut measured = Vec::new();
         for (subject, plan) in subjects.iter().zip(plans) {
-            measured.push(self.measure(subject, plan, &sets)?);
+            let (found, freed) = self.measure(subject, plan, &sets, device)?;
+            measured.push(found);
+            device = freed;
         }
         let questions = match (choices, loss) {
             (Some(choices), _) => questions_of_choices(choices),
@@ -238,11 +263,18 @@ impl Evaluated<'_> {
         Ok(collect(questions, measured))
     }
 
-    fn measure(&self, subject: &Subject<'_>, plan: EvalPlan, sets: &EvalSets) -> Result<Measured, Failure> {
+    /// Takes the device from subject to subject, so that one model at a time is on it.
+    fn measure(
+        &self,
+        subject: &Subject<'_>,
+        plan: EvalPlan,
+        sets: &EvalSets,
+        device: AnyDevice,
+    ) -> Result<(Measured, AnyDevice), Failure> {
         let name = if subject.adapter.is_some() { "adapter" } else { "base" };
         let when = format!("the evaluation of the {name}");
         self.say(&format!("evaluating the {name}"));
-        let mut evaluator = Evaluator::load(subject, self.model, plan)?;
+        let mut evaluator = Evaluator::load(subject, self.model, plan, device)?;
         let mut measured = Measured::default();
         if let Some(loss) = &sets.loss {
             let found = evaluator.log_likelihoods(&loss.set, self.recipe.eval.limit)?;
@@ -262,10 +294,10 @@ impl Evaluated<'_> {
             }
             measured.add_choices(choices, &scores, &found);
         }
-        Ok(measured)
+        Ok((measured, evaluator.into_device()))
     }
 
-    fn by_generation(&self, beams: usize) -> Result<Results, Failure> {
+    fn by_generation(&self, mut device: AnyDevice, beams: usize) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let tokenizer = read_tokenizer(model).map_err(Failure::world)?;
         let files = data_files(&recipe.data.eval, "data.eval")?;
@@ -275,7 +307,10 @@ impl Evaluated<'_> {
         let sizes = self.generation_sizes(&key, beams)?;
         let mut measured = Vec::new();
         for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
-            measured.push(self.measure_generation(adapter, &key, &tokenizer, beams, sizes)?);
+            let opening = self.opening(adapter, sizes);
+            let (found, freed) = self.measure_generation(&opening, device, &key, &tokenizer, beams)?;
+            measured.push(found);
+            device = freed;
         }
         Ok(collect(questions_of_key(&key), measured))
     }
@@ -285,7 +320,6 @@ impl Evaluated<'_> {
         let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
         let longest = requests[0].spec.max_positions;
         let context = (key.longest_prompt() + NEW_TOKENS).min(longest);
-        let budget = job_budget(self.recipe, &Place::Cpu)?;
         let mut refused = None;
         let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(key.rows.len()));
         for slots in if beams > 1 { vec![beams] } else { several.to_vec() } {
@@ -294,9 +328,10 @@ impl Evaluated<'_> {
                 context: Some(context),
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
-                budget_bytes: budget.stated.then_some(budget.bytes),
+                budget: self.budget,
             };
-            let plans = requests.iter().map(|request| plan_generation(request, self.model, &sizes));
+            let plan = |request| plan_generation(request, self.model, self.place, &sizes);
+            let plans = requests.iter().map(plan);
             match plans.collect::<Result<Vec<GenerationPlan>, Failure>>() {
                 Ok(plans) => {
                     if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
@@ -312,27 +347,29 @@ impl Evaluated<'_> {
         Err(Failure { hints: vec![], ..failure }.hint("raise `memory.budget`, or evaluate shorter rows"))
     }
 
+    fn opening<'a>(&'a self, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
+        let Evaluated { model, place, arithmetic, threads, .. } = *self;
+        Opening { model, adapter, base: self.recipe.model.base, place, arithmetic, threads, sizes }
+    }
+
     fn measure_generation(
         &self,
-        adapter: Option<&AdapterFile>,
+        opening: &Opening<'_>,
+        device: AnyDevice,
         key: &AnswerKey,
         tokenizer: &Tokenizer,
         beams: usize,
-        sizes: Sizes,
-    ) -> Result<Measured, Failure> {
-        let name = if adapter.is_some() { "adapter" } else { "base" };
+    ) -> Result<(Measured, AnyDevice), Failure> {
+        let name = if opening.adapter.is_some() { "adapter" } else { "base" };
         self.say(&format!("evaluating the {name}"));
-        let (base, threads) = (self.recipe.model.base, self.recipe.memory.threads);
-        let opening = Opening { model: self.model, adapter, base, threads, sizes };
-        let mut session = Session::open(&opening, |_| Ok(()))?;
+        let mut session = Session::open(opening, device, |_| Ok(()))?;
         let stop_ids = stop_ids(self.model, tokenizer)?;
         let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
-        drop(session);
         let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::world));
         let scores = key.score(texts.collect::<Result<_, _>>()?);
         let mut measured = Measured::default();
         measured.add_generation(&scores);
-        Ok(measured)
+        Ok((measured, session.into_device()))
     }
 }
 

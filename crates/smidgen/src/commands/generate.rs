@@ -8,23 +8,29 @@
 use super::chat::{Talk, run_chat};
 use super::original::open_named;
 use super::print;
-use crate::bytes::parse_bytes;
+use crate::arithmetic::Arithmetic;
+use crate::bytes::{format_bytes, parse_bytes};
 use crate::checkpoint::gguf::GgufFile;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
+use crate::devices::Place;
 use crate::failure::Failure;
 use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Generated, Opening, Session, Settings, Timing};
 use crate::generate::stop::stop_ids;
 use crate::generate::stream::TextStream;
+use crate::host;
 use crate::hub::{self, Access, Located, Want};
-use crate::recipe::{BaseFormat, Budget, Recipe, parse_recipe, read_recipe_source};
+use crate::job::{JobBudget, budget_on};
+use crate::recipe::{
+    BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Recipe, parse_recipe, read_recipe_source,
+};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::chat_template::ChatInput;
-use crate::train::metrics::read_rss;
 use crate::train::progress::say;
 use serde_json::{Value as Json, json};
+use smidgen_ir::DeviceKind;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -76,6 +82,12 @@ pub struct Args {
     /// Memory that may be taken, such as 2GiB [default: the recipe's, or what is free]
     #[arg(long, value_name = "BYTES")]
     budget: Option<String>,
+    /// auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the processor]
+    #[arg(long)]
+    device: Option<String>,
+    /// What products multiply: auto, f32, bf16 or f16 [default: the recipe's, or auto: bf16 on a GPU, else f32]
+    #[arg(long)]
+    compute: Option<String>,
     /// Threads to compute with; 0 is one for each processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -89,7 +101,16 @@ struct Subject {
     model: Model,
     adapter: Option<AdapterFile>,
     base: BaseFormat,
-    budget_bytes: Option<u64>,
+    budget: Budget,
+    device: DeviceChoice,
+    compute: Compute,
+}
+
+/// Where it runs and how.
+struct Setting {
+    place: Place,
+    arithmetic: Arithmetic,
+    budget: JobBudget,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -162,7 +183,7 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
 }
 
 fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
-    let stated = args.budget.as_deref().map(read_budget).transpose()?;
+    let Wishes { budget, device, compute } = read_wishes(args)?;
     let target = Path::new(&args.target);
     let job = target.join("job.toml");
     let is_recipe = target.is_file() && target.extension().is_some_and(|extension| extension == "toml");
@@ -170,7 +191,14 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     if !is_recipe && !job.is_file() {
         let model = open_named(&args.target, Want::Weights, access)?;
         let adapter = args.adapter.as_deref().map(given).transpose()?;
-        return Ok(Subject { model, adapter, base: BaseFormat::AsStored, budget_bytes: stated });
+        return Ok(Subject {
+            model,
+            adapter,
+            base: BaseFormat::AsStored,
+            budget: budget.unwrap_or(Budget::Auto),
+            device: device.unwrap_or(DeviceChoice::Auto),
+            compute: compute.unwrap_or(Compute::Auto),
+        });
     }
     let recipe = read_recipe(if is_recipe { target } else { &job })?;
     let located = hub::locate(&recipe.model.path, Want::Weights, access)?;
@@ -192,11 +220,61 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
                 .hint("`--adapter` names one of its checkpoints"));
         }
     };
-    let budget_bytes = stated.or(match recipe.memory.budget {
-        Budget::Bytes(bytes) => Some(bytes),
-        Budget::Auto => None,
-    });
-    Ok(Subject { model, adapter, base: recipe.model.base, budget_bytes })
+    Ok(Subject {
+        model,
+        adapter,
+        base: recipe.model.base,
+        budget: budget.unwrap_or(recipe.memory.budget),
+        device: device.unwrap_or(recipe.memory.device),
+        compute: compute.unwrap_or(recipe.model.compute),
+    })
+}
+
+/// What the arguments say instead of a recipe.
+struct Wishes {
+    budget: Option<Budget>,
+    device: Option<DeviceChoice>,
+    compute: Option<Compute>,
+}
+
+fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
+    let device = |text: &String| {
+        DeviceChoice::parse(text).ok_or_else(|| {
+            Failure::recipe(format!("`--device {text}` is no device")).hint("write `auto`, `cpu` or `cuda:0`")
+        })
+    };
+    let compute = |text: &String| {
+        Compute::from_word(text).ok_or_else(|| {
+            Failure::recipe(format!("`--compute {text}` is nothing that multiplies"))
+                .hint("write `auto`, `f32`, `bf16` or `f16`")
+        })
+    };
+    Ok(Wishes {
+        budget: args.budget.as_deref().map(read_budget).transpose()?.map(Budget::Bytes),
+        device: args.device.as_ref().map(device).transpose()?,
+        compute: args.compute.as_ref().map(compute).transpose()?,
+    })
+}
+
+impl Setting {
+    fn of(subject: &Subject) -> Result<Setting, Failure> {
+        let Subject { device, compute, budget, .. } = *subject;
+        let place = Place::look(device).map_err(|error| {
+            Failure::world(format!("`{device}`: {error}")).hint("`--device cpu` generates without a GPU")
+        })?;
+        let arithmetic = match (compute, place.kind()) {
+            (Compute::F16, DeviceKind::Cpu) => {
+                return Err(Failure::recipe("f16 needs a GPU: the CPU computes in f32 or bf16")
+                    .hint("`--compute f32` is what the CPU takes by itself"));
+            }
+            // One token at a time reads every weight once: rounding operands gains a CPU nothing.
+            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::F32,
+            (compute, kind) => Arithmetic::of(compute, kind),
+        };
+        let budget = budget_on(&place, budget)
+            .map_err(|failure| Failure { hints: vec![], ..failure }.hint("name a budget: `--budget 8GiB`"))?;
+        Ok(Setting { place, arithmetic, budget })
+    }
 }
 
 fn read_recipe(path: &Path) -> Result<Recipe, Failure> {
@@ -234,21 +312,27 @@ fn open_session(
     context: Option<usize>,
     new_tokens: usize,
 ) -> Result<Session, Failure> {
-    let sizes = Sizes {
-        slots: args.beams.unwrap_or(1),
-        context,
-        cache_tokens: None,
-        new_tokens,
-        budget_bytes: subject.budget_bytes,
+    let Setting { mut place, arithmetic, budget } = Setting::of(subject)?;
+    let slots = args.beams.unwrap_or(1);
+    let threads = match args.threads {
+        0 => host::processors(),
+        threads => threads,
     };
+    if let Some(free) = budget.cut_to_free.filter(|_| !quiet) {
+        say(&format!("note: the GPU has {} free, less than the budget", format_bytes(free)));
+    }
+    // Before the plan, which counts what the driver's context takes.
+    let device = place.open_and_measure(threads, arithmetic.precision())?;
     let opening = Opening {
         model: &subject.model,
         adapter: subject.adapter.as_ref(),
         base: subject.base,
-        threads: args.threads,
-        sizes,
+        place: &place,
+        arithmetic,
+        threads,
+        sizes: Sizes { slots, context, cache_tokens: None, new_tokens, budget },
     };
-    Session::open(&opening, |plan: &GenerationPlan| {
+    Session::open(&opening, device, |plan: &GenerationPlan| {
         if !quiet {
             say(plan.render().trim_end());
         }
@@ -327,7 +411,7 @@ fn run_prompt(
     }
     let text = tokenizer.decode(&generated.ids, true).map_err(Failure::world)?;
     if args.json {
-        return print(&format!("{:#}\n", report(&session, &ids, &generated, &text, &timing)));
+        return print(&format!("{:#}\n", report(&mut session, &ids, &generated, &text, &timing)));
     }
     print("\n")?;
     if !quiet {
@@ -336,8 +420,7 @@ fn run_prompt(
     Ok(())
 }
 
-fn report(session: &Session, prompt: &[u32], generated: &Generated, text: &str, timing: &Timing) -> Json {
-    let memory = read_rss();
+fn report(session: &mut Session, prompt: &[u32], generated: &Generated, text: &str, timing: &Timing) -> Json {
     json!({
         "prompt_ids": prompt,
         "ids": generated.ids,
@@ -347,7 +430,7 @@ fn report(session: &Session, prompt: &[u32], generated: &Generated, text: &str, 
         "tokens_per_s": rate(timing.answer_tokens, timing.answer_ms),
         "context": session.shape().positions,
         "planned_bytes": session.planned_bytes(),
-        "measured_bytes": memory.map(|memory| memory.peak_bytes),
+        "measured_bytes": session.measured_bytes(),
     })
 }
 

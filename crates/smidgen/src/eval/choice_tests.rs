@@ -6,10 +6,14 @@
 use super::*;
 use crate::adapted::build_adapted_request;
 use crate::checkpoint::model::Model;
+use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::question::read_questions;
-use crate::recipe::{self, Recipe};
+use crate::recipe::{self, DeviceChoice, Recipe};
 use serde_json::json;
+use smidgen_compile::Request;
+use smidgen_ir::{DeviceKind, Precision, verify};
+use smidgen_runtime::AnyDevice;
 use std::path::Path;
 
 fn fixtures() -> PathBuf {
@@ -68,14 +72,18 @@ fn scores_are_those_of_the_harness() {
         assert_eq!(set.warnings.is_empty(), max_tokens > 100);
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
-        let means = Means { budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
-        let run = |means: Means| {
+        let means =
+            Means { place: &Place::Cpu, budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
+        let run = |means: Means<'_>, device: AnyDevice| {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
-            let mut evaluator = Evaluator::load(&subjects[0], &model, plan).unwrap();
-            (peak_bytes, evaluator.log_likelihoods(&set.set, 0).unwrap())
+            let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
+            let found = evaluator.log_likelihoods(&set.set, 0).unwrap();
+            (peak_bytes, found, evaluator.into_device())
         };
-        let (peak_bytes, found) = run(means);
+        // One device for all plans, one after the other.
+        let device = Place::Cpu.open(subjects[0].request.threads, Precision::F32).unwrap();
+        let (peak_bytes, found, mut device) = run(means, device);
         // In less memory logits come in several pieces, and samples in other company.
         let (mut budget_bytes, mut plans) = (peak_bytes, 0);
         while plan_evaluation(
@@ -86,7 +94,8 @@ fn scores_are_those_of_the_harness() {
         )
         .is_ok()
         {
-            let (peak_bytes, again) = run(Means { budget_bytes: budget_bytes - 1, ..means });
+            let (peak_bytes, again, freed) = run(Means { budget_bytes: budget_bytes - 1, ..means }, device);
+            device = freed;
             assert!(found.iter().zip(&again).all(|(one, other)| (one - other).abs() < 1e-5));
             (budget_bytes, plans) = (peak_bytes, plans + 1);
         }
@@ -215,4 +224,68 @@ fn outputs_without_answers_are_told() {
     );
     let rows = json!([{"text": "words"}]);
     assert_eq!(said(&rows, ""), "the rows of `data.eval` are `text`, which have no question and no answer");
+}
+
+/// Neither the weights nor a GPU are needed to know what an evaluation will take there.
+#[test]
+fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
+    let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
+    let files = [fixtures().join("eval/questions.json")];
+    let tokenizer = tokenizer("byte_level");
+    let questions = read_questions(&files, &data(), 0, &tokenizer).unwrap();
+    let set = ChoiceSet::build(&questions, &files, "", &tokenizer, limits(128)).unwrap();
+    let measured = 300 << 20;
+    let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(measured) };
+    let request = build_adapted_request(&model, None).unwrap();
+    let (device, precision) = (place.kind(), Precision::Bf16);
+    let subjects = [Subject { request: Request { device, precision, ..request }, adapter: None }];
+    let means = Means { place: &place, budget_bytes: 1 << 30, stated: true, data_bytes: 1 << 40 };
+    let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
+    assert_eq!((plan.plan.device, plan.plan.precision), (DeviceKind::Cuda, Precision::Bf16));
+    assert_eq!(verify::plan(&plan.plan), Vec::<String>::new());
+    // The samples are in the host's memory, which is not what the budget is for.
+    assert!((measured..measured + (16 << 20)).contains(&plan.context_bytes), "{}", plan.context_bytes);
+    assert_eq!(plan.peak_bytes, plan.plan.reserved_bytes() as u64 + plan.context_bytes);
+    let table = plan.render(means);
+    assert!(table.lines().next().unwrap().ends_with(" · cuda:0, which is not here"), "{table}");
+    assert!(table.contains("the driver's, with kernels and cuBLASLt"), "{table}");
+    let small = Means { budget_bytes: measured, ..means };
+    let refused = plan_evaluation(&subjects, &model, &[(&set.set, 0)], small).unwrap_err();
+    assert!(refused.message.contains("the budget is 300.00 MiB"), "{}", refused.message);
+}
+
+/// Scores in f32 and in bf16 on one GPU, beside the harness's own; what a token may be off by is a rounding or ten.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_scores_as_the_harness_does() {
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
+    let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
+    let place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 0.04)] {
+        let mut device = place.open(1, precision).unwrap();
+        for case in cases.as_array().unwrap() {
+            let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap());
+            let files = [fixtures().join(format!("eval/{}.json", case["rows"].as_str().unwrap()))];
+            let questions = read_questions(&files, &data(), 0, &tokenizer).unwrap();
+            let max_tokens = case["max_tokens"].as_u64().unwrap() as u32;
+            let set = ChoiceSet::build(&questions, &files, "", &tokenizer, limits(max_tokens)).unwrap();
+            let request = build_adapted_request(&model, None).unwrap();
+            let request = Request { device: place.kind(), precision, ..request };
+            let subjects = [Subject { request, adapter: None }];
+            let means = Means { place: &place, budget_bytes: 2 << 30, stated: true, data_bytes: 0 };
+            let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
+            let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
+            let found = evaluator.log_likelihoods(&set.set, 0).unwrap();
+            for (row, wanted) in set.rows.iter().zip(case["samples"].as_array().unwrap()) {
+                for (choice, wanted) in wanted["log_likelihoods"].as_array().unwrap().iter().enumerate() {
+                    let sample = row.first_sample + choice;
+                    let error = (found[sample] - wanted.as_f64().unwrap()).abs();
+                    let allowed = tolerance * f64::from(set.set.supervised(sample));
+                    assert!(error < allowed, "{precision:?} {} {}: {error}", row.place, row.texts[choice]);
+                }
+            }
+            device = evaluator.into_device();
+        }
+    }
 }

@@ -10,6 +10,7 @@ use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::data::micro_batch::MicroBatch;
 use crate::data::tokens::TokenSet;
+use crate::devices::Place;
 use crate::failure::Failure;
 use crate::planning::{eval_extent, largest_extent, program_bytes};
 use crate::train::adapters::read_adapter;
@@ -18,8 +19,8 @@ use crate::train::trainer::clear;
 use crate::train::weights::{load_scratch_bytes, load_weights};
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{Request, compile_eval};
-use smidgen_ir::{Category, Entry, Extent, LeafKind, Plan};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_ir::{Category, DeviceKind, Entry, Extent, LeafKind, Plan};
+use smidgen_runtime::{AnyDevice, Executor};
 use std::fmt::Write;
 
 /// Micro-batches are no larger where nobody asks: more tokens at the same time are hardly faster.
@@ -34,9 +35,10 @@ pub struct Subject<'a> {
     pub adapter: Option<&'a AdapterFile>,
 }
 
-/// Budget and what is resident beside the plan.
+/// Where, in how much, and what is resident beside the plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Means {
+pub struct Means<'a> {
+    pub place: &'a Place,
     pub budget_bytes: u64,
     /// The budget was stated, and is not what is free.
     pub stated: bool,
@@ -57,7 +59,7 @@ pub fn plan_evaluation(
     subjects: &[Subject<'_>],
     model: &Model,
     sets: &[(&TokenSet, usize)],
-    means: Means,
+    means: Means<'_>,
 ) -> Result<Vec<EvalPlan>, Failure> {
     let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
     let mut sizes: Vec<usize> =
@@ -83,7 +85,13 @@ pub fn plan_evaluation(
     Err(refusal(largest, means, longest))
 }
 
-fn plan_one(subject: &Subject<'_>, model: &Model, extent: Extent, chunk: usize, means: Means) -> EvalPlan {
+fn plan_one(
+    subject: &Subject<'_>,
+    model: &Model,
+    extent: Extent,
+    chunk: usize,
+    means: Means<'_>,
+) -> EvalPlan {
     let request = Request { extent, row_losses: true, ..subject.request.clone() };
     let plan = compile_eval(&request, chunk);
     let tensors = request.spec.tensors();
@@ -92,14 +100,19 @@ fn plan_one(subject: &Subject<'_>, model: &Model, extent: Extent, chunk: usize, 
         Some(load_scratch_bytes(&weight, request.storage_of(&tensor.name)))
     });
     let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
-    let context_bytes = program_bytes(request.threads, tensors.len(), steps)
-        + scratch.max().unwrap_or(0) as u64
-        + means.data_bytes as u64;
+    let context_bytes = match request.device {
+        DeviceKind::Cpu => {
+            program_bytes(request.threads, tensors.len(), steps)
+                + scratch.max().unwrap_or(0) as u64
+                + means.data_bytes as u64
+        }
+        DeviceKind::Cuda => means.place.gpu_context_bytes(),
+    };
     let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
     EvalPlan { plan, context_bytes, peak_bytes }
 }
 
-fn refusal(plan: &EvalPlan, means: Means, longest: usize) -> Failure {
+fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
     let largest: Vec<String> = (plan.plan.peak().largest.iter().take(3))
         .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
         .collect();
@@ -118,12 +131,13 @@ fn refusal(plan: &EvalPlan, means: Means, longest: usize) -> Failure {
 
 impl EvalPlan {
     /// The budget table.
-    pub fn render(&self, means: Means) -> String {
+    pub fn render(&self, means: Means<'_>) -> String {
         let budget = if means.stated { "budget" } else { "free" };
         let mut text = format!(
-            "{} · evaluation · {budget} {} · cpu\n",
+            "{} · evaluation · {budget} {} · {}\n",
             self.plan.title,
-            format_bytes(means.budget_bytes)
+            format_bytes(means.budget_bytes),
+            means.place.describe()
         );
         let mut line = |name: &str, bytes: u64, note: &str| {
             let content = format!("  {name:<16}{:>12}   {note}", format_bytes(bytes));
@@ -138,7 +152,11 @@ impl EvalPlan {
                 line(&category.name().replace('_', " "), *bytes as u64, &note);
             }
         }
-        line("context", self.context_bytes, "the program, its stacks and the data");
+        let context = match self.plan.device {
+            DeviceKind::Cpu => "the program, its stacks and the data",
+            DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
+        };
+        line("context", self.context_bytes, context);
         let spare = format_bytes(means.budget_bytes - self.peak_bytes);
         line("peak", self.peak_bytes, &format!("fits, {spare} to spare"));
         text
@@ -148,16 +166,21 @@ impl EvalPlan {
 /// A loaded model.
 #[derive(Debug)]
 pub struct Evaluator {
-    executor: Executor<Cpu>,
+    executor: Executor<AnyDevice>,
     feed: Feed,
     micro_batch: MicroBatch,
 }
 
 impl Evaluator {
-    pub fn load(subject: &Subject<'_>, model: &Model, plan: EvalPlan) -> Result<Evaluator, Failure> {
+    /// On a device that was opened by the request's threads and precision; whatever it held before is gone.
+    pub fn load(
+        subject: &Subject<'_>,
+        model: &Model,
+        plan: EvalPlan,
+        device: AnyDevice,
+    ) -> Result<Evaluator, Failure> {
         let feed = Feed::of(&plan.plan, 0);
         let extent = plan.plan.extent;
-        let device = Cpu::new(subject.request.threads).map_err(Failure::world)?;
         let mut executor = Executor::load(plan.plan, device).map_err(Failure::world)?;
         load_weights(&mut executor, model)?;
         clear(&mut executor, LeafKind::State)?;
@@ -166,6 +189,11 @@ impl Evaluator {
         }
         executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
         Ok(Evaluator { executor, feed, micro_batch: MicroBatch::with_capacity(extent) })
+    }
+
+    /// Gives the device back, for the next subject.
+    pub fn into_device(self) -> AnyDevice {
+        self.executor.into_device()
     }
 
     /// Σ log p of each sample, up to `limit` of them (0: all).

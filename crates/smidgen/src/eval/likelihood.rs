@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::planning::for_each_eval_batch;
 use crate::train::feed::Feed;
 use smidgen_ir::Entry;
-use smidgen_runtime::{Device, DeviceError, Executor};
+use smidgen_runtime::{Device, Executor};
 
 /// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all).
 pub fn log_likelihoods<D: Device>(
@@ -20,21 +20,19 @@ pub fn log_likelihoods<D: Device>(
 ) -> Result<Vec<f64>, Failure> {
     let micro_tokens = executor.plan().extent.tokens;
     feed.write_loss_weight(executor, 1.0);
-    let mut sums = Vec::with_capacity(if limit == 0 { set.len() } else { limit.min(set.len()) });
+    let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
     for_each_eval_batch(set, limit, micro_tokens, |range| {
         micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
         // No dropout: the step does not matter.
         feed.write_micro_batch(executor, micro_batch, 0);
         executor.run(Entry::Eval, &micro_batch.extent()).map_err(Failure::world)?;
-        let mut row = 0;
-        for sample in range {
-            let rows = set.supervised(sample as usize) as usize;
-            let losses = (row..row + rows).map(|row| feed.read_row_loss(executor, row).map(f64::from));
-            let sum: f64 = losses.sum::<Result<f64, DeviceError>>().map_err(Failure::world)?;
-            sums.push(-sum);
-            row += rows;
-        }
-        assert_eq!(row, micro_batch.rows.len(), "every supervised row belongs to a sample");
+        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
+        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
+            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
+        })
+        .map_err(Failure::world)?;
+        assert_eq!(samples.next(), None, "every sample has its rows");
         Ok::<(), Failure>(())
     })?;
     Ok(sums)
@@ -50,5 +48,37 @@ pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Resu
             log_likelihoods[sample]
         ))
         .hint("look for NaN in the weights or the adapter")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapted::build_adapted_request;
+    use crate::checkpoint::model::Model;
+    use smidgen_compile::forward::state;
+    use smidgen_compile::{Request, compile_eval};
+    use smidgen_ir::Extent;
+    use smidgen_runtime::Cpu;
+    use std::path::Path;
+
+    /// However many rows there are, each loss comes once and in order.
+    #[test]
+    fn losses_of_many_rows_are_read_in_order() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        let model = Model::open_folder(&fixtures.join("eval/model")).unwrap();
+        let extent = Extent { tokens: 2600, rows: 2600, segments: 1 };
+        let request = build_adapted_request(&model, None).unwrap();
+        let request = Request { extent, row_losses: true, threads: 1, ..request };
+        let mut executor = Executor::load(compile_eval(&request, 64), Cpu::new(1).unwrap()).unwrap();
+        let leaf = executor.plan().leaf_named(state::ROW_LOSSES).unwrap();
+        let bytes: Vec<u8> = (0..2600u16).flat_map(|row| f32::from(row).to_le_bytes()).collect();
+        executor.write(leaf, &bytes);
+        let feed = Feed::of(executor.plan(), 0);
+        for rows in [0, 1, 1023, 1024, 1025, 2048, 2600] {
+            let mut found = Vec::new();
+            feed.read_row_losses(&mut executor, rows, |loss| found.push(loss)).unwrap();
+            assert!(found.iter().copied().eq((0..rows as u16).map(f32::from)), "{rows} rows");
+        }
     }
 }

@@ -8,12 +8,13 @@ use super::decoder;
 use super::sampler::CANDIDATE_BYTES;
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
+use crate::devices::Place;
 use crate::failure::Failure;
-use crate::host;
+use crate::job::JobBudget;
 use crate::planning::program_bytes;
 use crate::train::weights::load_scratch_bytes;
 use smidgen_compile::{DecodeShape, Request, compile_decode};
-use smidgen_ir::{Category, Plan};
+use smidgen_ir::{Category, DeviceKind, Plan};
 use std::fmt::Write;
 
 /// Sizes of a generation as they are asked for.
@@ -27,8 +28,7 @@ pub struct Sizes {
     pub cache_tokens: Option<usize>,
     /// Tokens that are read at the same time.
     pub new_tokens: usize,
-    /// Bytes that everything may take; `None` is what is free.
-    pub budget_bytes: Option<u64>,
+    pub budget: JobBudget,
 }
 
 /// A context that nobody asked for is at most this long: a model's own may be a hundred times more.
@@ -47,7 +47,9 @@ const CHAT_BYTES: u64 = 1 << 20;
 pub struct GenerationPlan {
     pub plan: Plan,
     pub shape: DecodeShape,
-    /// The program and all that lies beside the reservation.
+    /// The device for people.
+    pub device: String,
+    /// The program and all that lies beside the reservation, or the driver's context.
     pub context_bytes: u64,
     pub peak_bytes: u64,
     pub budget_bytes: u64,
@@ -55,15 +57,15 @@ pub struct GenerationPlan {
     pub stated: bool,
 }
 
-/// Plans the generation, or says what would fit. `request` is taken without a `decode` of its own.
-pub fn plan_generation(request: &Request, model: &Model, sizes: &Sizes) -> Result<GenerationPlan, Failure> {
-    let budget_bytes = match sizes.budget_bytes.or_else(host::free_memory_bytes) {
-        Some(bytes) => bytes,
-        None => {
-            return Err(Failure::world("how much memory is free cannot be read on this machine")
-                .hint("name a budget: `--budget 8GiB`"));
-        }
-    };
+/// Plans the generation, or says what would fit. `request` is made for the place, and taken without a `decode` of its
+/// own.
+pub fn plan_generation(
+    request: &Request,
+    model: &Model,
+    place: &Place,
+    sizes: &Sizes,
+) -> Result<GenerationPlan, Failure> {
+    let JobBudget { bytes: budget_bytes, stated, .. } = sizes.budget;
     let longest = request.spec.max_positions;
     if let Some(context) = sizes.context.filter(|context| *context > longest) {
         return Err(Failure::recipe(format!(
@@ -79,10 +81,13 @@ pub fn plan_generation(request: &Request, model: &Model, sizes: &Sizes) -> Resul
         };
         let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
         let plan = compile_decode(&request);
-        let context_bytes = beside_bytes(&request, model, &shape, &plan);
+        let context_bytes = match request.device {
+            DeviceKind::Cpu => beside_bytes(&request, model, &shape, &plan),
+            DeviceKind::Cuda => place.gpu_context_bytes(),
+        };
         let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
-        let stated = sizes.budget_bytes.is_some();
-        GenerationPlan { plan, shape, context_bytes, peak_bytes, budget_bytes, stated }
+        let device = place.describe();
+        GenerationPlan { plan, shape, device, context_bytes, peak_bytes, budget_bytes, stated }
     };
     let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
     let first = attempt(wanted);
@@ -188,12 +193,16 @@ impl GenerationPlan {
         let mut text = String::new();
         let mut line =
             |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
-        line(format!("{} · {budget} {} · cpu", self.plan.title, format_bytes(self.budget_bytes)));
+        let bytes = format_bytes(self.budget_bytes);
+        line(format!("{} · {budget} {bytes} · {}", self.plan.title, self.device));
         for (name, bytes) in self.rows() {
             let note = match name {
                 "keys and values" if slots == 1 => format!("{positions} tokens, and their logits"),
                 "keys and values" => format!("{cache_rows} tokens of {slots} sequences, and their logits"),
                 "activations" => format!("{new_tokens} tokens at the same time"),
+                "context" if self.plan.device == DeviceKind::Cuda => {
+                    "the driver's, with kernels and cuBLASLt".into()
+                }
                 "context" => "the program, its stacks and the tokenizer".into(),
                 _ => String::new(),
             };

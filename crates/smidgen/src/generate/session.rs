@@ -10,16 +10,19 @@ use super::memory::{GenerationPlan, Sizes, plan_generation};
 use super::sampler::{Sampler, Sampling};
 use super::stop::StoppedBy;
 use crate::adapted::build_adapted_request;
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
+use crate::devices::Place;
 use crate::failure::Failure;
 use crate::job::build_storage;
 use crate::recipe::BaseFormat;
 use crate::train::adapters::read_adapter;
+use crate::train::metrics::read_rss;
 use crate::train::weights::load_weights;
-use smidgen_compile::DecodeShape;
+use smidgen_compile::{DecodeShape, Request};
 use smidgen_ir::Entry;
-use smidgen_runtime::{Cpu, Device, Executor};
+use smidgen_runtime::{AnyDevice, Device, Executor};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -30,9 +33,29 @@ pub struct Opening<'a> {
     pub adapter: Option<&'a AdapterFile>,
     /// The storage of the base weights.
     pub base: BaseFormat,
-    /// 0 = all.
+    pub place: &'a Place,
+    pub arithmetic: Arithmetic,
+    /// At least one.
     pub threads: usize,
     pub sizes: Sizes,
+}
+
+impl Opening<'_> {
+    /// What computes it.
+    pub fn request(&self) -> Result<Request, Failure> {
+        let request = build_adapted_request(self.model, self.adapter)?;
+        Ok(Request {
+            storage: build_storage(self.base, &request.spec, self.model),
+            device: self.place.kind(),
+            precision: self.arithmetic.precision(),
+            threads: self.threads,
+            ..request
+        })
+    }
+
+    pub fn open_device(&self) -> Result<AnyDevice, Failure> {
+        self.place.open(self.threads, self.arithmetic.precision())
+    }
 }
 
 /// How a text goes on and ends.
@@ -66,29 +89,26 @@ pub struct Timing {
 
 #[derive(Debug)]
 pub struct Session {
-    executor: Executor<Cpu>,
+    executor: Executor<AnyDevice>,
     decoder: Decoder,
     planned_bytes: u64,
 }
 
 impl Session {
-    /// Plans, and loads what fits. `look` sees the plan in between.
+    /// Plans, and loads what fits onto a device that was opened for it; whatever it held before is gone. `look` sees
+    /// the plan in between.
     pub fn open(
         opening: &Opening<'_>,
+        device: AnyDevice,
         look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
     ) -> Result<Session, Failure> {
-        let mut request = build_adapted_request(opening.model, opening.adapter)?;
-        request.storage = build_storage(opening.base, &request.spec, opening.model);
-        if opening.threads > 0 {
-            request.threads = opening.threads;
-        }
-        let planned = plan_generation(&request, opening.model, &opening.sizes)?;
+        let request = opening.request()?;
+        let planned = plan_generation(&request, opening.model, opening.place, &opening.sizes)?;
         if !opening.model.has_weights() {
             let place = opening.model.path().display();
             return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
         }
         look(&planned)?;
-        let device = Cpu::new(request.threads).map_err(Failure::world)?;
         let GenerationPlan { plan, shape, peak_bytes, .. } = planned;
         let extent = plan.extent;
         let decoder = Decoder::of(&plan, &request.spec, shape);
@@ -103,6 +123,19 @@ impl Session {
 
     pub fn planned_bytes(&self) -> u64 {
         self.planned_bytes
+    }
+
+    /// The most that was taken so far, where it can be told: of the GPU, or by the process.
+    pub fn measured_bytes(&mut self) -> Option<u64> {
+        match self.executor.device_mut() {
+            AnyDevice::Cpu(_) => read_rss().map(|memory| memory.peak_bytes),
+            AnyDevice::Cuda(cuda) => cuda.memory().map(|memory| memory.peak_bytes),
+        }
+    }
+
+    /// Gives the device back, for another session.
+    pub fn into_device(self) -> AnyDevice {
+        self.executor.into_device()
     }
 
     pub fn shape(&self) -> DecodeShape {
@@ -171,7 +204,7 @@ impl Session {
         self.decoder.reset();
     }
 
-    pub(super) fn parts(&mut self) -> (&mut Executor<Cpu>, &mut Decoder) {
+    pub(super) fn parts(&mut self) -> (&mut Executor<AnyDevice>, &mut Decoder) {
         (&mut self.executor, &mut self.decoder)
     }
 }

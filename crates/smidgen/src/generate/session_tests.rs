@@ -6,9 +6,12 @@
 use super::*;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
+use crate::job::JobBudget;
 use crate::logits::LogitsRun;
+use crate::recipe::{Compute, DeviceChoice};
 use serde_json::Value as Json;
-use smidgen_ir::Extent;
+use smidgen_compile::forward::state;
+use smidgen_ir::{DeviceKind, Extent, Precision, verify};
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 21] = [
@@ -45,13 +48,23 @@ fn open_model(name: &str) -> Model {
     Model::open(&if gguf.is_file() { gguf } else { folder.join("model") }).unwrap()
 }
 
+fn stated(bytes: u64) -> JobBudget {
+    JobBudget { bytes, stated: true, cut_to_free: None }
+}
+
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
-    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget_bytes: Some(1 << 30) }
+    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30) }
+}
+
+fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
+    let (base, place, arithmetic) = (BaseFormat::AsStored, &Place::Cpu, Arithmetic::F32);
+    Opening { model, adapter, base, place, arithmetic, threads: 1, sizes }
 }
 
 fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> Session {
-    let opening = Opening { model, adapter, base: BaseFormat::AsStored, threads, sizes };
-    Session::open(&opening, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
+    let opening = Opening { threads, ..opening(model, adapter, sizes) };
+    let device = opening.open_device().unwrap();
+    Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 fn settings(sampling: Sampling, max_new: usize) -> Settings {
@@ -192,9 +205,9 @@ fn beam_searches_are_those_of_transformers() {
 fn what_does_not_fit_is_refused_with_what_would() {
     let model = open_model("llama-gqa-tied");
     let opening = |context: Option<usize>, budget_bytes: u64| {
-        let sizes = Sizes { context, budget_bytes: Some(budget_bytes), ..sizes(1, None) };
-        let opening = Opening { model: &model, adapter: None, base: BaseFormat::AsStored, threads: 1, sizes };
-        Session::open(&opening, |_| Ok(()))
+        let sizes = Sizes { context, budget: stated(budget_bytes), ..sizes(1, None) };
+        let opening = opening(&model, None, sizes);
+        Session::open(&opening, opening.open_device().unwrap(), |_| Ok(()))
             .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (whole, longest) = opening(None, 1 << 30).unwrap();
@@ -207,4 +220,68 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert_eq!(opening(None, whole - 1).unwrap().1, offered, "left open, it is what fits");
     assert!(opening(None, 1 << 20).unwrap_err().hints[0].starts_with("no context fits"));
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
+}
+
+/// In f32 a GPU sums in another order and nothing else: greedy texts are the same, one model after the other on one
+/// device.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_generates_as_the_cpu_does() {
+    let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    let arithmetic = Arithmetic::of(Compute::F32, place.kind());
+    let mut device = place.open_and_measure(1, arithmetic.precision()).unwrap();
+    let mut largest_bytes = 0;
+    for name in FAMILIES {
+        let model = open_model(name);
+        let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
+        let prompts = prompts(crate::adapted::read_decoder(&model).unwrap().vocabulary as u32);
+        let want = by_recomputation(&model, adapter.as_ref(), &prompts);
+        let opening =
+            Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };
+        let mut session =
+            Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|error| panic!("{error}"));
+        let got = session.generate_batch(&prompts, &settings(Sampling::GREEDY, 9), |_, _| {}).unwrap();
+        let texts: Vec<Vec<u32>> = got.into_iter().map(|generated| generated.ids).collect();
+        assert_eq!(texts, want, "{name}");
+        // What one model took is given back before the next takes anything.
+        largest_bytes = session.planned_bytes().max(largest_bytes);
+        let measured_bytes = session.measured_bytes().unwrap();
+        assert!(measured_bytes <= largest_bytes, "{name}: {measured_bytes} of {largest_bytes}");
+        device = session.into_device();
+    }
+}
+
+/// Neither a GPU nor a weight is needed to know what a generation will take there.
+#[test]
+fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
+    let measured = 300 << 20;
+    let place = Place::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
+    let arithmetic = Arithmetic::of(Compute::Auto, place.kind());
+    for name in FAMILIES {
+        let model = open_model(name);
+        let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
+        let opening =
+            Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, None)) };
+        let request = opening.request().unwrap();
+        let planned = plan_generation(&request, &model, &place, &opening.sizes).unwrap();
+        assert_eq!(
+            (planned.plan.device, planned.plan.precision),
+            (DeviceKind::Cuda, Precision::Bf16),
+            "{name}"
+        );
+        assert_eq!(verify::plan(&planned.plan), Vec::<String>::new(), "{name}");
+        assert!((measured..measured + (16 << 20)).contains(&planned.context_bytes), "{name}");
+        assert_eq!(planned.rows().iter().map(|(_, bytes)| bytes).sum::<u64>(), planned.peak_bytes, "{name}");
+        let table = planned.render();
+        assert!(table.lines().next().unwrap().ends_with(" · cuda:1, which is not here"), "{table}");
+        assert!(table.contains("the driver's, with kernels and cuBLASLt"), "{table}");
+        // In half the bytes of an element, keys and values take half of what they take on the CPU.
+        let cpu = Request { device: DeviceKind::Cpu, precision: Precision::F32, ..request.clone() };
+        let cpu = plan_generation(&cpu, &model, &Place::Cpu, &opening.sizes).unwrap();
+        let caches = |plan: &smidgen_ir::Plan| {
+            let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap()).buffer.unwrap();
+            crate::generate::decoder::cache_bytes(plan) - plan.buffer(logits).bytes
+        };
+        assert_eq!(2 * caches(&planned.plan), caches(&cpu.plan), "{name}");
+    }
 }

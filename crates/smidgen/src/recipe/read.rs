@@ -182,13 +182,7 @@ pub(super) const WARMUP: Reader<Warmup> =
 
 pub(super) const DEVICE: Reader<DeviceChoice> =
     reader("`auto`, `cpu` or `cuda:N` with the number of a GPU", &["auto", "cpu", "cuda:0"], |given| {
-        let text = given.text()?;
-        match text.as_str() {
-            "auto" => Some(DeviceChoice::Auto),
-            "cpu" => Some(DeviceChoice::Cpu),
-            "cuda" => Some(DeviceChoice::Cuda(0)),
-            other => Some(DeviceChoice::Cuda(parse_count_from_zero(other.strip_prefix("cuda:")?)?)),
-        }
+        DeviceChoice::parse(given.text()?.as_str())
     });
 
 pub(super) const BUDGET: Reader<Budget> =
@@ -294,7 +288,7 @@ fn read_patterns<T>(given: &Given<'_>, read: fn(&Given<'_>) -> Option<T>) -> Opt
 }
 
 /// Digits only: `+5` and ` 5` inside a word are typing errors.
-fn parse_count_from_zero(text: &str) -> Option<usize> {
+pub(super) fn parse_count_from_zero(text: &str) -> Option<usize> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number: i128 = if digits {
         text.parse().ok()?

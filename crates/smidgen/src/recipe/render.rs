@@ -222,11 +222,7 @@ impl RenderValue for Warmup {
 
 impl RenderValue for DeviceChoice {
     fn render(&self) -> String {
-        match self {
-            DeviceChoice::Auto => quoted("auto"),
-            DeviceChoice::Cpu => quoted("cpu"),
-            DeviceChoice::Cuda(number) => quoted(&format!("cuda:{number}")),
-        }
+        quoted(&self.to_string())
     }
 }
 

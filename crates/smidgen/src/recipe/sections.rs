@@ -8,6 +8,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::read::parse_count_from_zero;
 use super::words::{
     AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
     Schedule,
@@ -365,6 +366,28 @@ impl Recipe {
 /// `adapter.alpha` where none is given.
 pub(super) fn default_alpha(rank: usize) -> f64 {
     2.0 * rank as f64
+}
+
+impl DeviceChoice {
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    pub fn parse(text: &str) -> Option<DeviceChoice> {
+        match text {
+            "auto" => Some(DeviceChoice::Auto),
+            "cpu" => Some(DeviceChoice::Cpu),
+            "cuda" => Some(DeviceChoice::Cuda(0)),
+            other => Some(DeviceChoice::Cuda(parse_count_from_zero(other.strip_prefix("cuda:")?)?)),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
 }
 
 impl RecipePath {

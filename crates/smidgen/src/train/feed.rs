@@ -142,16 +142,22 @@ impl Feed {
         read_f64(executor, self.eval_loss, 0)
     }
 
-    /// Negative log-likelihood of a supervised row of the last `eval`.
-    pub fn read_row_loss<D: Device>(
+    /// Calls `take` with the negative log-likelihood of each of the first `rows` supervised rows of the last `eval`.
+    /// Many are read at a time, as every read waits for a GPU.
+    pub fn read_row_losses<D: Device>(
         &self,
         executor: &mut Executor<D>,
-        row: usize,
-    ) -> Result<f32, DeviceError> {
+        rows: usize,
+        mut take: impl FnMut(f32),
+    ) -> Result<(), DeviceError> {
         let losses = self.row_losses.expect("the plan was asked for the losses of rows");
-        let mut bytes = [0u8; 4];
-        executor.read_at(losses, 4 * row, &mut bytes)?;
-        Ok(f32::from_le_bytes(bytes))
+        let mut piece = [0u8; 4096];
+        for first in (0..4 * rows).step_by(piece.len()) {
+            let piece = &mut piece[..4096.min(4 * rows - first)];
+            executor.read_at(losses, first, piece)?;
+            piece.as_chunks::<4>().0.iter().for_each(|four| take(f32::from_le_bytes(*four)));
+        }
+        Ok(())
     }
 }
 

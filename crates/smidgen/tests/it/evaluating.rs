@@ -186,6 +186,8 @@ fn what_cannot_be_evaluated_is_refused() {
     refused(&["recipe.toml", "--beams", "0"], 2, &["`--beams 0` searches nothing"]);
     refused(&["recipe.toml", "--beams", "2"], 2, &["`--beams` is for `--task generate`, not `loss`"]);
     refused(&["recipe.toml", "--task", "guess"], 2, &["eval.task", "guess"]);
+    refused(&["recipe.toml", "memory.device=cuda:99"], 1, &["cuda:99", "`memory.device = \"cpu\"` runs"]);
+    refused(&["recipe.toml", "model.compute=f16"], 2, &["`model.compute = f16` needs a GPU"]);
     refused(&["model"], 2, &["`model` is no run: there is no `job.toml` in it"]);
     refused(&["recipe.toml", "--adapter", "nowhere"], 1, &["`nowhere` does not exist"]);
     let pattern = ["recipe.toml", "data.eval=answers.json", "--task", "choice", "eval.answer=answer["];

@@ -29,6 +29,8 @@ fn what_cannot_be_is_refused_before_anything_is_read() {
         (&["--prompt", "a", "--max-new", "0"], "asks for no answer"),
         (&["--prompt", "a", "--budget", "many"], "`--budget many` is no size"),
         (&["--prompt", "a", "--beams", "0"], "searches nothing"),
+        (&["--prompt", "a", "--device", "gpu"], "`--device gpu` is no device"),
+        (&["--prompt", "a", "--compute", "f64"], "`--compute f64` is nothing that multiplies"),
     ] {
         let arguments: Vec<&str> = ["nowhere"].into_iter().chain(arguments.iter().copied()).collect();
         let output = generate(&arguments);
@@ -60,6 +62,30 @@ fn a_text_goes_to_stdout_and_the_table_to_stderr() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("no context fits"), "{}", text(&refused.stderr));
     assert!(refused.stdout.is_empty());
+}
+
+/// What is chosen by itself on a machine without a GPU is what can be asked for by name; f16 is for GPUs.
+#[test]
+fn device_and_numbers_can_be_chosen() {
+    let model = model();
+    let arguments = [&model, "--prompt", "a", "--raw", "--max-new", "5", "--device", "cpu"];
+    let by_itself = generate(&arguments);
+    assert!(by_itself.status.success(), "{}", text(&by_itself.stderr));
+    assert!(
+        text(&by_itself.stderr).lines().next().unwrap().ends_with(" · cpu"),
+        "{}",
+        text(&by_itself.stderr)
+    );
+    let named = generate(&[&arguments[..], &["--compute", "f32"]].concat());
+    assert_eq!(by_itself.stdout, named.stdout);
+    let refused = generate(&[&arguments[..], &["--compute", "f16"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("f16 needs a GPU"), "{}", text(&refused.stderr));
+    let far = generate(&[&arguments[..7], &["cuda:99"]].concat());
+    assert_eq!(far.status.code(), Some(1));
+    for words in ["`cuda:99`: ", "hint: `--device cpu` generates without a GPU"] {
+        assert!(text(&far.stderr).contains(words), "{}", text(&far.stderr));
+    }
 }
 
 #[test]

@@ -1,0 +1,377 @@
+//! Plans of training for a GPU: what lies beside what, for families, storages, forms and ranks.
+//!
+//! A device may write h behind the columns of x, and dh behind those of dy, in one product with both matrices. So
+//! these columns must belong to nobody else while the value lives, down to the last row; and where a weight is stored
+//! as products take it, A and B must lie in its room. What the products compute is tested in the runtime.
+
+use crate::shapes;
+use serde_json::json;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::leaves::rounded_name;
+use smidgen_compile::model::read_spec;
+use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, compile};
+use smidgen_ir::plan::align_up;
+use smidgen_ir::workspace_cuda::{COLUMN_STEP, PRODUCT_BYTES, spare_columns};
+use smidgen_ir::{
+    Block, Code4, DType, DeviceKind, Extent, Lifetime, Op, Plan, PlannedValue, Precision, Step, Storage,
+    ValueId, ValueRole, verify,
+};
+use std::ops::Range;
+
+const LAYERS: usize = 2;
+const BF16: Storage = Storage::Plain(DType::Bf16);
+const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
+const Q8_0: Storage = Storage::Gguf(Block::Q8_0);
+const FORMS: [AdapterForm; 3] = [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.5 }];
+
+/// Widths that every storage can have.
+fn spec(model_type: &str, intermediate: usize) -> DecoderSpec {
+    let config = json!({
+        "model_type": model_type, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
+        "hidden_size": 64, "intermediate_size": intermediate, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 72,
+        "max_position_embeddings": 64, "original_max_position_embeddings": 64, "sliding_window": 7,
+        "rope_theta": 1e4,
+    });
+    read_spec(&config).unwrap()
+}
+
+/// Every linear of the layers adapted, with their weights in a storage.
+fn request(spec: DecoderSpec, storage: Storage, form: AdapterForm, rank: usize, dropout: f32) -> Request {
+    let mut request = shapes::request(spec, Targets::AllLinear, Layers::All, 6, 2);
+    for module in &mut request.adapters {
+        module.rank = rank;
+        request.storage.insert(format!("{}.weight", module.path), storage);
+    }
+    let (device, precision) = (DeviceKind::Cuda, Precision::Bf16);
+    Request { form, dropout, device, precision, ..request }
+}
+
+fn plan(request: &Request, recompute: Recompute) -> Plan {
+    let plan = compile(request, &Policy { recompute, loss_chunk: 3 });
+    assert_eq!(verify::plan(&plan), Vec::<String>::new(), "{request:?}");
+    plan
+}
+
+/// A request and its plan, for every choice.
+fn for_each_plan(mut look: impl FnMut(&str, &Request, &Plan)) {
+    for family in ["llama", "qwen2", "phi3", "gemma2"] {
+        for storage in [BF16, NF4, Q8_0] {
+            for form in FORMS {
+                for (rank, dropout) in [(3, 0.0), (8, 0.1), (16, 0.0), (64, 0.1)] {
+                    let request = request(spec(family, 128), storage, form, rank, dropout);
+                    let recompute = if rank == 16 { Recompute::first(LAYERS) } else { Recompute::none() };
+                    let name = format!("{family} {storage} {form:?} rank {rank}");
+                    look(&name, &request, &plan(&request, recompute));
+                }
+            }
+        }
+    }
+}
+
+fn is_fourier(request: &Request) -> bool {
+    matches!(request.form, AdapterForm::Fourier { .. })
+}
+
+fn whole(plan: &Plan, id: ValueId) -> ValueId {
+    match plan.value(id).role {
+        ValueRole::Slice(slice) => slice.of,
+        ValueRole::Leaf(_) | ValueRole::Temp => id,
+    }
+}
+
+fn rounded(plan: &Plan, name: &str) -> ValueId {
+    plan.leaf_named(&rounded_name(name)).unwrap_or_else(|| panic!("`{name}` is not rounded"))
+}
+
+fn steps(plan: &Plan) -> impl Iterator<Item = &Step> {
+    plan.entries.iter().flat_map(|entry| &entry.steps)
+}
+
+fn columns(plan: &Plan, id: ValueId) -> usize {
+    plan.value(id).ty.shape.at(&plan.extent).1
+}
+
+/// Linears with an adapter: x, weight, h and B.
+fn adapted_linears(plan: &Plan) -> Vec<[ValueId; 4]> {
+    let adapted = steps(plan).filter(|step| matches!(step.op, Op::Linear { lora: Some(_), .. }));
+    adapted
+        .map(|step| match step.inputs[..] {
+            [x, weight, .., h, b] => [x, weight, h, b],
+            _ => unreachable!("an adapted linear has h and B"),
+        })
+        .collect()
+}
+
+/// The bytes of each row, without what lies between them.
+fn rows_of(plan: &Plan, value: &PlannedValue) -> Vec<Range<usize>> {
+    rows_between(plan, value, |columns, _| 0..columns)
+}
+
+/// What a device may use behind each row.
+fn spare_of(plan: &Plan, value: &PlannedValue) -> Vec<Range<usize>> {
+    rows_between(plan, value, |columns, stride| columns..stride)
+}
+
+fn rows_between(
+    plan: &Plan,
+    value: &PlannedValue,
+    elements: impl Fn(usize, usize) -> Range<usize>,
+) -> Vec<Range<usize>> {
+    let buffer = plan.buffer(value.buffer.expect("only placed values"));
+    let extent = plan.extent_of_lifetime(buffer.lifetime);
+    let first = buffer.offset + value.first_byte;
+    let (Some(dtype), Some(stride)) = (value.ty.storage.plain(), value.stride) else {
+        let bytes = first..first + value.ty.bytes(&extent);
+        return if elements(1, 1).is_empty() { vec![] } else { vec![bytes] };
+    };
+    let (rows, columns) = value.ty.shape.at(&extent);
+    let part = elements(columns, stride);
+    let at = |row: usize, column: usize| first + (row * stride + column) * dtype.bytes();
+    (0..rows).map(|row| at(row, part.start)..at(row, part.end)).collect()
+}
+
+fn meet(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+#[test]
+fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
+    for_each_plan(|name, request, plan| {
+        for module in &request.adapters {
+            let weight = plan.leaf_named(&format!("{}.weight", module.path)).unwrap();
+            let [a, b] = [module.a_name(), module.b_name()].map(|name| plan.value(rounded(plan, &name)));
+            let (rows, columns) = plan.value(weight).ty.shape.at(&Extent::default());
+            let weight = plan.value(weight);
+            let has_room = weight.ty.storage == BF16 && !is_fourier(request);
+            let place = format!("{name}: {}", module.path);
+            if !has_room {
+                assert_eq!(weight.stride, None, "{place}");
+                for matrix in [a, b] {
+                    assert_eq!((matrix.stride, matrix.first_byte), (None, 0), "{place}");
+                    let shares = |other: &PlannedValue| {
+                        other.buffer == matrix.buffer && !matches!(other.role, ValueRole::Slice(_))
+                    };
+                    let sharing = plan.values.iter().filter(|other| shares(other)).count();
+                    assert_eq!(sharing, 1, "{place}: `{}` lies by itself", matrix.name);
+                }
+                continue;
+            }
+            let spare = spare_columns(module.rank);
+            let stride = columns + spare;
+            assert_eq!((weight.stride, weight.first_byte), (Some(stride), 0), "{place}");
+            assert_eq!(
+                (b.buffer, b.stride, b.first_byte),
+                (weight.buffer, Some(stride), 2 * columns),
+                "{place}"
+            );
+            let beneath = 2 * rows * stride;
+            assert_eq!((a.buffer, a.stride, a.first_byte), (weight.buffer, Some(stride), beneath), "{place}");
+            // The device multiplies with all spare columns and rows, so they are there to the last.
+            let bytes = plan.buffer(weight.buffer.unwrap()).bytes;
+            assert_eq!(bytes, 2 * (rows + spare) * stride, "{place}");
+            for matrix in [weight, a, b] {
+                assert!(stride.is_multiple_of(8) && matrix.first_byte.is_multiple_of(16), "{place}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_multiplied_beside_an_adapter_has_room_for_its_share() {
+    for_each_plan(|name, request, plan| {
+        let adapted = adapted_linears(plan);
+        assert_eq!(adapted.is_empty(), is_fourier(request), "{name}");
+        let spare = spare_columns(request.adapters[0].rank);
+        let has_room = |id: ValueId| {
+            let value = plan.value(id);
+            let stride = value.stride.unwrap_or(0);
+            assert!(stride >= columns(plan, id) + spare, "{name}: `{}` has rows of {stride}", value.name);
+            let buffer = plan.buffer(value.buffer.unwrap());
+            let rows = value.ty.shape.at(&plan.extent_of_lifetime(buffer.lifetime)).0;
+            assert!(buffer.bytes >= 2 * rows * stride, "{name}: the last row of `{}` is short", value.name);
+        };
+        for [x, ..] in &adapted {
+            has_room(*x);
+        }
+        let mut gradients = 0;
+        for step in steps(plan).filter(|step| matches!(step.op, Op::LinearGrad { .. })) {
+            let terms: Vec<(ValueId, ValueId)> =
+                step.inputs.chunks(2).map(|term| (term[0], term[1])).collect();
+            for module in &request.adapters {
+                let a = rounded(plan, &module.a_name());
+                let weight = plan.leaf_named(&format!("{}.weight", module.path)).unwrap();
+                if is_fourier(request) || !terms.iter().any(|(_, matrix)| *matrix == a) {
+                    continue;
+                }
+                // The gradient of x is dy·W + dh·A; of a fused linear, A lies beneath the rows of its last part.
+                let parts = terms.iter().filter(|(_, matrix)| whole(plan, *matrix) == weight);
+                let first_row = |id: ValueId| match plan.value(id).role {
+                    ValueRole::Slice(slice) => slice.first_row,
+                    ValueRole::Leaf(_) | ValueRole::Temp => 0,
+                };
+                // With dropout, the adapter's share of the gradient goes through the mask by itself.
+                if let Some((d, _)) = parts.max_by_key(|(_, matrix)| first_row(*matrix)) {
+                    has_room(*d);
+                    gradients += 1;
+                }
+            }
+        }
+        let together = !is_fourier(request) && (request.dropout == 0.0 || request.form == AdapterForm::Dora);
+        assert_eq!(gradients > 0, together, "{name}: {gradients} gradients with A in them");
+    });
+}
+
+/// Only what products read is widened, and by no more than the largest rank asks for.
+#[test]
+fn nothing_else_has_gaps_between_its_rows() {
+    for_each_plan(|name, request, plan| {
+        let spare = spare_columns(request.adapters[0].rank);
+        for value in &plan.values {
+            let Some(stride) = value.stride else { continue };
+            assert!(!is_fourier(request), "{name}: `{}` has rows of {stride}", value.name);
+            let (_, columns) = value.ty.shape.at(&plan.extent);
+            match value.role {
+                ValueRole::Temp => assert_eq!(stride, columns + spare, "{name}: `{}`", value.name),
+                ValueRole::Leaf(_) | ValueRole::Slice(_) => assert_eq!(value.ty.storage, BF16, "{name}"),
+            }
+        }
+    });
+}
+
+/// A weight in another storage is decoded into scratch, with the same room around it; one that is taken as it lies
+/// needs none.
+#[test]
+fn weights_in_other_storages_have_scratch_to_be_decoded_in() {
+    for_each_plan(|name, request, plan| {
+        let spare = spare_columns(request.adapters[0].rank);
+        for step in steps(plan).filter(|step| matches!(step.op, Op::Linear { lora: Some(_), .. })) {
+            let weight = plan.value(step.inputs[1]);
+            let (rows, columns) = weight.ty.shape.at(&plan.extent);
+            let given = step.workspace.map_or(0, |id| plan.buffer(id).bytes);
+            let decoded = match weight.ty.storage == BF16 {
+                true => 0,
+                false => align_up(2 * (rows + spare) * (columns + spare)),
+            };
+            assert_eq!(given, decoded + PRODUCT_BYTES, "{name}: `{}`", weight.name);
+        }
+    });
+}
+
+/// Byte by byte: the leaves, and at every step the spare columns of what lives against all that lives.
+#[test]
+fn spare_columns_belong_to_nobody_else() {
+    for (family, storage, form, dropout) in [
+        ("llama", BF16, AdapterForm::Lora, 0.0),
+        ("phi3", BF16, AdapterForm::Dora, 0.1),
+        ("gemma2", NF4, AdapterForm::Lora, 0.1),
+        ("qwen2", Q8_0, AdapterForm::Dora, 0.0),
+    ] {
+        for recompute in [Recompute::none(), Recompute::first(LAYERS)] {
+            let request = request(spec(family, 128), storage, form, 3, dropout);
+            let plan = plan(&request, recompute);
+            leaves_are_apart(family, &plan);
+            let spares = spare_columns_are_free(family, &plan);
+            assert!(spares > 100, "{family}: only {spares} values have spare columns");
+        }
+    }
+}
+
+fn leaves_are_apart(name: &str, plan: &Plan) {
+    let leaves = plan.values.iter().filter(|value| matches!(value.role, ValueRole::Leaf(_)));
+    let placed = leaves
+        .filter(|value| value.buffer.is_some_and(|buffer| plan.buffer(buffer).lifetime == Lifetime::Run));
+    let mut rows: Vec<(Range<usize>, &str)> = placed
+        .flat_map(|value| rows_of(plan, value).into_iter().map(|row| (row, value.name.as_str())))
+        .collect();
+    rows.sort_by_key(|(row, _)| row.start);
+    for pair in rows.windows(2) {
+        assert!(!meet(&pair[0].0, &pair[1].0), "{name}: `{}` and `{}` share bytes", pair[0].1, pair[1].1);
+    }
+}
+
+/// How many spare columns were looked at.
+fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
+    let mut looked = 0;
+    for entry in &plan.entries {
+        for (index, step) in entry.steps.iter().enumerate() {
+            let alive = |value: &&PlannedValue| {
+                value.buffer.is_some_and(|id| plan.buffer(id).lifetime.covers(entry.entry, index))
+            };
+            let mut taken: Vec<(Range<usize>, &str)> = plan
+                .values
+                .iter()
+                .filter(alive)
+                .flat_map(|value| rows_of(plan, value).into_iter().map(|row| (row, value.name.as_str())))
+                .collect();
+            taken.extend(step.workspace.map(|id| {
+                let buffer = plan.buffer(id);
+                (buffer.offset..buffer.end(), "workspace")
+            }));
+            taken.sort_by_key(|(row, _)| row.start);
+            let ends: Vec<usize> = taken
+                .iter()
+                .scan(0, |end, (row, _)| {
+                    *end = row.end.max(*end);
+                    Some(*end)
+                })
+                .collect();
+            let temps = plan.values.iter().filter(alive).filter(|value| value.role == ValueRole::Temp);
+            for value in temps.filter(|value| value.stride.is_some()) {
+                looked += 1;
+                for spare in spare_of(plan, value) {
+                    let before = taken.partition_point(|(row, _)| row.start < spare.end);
+                    // The furthest end among all that begin before the spare columns end.
+                    if before > 0 && ends[before - 1] > spare.start {
+                        let (_, other) =
+                            taken[..before].iter().rfind(|(row, _)| row.end > spare.start).unwrap();
+                        panic!(
+                            "{name}, {} {index}: `{other}` lies behind a row of `{}`",
+                            entry.entry, value.name
+                        );
+                    }
+                }
+            }
+        }
+    }
+    looked
+}
+
+/// Where rows would not begin at multiples of 16 bytes nothing lies beside anything.
+#[test]
+fn rows_that_would_not_stay_aligned_are_left_as_they_are() {
+    let width: usize = 100;
+    assert!(!width.is_multiple_of(COLUMN_STEP));
+    let plan = plan(&request(spec("llama", width), BF16, AdapterForm::Lora, 8, 0.0), Recompute::none());
+    let mut narrow = 0;
+    for value in plan.values.iter().filter(|value| value.stride.is_some()) {
+        let columns = value.ty.shape.at(&plan.extent).1;
+        assert_ne!(columns, width, "`{}` has a stride", value.name);
+        narrow += 1;
+    }
+    assert!(narrow > 0);
+    let weight = plan.leaf_named("model.layers.0.mlp.down_proj.weight").unwrap();
+    let b = rounded(&plan, "model.layers.0.mlp.down_proj.lora_B.weight");
+    assert_ne!(plan.value(weight).buffer, plan.value(b).buffer);
+}
+
+/// Nothing is laid beside anything on the CPU, nor where products are formed in f32.
+#[test]
+fn other_plans_of_the_same_requests_have_no_gaps() {
+    for family in ["llama", "phi3"] {
+        for form in FORMS {
+            let cuda = request(spec(family, 128), BF16, form, 8, 0.1);
+            for (device, precision) in [
+                (DeviceKind::Cpu, Precision::F32),
+                (DeviceKind::Cpu, Precision::Bf16),
+                (DeviceKind::Cuda, Precision::F32),
+            ] {
+                let plan = plan(&Request { device, precision, ..cuda.clone() }, Recompute::none());
+                let strided = plan.values.iter().filter(|value| value.stride.is_some());
+                let shifted = plan.values.iter().filter(|value| value.first_byte > 0);
+                assert_eq!((strided.count(), shifted.count()), (0, 0), "{family} {device:?} {precision:?}");
+                assert!(plan.values.iter().all(|value| !value.name.ends_with(" rounded")));
+            }
+        }
+    }
+}

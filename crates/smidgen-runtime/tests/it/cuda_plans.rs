@@ -1,0 +1,141 @@
+//! Plans for a GPU that is not there: the device would take every step of evaluation, generation and training.
+//!
+//! Families, forms, storages and an adapter on the head; the checks are those that the device makes before it runs
+//! anything. What the steps compute is compared with the CPU where there is a GPU (`cuda_agrees`).
+
+use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, gemma2, llama, phi3};
+use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::forward::state;
+use smidgen_compile::leaves::{cache_names, rounded_name};
+use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::{
+    AdapterForm, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode, compile_eval,
+};
+use smidgen_ir::{
+    Block, Code4, DType, DeviceKind, Entry, Op, Plan, Precision, Storage, ValueId, ValueRole, verify,
+};
+use smidgen_runtime::cuda::check_step;
+use smidgen_runtime::{BoundStep, DeviceError};
+
+const SHAPE: DecodeShape = DecodeShape { slots: 3, positions: 40, cache_rows: 70, new_tokens: 16 };
+const BF16: Storage = Storage::Plain(DType::Bf16);
+const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
+
+/// As wide as blocks of every storage ask for.
+fn wide(spec: DecoderSpec) -> DecoderSpec {
+    DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, ..spec }
+}
+
+/// Requests for a GPU, by name.
+fn requests() -> Vec<(String, Request)> {
+    let mut requests = Vec::new();
+    let families =
+        [("llama", llama(), ALL_LINEARS), ("fused", phi3(), ALL_FUSED), ("gemma2", gemma2(), ALL_LINEARS)];
+    for (family, spec, adapted) in families {
+        for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
+            for storage in
+                [BF16, NF4, Storage::Int8Rows, Storage::Gguf(Block::Q8_0), Storage::Gguf(Block::Q4K)]
+            {
+                for precision in [Precision::Bf16, Precision::F16, Precision::F32] {
+                    let (device, spec) = (DeviceKind::Cuda, wide(spec.clone()));
+                    let choice = Choice { spec, adapted, form, device, precision, ..Choice::lora() };
+                    let mut request = Request { row_losses: true, ..choice.request() };
+                    for linear in request.spec.linears().into_iter().filter(|linear| linear.layer.is_some()) {
+                        request.storage.insert(format!("{}.weight", linear.path), storage);
+                    }
+                    let mut name = format!("{family} {form:?} {storage} {precision:?}");
+                    if form == AdapterForm::Lora && !request.spec.tied_head {
+                        request.adapters.push(LoraModule { path: HEAD.into(), rank: 3, scale: 0.7 });
+                        name += ", the head too";
+                    }
+                    requests.push((name, request));
+                }
+            }
+        }
+    }
+    requests
+}
+
+/// Every step has what the device asks for, and not a byte more.
+fn check(name: &str, plan: &Plan) {
+    assert_eq!(verify::plan(plan), Vec::<String>::new(), "{name}");
+    for entry in &plan.entries {
+        let extent = plan.extent_of(entry.entry);
+        for step in &entry.steps {
+            let mut step = BoundStep::of(plan, entry.entry, step);
+            if let Err(error) = check_step(&step, &extent) {
+                panic!("{name}, {}: {error}", entry.entry);
+            }
+            let Some((_, bytes)) = &mut step.workspace else { continue };
+            *bytes -= 1;
+            let refused = matches!(check_step(&step, &extent), Err(DeviceError::Workspace { .. }));
+            assert!(refused, "{name}: `{}` with one byte less is accepted", step.op.name());
+        }
+    }
+}
+
+#[test]
+fn a_gpu_would_take_every_step_of_an_evaluation() {
+    for (name, request) in requests() {
+        let plan = compile_eval(&request, 3);
+        check(&name, &plan);
+        let losses = plan.leaf_named(state::ROW_LOSSES).unwrap();
+        assert_eq!(plan.value(losses).ty.storage, Storage::F32, "{name}");
+        rounds_every_adapter(&name, &request, &plan);
+    }
+}
+
+#[test]
+fn a_gpu_would_take_every_step_of_a_generation() {
+    for (name, request) in requests() {
+        let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
+        let plan = compile_decode(&request);
+        check(&name, &plan);
+        // The host reads logits as f32 whatever products multiply; the caches hold what attention reads.
+        let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap());
+        assert_eq!((logits.ty.storage, logits.stride), (Storage::F32, None), "{name}");
+        for cache in (0..LAYERS).flat_map(cache_names) {
+            let cache = plan.value(plan.leaf_named(&cache).unwrap());
+            assert_eq!(cache.ty.storage, Storage::Plain(request.activations()), "{name}");
+        }
+        rounds_every_adapter(&name, &request, &plan);
+    }
+}
+
+#[test]
+fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
+    for (name, request) in requests() {
+        let request = Request { dropout: 0.1, decode: Some(SHAPE), ..request };
+        let policy = Policy { recompute: Recompute::first(1), loss_chunk: 3 };
+        let plan = compile(&request, &policy);
+        assert_eq!(plan.extent, EXTENT);
+        check(&name, &plan);
+        rounds_every_adapter(&name, &request, &plan);
+    }
+}
+
+/// `refresh` brings the adapters that were read into the numbers of products, where those are not f32.
+fn rounds_every_adapter(name: &str, request: &Request, plan: &Plan) {
+    let steps = &plan.entry(Entry::Refresh).steps;
+    let rounds = steps.iter().filter(|step| matches!(step.op, Op::Round { .. })).count();
+    let expected = if request.precision == Precision::F32 { 0 } else { 2 * request.adapters.len() };
+    assert_eq!(rounds, expected, "{name}");
+    for module in request.adapters.iter().filter(|_| expected > 0) {
+        for matrix in [module.a_name(), module.b_name()] {
+            let rounded = plan.leaf_named(&rounded_name(&matrix)).unwrap();
+            assert!(steps.iter().any(|step| step.updates.contains(&rounded)), "{name}: {matrix}");
+            let [read, original] = [rounded, plan.leaf_named(&matrix).unwrap()].map(|leaf| {
+                let entries = plan.entries.iter().filter(|entry| entry.entry != Entry::Refresh);
+                let steps =
+                    entries.filter(|entry| entry.entry != Entry::Update).flat_map(|entry| &entry.steps);
+                steps.filter(|step| step.inputs.iter().any(|input| is_of(plan, *input, leaf))).count()
+            });
+            assert!(read > 0 && original == 0, "{name}: {matrix} is read {read} and {original} times");
+        }
+    }
+}
+
+/// Whether a value is a leaf or some of its rows.
+fn is_of(plan: &Plan, value: ValueId, leaf: ValueId) -> bool {
+    value == leaf || matches!(plan.value(value).role, ValueRole::Slice(slice) if slice.of == leaf)
+}
