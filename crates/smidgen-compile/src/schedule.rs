@@ -9,8 +9,8 @@ use crate::passes::reuse_in_place::SharedBuffers;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
-    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Op, Plan,
-    PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
+    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Op,
+    Plan, PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
 };
 use std::collections::HashMap;
 

@@ -61,8 +61,8 @@ fn check(name: &str, plan: &Plan) {
     assert_eq!(verify::plan(plan), Vec::<String>::new(), "{name}");
     for entry in &plan.entries {
         let extent = plan.extent_of(entry.entry);
-        for step in &entry.steps {
-            let mut step = BoundStep::of(plan, entry.entry, step);
+        for index in 0..entry.steps.len() {
+            let mut step = BoundStep::of(plan, entry.entry, index);
             if let Err(error) = check_step(&step, &extent) {
                 panic!("{name}, {}: {error}", entry.entry);
             }
