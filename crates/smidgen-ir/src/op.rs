@@ -283,7 +283,10 @@ impl Op {
             | Op::Rope { .. }
             | Op::ScaleColumns { .. }
             | Op::Fourier { .. } => &[(0, 0)],
-            Op::GatedAct(_) | Op::Add => &[(0, 0), (0, 1)],
+            Op::GatedAct(_) => &[(0, 0), (0, 1)],
+            // The second is what a block adds to its residual: a device that forms product and sum as one then finds
+            // the residual elsewhere, whatever else is kept.
+            Op::Add => &[(0, 1), (0, 0)],
             Op::RmsNormGrad { addend: true, .. } => &[(0, 3), (0, 2), (0, 0)],
             Op::RmsNormGrad { addend: false, .. } => &[(0, 2), (0, 0)],
             Op::GatedActGrad(_) => &[(0, 0), (1, 1), (0, 2), (1, 2)],

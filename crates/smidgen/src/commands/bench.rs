@@ -3,6 +3,8 @@
 //! Figures are medians over steps behind a warm-up. Work is counted as 4 operations for each parameter of a linear
 //! and token (forward and the gradient of its input; a frozen weight has no gradient), the head included, and 12
 //! for each visible score and channel of attention, without what is recomputed.
+//! Memory is without the driver's context, measured as what was taken since before the device was opened, less the
+//! context that the plan counted.
 //! `--write-model` makes a checkpoint of random numbers of a shape instead.
 
 use super::print;
@@ -130,17 +132,17 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let source =
         RecipeSource { file: "bench".into(), folder: folder.to_path_buf(), text: recipe_text(args, folder) };
     let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
-    let job = Job::prepare(recipe, Purpose::Plan)?;
+    let mut job = Job::prepare(recipe, Purpose::Plan)?;
+    let begin = Instant::now();
+    let before = job.place.free_bytes();
+    let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
+    let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
     if !planned.fits {
         return Err(planned.refusal());
     }
     let together = planned.solution.demand.micro_tokens / args.tokens;
     let batch = Batch { samples: args.batch, tokens: args.tokens, together: together.max(1) };
-    let begin = Instant::now();
-    let device = job.place.open(job.request.threads, job.request.precision)?;
-    let opened_s = begin.elapsed().as_secs_f64();
-    let before = free_bytes(&device);
     let plan = planned.solution.plan.clone();
     let mut bench = Bench::load(plan, device, batch, job.request.spec.vocabulary)?;
     let mut times = time_steps(&mut bench, args.warm_up, args.steps, begin)?;
@@ -148,9 +150,11 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     if args.profile {
         times.profile = bench.profile()?;
     }
+    let context_bytes = planned.solution.context_bytes;
     let taken = before.zip(after).map(|(before, after)| before.saturating_sub(after));
+    let taken = taken.map(|taken| taken.saturating_sub(context_bytes));
     let context = match bench.executor.device() {
-        AnyDevice::Cuda(cuda) => cuda.context_bytes(),
+        AnyDevice::Cuda(_) => Some(context_bytes),
         AnyDevice::Cpu(_) => None,
     };
     let figures = figures(args, &job, &planned, batch, &times, taken, context, opened_s);
