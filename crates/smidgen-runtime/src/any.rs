@@ -1,4 +1,6 @@
 //! One of the devices, chosen when the program runs.
+//!
+//! Nothing but hands every call on: a device with generic methods cannot be behind a pointer.
 
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;

@@ -5,6 +5,8 @@
 
 use smidgen_ir::DType;
 use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90", "sm_120"];
 
@@ -14,25 +16,30 @@ fn kernels_compile_for_every_architecture() {
     let found = libraries::find();
     let compiler = found.iter().find(|library| library.what == "NVRTC").unwrap();
     assert!(compiler.found.is_some(), "NVRTC is missing: {}", compiler.remedy);
-    let mut wrong = Vec::new();
+    let mut jobs = Vec::new();
     for architecture in ARCHITECTURES {
         for activations in [DType::F32, DType::Bf16, DType::F16] {
             let options = modules::options(architecture, activations);
-            for file in kernel_files() {
-                match modules::compile(&file, &options) {
-                    Ok(code) => assert!(!code.is_empty(), "{} for {architecture}", file.name),
-                    Err(error) => wrong.push(format!("{architecture}, {activations}: {error}")),
-                }
-            }
+            jobs.extend(kernel_files().into_iter().map(|file| (file, options.clone())));
         }
     }
     for activations in [DType::Bf16, DType::F16] {
         let options = modules::options(modules::HOPPER, activations);
-        for file in HOPPER_KERNEL_FILES {
-            if let Err(error) = modules::compile(&file, &options) {
-                wrong.push(format!("{}, {activations}: {error}", modules::HOPPER));
-            }
-        }
+        jobs.extend(HOPPER_KERNEL_FILES.into_iter().map(|file| (file, options.clone())));
     }
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |count| count.get()) {
+            scope.spawn(|| {
+                while let Some((file, options)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match modules::compile(file, options) {
+                        Ok(code) => assert!(!code.is_empty(), "{} with {options:?}", file.name),
+                        Err(error) => wrong.lock().unwrap().push(format!("{options:?}: {error}")),
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,4 +1,6 @@
 //! Shapes of published models, known by name.
+//!
+//! The same files serve the recipes' tests; weights are nowhere.
 
 /// A name, and the model's `config.json` as far as it describes sizes.
 pub const SHAPES: [(&str, &str); 7] = [

@@ -138,8 +138,6 @@ fn choices_that_this_version_lacks_are_named_at_once() {
     let said = scratch.train_refused(2, &overrides, &[]);
     expect![[r#"
         error: this version cannot run the recipe
-          `model.compute = f16` is not supported (supported: auto, f32, bf16)
-          `memory.device = cuda:0` is not supported (supported: auto, cpu)
           `memory.profile = h200` is not supported (supported: auto, cpu)
           `memory.activations = host` is not supported (supported: auto, device)
           `memory.optimizer_state = host` is not supported (supported: auto, device)

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Compiles every CUDA kernel for every GPU architecture that is meant to run it, without a GPU.
+# NVRTC comes from PyPI into a folder under target/, once; where it cannot be fetched, this says so and does nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+folder=target/nvrtc
+if [ ! -d "$folder/lib" ]; then
+    if ! python3 -m venv "$folder" || ! "$folder/bin/pip" install --quiet nvidia-cuda-nvrtc; then
+        rm -rf "$folder"
+        echo "kernels not compiled: NVRTC could not be installed with pip" >&2
+        exit 0
+    fi
+fi
+VIRTUAL_ENV="$PWD/$folder" cargo test --locked -p smidgen-runtime --test it -- --ignored kernels_compile
