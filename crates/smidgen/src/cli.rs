@@ -28,7 +28,7 @@ use crate::train::run_dir::RunDir;
 use crate::train::trainer::{Ending, Outcome, RunPolicy, Trainer};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::text::render_plan;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
@@ -234,7 +234,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());
     bar.finish();
-    let outcome = outcome?;
+    let outcome = outcome.map_err(|failure| lost_device(failure, &output, args))?;
     if outcome.ending == Ending::Interrupted {
         return Err(interrupted(args, &outcome, total));
     }
@@ -313,10 +313,31 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
 /// Not done, so that it is no success: a script that goes on only after success must not go on here.
 fn interrupted(args: &TrainArgs, outcome: &Outcome, total: u64) -> Failure {
     let steps = outcome.steps;
+    let resume = resume_command(args);
+    Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
+        .hint(format!("`{resume}` goes on from there"))
+}
+
+/// A device that failed under way: what was saved before is named.
+fn lost_device(failure: Failure, output: &Path, args: &TrainArgs) -> Failure {
+    let is_device = failure.message.starts_with("cuda: ");
+    let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
+    match saved.filter(|_| is_device) {
+        Some(step) => {
+            let resume = resume_command(args);
+            failure.hint(format!(
+                "the state of step {step} is in `checkpoint-{step}`; `{resume}` goes on from there"
+            ))
+        }
+        None => failure,
+    }
+}
+
+/// The command that continues a run.
+fn resume_command(args: &TrainArgs) -> String {
     let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
     let recipe = quoted(&args.recipe.recipe.to_string_lossy());
-    Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
-        .hint(format!("`smidgen train {recipe}{overrides} --resume` goes on from there"))
+    format!("smidgen train {recipe}{overrides} --resume")
 }
 
 /// A word as a shell reads it back.
@@ -367,4 +388,30 @@ fn write_run_files(
     dir.write_text("plan.json", &format!("{:#}\n", plan_json::render_json(planned)))?;
     dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
     dir.write_text("job.toml", &render_job(&job.recipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_device_names_what_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = TrainArgs {
+            recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
+            resume: false,
+        };
+        let lost = || Failure::world("cuda: cuLaunchKernel failed: an illegal address");
+        assert!(lost_device(lost(), folder.path(), &args).hints.is_empty());
+        for step in [5, 40] {
+            std::fs::create_dir(folder.path().join(format!("checkpoint-{step}"))).unwrap();
+        }
+        let hints = lost_device(lost(), folder.path(), &args).hints;
+        let command = "smidgen train 'my run.toml' train.lr=1e-3 --resume";
+        assert_eq!(
+            hints,
+            [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
+        );
+        assert!(lost_device(Failure::world("the loss is not finite"), folder.path(), &args).hints.is_empty());
+    }
 }
