@@ -1,4 +1,4 @@
-// Kernels that move, add, drop or round elements: add, gather, scatter, dropout, the cast of an f32 matrix, and
+// Kernels that move, add, drop or round elements: add, gather, scatter, dropout, and
 // column sums in two steps.
 //
 // Matrices are cut into spans of eight elements (`_eight`), or of one where rows are not aligned (`_one`), numbered
@@ -204,33 +204,6 @@ extern "C" __global__ void __launch_bounds__(256)
     dropout_one(const act *x, i64 x_stride, const u64 *keys, u32 tensor, u32 threshold, float scale, int rest,
                 act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
     drop_spans<1>(x, x_stride, keys, tensor, threshold, scale, rest, y, y_stride, spans_of_row, spans);
-}
-
-// ── y = scale * x, f32 to the element of activations ─────────────────────────────────────────────
-
-template <int N>
-__device__ __forceinline__ void cast_spans(const float *x, i64 x_stride, float scale, act *y, i64 y_stride,
-                                           u32 spans_of_row, u32 spans) {
-    u32 span = blockIdx.x * blockDim.x + threadIdx.x;
-    if (span >= spans)
-        return;
-    SpanPlace<N> place(span, spans_of_row);
-    float value[N];
-    load_span<N, float>(x + place.at(x_stride), value);
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-        value[i] *= scale;
-    store_span<N, act>(y + place.at(y_stride), value);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    cast_to_act_eight(const float *x, i64 x_stride, float scale, act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
-    cast_spans<8>(x, x_stride, scale, y, y_stride, spans_of_row, spans);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    cast_to_act_one(const float *x, i64 x_stride, float scale, act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
-    cast_spans<1>(x, x_stride, scale, y, y_stride, spans_of_row, spans);
 }
 
 // ── column sums ──────────────────────────────────────────────────────────────────────────────────

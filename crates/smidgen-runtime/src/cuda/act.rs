@@ -5,7 +5,7 @@
 
 use super::spans::{Place, Spans, THREADS};
 use super::stage::{Arg, KernelFile, Stage};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::Activation;
 
 pub const FILE: KernelFile = KernelFile {
@@ -44,25 +44,8 @@ pub fn gated_act(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Resul
 
 /// dgate and dup.
 pub fn gated_act_grad(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Result<(), DeviceError> {
-    launch_gradient(stage, step, kind, Place::NONE)
-}
-
-/// dgate and dup, and act(gate)·up once more into `value`, which is none of the inputs that are read later.
-pub fn gated_act_grad_with_value(
-    stage: &Stage<'_>,
-    step: &BoundStep,
-    kind: Activation,
-    value: &Operand,
-) -> Result<(), DeviceError> {
-    launch_gradient(stage, step, kind, Place::of(stage, value))
-}
-
-fn launch_gradient(
-    stage: &Stage<'_>,
-    step: &BoundStep,
-    kind: Activation,
-    value: Place,
-) -> Result<(), DeviceError> {
+    // The kernel can write the activation as well.
+    let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
     let shape = &step.outputs[0];

@@ -1,11 +1,11 @@
-//! Stored matrices as numbers that products take, some rows at a time; rows of a table by their ids; rounding.
+//! Stored matrices as numbers that products take, some rows at a time; rows of a table by their ids.
 //!
 //! One kernel for each format: the rows come from a view that may be a slice of a tensor whose scales lie apart, the
 //! target has a stride and is of activations or of f32. Anything that is not aligned goes element by element.
 //! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, both behind `kernels/decode.cuh`.
 
 use super::stage::{Arg, KernelFile, Stage};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{DeviceError, Operand};
 use smidgen_ir::storage::bnb4_parts;
 use smidgen_ir::{Block, Code4, DType, Storage};
 
@@ -117,20 +117,6 @@ pub fn decode(
     ];
     let blocks = groups.div_ceil(GROUPS_OF_A_BLOCK) as u32;
     stage.launch(kernel_of(matrix.storage), [blocks, 1, 1], THREADS, 0, &args)
-}
-
-/// rounded := scale · weight.
-pub fn round(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
-    let (weight, rounded) = (&step.inputs[0], &step.updates[0]);
-    let wide = rounded.storage == Storage::F32;
-    assert!(
-        wide || rounded.storage == Storage::Plain(stage.activations()),
-        "`round` to {} beside {:?}",
-        rounded.storage,
-        stage.activations()
-    );
-    let target = Target { pointer: stage.pointer(rounded), stride: rounded.stride, wide };
-    decode(stage, weight, RowChoice::From(0), stage.rows(weight), target, scale)
 }
 
 /// Whether every eighth element of every row can be reached by an access of 16 bytes.

@@ -5,7 +5,7 @@
 use super::norm::{add_partial_rows, partial_rows};
 use super::spans::{Place, SPAN, Spans, THREADS, count, int};
 use super::stage::{Arg, KernelFile, Stage};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
@@ -20,8 +20,6 @@ pub const FILE: KernelFile = KernelFile {
         "scatter_rows_one",
         "dropout_eight",
         "dropout_one",
-        "cast_to_act_eight",
-        "cast_to_act_one",
         "column_partials_eight",
         "column_partials_one",
         "add_partial_rows",
@@ -133,19 +131,4 @@ pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
     let grid = [count(columns.div_ceil(TILE_COLUMNS)), count(partials), 1];
     stage.launch(kernel, grid, THREADS, 0, &args)?;
     add_partial_rows(stage, workspace, partials, columns, stage.pointer(dbias))
-}
-
-/// y := scale·x for an f32 matrix x at `from`, an address and a row stride, and y of the shape of `to` at `pointer`.
-pub fn cast_to_act(
-    stage: &Stage<'_>,
-    from: (u64, usize),
-    scale: f32,
-    to: &Operand,
-    pointer: u64,
-) -> Result<(), DeviceError> {
-    let (x, y) = (Place::at(from.0, from.1), Place::at(pointer, to.stride));
-    let spans = Spans::of(stage.rows(to), to.columns, &[x, y]);
-    let Some(grid) = spans.grid(1) else { return Ok(()) };
-    let args = [x.pointer, x.stride, Arg::Float(scale), y.pointer, y.stride, spans.spans_of_row, spans.spans];
-    stage.launch(spans.form("cast_to_act_eight", "cast_to_act_one"), grid, THREADS, 0, &args)
 }
