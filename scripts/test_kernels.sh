@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 folder=target/nvrtc
 if [ ! -d "$folder/lib" ]; then
-    if ! python3 -m venv "$folder" || ! "$folder/bin/pip" install --quiet nvidia-cuda-nvrtc; then
+    if ! python3 -m venv "$folder" || ! "$folder/bin/pip" install --quiet --retries 1 --timeout 30 nvidia-cuda-nvrtc; then
         rm -rf "$folder"
         echo "kernels not compiled: NVRTC could not be installed with pip" >&2
         exit 0

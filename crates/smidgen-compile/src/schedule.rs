@@ -94,7 +94,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
     for (entry, nodes) in &graph.entries {
         let extent = plan.extent_of(*entry);
         let usual = request.workload.extent(&extent);
-        let lives = lifetimes(nodes, shared);
+        let lives = lifetimes(nodes, shared, request.device);
         let spare = spare_of_owners(layout, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
         owners.sort();
@@ -130,9 +130,10 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                 }
             };
             let life = Lifetime::Steps { entry: *entry, first: index, last: index };
-            let before: Option<&Step> = steps.last();
-            let workspace = match before.filter(|before| shares_scratch(request.device, before, node)) {
-                // Both steps may be formed as one, so neither's operands may lie over the other's scratch.
+            let pair = is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]);
+            let before: Option<&Step> = steps.last().filter(|_| pair);
+            let workspace = match before {
+                // Neither's operands may lie over the other's scratch.
                 Some(Step { workspace: Some(id), .. }) => {
                     let buffer = &mut plan.buffers[id.index()];
                     buffer.bytes = buffer.bytes.max(scratch);
@@ -166,11 +167,13 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
     Schedule { plan }
 }
 
-/// The gradient of B and that of h from the same dy, on a device that reads dy once for both.
-fn shares_scratch(device: DeviceKind, before: &Step, node: &Node) -> bool {
-    let pair = matches!(before.op, Op::WeightGrad { .. })
-        && matches!(&node.op, Op::LinearGrad { scales } if scales.len() == 1);
-    device == DeviceKind::Cuda && pair && before.inputs[0] == node.inputs[0]
+/// Whether the first of `nodes` may be formed together with the one behind it: the gradients of B and of h, on a device
+/// that reads dy once for both. Then what the first reads and its scratch last as long as the second.
+fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
+    let [outer, inner, ..] = nodes else { return false };
+    let pair = matches!(outer.op, Op::WeightGrad { .. })
+        && matches!(&inner.op, Op::LinearGrad { scales } if scales.len() == 1);
+    device == DeviceKind::Cuda && pair && outer.inputs[0] == inner.inputs[0]
 }
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
@@ -206,16 +209,17 @@ fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {
 }
 
 /// First and last step of every buffer owner among the temporaries of one entry point.
-fn lifetimes(nodes: &[Node], shared: &SharedBuffers) -> HashMap<ValueId, (usize, usize)> {
+fn lifetimes(nodes: &[Node], shared: &SharedBuffers, device: DeviceKind) -> HashMap<ValueId, (usize, usize)> {
     let mut lives: HashMap<ValueId, (usize, usize)> = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
         for output in &node.outputs {
             let life = lives.entry(owner_of(shared, *output)).or_insert((index, index));
             life.1 = index;
         }
+        let last = index + usize::from(is_formed_with_next(device, &nodes[index..]));
         for value in node.reads() {
             if let Some(life) = lives.get_mut(&owner_of(shared, value)) {
-                life.1 = index;
+                life.1 = last;
             }
         }
     }

@@ -144,12 +144,16 @@ pub struct PlannedValue {
 }
 
 impl PlannedValue {
-    /// Bytes from the buffer's begin to the end of the last row.
+    /// Bytes from the buffer's begin to the end of the last row, the spare columns of a temporary included: a step may
+    /// write them.
     pub fn end_byte(&self, extent: &Extent) -> usize {
         let dense = self.ty.bytes(extent);
         let (rows, columns) = self.ty.shape.at(extent);
         let spread = match (self.stride, self.ty.storage.plain()) {
-            (Some(stride), Some(dtype)) => rows.saturating_sub(1) * (stride - columns) * dtype.bytes(),
+            (Some(stride), Some(dtype)) => {
+                let gaps = if self.role == ValueRole::Temp { rows } else { rows.saturating_sub(1) };
+                gaps * (stride - columns) * dtype.bytes()
+            }
             _ => 0,
         };
         self.first_byte + dense + spread

@@ -3,7 +3,7 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{DType, Dim, Entry, Extent, Lifetime, Op, Plan, Precision, Storage, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Entry, Extent, Op, Plan, Precision, Storage, ValueId, ValueRole};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -123,8 +123,6 @@ pub struct BoundStep {
     pub precision: Precision,
     /// The largest extent at which it runs.
     pub planned: Extent,
-    /// Whether each input is read here for the last time and is nothing's place afterwards.
-    pub ends: Vec<bool>,
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
     pub updates: Vec<Operand>,
@@ -135,17 +133,12 @@ pub struct BoundStep {
 impl BoundStep {
     pub fn of(plan: &Plan, entry: Entry, index: usize) -> BoundStep {
         let step = &plan.entry(entry).steps[index];
-        let ends = |id: &ValueId| {
-            let buffer = plan.value(*id).buffer.map(|buffer| plan.buffer(buffer).lifetime);
-            matches!(buffer, Some(Lifetime::Steps { last, .. }) if last == index)
-        };
         let bind = |ids: &[ValueId]| ids.iter().map(|id| Operand::of(plan, *id)).collect();
         let workspace = step.workspace.map(|id| (plan.buffer(id).offset, plan.buffer(id).bytes));
         BoundStep {
             op: step.op.clone(),
             precision: plan.precision,
             planned: plan.extent_of(entry),
-            ends: step.inputs.iter().map(ends).collect(),
             inputs: bind(&step.inputs),
             outputs: bind(&step.outputs),
             updates: bind(&step.updates),

@@ -338,6 +338,30 @@ fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
 }
 
 /// Where rows would not begin at multiples of 16 bytes nothing lies beside anything.
+/// The gradients of B and of h may be formed as one, some tokens after the other: h is still read when the first rows
+/// of dh are written, and the scratch of one step is that of both.
+#[test]
+fn what_is_formed_as_one_does_not_overlap() {
+    let mut pairs = 0;
+    for_each_plan(|name, _, plan| {
+        for pair in plan.entries.iter().flat_map(|entry| entry.steps.windows(2)) {
+            let [outer, inner] = pair else { unreachable!("windows of two") };
+            let is_pair = matches!(outer.op, Op::WeightGrad { .. })
+                && matches!(&inner.op, Op::LinearGrad { scales } if scales.len() == 1)
+                && outer.inputs[0] == inner.inputs[0];
+            if !is_pair {
+                continue;
+            }
+            pairs += 1;
+            let buffer = |id: ValueId| plan.buffer(plan.value(id).buffer.unwrap());
+            let (h, dh) = (buffer(outer.inputs[1]), buffer(inner.outputs[0]));
+            assert!(h.end() <= dh.offset || dh.end() <= h.offset, "{name}: dh lies over h");
+            assert_eq!(outer.workspace, inner.workspace, "{name}: two scratches");
+        }
+    });
+    assert!(pairs > 100, "{pairs} pairs");
+}
+
 #[test]
 fn rows_that_would_not_stay_aligned_are_left_as_they_are() {
     let width: usize = 100;

@@ -4,10 +4,11 @@
 //! there is no product in between. Kernels: `kernels/columns.cu`.
 
 use super::decode::{self, RowChoice, Target, is_aligned};
+use super::linear::stored_code;
 use super::stage::{Arg, KernelFile, Stage};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{SUM_ROWS, magnitude_partials_bytes, norm_block_rows};
-use smidgen_ir::{DType, Storage};
+use smidgen_ir::Storage;
 
 pub const FILE: KernelFile = KernelFile {
     name: "columns.cu",
@@ -123,16 +124,6 @@ fn workspace_of(stage: &Stage<'_>, needed: usize) -> u64 {
     let (pointer, bytes) = stage.workspace();
     assert!(needed <= bytes, "workspace of {bytes} bytes, {needed} are needed");
     pointer
-}
-
-/// The prelude's number of an element type.
-fn stored_code(vector: &Operand) -> i32 {
-    match vector.storage {
-        Storage::Plain(DType::F32) => 0,
-        Storage::Plain(DType::Bf16) => 1,
-        Storage::Plain(DType::F16) => 2,
-        storage => unreachable!("`check` refuses vectors stored as {storage}"),
-    }
 }
 
 /// Those of `columns.cu`.

@@ -36,7 +36,6 @@ pub struct Gpu {
     /// Such as (9, 0).
     pub capability: (u32, u32),
     pub multiprocessors: usize,
-    pub driver_version: i32,
     pub stream: sys::CUstream,
     device: sys::CUdevice,
 }
@@ -62,9 +61,6 @@ impl Gpu {
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
-        let mut driver_version = 0;
-        // SAFETY: the pointer is valid for the call.
-        check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
         // SAFETY: the device was just got; its primary context stays retained as long as the process lives.
         let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was just retained.
@@ -72,14 +68,7 @@ impl Gpu {
         let stream =
             named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         let name = named(result::device::get_name(device), "cuDeviceGetName")?;
-        Ok(Gpu {
-            name,
-            capability: (major as u32, minor as u32),
-            multiprocessors,
-            driver_version,
-            stream,
-            device,
-        })
+        Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device })
     }
 
     /// Free bytes as the management library sees them.
@@ -91,12 +80,6 @@ impl Gpu {
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;
         Ok((free as u64, total as u64))
-    }
-
-    /// Tells one GPU from another, for what is kept about it on disk.
-    pub fn uuid(&self) -> Result<String, DeviceError> {
-        let uuid = named(result::device::get_uuid(self.device), "cuDeviceGetUuid")?;
-        Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
     }
 
     /// Waits until everything launched so far is done.

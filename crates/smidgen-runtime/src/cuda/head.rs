@@ -5,7 +5,7 @@
 //! block by block of the vocabulary.
 
 use super::decode::decode_rows;
-use super::linear::{Scratch, Tokens, matrix, outer_sum, weight_matrix};
+use super::linear::{Room, Scratch, Tokens, matrix, outer_sum, weight_matrix};
 use super::loss::{LogitMatrix, LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
 use super::product::{Matrix, Product, Sizes};
 use super::stage::Stage;
@@ -54,7 +54,7 @@ fn adapter<'a>(
     lora: Option<f32>,
 ) -> Result<Option<Adapter<'a>>, DeviceError> {
     let Some(scale) = lora else { return Ok(None) };
-    let b = weight_matrix(stage, scratch, &step.inputs[h + 1], 0)?;
+    let b = weight_matrix(stage, scratch, &step.inputs[h + 1], Room::None)?;
     Ok(Some((&step.inputs[h], b, scale)))
 }
 

@@ -112,41 +112,46 @@ fn is_as_products_take_it(stage: &Stage<'_>, operand: &Operand) -> bool {
     operand.storage == Storage::Plain(stage.activations())
 }
 
-/// A weight in the numbers of products: as it lies, or decoded with `spare` columns beside each row and rows
-/// beneath the last.
+/// Where a decoded weight leaves room for its adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    None,
+    /// So many columns behind each row.
+    Beside(usize),
+    /// So many rows behind the last.
+    Beneath(usize),
+}
+
+/// A weight in the numbers of products: as it lies, or decoded with room for its adapter.
 pub fn weight_matrix(
     stage: &Stage<'_>,
     scratch: &mut Scratch,
     weight: &Operand,
-    spare: usize,
+    room: Room,
 ) -> Result<Matrix, DeviceError> {
     if is_as_products_take_it(stage, weight) {
         return Ok(matrix(stage, weight));
     }
-    let (rows, stride) = (stage.rows(weight), weight.columns + spare);
-    let element = stage.activations();
-    let pointer = scratch.take((rows + spare) * stride * element.bytes());
+    let (beside, beneath) = match room {
+        Room::None => (0, 0),
+        Room::Beside(columns) => (columns, 0),
+        Room::Beneath(rows) => (0, rows),
+    };
+    let (rows, stride, element) = (stage.rows(weight), weight.columns + beside, stage.activations());
+    let pointer = scratch.take((rows + beneath) * stride * element.bytes());
     decode_rows(stage, weight, 0, rows, pointer, stride)?;
     Ok(Matrix { pointer, stride, element })
 }
 
-/// A sum that is formed with the product before it: what is added, and where the sum goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Residual<'a> {
-    pub addend: &'a Operand,
-    pub sum: &'a Operand,
-}
-
-/// y = x·Wᵀ + bias + scale·h·Bᵀ, and a residual if there is one.
+/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
     bias: bool,
     lora: Option<f32>,
-    residual: Option<Residual<'_>>,
+    residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
-    let (x, weight) = (&step.inputs[0], &step.inputs[1]);
-    let y = residual.map_or(&step.outputs[0], |residual| residual.sum);
+    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     if !bias && lora.is_none() && residual.is_none() && thin::thin_product_fits(stage, x, weight, y) {
         return thin::thin_product(stage, x, weight, y);
     }
@@ -159,8 +164,9 @@ pub fn linear(
     let spare = spare_columns(rank);
     let has_room = rank > 0 && x.stride >= x.columns + spare;
     let stored = is_as_products_take_it(stage, weight);
-    let w = weight_matrix(stage, &mut scratch, weight, if has_room && !stored { spare } else { 0 })?;
-    let mut addend = residual.map(|residual| matrix(stage, residual.addend));
+    let w =
+        weight_matrix(stage, &mut scratch, weight, if has_room { Room::Beside(spare) } else { Room::None })?;
+    let mut addend = residual.map(|residual| matrix(stage, residual));
     let mut epilogue = None;
     if bias {
         let bias = &step.inputs[2];
@@ -172,7 +178,7 @@ pub fn linear(
             addend = Some(matrix(stage, y));
         }
     }
-    let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, 0)).transpose()?;
+    let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, Room::None)).transpose()?;
     let scratch = scratch.take(PRODUCT_BYTES);
     let left = matrix(stage, x);
     let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
@@ -228,27 +234,22 @@ fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
     is_as_products_take_it(stage, bias) && stage.pointer(bias).is_multiple_of(16)
 }
 
-/// What `sum` adds to the product before it, if nobody else reads the product: then both are one. Whether it is so
-/// follows from the graph, not from where things lie, so that a layer computed again gives the same bits.
+/// What `sum` adds to the product before it, if it takes the product's place: then both are one. Any other place may
+/// lie over what only the product's step reads. A sum always takes it where nobody else reads the product (the order
+/// in `Op::in_place`), so this follows from the graph, and a layer computed again gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
     product: &BoundStep,
     bias: bool,
     sum: &'a BoundStep,
-) -> Option<Residual<'a>> {
+) -> Option<&'a Operand> {
     let y = &product.outputs[0];
     if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &product.inputs[2])) {
         return None;
     }
     let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
-    let output = &sum.outputs[0];
-    let [left, right] = &sum.inputs[..] else { return None };
-    let (addend, own) = match (is_y(left), is_y(right)) {
-        (true, false) => (right, 0),
-        (false, true) => (left, 1),
-        _ => return None,
-    };
-    (sum.ends[own] || is_y(output)).then_some(Residual { addend, sum: output })
+    let [addend, added] = &sum.inputs[..] else { return None };
+    (is_y(added) && !is_y(addend) && is_y(&sum.outputs[0])).then_some(addend)
 }
 
 /// dx = Σ scale·d·matrix.
@@ -272,7 +273,7 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
         let rank = partner.map_or(0, |(dh, _, _)| dh.columns);
         let spare = spare_columns(rank);
         let stored = is_as_products_take_it(stage, weight);
-        let right = decoded_above(stage, &mut scratch, weight, spare)?;
+        let right = weight_matrix(stage, &mut scratch, weight, Room::Beneath(spare))?;
         let mut depth = d.columns;
         if let Some((dh, a, _)) = partner {
             if !stored {
@@ -301,22 +302,6 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
         addend = Some(target);
     }
     Ok(())
-}
-
-/// A weight with dense rows and room for `spare` rows beneath, decoded where it has to be.
-fn decoded_above(
-    stage: &Stage<'_>,
-    scratch: &mut Scratch,
-    weight: &Operand,
-    spare: usize,
-) -> Result<Matrix, DeviceError> {
-    if is_as_products_take_it(stage, weight) {
-        return Ok(matrix(stage, weight));
-    }
-    let (rows, stride, element) = (stage.rows(weight), weight.columns, stage.activations());
-    let pointer = scratch.take((rows + spare) * stride * element.bytes());
-    decode_rows(stage, weight, 0, rows, pointer, stride)?;
-    Ok(Matrix { pointer, stride, element })
 }
 
 /// A's rows beneath a decoded weight, and zeros where they do not fill the step of columns.

@@ -24,7 +24,6 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         op,
         precision: Precision::F32,
         planned: *extent,
-        ends: vec![false; inputs.len()],
         workspace: None,
     }
 }
