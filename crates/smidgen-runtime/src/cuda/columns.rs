@@ -7,8 +7,8 @@ use super::decode::{self, RowChoice, Target, is_aligned};
 use super::linear::stored_code;
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::workspace_cuda::{SUM_ROWS, magnitude_partials_bytes, norm_block_rows};
 use smidgen_ir::Storage;
+use smidgen_ir::workspace_cuda::{SUM_ROWS, magnitude_partials_bytes, norm_block_rows};
 
 pub const FILE: KernelFile = KernelFile {
     name: "columns.cu",

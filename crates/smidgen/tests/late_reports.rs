@@ -1,0 +1,150 @@
+//! A device that goes on while the host does: the trainer reads the report of a step after the next one was lined up.
+//!
+//! The device here is the CPU behind a coat of lateness: a read that was begun has the bytes of that moment, as on a
+//! GPU whose stream went on. Rows, checkpoints and adapter must be those of the plain CPU, and a step that is not
+//! finite must be named although another has been lined up behind it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use smidgen::job::{Data, Job, Purpose};
+use smidgen::planning::plan_job;
+use smidgen::recipe::read_recipe;
+use smidgen::train::interrupt::Interrupt;
+use smidgen::train::journal::Journal;
+use smidgen::train::progress::Progress;
+use smidgen::train::resume::Start;
+use smidgen::train::run_dir::RunDir;
+use smidgen::train::trainer::{RunPolicy, Trainer};
+use smidgen_ir::Extent;
+use smidgen_runtime::device::{Destination, Fill, FillError, READ_SLOTS};
+use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
+use std::path::{Path, PathBuf};
+
+/// The CPU, whose begun reads keep what was there.
+struct Late {
+    cpu: Cpu,
+    slots: [Vec<u8>; READ_SLOTS],
+}
+
+impl Device for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        self.cpu.reserve(bytes)
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.cpu.check(step, extent)
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        self.cpu.write(offset, from);
+    }
+
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.cpu.read(offset, into)
+    }
+
+    fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
+        assert!(self.slots[slot].is_empty(), "slot {slot} is begun again before it was read");
+        self.slots[slot] = vec![0; bytes];
+        self.cpu.read(offset, &mut self.slots[slot])
+    }
+
+    fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        into.copy_from_slice(&std::mem::take(&mut self.slots[slot]));
+        Ok(())
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        self.cpu.fill(to, fill)
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.cpu.run(step, extent)
+    }
+}
+
+fn late() -> Late {
+    Late { cpu: Cpu::new(1).unwrap(), slots: Default::default() }
+}
+
+fn recipe(folder: &Path, lr: f64) -> PathBuf {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama/model");
+    let mut rows = String::new();
+    for row in 0..12 {
+        let ids: Vec<String> =
+            (0..9 + row % 5).map(|token| ((row * 7 + token * 3) % 30 + 1).to_string()).collect();
+        rows += &format!("{{\"input_ids\":[{}]}}\n", ids.join(","));
+    }
+    std::fs::write(folder.join("rows.jsonl"), rows).unwrap();
+    let text = format!(
+        "[model]\npath = {:?}\ncompute = \"f32\"\n[adapter]\nrank = 2\n\
+         [data]\ntrain = \"rows.jsonl\"\nformat = \"tokens\"\nmax_tokens = 32\n\
+         [train]\nbatch = 3\nsteps = 11\nlr = {lr:e}\nwarmup = 0\nsave_every = 4\n\
+         [memory]\ndevice = \"cpu\"\nthreads = 1\nbudget = \"64MiB\"\n[output]\ndir = \"unused\"\n",
+        model.display().to_string()
+    );
+    let path = folder.join("recipe.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Trains; the error if there was one, and the run folder.
+fn train<D: Device>(recipe: &Path, name: &str, device: D) -> (Option<String>, PathBuf) {
+    let mut job = Job::prepare(read_recipe(recipe, &[]).unwrap(), Purpose::Train).unwrap();
+    let planned = plan_job(&job).unwrap();
+    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
+    let mut batches = std::mem::take(&mut rows.batches);
+    let output = recipe.with_file_name(name);
+    let dir = RunDir::at(&output).unwrap();
+    dir.make().unwrap();
+    let mut journal = Journal::resume(dir.path(), 0).unwrap();
+    let solution = planned.solution;
+    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let progress = Progress::new(11, 0, 0, true);
+    let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());
+    (outcome.err().map(|failure| failure.message), output)
+}
+
+/// Step and loss of every row.
+fn losses(run: &Path) -> Vec<(u64, f64)> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    let rows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    rows.map(|row| (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap())).collect()
+}
+
+#[test]
+fn reports_that_come_late_are_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), 1e-2);
+    let (failed, plain) = train(&recipe, "plain", Cpu::new(1).unwrap());
+    assert_eq!(failed, None);
+    let (failed, coated) = train(&recipe, "late", late());
+    assert_eq!(failed, None);
+    assert_eq!(losses(&plain).len(), 11);
+    assert_eq!(losses(&coated), losses(&plain));
+    for part in ["adapter", "checkpoint-4", "checkpoint-8"] {
+        let read = |run: &Path| std::fs::read(run.join(part).join("adapter_model.safetensors")).unwrap();
+        assert_eq!(read(&coated), read(&plain), "{part}");
+    }
+}
+
+#[test]
+fn a_late_report_that_is_not_finite_is_named_as_an_early_one_is() {
+    let folder = tempfile::tempdir().unwrap();
+    // A rate at which numbers overflow after some updates.
+    let recipe = recipe(folder.path(), 1e6);
+    let (plain_failed, plain) = train(&recipe, "plain", Cpu::new(1).unwrap());
+    let (late_failed, coated) = train(&recipe, "late", late());
+    assert!(plain_failed.as_ref().is_some_and(|message| message.contains("not finite")), "{plain_failed:?}");
+    assert_eq!(late_failed, plain_failed);
+    assert_eq!(losses(&coated), losses(&plain), "rows before it");
+}
