@@ -76,7 +76,7 @@ fn late() -> Late {
 }
 
 fn recipe(folder: &Path, lr: f64) -> PathBuf {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama/model");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama-gqa-tied/model");
     let mut rows = String::new();
     for row in 0..12 {
         let ids: Vec<String> =
@@ -141,7 +141,7 @@ fn reports_that_come_late_are_the_same() {
 fn a_late_report_that_is_not_finite_is_named_as_an_early_one_is() {
     let folder = tempfile::tempdir().unwrap();
     // A rate at which numbers overflow after some updates.
-    let recipe = recipe(folder.path(), 1e6);
+    let recipe = recipe(folder.path(), 1e25);
     let (plain_failed, plain) = train(&recipe, "plain", Cpu::new(1).unwrap());
     let (late_failed, coated) = train(&recipe, "late", late());
     assert!(plain_failed.as_ref().is_some_and(|message| message.contains("not finite")), "{plain_failed:?}");
