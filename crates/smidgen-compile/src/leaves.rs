@@ -178,7 +178,7 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
         add(state::EVAL_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
         return;
     }
-    add(input::HYPER, Shape::vector(2), DType::F64, LeafKind::Input);
+    add(input::HYPER, Shape::vector(3), DType::F64, LeafKind::Input);
     if request.dropout > 0.0 {
         add(input::DROPOUT_KEYS, Shape::rows_of(Dim::Tokens), DType::U64, LeafKind::Input);
         if request.adapters.iter().any(|module| module.path == HEAD) {

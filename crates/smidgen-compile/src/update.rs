@@ -25,9 +25,9 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
         let gradient = graph.gradient_of(coefficients).expect("coefficients are trained");
         let op = Op::FourierReg { weight: reg / (4 * request.adapters.len()) as f64 };
         let updates = vec![find(graph, state::REG_LOSS), gradient];
-        graph.emit(&mut nodes, op, vec![coefficients], updates, &[], place);
+        graph.emit(&mut nodes, op, vec![coefficients, hyper], updates, &[], place);
     }
-    let mut inputs = vec![loss];
+    let mut inputs = vec![loss, hyper];
     inputs.extend(trained.iter().map(|(_, gradient)| *gradient));
     graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
     for &(parameter, gradient) in &trained {

@@ -82,16 +82,18 @@ pub enum Op {
     EmbedGrad { scale: f32 },
 
     // ── update and refresh ─────────────────────────────────────────────────────────────────────
-    /// coefficients (M, 4) → ; updates loss (1) := weight · Σ (a - (0, 1, 0, 0))², dcoefficients (M, 4)
+    /// coefficients (M, 4), hyper (3) → ; updates loss (1) := weight · Σ (a - (0, 1, 0, 0))², dcoefficients (M, 4), to
+    /// which the gradient times the loss scale is added
     FourierReg { weight: f64 },
     /// weight (N, K), a (R, K), b (N, R) → ; updates norms (N) := lengths of the rows of weight + scale·b·a
     RowNorms { scale: f32 },
     /// weight (N, K) → ; updates rounded (N, K) := scale·weight
     Round { scale: f32 },
-    /// loss (1), gradients … → ; updates report (4): loss, norm over all gradients, the factor that
-    /// clips it to `clip` (0 = never), 1 if loss and norm are finite
+    /// loss (1), hyper (3), gradients … → ; updates report (4): loss and norm over all gradients without the loss scale
+    /// that they carry, the factor that takes it off gradients and clips their norm to `clip` (0 = never), 1 if loss and
+    /// norm are finite
     GradNorm { clip: f32 },
-    /// gradient, report (4), hyper (2): learning rate and step → ; updates parameter, first and second
+    /// gradient, report (4), hyper (3): learning rate, step and loss scale → ; updates parameter, first and second
     /// moment. Does nothing when the report is not finite.
     AdamW(AdamW),
     /// As `AdamW`, with moments in [`crate::Storage::Dynamic8`], the first one signed. Decay comes after the step.

@@ -237,9 +237,10 @@ impl Op {
                 Ok(vec![])
             }
             Op::FourierReg { .. } => {
-                rule.count(1, 2)?;
+                rule.count(2, 2)?;
                 let (modules, four) = rule.weight(0)?;
                 rule.equal("coefficients", four, 4)?;
+                rule.scalars(inputs[1], 3)?;
                 rule.scalars(updates[0], 1)?;
                 rule.f32_update(1, &Shape::matrix(modules, 4))?;
                 Ok(vec![])
@@ -261,10 +262,13 @@ impl Op {
                 Ok(vec![])
             }
             Op::GradNorm { .. } => {
-                rule.require(!inputs.is_empty() && updates.len() == 1, || "a loss and a report".into())?;
+                rule.require(inputs.len() >= 2 && updates.len() == 1, || {
+                    "a loss, its scale and a report".into()
+                })?;
                 rule.scalars(inputs[0], 1)?;
+                rule.scalars(inputs[1], 3)?;
                 rule.scalars(updates[0], 4)?;
-                for gradient in &inputs[1..] {
+                for gradient in &inputs[2..] {
                     rule.require(gradient.storage == Storage::F32, || format!("gradient {gradient}"))?;
                 }
                 Ok(vec![])
@@ -275,7 +279,7 @@ impl Op {
                     rule.f32_update(state, &inputs[0].shape)?;
                 }
                 rule.scalars(inputs[1], 4)?;
-                rule.scalars(inputs[2], 2)?;
+                rule.scalars(inputs[2], 3)?;
                 Ok(vec![])
             }
             Op::AdamW8(_) => {
@@ -289,7 +293,7 @@ impl Op {
                 }
                 rule.require(inputs[0].storage == Storage::F32, || format!("gradient {}", inputs[0]))?;
                 rule.scalars(inputs[1], 4)?;
-                rule.scalars(inputs[2], 2)?;
+                rule.scalars(inputs[2], 3)?;
                 Ok(vec![])
             }
             Op::Zero => {

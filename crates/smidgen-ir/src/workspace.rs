@@ -109,7 +109,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         }
         Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
         Op::GradNorm { .. } => {
-            let largest = inputs[1..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
+            let largest = inputs[2..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
             2 * largest.div_ceil(SQUARES_CHUNK)
         }
         Op::Attention(shape) | Op::AttentionGrad(shape) => {

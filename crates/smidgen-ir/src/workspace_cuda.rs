@@ -103,7 +103,7 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
             across * down * FOURIER_SUMS * 8
         }
         Op::GradNorm { .. } => {
-            let elements = (1..step.inputs.len()).map(|input| step.input(input));
+            let elements = (2..step.inputs.len()).map(|input| step.input(input));
             8 * elements.map(|(rows, columns)| squares_chunks(rows * columns)).sum::<usize>()
         }
         Op::RmsNormWeightGrad { .. } => {

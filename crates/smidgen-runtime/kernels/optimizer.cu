@@ -1,7 +1,7 @@
 // The update of the adapters: the norm over all gradients, AdamW with f32 or 8-bit moments, and the pull of
 // LS-LoRA's coefficients. All f32 arithmetic is that of the CPU operation by operation, never fused, so moments,
 // codes and parameters have its bits; sums are f64, each thread's in order and then a tree, whatever the device.
-// Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step) are f64 in device memory:
+// Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step, loss scale) are f64 in device memory:
 // the host decides nothing between the gradients and the update. AdamW moves 28 bytes a parameter, 8-bit 14.
 
 #define UPDATE_THREADS 256
@@ -65,23 +65,24 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
 
 // One block. `clip` 0 is never.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    grad_norm_report(const double *loss, const double *partials, i32 count, float clip, double *report) {
+    grad_norm_report(const double *loss, const double *hyper, const double *partials, i32 count, float clip,
+                     double *report) {
     double sum = 0.0;
     for (i32 at = threadIdx.x; at < count; at += UPDATE_THREADS)
         sum += partials[at];
     sum = block_sum(sum);
     if (threadIdx.x != 0)
         return;
-    const double norm = sqrt(sum);
+    const double scale = hyper[2], own_loss = *loss / scale, norm = sqrt(sum) / scale;
     double factor = 1.0;
     if (clip > 0.0f) {
         const double ratio = (double)clip / (norm + 1e-6);
         factor = ratio < 1.0 ? ratio : 1.0; // 1 where the norm is no number
     }
-    report[0] = *loss;
+    report[0] = own_loss;
     report[1] = norm;
-    report[2] = factor;
-    report[3] = isfinite(norm) && isfinite(*loss) ? 1.0 : 0.0;
+    report[2] = factor / scale;
+    report[3] = isfinite(norm) && isfinite(own_loss) ? 1.0 : 0.0;
 }
 
 // ── AdamW ─────────────────────────────────────────────────────────────────────────────────────────
@@ -398,12 +399,14 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) round_tensors(const
 
 // One block: loss = weight * sum (a - neutral)^2, and its gradient is added to what is there.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    fourier_reg(const float *coefficients, i32 modules, double weight, double *loss, float *dcoefficients) {
+    fourier_reg(const float *coefficients, i32 modules, double weight, const double *hyper, double *loss,
+                float *dcoefficients) {
+    const double scale = hyper[2];
     double sum = 0.0;
     for (i32 at = threadIdx.x; at < 4 * modules; at += UPDATE_THREADS) {
         const double away = (double)coefficients[at] - (at % 4 == 1 ? 1.0 : 0.0);
         sum += away * away;
-        dcoefficients[at] = (float)((double)dcoefficients[at] + 2.0 * weight * away);
+        dcoefficients[at] = (float)((double)dcoefficients[at] + scale * (2.0 * weight * away));
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0)

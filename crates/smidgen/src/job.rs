@@ -120,12 +120,6 @@ impl Job {
         check_weights(&spec, &model)?;
         let place = Place::find(recipe.memory.device, purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
-        if recipe.model.compute == Compute::F16 {
-            return Err(Failure::recipe(
-                "`model.compute = f16` cannot train: small gradients would vanish without a scaled loss",
-            )
-            .hint("`model.compute = \"bf16\"`, which every GPU that is supported multiplies"));
-        }
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
         let budget = job_budget(&recipe, &place)?;
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;

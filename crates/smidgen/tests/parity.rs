@@ -237,7 +237,7 @@ impl<'a> Replay<'a> {
             if step == 0 {
                 self.compare_gradients();
             }
-            self.feed.write_hyper(&mut self.executor, self.job.recipe.train.lr, step as u64 + 1);
+            self.feed.write_hyper(&mut self.executor, self.job.recipe.train.lr, step as u64 + 1, 1.0);
             let extent = self.batch.extent();
             self.executor.run(Entry::Update, &extent).unwrap();
             self.executor.run(Entry::Refresh, &extent).unwrap();

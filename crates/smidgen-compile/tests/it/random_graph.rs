@@ -180,7 +180,7 @@ impl Grower {
         let rows = leaf(graph, "rows", Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
         let labels = leaf(graph, "labels", Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
         let weight = leaf(graph, forward::input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
-        leaf(graph, forward::input::HYPER, Shape::vector(2), DType::F64, LeafKind::Input);
+        leaf(graph, forward::input::HYPER, Shape::vector(3), DType::F64, LeafKind::Input);
         let loss = leaf(graph, forward::state::LOSS, Shape::vector(1), DType::F64, LeafKind::State);
         leaf(graph, forward::state::REPORT, Shape::vector(4), DType::F64, LeafKind::State);
         let x = self.emit(Op::GatherRows, vec![newest, rows], &["rows"])[0];

@@ -100,11 +100,12 @@ pub fn fourier_grad(
     dsigma.set(0, (there - sign(sigma.get(0)) * totals[4]) as f32);
 }
 
-/// Pulls coefficients to the neutral ones: adds the gradient of weight * sum (a - neutral)² to
-/// `dcoefficients` and returns that loss. The mean over M modules has weight = strength / (4 M).
+/// Pulls coefficients to the neutral ones: adds the gradient of weight * sum (a - neutral)², times the scale that
+/// `dcoefficients` carries, and returns that loss without it. The mean over M modules has weight = strength / (4 M).
 pub fn fourier_reg(
     coefficients: SrcRows, // (M, 4)
     weight: f64,
+    scale: f64,
     dcoefficients: DstRows, // (M, 4)
 ) -> f64 {
     assert_eq!(coefficients.columns(), 4);
@@ -116,7 +117,7 @@ pub fn fourier_reg(
         for (index, neutral) in NEUTRAL_COEFFICIENTS.into_iter().enumerate() {
             let away = f64::from(a.get(index)) - f64::from(neutral);
             sum += away * away;
-            da.set(index, (f64::from(da.src().get(index)) + 2.0 * weight * away) as f32);
+            da.set(index, (f64::from(da.src().get(index)) + scale * (2.0 * weight * away)) as f32);
         }
     }
     weight * sum
@@ -405,7 +406,7 @@ mod tests {
     fn the_regulariser_matches_finite_differences() {
         let (coefficients, weight) = (numbers(1, 3 * 4), 0.01 / 12.0);
         let mut dcoefficients = vec![0.25; 12];
-        let got = fourier_reg(src(&coefficients).rows(4), weight, dst(&mut dcoefficients).rows(4));
+        let got = fourier_reg(src(&coefficients).rows(4), weight, 1.0, dst(&mut dcoefficients).rows(4));
         let loss = |a: &[f64]| -> f64 {
             let away = |(index, a): (usize, &f64)| if index % 4 == 1 { a - 1.0 } else { *a };
             weight * a.iter().enumerate().map(away).map(|away| away * away).sum::<f64>()
@@ -416,7 +417,7 @@ mod tests {
         assert_close("dcoefficients", &dcoefficients, &want, 0.25, 1e-7);
         let mut untouched = vec![0.0; 4];
         let neutral = src(&NEUTRAL_COEFFICIENTS).rows(4);
-        assert_eq!(fourier_reg(neutral, 1.0, dst(&mut untouched).rows(4)), 0.0);
+        assert_eq!(fourier_reg(neutral, 1.0, 1.0, dst(&mut untouched).rows(4)), 0.0);
         assert_eq!(untouched, [0.0; 4]);
     }
 

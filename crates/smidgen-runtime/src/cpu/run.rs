@@ -564,20 +564,26 @@ impl Run<'_> {
     }
 
     fn grad_norm(&self, clip: f32) {
-        let loss = self.elements::<f64>(self.input(0)).src().get(0);
+        let scale = self.loss_scale(self.input(1));
+        let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
         let (_, bytes) = self.step.workspace.unwrap_or((0, 0));
         let scratch = self.workspace_doubles(bytes / 8);
-        let squares: f64 = self.step.inputs[1..]
+        let squares: f64 = self.step.inputs[2..]
             .iter()
             .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
             .sum();
-        let norm = squares.sqrt();
-        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 };
+        let norm = squares.sqrt() / scale;
+        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
         let finite = norm.is_finite() && loss.is_finite();
         let report = self.elements::<f64>(self.update(0));
         for (index, number) in [loss, norm, factor, f64::from(u8::from(finite))].into_iter().enumerate() {
             report.set(index, number);
         }
+    }
+
+    /// What the loss and its gradients were multiplied with.
+    pub(super) fn loss_scale(&self, hyper: &Operand) -> f64 {
+        self.elements::<f64>(hyper).src().get(2)
     }
 
     /// What a step of AdamW is given, and the factor of its gradients; nothing when the report is not finite.

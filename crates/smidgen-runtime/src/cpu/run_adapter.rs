@@ -99,7 +99,7 @@ impl Run<'_> {
     pub(super) fn fourier_reg(&self, weight: f64) {
         let coefficients = self.floats(self.input(0)).rows(4);
         let gradient = self.floats_mut(self.update(1)).rows(4);
-        let loss = fourier::fourier_reg(coefficients, weight, gradient);
+        let loss = fourier::fourier_reg(coefficients, weight, self.loss_scale(self.input(1)), gradient);
         self.elements::<f64>(self.update(0)).set(0, loss);
     }
 }

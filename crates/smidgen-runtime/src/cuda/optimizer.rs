@@ -91,10 +91,10 @@ fn is_aligned(places: &[u64]) -> i32 {
     i32::from(places.iter().all(|place| place.is_multiple_of(16)))
 }
 
-/// Inputs loss (1), gradients …; updates report (4).
+/// Inputs loss (1), hyper (3), gradients …; updates report (4).
 pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), DeviceError> {
     let (partials, bytes) = stage.workspace();
-    let gradients = &step.inputs[1..];
+    let gradients = &step.inputs[2..];
     let count: usize = gradients.iter().map(|gradient| squares_chunks(dense_elements(stage, gradient))).sum();
     assert!(8 * count <= bytes, "workspace of {bytes} bytes for {count} sums");
     let tensors = gradients.iter().map(|operand| {
@@ -107,6 +107,7 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     launch_tables(stage, "sum_of_squares", tensors, |tensor, block| tensor.first_block = block, args)?;
     let args = [
         Arg::Pointer(stage.pointer(&step.inputs[0])),
+        Arg::Pointer(stage.pointer(&step.inputs[1])),
         Arg::Pointer(partials),
         Arg::Int(count as i32),
         Arg::Float(clip),
@@ -115,7 +116,7 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs of each step: gradient, report (4), hyper (2); updates: parameter, first and second moment. Report and hyper
+/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment. Report and hyper
 /// are the same for all.
 pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
@@ -213,6 +214,7 @@ pub fn fourier_reg(stage: &Stage<'_>, step: &BoundStep, weight: f64) -> Result<(
         Arg::Pointer(stage.pointer(coefficients)),
         Arg::Int((dense_elements(stage, coefficients) / 4) as i32),
         Arg::Double(weight),
+        Arg::Pointer(stage.pointer(&step.inputs[1])),
         Arg::Pointer(stage.pointer(&step.updates[0])),
         Arg::Pointer(stage.pointer(&step.updates[1])),
     ];

@@ -293,7 +293,7 @@ fn input_values(name: &str, seed: u64) -> Content {
         input::DROPOUT_KEYS => Content::Keys(random_keys(seed, EXTENT.tokens)),
         input::DROPOUT_ROW_KEYS => Content::Keys(random_keys(seed, EXTENT.rows)),
         input::LOSS_WEIGHT => Content::Doubles(vec![1.0]),
-        input::HYPER => Content::Doubles(vec![1e-3, 1.0]),
+        input::HYPER => Content::Doubles(vec![1e-3, 1.0, 1.0]),
         other => panic!("the decoder has a new input `{other}`"),
     }
 }

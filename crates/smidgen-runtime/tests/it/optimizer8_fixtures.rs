@@ -80,7 +80,7 @@ impl Steps {
         };
         let loss = doubles(state::LOSS, 1, LeafKind::State);
         doubles(state::REPORT, 4, LeafKind::State);
-        doubles(input::HYPER, 2, LeafKind::Input);
+        doubles(input::HYPER, 3, LeafKind::Input);
         graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
         let adamw = AdamW { beta1, beta2, eps, weight_decay };
         let optimizer = Optimizer { adamw, moments: Moments::Bits8, clip: 0.0 };
@@ -126,7 +126,7 @@ impl Steps {
             .collect();
         let gradient_leaf = self.subject.graph.gradient_of(self.parameter).unwrap();
         self.subject.write_reals(&mut self.executor, gradient_leaf, &gradient);
-        let hyper = [self.learning_rate.to_le_bytes(), (step as f64).to_le_bytes()].concat();
+        let hyper = [self.learning_rate, step as f64, 1.0].map(f64::to_le_bytes).concat();
         let leaf = self.leaf(input::HYPER);
         self.executor.write(leaf, &hyper);
         self.executor.run(Entry::Update, &EXTENT).unwrap();

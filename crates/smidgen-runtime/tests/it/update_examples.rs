@@ -29,6 +29,7 @@ pub fn examples() -> Vec<Example> {
         Example { covers, proof: Proof::Values(without_clipping) },
         Example { covers, proof: Proof::Values(with_active_clipping) },
         Example { covers, proof: Proof::Values(with_idle_clipping) },
+        Example { covers, proof: Proof::Values(a_scaled_loss_changes_nothing) },
         Example { covers, proof: Proof::Values(what_is_not_finite_changes_nothing) },
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_without_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_with_active_clipping) },
@@ -80,12 +81,12 @@ impl Update {
         };
         let loss = doubles(state::LOSS, 1, LeafKind::State);
         let report = doubles(state::REPORT, 4, LeafKind::State);
-        let hyper = doubles(input::HYPER, 2, LeafKind::Input);
+        let hyper = doubles(input::HYPER, 3, LeafKind::Input);
         graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
         let optimizer = Optimizer { adamw: SETTINGS, moments, clip };
         append_update(&mut graph, &Request { optimizer, ..plain_request() });
         verify::expect_sound("update", &verify::graph(&graph));
-        contents.push((hyper, Content::Doubles(vec![1e-3, 1.0])));
+        contents.push((hyper, Content::Doubles(vec![1e-3, 1.0, 1.0])));
         let scalar = Scalar::Loss { entry: Entry::Update, leaf: loss };
         let subject = Subject { name: "update".into(), graph, extent: EXTENT, contents, scalar };
         subject.run_on_null(subject.plan(EXTENT, 2)).unwrap();
@@ -98,9 +99,20 @@ impl Update {
 
     /// Runs one update from the given gradients and returns the report.
     fn step(&self, executor: &mut Executor<Cpu>, loss: f64, step: u64, gradients: &[Vec<f32>]) -> Vec<f64> {
+        self.scaled_step(executor, loss, step, gradients, 1.0)
+    }
+
+    /// The same where loss and gradients carry a scale.
+    fn scaled_step(
+        &self,
+        executor: &mut Executor<Cpu>,
+        loss: f64,
+        step: u64,
+        gradients: &[Vec<f32>],
+        scale: f64,
+    ) -> Vec<f64> {
         executor.write(self.loss, &loss.to_le_bytes());
-        executor
-            .write(self.hyper, &[learning_rate(step).to_le_bytes(), (step as f64).to_le_bytes()].concat());
+        executor.write(self.hyper, &[learning_rate(step), step as f64, scale].map(f64::to_le_bytes).concat());
         for ((_, gradient), values) in self.subject.trained().into_iter().zip(gradients) {
             self.subject.write_reals(executor, gradient, values);
         }
@@ -209,6 +221,26 @@ impl Reference {
     }
 }
 
+/// A power of two in loss and gradients comes off without a trace, clipped or not.
+fn a_scaled_loss_changes_nothing() -> BTreeSet<&'static str> {
+    const SCALE: f32 = 4096.0;
+    for (moments, clip) in [(Moments::F32, 0.0), (Moments::F32, 0.5), (Moments::Bits8, 0.5)] {
+        let update = Update::new(moments, clip);
+        let [mut plain, mut scaled] = [update.load(2), update.load(2)];
+        for step in 1..=3 {
+            let mut gradients = gradients(step);
+            let want = update.step(&mut plain, 2.5, step, &gradients);
+            gradients.iter_mut().flatten().for_each(|value| *value *= SCALE);
+            let scale = f64::from(SCALE);
+            let got = update.scaled_step(&mut scaled, 2.5 * scale, step, &gradients, scale);
+            assert_eq!(got, [want[0], want[1], want[2] / scale, want[3]]);
+        }
+        let kinds = [LeafKind::Adapter, LeafKind::Moment];
+        assert!(update.memory(&mut plain, &kinds) == update.memory(&mut scaled, &kinds), "{moments:?} {clip}");
+    }
+    Update::new(Moments::F32, 0.5).operations()
+}
+
 fn what_is_not_finite_changes_nothing() -> BTreeSet<&'static str> {
     what_is_not_finite(Moments::F32)
 }
@@ -252,16 +284,21 @@ fn regularizer_of_coefficients() -> BTreeSet<&'static str> {
     let gradient = graph.gradient_of(coefficients).unwrap();
     let double = Type::new(Shape::vector(1), Storage::Plain(DType::F64));
     let value = graph.add_leaf(state::REG_LOSS, double, LeafKind::State);
+    let three = Type::new(Shape::vector(3), Storage::Plain(DType::F64));
+    let hyper = graph.add_leaf(input::HYPER, three, LeafKind::Input);
     let mut nodes = Vec::new();
     let (op, updates) = (Op::FourierReg { weight: WEIGHT }, vec![value, gradient]);
-    graph.emit(&mut nodes, op, vec![coefficients], updates, &[], (Phase::Update, None));
+    graph.emit(&mut nodes, op, vec![coefficients, hyper], updates, &[], (Phase::Update, None));
     graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, nodes)];
     let point = random_reals(3, 4 * MODULES);
     let subject = Subject {
         name: "regularizer".into(),
         graph,
         extent: EXTENT,
-        contents: vec![(coefficients, Content::Reals(point.clone()))],
+        contents: vec![
+            (coefficients, Content::Reals(point.clone())),
+            (hyper, Content::Doubles(vec![1e-3, 1.0, 1.0])),
+        ],
         scalar: Scalar::Loss { entry: Entry::Update, leaf: value },
     };
     subject.run_on_null(subject.plan(EXTENT, 2)).unwrap();
@@ -282,6 +319,13 @@ fn regularizer_of_coefficients() -> BTreeSet<&'static str> {
             assert_eq!(twice, added.iter().map(|once| 2.0 * once).collect::<Vec<_>>());
         }
     }
+    // The gradients that it adds to carry the scale of the loss; its own value does not.
+    executor.write(hyper, &[1e-3, 1.0, 8.0f64].map(f64::to_le_bytes).concat());
+    subject.write_reals(&mut executor, gradient, &vec![0.0; added.len()]);
+    executor.run(Entry::Update, &EXTENT).unwrap();
+    let scaled = decode_reals(&subject.read_bytes(&mut executor, gradient));
+    assert_eq!(scaled, added.iter().map(|once| 8.0 * once).collect::<Vec<_>>());
+    assert_eq!(decode_doubles(&subject.read_bytes(&mut executor, value)), [want]);
     check_gradient("regularizer", &point, Storage::F32, &added, 1e-5, |moved| {
         subject.write_reals(&mut executor, coefficients, moved);
         subject.evaluate(&mut executor)

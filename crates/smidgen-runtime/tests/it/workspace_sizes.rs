@@ -119,7 +119,7 @@ proptest! {
         check_exact(
             &cpu,
             Op::GradNorm { clip: 1.0 },
-            &[double(1), gradient(n, k), gradient(n, rank)],
+            &[double(1), double(3), gradient(n, k), gradient(n, rank)],
             &[double(4)],
             &extent,
         );

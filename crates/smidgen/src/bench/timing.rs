@@ -85,7 +85,7 @@ impl<D: Device> Bench<D> {
             self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
         }
         self.updates += 1;
-        self.feed.write_hyper(&mut self.executor, 1e-5, self.updates);
+        self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;

@@ -94,10 +94,10 @@ impl Feed {
         executor.write(self.loss_weight, &weight.to_le_bytes());
     }
 
-    /// Learning rate and number (from 1) of the next update.
-    pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64) {
+    /// Learning rate and number (from 1) of the next update, and what the loss of its step was multiplied with.
+    pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64, loss_scale: f64) {
         let hyper = self.hyper.expect("only a plan that trains has updates");
-        write_elements(executor, hyper, [lr, update as f64].map(f64::to_le_bytes).into_iter());
+        write_elements(executor, hyper, [lr, update as f64, loss_scale].map(f64::to_le_bytes).into_iter());
     }
 
     /// Has the report of the last update come to the host, without waiting for it.

@@ -11,6 +11,7 @@ pub mod feed;
 pub mod interrupt;
 pub mod journal;
 pub mod liveness;
+pub mod loss_scale;
 pub mod lr;
 pub mod metrics;
 pub mod progress;

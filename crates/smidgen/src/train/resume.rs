@@ -4,6 +4,7 @@
 //! stand, its job and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
 //! of the recipe and the step, so nothing else needs to be kept.
 
+use super::loss_scale::LossScale;
 use super::metrics::last_step;
 use super::run_dir::RunDir;
 use super::standing::Standing;
@@ -44,6 +45,7 @@ pub enum Start {
         folder: PathBuf,
         run_policy: RunPolicy,
         standing: Standing,
+        loss_scale: Option<LossScale>,
         /// What computed it.
         compute: String,
         /// The best evaluated step, if its checkpoint was removed since.
@@ -56,6 +58,13 @@ impl Start {
         match self {
             Start::Beginning => 0,
             Start::Checkpoint { step, .. } => *step,
+        }
+    }
+
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        match self {
+            Start::Beginning => None,
+            Start::Checkpoint { loss_scale, .. } => *loss_scale,
         }
     }
 
@@ -79,6 +88,9 @@ struct State {
     /// What computed it; `f32` where a checkpoint does not say.
     #[serde(default = "f32_name")]
     compute: String,
+    /// There where gradients pass through f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<LossScale>,
 }
 
 fn f32_name() -> String {
@@ -109,7 +121,15 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     if lost_best.is_some() {
         standing.forget_saved();
     }
-    Ok(Start::Checkpoint { step, folder, run_policy, standing, compute: state.compute, lost_best })
+    Ok(Start::Checkpoint {
+        step,
+        folder,
+        run_policy,
+        standing,
+        loss_scale: state.loss_scale,
+        compute: state.compute,
+        lost_best,
+    })
 }
 
 /// Writes a checkpoint into an empty folder.
@@ -119,6 +139,7 @@ pub fn write_state<D: Device>(
     run_policy: &RunPolicy,
     step: u64,
     standing: &Standing,
+    loss_scale: Option<LossScale>,
     folder: &Path,
 ) -> Result<(), Failure> {
     adapters::save_adapter(executor, job, folder)?;
@@ -137,6 +158,7 @@ pub fn write_state<D: Device>(
         loss_chunk: run_policy.policy.loss_chunk,
         standing: *standing,
         compute: job.arithmetic.name(),
+        loss_scale,
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
     for (name, text) in [(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)] {

@@ -11,6 +11,7 @@ use super::feed::{Feed, StepReport};
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::liveness::{self, Liveness};
+use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
 use super::metrics::{EvalRow, MetricsRow, read_rss};
 use super::progress::Progress;
@@ -77,6 +78,7 @@ pub struct Trainer<'a, D> {
     packing: Packing,
     standing: Standing,
     liveness: Option<Liveness>,
+    loss_scale: Option<LossScale>,
     /// The step whose report is under way.
     begun: Option<BegunStep>,
     /// The samples of a step that is done, for the next to overwrite.
@@ -120,6 +122,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
         Ok(Trainer {
             liveness: None,
+            loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
             standing: start.standing(),
             executor,
             job,
@@ -209,7 +212,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
             // What follows looks at the state behind this step.
             let settles = evaluates || saves || done == total || interrupt.is_requested();
-            if (settles || self.liveness.is_some() || !self.executor.device().is_asynchronous())
+            // A step that overflows is done again before another.
+            let waits = self.liveness.is_some() || self.loss_scale.is_some();
+            if (settles || waits || !self.executor.device().is_asynchronous())
                 && let Some(begun) = self.begun.take()
             {
                 record(&self.finish_step(train, begun, progress)?, progress)?;
@@ -293,8 +298,23 @@ impl<'a, D: Device> Trainer<'a, D> {
         let tokens: u64 = samples.iter().map(|sample| u64::from(train.length(*sample as usize))).sum();
         let supervised: u64 =
             samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
+        self.run_micro_batches(train, samples, step, supervised)?;
+        let mut own = std::mem::take(&mut self.spare_samples);
+        own.clear();
+        own.extend_from_slice(samples);
+        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own })
+    }
+
+    fn run_micro_batches(
+        &mut self,
+        train: &TokenSet,
+        samples: &[u32],
+        step: u64,
+        supervised: u64,
+    ) -> Result<(), Failure> {
         self.pack(train, samples)?;
-        self.feed.write_loss_weight(&mut self.executor, 1.0 / supervised as f64);
+        let loss_weight = self.scale() / supervised as f64;
+        self.feed.write_loss_weight(&mut self.executor, loss_weight);
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
@@ -308,10 +328,12 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
         }
         self.packing = packing;
-        let mut own = std::mem::take(&mut self.spare_samples);
-        own.clear();
-        own.extend_from_slice(samples);
-        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own })
+        Ok(())
+    }
+
+    /// What the loss is multiplied with beside its weight.
+    fn scale(&self) -> f64 {
+        self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale())
     }
 
     fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
@@ -325,7 +347,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
             liveness.see_gradients(&mut self.executor).map_err(device_failure)?;
         }
-        self.feed.write_hyper(&mut self.executor, lr, step + 1);
+        let scale = self.scale();
+        self.feed.write_hyper(&mut self.executor, lr, step + 1, scale);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
         self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
@@ -339,7 +362,15 @@ impl<'a, D: Device> Trainer<'a, D> {
         begun: BegunStep,
         progress: &Progress,
     ) -> Result<MetricsRow, Failure> {
-        let report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+        let mut report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+        while !report.finite && self.loss_scale.as_mut().is_some_and(LossScale::shrink) {
+            self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised)?;
+            self.begin_update(&begun)?;
+            report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+        }
+        if let Some(loss_scale) = self.loss_scale.as_mut().filter(|_| report.finite) {
+            loss_scale.see_finite();
+        }
         if !report.finite {
             let culprit = self.replay(train, &begun.samples, begun.step)?;
             return Err(not_finite(train, &begun.samples, begun.step + 1, &report, culprit));
@@ -496,9 +527,9 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {
         self.standing.note_saved(moment.step);
         moment.standing = self.standing;
-        let Trainer { executor, job, dir, run_policy, standing, .. } = self;
+        let Trainer { executor, job, dir, run_policy, standing, loss_scale, .. } = self;
         dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
-            resume::write_state(executor, job, run_policy, moment.step, standing, folder)?;
+            resume::write_state(executor, job, run_policy, moment.step, standing, *loss_scale, folder)?;
             write_trainer_state(folder, moment, journal.path())
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))

@@ -1,8 +1,9 @@
-//! A device that goes on while the host does: the trainer reads the report of a step after the next one was lined up.
+//! What the trainer does on devices that are not like the CPU, on the CPU behind a coat.
 //!
-//! The device here is the CPU behind a coat of lateness: a read that was begun has the bytes of that moment, as on a
-//! GPU whose stream went on. Rows, checkpoints and adapter must be those of the plain CPU, and a step that is not
-//! finite must be named although another has been lined up behind it.
+//! A coat of lateness: a read that was begun has the bytes of that moment, as on a GPU whose stream went on. Rows,
+//! checkpoints and adapter must be those of the plain CPU, and a step that is not finite must be named although another
+//! has been lined up behind it. A narrow coat: gradients overflow where the loss is scaled by more than it bears, as in
+//! f16; the step is done again with less, and nothing of that may be seen in the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,10 +13,10 @@ use smidgen::recipe::read_recipe;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::progress::Progress;
-use smidgen::train::resume::Start;
+use smidgen::train::resume::{Start, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{RunPolicy, Trainer};
-use smidgen_ir::Extent;
+use smidgen_ir::{Extent, Op, Precision};
 use smidgen_runtime::device::{Destination, Fill, FillError, READ_SLOTS};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,54 @@ impl Device for Late {
     }
 }
 
+/// The CPU, on which gradients of a loss that is scaled by more than `bears` overflow.
+struct Narrow {
+    cpu: Cpu,
+    bears: f64,
+}
+
+impl Device for Narrow {
+    fn name(&self) -> &'static str {
+        "narrow"
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        self.cpu.reserve(bytes)
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.cpu.check(&in_f32(step), extent)
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) {
+        self.cpu.write(offset, from);
+    }
+
+    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.cpu.read(offset, into)
+    }
+
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        self.cpu.fill(to, fill)
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        if let Op::GradNorm { .. } = step.op {
+            let mut hyper = [0u8; 24];
+            self.cpu.read(step.inputs[1].offset, &mut hyper)?;
+            let scale = f64::from_le_bytes(hyper[16..].try_into().unwrap());
+            if scale > self.bears {
+                self.cpu.write(step.inputs[2].offset, &f32::INFINITY.to_le_bytes());
+            }
+        }
+        self.cpu.run(&in_f32(step), extent)
+    }
+}
+
+fn in_f32(step: &BoundStep) -> BoundStep {
+    BoundStep { precision: Precision::F32, ..step.clone() }
+}
+
 fn late() -> Late {
     Late { cpu: Cpu::new(1).unwrap(), slots: Default::default() }
 }
@@ -98,7 +147,17 @@ fn recipe(folder: &Path, lr: f64) -> PathBuf {
 
 /// Trains; the error if there was one, and the run folder.
 fn train<D: Device>(recipe: &Path, name: &str, device: D) -> (Option<String>, PathBuf) {
+    train_in(Precision::F32, recipe, name, device)
+}
+
+fn train_in<D: Device>(
+    precision: Precision,
+    recipe: &Path,
+    name: &str,
+    device: D,
+) -> (Option<String>, PathBuf) {
     let mut job = Job::prepare(read_recipe(recipe, &[]).unwrap(), Purpose::Train).unwrap();
+    job.request.precision = precision;
     let planned = plan_job(&job).unwrap();
     let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
     let mut batches = std::mem::take(&mut rows.batches);
@@ -121,6 +180,14 @@ fn losses(run: &Path) -> Vec<(u64, f64)> {
     rows.map(|row| (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap())).collect()
 }
 
+fn assert_same(run: &Path, other: &Path) {
+    assert_eq!(losses(run), losses(other));
+    for part in ["adapter", "checkpoint-4", "checkpoint-8"] {
+        let read = |run: &Path| std::fs::read(run.join(part).join("adapter_model.safetensors")).unwrap();
+        assert_eq!(read(run), read(other), "{part}");
+    }
+}
+
 #[test]
 fn reports_that_come_late_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,11 +197,7 @@ fn reports_that_come_late_are_the_same() {
     let (failed, coated) = train(&recipe, "late", late());
     assert_eq!(failed, None);
     assert_eq!(losses(&plain).len(), 11);
-    assert_eq!(losses(&coated), losses(&plain));
-    for part in ["adapter", "checkpoint-4", "checkpoint-8"] {
-        let read = |run: &Path| std::fs::read(run.join(part).join("adapter_model.safetensors")).unwrap();
-        assert_eq!(read(&coated), read(&plain), "{part}");
-    }
+    assert_same(&coated, &plain);
 }
 
 #[test]
@@ -147,4 +210,30 @@ fn a_late_report_that_is_not_finite_is_named_as_an_early_one_is() {
     assert!(plain_failed.as_ref().is_some_and(|message| message.contains("not finite")), "{plain_failed:?}");
     assert_eq!(late_failed, plain_failed);
     assert_eq!(losses(&coated), losses(&plain), "rows before it");
+}
+
+#[test]
+fn a_loss_that_is_scaled_too_much_is_scaled_less_and_gives_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), 1e-2);
+    let (failed, plain) = train(&recipe, "plain", Cpu::new(1).unwrap());
+    assert_eq!(failed, None);
+    let narrow = Narrow { cpu: Cpu::new(1).unwrap(), bears: 1024.0 };
+    let (failed, scaled) = train_in(Precision::F16, &recipe, "scaled", narrow);
+    assert_eq!(failed, None);
+    assert_same(&scaled, &plain);
+    let start = find_start(&RunDir::at(&scaled).unwrap()).unwrap();
+    assert_eq!(start.loss_scale().map(|loss_scale| loss_scale.scale()), Some(1024.0));
+    let start = find_start(&RunDir::at(&plain).unwrap()).unwrap();
+    assert_eq!(start.loss_scale(), None);
+}
+
+#[test]
+fn gradients_that_overflow_without_a_scale_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), 1e-2);
+    let narrow = Narrow { cpu: Cpu::new(1).unwrap(), bears: 0.5 };
+    let (failed, run) = train_in(Precision::F16, &recipe, "scaled", narrow);
+    assert!(failed.as_ref().is_some_and(|message| message.contains("step 1 is not finite")), "{failed:?}");
+    assert_eq!(losses(&run), []);
 }

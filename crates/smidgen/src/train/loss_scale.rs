@@ -1,0 +1,74 @@
+//! The factor of the loss where gradients pass through f16: too small and they vanish, too large and they overflow.
+//!
+//! A power of two, so it comes off again without a trace (`Op::GradNorm` takes it off the gradients). A step that
+//! overflows changed nothing and is done again with half of it; after many that did not it doubles, as PyTorch's
+//! `GradScaler` has it. Checkpoints keep it: which small gradients vanish follows from it.
+
+use serde::{Deserialize, Serialize};
+use smidgen_ir::Precision;
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    scale: f64,
+    /// Steps in a row that did not overflow.
+    steps: u32,
+}
+
+const FIRST: f64 = 65536.0;
+const MOST: f64 = 16_777_216.0;
+/// Steps without an overflow after which it doubles.
+const DOUBLES_AFTER: u32 = 2000;
+
+impl LossScale {
+    /// Nothing where gradients have the range of f32.
+    pub fn of(precision: Precision) -> Option<LossScale> {
+        match precision {
+            Precision::F16 => Some(LossScale { scale: FIRST, steps: 0 }),
+            Precision::F32 | Precision::Bf16 => None,
+        }
+    }
+
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Halves it after an overflow; `false` where that is no way out any more.
+    pub fn shrink(&mut self) -> bool {
+        let can = self.scale > 1.0;
+        if can {
+            *self = LossScale { scale: self.scale / 2.0, steps: 0 };
+        }
+        can
+    }
+
+    /// After a step that did not overflow.
+    pub fn see_finite(&mut self) {
+        self.steps += 1;
+        if self.steps == DOUBLES_AFTER {
+            *self = LossScale { scale: (2.0 * self.scale).min(MOST), steps: 0 };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_halves_at_overflows_down_to_one_and_doubles_after_many_steps() {
+        assert_eq!(LossScale::of(Precision::Bf16), None);
+        let mut scale = LossScale::of(Precision::F16).unwrap();
+        let halvings = std::iter::from_fn(|| scale.shrink().then_some(())).count();
+        assert_eq!((halvings, scale.scale()), (16, 1.0));
+        for _ in 1..DOUBLES_AFTER {
+            scale.see_finite();
+        }
+        assert_eq!(scale.scale(), 1.0);
+        scale.see_finite();
+        assert_eq!(scale.scale(), 2.0);
+        for _ in 0..100 * DOUBLES_AFTER {
+            scale.see_finite();
+        }
+        assert_eq!(scale.scale(), MOST);
+    }
+}
