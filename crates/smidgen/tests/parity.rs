@@ -16,8 +16,8 @@ use smidgen::train::adapters::AdapterPlace;
 use smidgen::train::feed::Feed;
 use smidgen::train::{adapters, weights};
 use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
-use smidgen_ir::{Entry, Extent, ValueId, ValueRole};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_ir::{DeviceKind, Entry, Extent, ValueId, ValueRole};
+use smidgen_runtime::{AnyDevice, Executor};
 use std::path::{Path, PathBuf};
 
 const SEED: u64 = 42;
@@ -26,7 +26,7 @@ macro_rules! replays {
     ($($test:ident = $name:literal,)+) => {
         $(#[test]
         fn $test() {
-            replay($name);
+            replay($name, "cpu");
         })+
 
         const REPLAYED: &[&str] = &[$($name),+];
@@ -86,21 +86,35 @@ fn every_fixture_is_replayed() {
     assert_eq!(names, REPLAYED);
 }
 
-fn replay(name: &str) {
+/// All of them, and which fail.
+#[test]
+#[ignore = "needs a GPU"]
+fn every_fixture_is_replayed_on_a_gpu() {
+    let fails = |name: &&&str| std::panic::catch_unwind(|| replay(name, "cuda:0")).is_err();
+    let failed: Vec<&&str> = REPLAYED.iter().filter(fails).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+fn replay(name: &str, device: &str) {
     for recompute in [Recompute::none(), Recompute::first(1)] {
         let case = Case::open(name);
-        let job = case.job();
+        let job = case.job(device);
         let Data::Rows(rows) = &job.data else { panic!("the data was not read") };
         let mut replay = Replay::load(&case, &job, rows, recompute);
-        replay.compare_logits();
+        // The logits of all rows are for looking at a model, which the CPU does.
+        if job.place.kind() == DeviceKind::Cpu {
+            replay.compare_logits();
+        }
         replay.compare_eval_loss();
         replay.compare_steps();
         replay.compare_final_adapter();
     }
 }
 
+/// Where the test runs, which may be another machine than the one that built it.
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).join("../../fixtures")
 }
 
 struct Case {
@@ -117,7 +131,7 @@ impl Case {
         Case { expected: serde_json::from_str(&text).unwrap(), folder, tensors }
     }
 
-    fn job(&self) -> Job {
+    fn job(&self, device: &str) -> Job {
         let mut text = String::new();
         for (section, keys) in self.expected["recipe"].as_object().unwrap() {
             text += &format!("[{section}]\n");
@@ -127,7 +141,9 @@ impl Case {
         }
         text += "[output]\ndir = \"unused\"\n";
         let source = RecipeSource { file: "recipe.toml".into(), folder: self.folder.clone(), text };
-        let recipe = parse_recipe(&source, &[], &self.folder).unwrap_or_else(|errors| panic!("{errors}"));
+        let on_device = [format!("memory.device={device}")];
+        let recipe =
+            parse_recipe(&source, &on_device, &self.folder).unwrap_or_else(|errors| panic!("{errors}"));
         Job::prepare(recipe, Purpose::Train).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
@@ -164,7 +180,7 @@ struct Replay<'a> {
     case: &'a Case,
     job: &'a Job,
     rows: &'a Rows,
-    executor: Executor<Cpu>,
+    executor: Executor<AnyDevice>,
     feed: Feed,
     batch: MicroBatch,
 }
@@ -176,7 +192,8 @@ impl<'a> Replay<'a> {
         request.threads = 2;
         let plan = compile(&request, &Policy { recompute, loss_chunk: 48 });
         let feed = Feed::of(&plan, SEED);
-        let mut executor = Executor::load(plan, Cpu::new(2).unwrap()).unwrap();
+        let device = job.place.open(2, request.precision).unwrap_or_else(|failure| panic!("{failure}"));
+        let mut executor = Executor::load(plan, device).unwrap();
         weights::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
         adapters::start_adapters(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
         executor.run(Entry::Refresh, &request.extent).unwrap();

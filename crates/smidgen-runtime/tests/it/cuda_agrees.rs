@@ -271,6 +271,35 @@ fn decoders_agree(precision: Precision) {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
+/// Steps are lined up one behind the other, inputs and reports included, while the host waits for none; and the
+/// device's memory after many of them is what it was after the first.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_lines_up_steps_without_waiting_or_growing() {
+    let choice = Choice { device: DeviceKind::Cuda, precision: Precision::Bf16, ..Choice::lora() };
+    let subject = choice.subject_with(Recompute::first(1));
+    let request = Request { extent: roomy(EXTENT), ..choice.request() };
+    let mut executor = Executor::load(plan_with(&subject.graph, &request), open(Precision::Bf16)).unwrap();
+    subject.write_contents(&mut executor);
+    let report = leaf_named(&subject.graph, state::REPORT);
+    let lined_up = |executor: &mut Executor<Cuda>, steps: usize| {
+        let before = executor.device().waits();
+        for _ in 0..steps {
+            subject.write_contents(executor);
+            executor.run(Entry::MicroStep, &subject.extent).unwrap();
+            executor.run(Entry::Update, &subject.extent).unwrap();
+            executor.run(Entry::Refresh, &subject.extent).unwrap();
+            executor.begin_read(0, report, 32).unwrap();
+        }
+        let waited = executor.device().waits() - before;
+        executor.device_mut().wait().unwrap();
+        (waited, executor.device_mut().memory().unwrap().bytes)
+    };
+    let (_, first_bytes) = lined_up(&mut executor, 1);
+    let (waited, bytes) = lined_up(&mut executor, 20);
+    assert_eq!((waited, bytes), (0, first_bytes));
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_f32() {

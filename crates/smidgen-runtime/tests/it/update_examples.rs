@@ -236,7 +236,10 @@ fn a_scaled_loss_changes_nothing() -> BTreeSet<&'static str> {
             assert_eq!(got, [want[0], want[1], want[2] / scale, want[3]]);
         }
         let kinds = [LeafKind::Adapter, LeafKind::Moment];
-        assert!(update.memory(&mut plain, &kinds) == update.memory(&mut scaled, &kinds), "{moments:?} {clip}");
+        assert!(
+            update.memory(&mut plain, &kinds) == update.memory(&mut scaled, &kinds),
+            "{moments:?} {clip}"
+        );
     }
     Update::new(Moments::F32, 0.5).operations()
 }

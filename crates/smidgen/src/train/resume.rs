@@ -38,6 +38,7 @@ const JOB_FILE: &str = "job.toml";
 
 /// Where a run begins.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a run has one beginning")]
 pub enum Start {
     Beginning,
     Checkpoint {
