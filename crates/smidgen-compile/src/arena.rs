@@ -7,28 +7,35 @@
 
 use crate::schedule::Schedule;
 use smidgen_ir::plan::align_up;
-use smidgen_ir::{Buffer, Entry, Lifetime, Plan, Region, verify};
+use smidgen_ir::{Buffer, Entry, Lifetime, Plan, Region, Space, SpaceSize, verify};
 use std::cmp::Reverse;
 
 pub fn plan_memory(schedule: Schedule) -> Plan {
     let mut plan = schedule.plan;
-    let mut end = 0;
-    for buffer in plan.buffers.iter_mut().filter(|buffer| buffer.lifetime == Lifetime::Run) {
-        buffer.offset = end;
-        end += align_up(buffer.bytes);
-    }
-    plan.persistent_bytes = end;
-    let entries: Vec<Entry> = plan.entries.iter().map(|entry| entry.entry).collect();
-    for entry in entries {
-        let lives = transient_lives(&plan.buffers, entry);
-        let (offsets, bytes) = pack(&lives);
-        for (life, offset) in lives.iter().zip(offsets) {
-            plan.buffers[life.buffer].offset = plan.persistent_bytes + offset;
-        }
-        plan.transient_bytes = plan.transient_bytes.max(bytes);
-    }
+    let size = pack_space(&mut plan, Space::Device);
+    (plan.persistent_bytes, plan.transient_bytes) = (size.persistent_bytes, size.transient_bytes);
+    plan.host = pack_space(&mut plan, Space::Host);
+    plan.disk = pack_space(&mut plan, Space::Disk);
     verify::expect_sound("arena", &verify::plan(&plan));
     plan
+}
+
+fn pack_space(plan: &mut Plan, space: Space) -> SpaceSize {
+    let mut size = SpaceSize::default();
+    let here = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);
+    for buffer in here.filter(|buffer| buffer.lifetime == Lifetime::Run) {
+        buffer.offset = size.persistent_bytes;
+        size.persistent_bytes += align_up(buffer.bytes);
+    }
+    for entry in plan.entries.iter().map(|entry| entry.entry) {
+        let lives = transient_lives(&plan.buffers, entry, space);
+        let (offsets, bytes) = pack(&lives);
+        for (life, offset) in lives.iter().zip(offsets) {
+            plan.buffers[life.buffer].offset = size.persistent_bytes + offset;
+        }
+        size.transient_bytes = size.transient_bytes.max(bytes);
+    }
+    size
 }
 
 /// A buffer to be placed: its aligned size and the steps during which it lives.
@@ -40,8 +47,9 @@ pub struct Life {
     pub last: usize,
 }
 
-fn transient_lives(buffers: &[Buffer], entry: Entry) -> Vec<Life> {
-    let own = buffers.iter().enumerate().filter_map(|(index, buffer)| match buffer.lifetime {
+fn transient_lives(buffers: &[Buffer], entry: Entry, space: Space) -> Vec<Life> {
+    let here = buffers.iter().enumerate().filter(|(_, buffer)| buffer.space == space);
+    let own = here.filter_map(|(index, buffer)| match buffer.lifetime {
         Lifetime::Steps { entry: of, first, last } if of == entry => {
             debug_assert_eq!(buffer.lifetime.region(), Region::Transient);
             Some(Life { buffer: index, bytes: align_up(buffer.bytes), first, last })

@@ -200,7 +200,10 @@ impl Backward<'_> {
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
-            | Op::Zero => unreachable!("`{}` is not a forward operation", node.op.name()),
+            | Op::Zero
+            | Op::Fetch
+            | Op::Stow
+            | Op::Stowed => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
 

@@ -77,7 +77,7 @@ pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
 pub fn build_eval_graph(request: &Request, loss_chunk: usize) -> Graph {
     let mut graph = Graph::default();
     let mut leaves = add_leaves(&mut graph, request, Purpose::Evaluation);
-    let policy = Policy { recompute: Recompute::none(), loss_chunk };
+    let policy = Policy::resident(Recompute::none(), loss_chunk);
     let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(&policy));
     let refresh = build_refresh(&mut graph, &leaves, request);
     graph.entries = vec![(Entry::Refresh, refresh), (Entry::Eval, eval)];

@@ -79,6 +79,13 @@ fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
     update::append_update(&mut graph, request);
     verify::expect_sound("update", &verify::graph(&graph));
 
+    passes::offload::apply(&mut graph, policy, &request.extent, request.elsewhere());
+    verify::expect_sound("offload", &verify::graph(&graph));
+
+    let fewest_bytes = passes::stream::FEWEST_BYTES;
+    passes::stream::apply(&mut graph, policy, &request.extent, request.elsewhere(), fewest_bytes);
+    verify::expect_sound("stream", &verify::graph(&graph));
+
     placed(graph, request)
 }
 

@@ -4,7 +4,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::DecoderSpec;
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Space, Storage, Workload};
 use std::collections::HashMap;
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -64,6 +64,14 @@ impl Request {
     /// The numbers of activations.
     pub fn activations(&self) -> DType {
         self.device.activations(self.precision)
+    }
+
+    /// Where a value lies that is not on the device.
+    pub fn elsewhere(&self) -> Space {
+        match self.device {
+            DeviceKind::Cpu => Space::Disk,
+            DeviceKind::Cuda => Space::Host,
+        }
     }
 
     /// Whether products take adapters in other numbers than those they are trained in.
@@ -134,6 +142,42 @@ pub struct Policy {
     pub recompute: Recompute,
     /// Rows whose logits exist at the same time.
     pub loss_chunk: usize,
+    pub away: Away,
+}
+
+impl Policy {
+    /// Everything lies on the device.
+    pub fn resident(recompute: Recompute, loss_chunk: usize) -> Policy {
+        Policy { recompute, loss_chunk, away: Away::default() }
+    }
+}
+
+/// What lies elsewhere than on the device while it is not needed: in pinned memory of the host beside a GPU, on disk
+/// beside a CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Away {
+    /// Layers whose weights are brought when they are needed, ascending.
+    pub weights: Vec<usize>,
+    /// The embedding, of which rows are looked up where it lies, and the head.
+    pub tables: bool,
+    /// Layers whose activations for the backward pass wait there, ascending.
+    pub activations: Vec<usize>,
+    /// The optimizer's moments.
+    pub moments: bool,
+    /// Bytes of weights that may be on the device at the same time, those ahead of their use included; what one
+    /// operation needs is there in any case.
+    pub window_bytes: usize,
+}
+
+impl Away {
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty() && !self.tables && self.activations.is_empty() && !self.moments
+    }
+}
+
+/// `count` of `layers` layers, spread evenly: so each has the time of several to be brought.
+pub fn spread(count: usize, layers: usize) -> Vec<usize> {
+    (0..layers).filter(|layer| (layer + 1) * count / layers > layer * count / layers).collect()
 }
 
 /// A set of layers, ascending.

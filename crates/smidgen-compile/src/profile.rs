@@ -2,7 +2,7 @@
 //!
 //! A profile is an input of the compiler; nothing here measures anything.
 
-use smidgen_ir::{Cost, Entry, Plan, Precision};
+use smidgen_ir::{Cost, Entry, Op, Plan, Precision};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
@@ -11,6 +11,9 @@ pub struct Profile {
     pub bytes_per_s: f64,
     /// Time that every step costs at least: dispatch to threads, or a launch.
     pub step_s: f64,
+    /// Between the device and where its values lie else: pinned memory beside a GPU, a disk beside a CPU.
+    pub fetch_bytes_per_s: f64,
+    pub stow_bytes_per_s: f64,
 }
 
 impl Profile {
@@ -27,6 +30,8 @@ impl Profile {
                 },
             bytes_per_s: 8e9 * threads.min(4.0),
             step_s: 5e-6,
+            fetch_bytes_per_s: 1.5e9,
+            stow_bytes_per_s: 0.8e9,
         }
     }
 
@@ -40,6 +45,8 @@ impl Profile {
             },
             bytes_per_s: 3.6e12,
             step_s: 4e-6,
+            fetch_bytes_per_s: 50e9,
+            stow_bytes_per_s: 50e9,
         }
     }
 
@@ -47,8 +54,27 @@ impl Profile {
         self.step_s + (cost.flops / self.flops_per_s).max(cost.bytes / self.bytes_per_s)
     }
 
-    /// One run of an entry point at the planned extent.
+    /// One run of an entry point at the planned extent. What travels does so beside the work, one value in each
+    /// direction at a time; a step that needs it waits.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
-        plan.entry(entry).steps.iter().map(|step| self.seconds(step.cost)).sum()
+        let steps = &plan.entry(entry).steps;
+        let (mut now, mut inward, mut outward) = (0.0f64, 0.0f64, 0.0f64);
+        let mut over = vec![0.0; steps.len()];
+        for (index, step) in steps.iter().enumerate() {
+            let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
+            match step.op {
+                Op::Fetch => {
+                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_bytes_per_s;
+                    over[index] = inward;
+                }
+                Op::Stow => {
+                    outward = outward.max(awaited) + step.cost.bytes / self.stow_bytes_per_s;
+                    over[index] = outward;
+                }
+                Op::Stowed => now = awaited,
+                _ => now = awaited + self.seconds(step.cost),
+            }
+        }
+        now.max(inward).max(outward)
     }
 }

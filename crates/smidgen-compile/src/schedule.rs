@@ -10,7 +10,7 @@ use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
     Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Op,
-    Plan, PlannedValue, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
+    Plan, PlannedValue, Space, SpaceSize, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
 };
 use std::collections::HashMap;
 
@@ -25,7 +25,8 @@ impl Schedule {
     pub fn least_bytes(&self) -> usize {
         let live = |entry: &EntryPlan| self.plan.live_bytes(entry.entry).into_iter().max().unwrap_or(0);
         let transient = self.plan.entries.iter().map(live).max().unwrap_or(0);
-        let leaves = self.plan.buffers.iter().filter(|buffer| buffer.lifetime == Lifetime::Run);
+        let here = self.plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
+        let leaves = here.filter(|buffer| buffer.lifetime == Lifetime::Run);
         leaves.map(|buffer| align_up(buffer.bytes)).sum::<usize>() + transient
     }
 }
@@ -40,6 +41,8 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         threads: request.threads,
         persistent_bytes: 0,
         transient_bytes: 0,
+        host: SpaceSize::default(),
+        disk: SpaceSize::default(),
         values: graph
             .values
             .iter()
@@ -68,7 +71,8 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                     |room| room.bytes(&value.ty),
                 );
                 plan.values[index].stride = room.map(|room| room.stride);
-                plan.values[index].buffer = Some(add_buffer(&mut plan, bytes, category, lifetime));
+                let buffer = Buffer { space: value.space, offset: 0, bytes, category, lifetime };
+                plan.values[index].buffer = Some(add_buffer(&mut plan, buffer));
             }
             ValueRole::Slice(_) | ValueRole::Temp => {}
         }
@@ -82,19 +86,12 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         (value.buffer, value.stride) = (host.buffer, Some(stride));
         value.first_byte = (place.first_row * stride + place.first_column) * element;
     }
-    for (index, value) in graph.values.iter().enumerate() {
-        let ValueRole::Slice(slice) = &value.role else { continue };
-        let whole = plan.values[slice.of.index()].clone();
-        let value = &mut plan.values[index];
-        (value.buffer, value.stride, value.first_byte) = (whole.buffer, whole.stride, whole.first_byte);
-        if let (Some(stride), Some(dtype)) = (whole.stride, whole.ty.storage.plain()) {
-            value.first_byte += slice.first_row * stride * dtype.bytes();
-        }
-    }
     for (entry, nodes) in &graph.entries {
         let extent = plan.extent_of(*entry);
         let usual = request.workload.extent(&extent);
-        let lives = lifetimes(nodes, shared, request.device);
+        let awaits = awaited(&graph, nodes);
+        let mut lives = lifetimes(&graph, nodes, shared, request.device);
+        outlive_transfers(nodes, &awaits, shared, &mut lives);
         let spare = spare_of_owners(layout, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
         owners.sort();
@@ -104,7 +101,9 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
             let spare = spare.get(&owner).copied().unwrap_or(0);
             let bytes = lay_beside::strided_bytes(&graph.value(owner).ty, spare, &extent);
             let lifetime = Lifetime::Steps { entry: *entry, first, last };
-            buffer_of.insert(owner, add_buffer(&mut plan, bytes, Category::Activations, lifetime));
+            let category = category_of(&graph, &nodes[first]);
+            let buffer = Buffer { space: graph.value(owner).space, offset: 0, bytes, category, lifetime };
+            buffer_of.insert(owner, add_buffer(&mut plan, buffer));
         }
         let mut steps = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
@@ -142,7 +141,11 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                     }
                     Some(*id)
                 }
-                _ => (scratch > 0).then(|| add_buffer(&mut plan, scratch, Category::Workspace, life)),
+                _ => (scratch > 0).then(|| {
+                    let (space, category) = (Space::Device, Category::Workspace);
+                    let buffer = Buffer { space, offset: 0, bytes: scratch, category, lifetime: life };
+                    add_buffer(&mut plan, buffer)
+                }),
             };
             steps.push(Step {
                 op: node.op.clone(),
@@ -150,6 +153,7 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                 outputs: node.outputs.clone(),
                 updates: node.updates.clone(),
                 workspace,
+                awaits: awaits[index].clone(),
                 phase: node.phase,
                 layer: node.layer,
                 cost: cost::node_cost(
@@ -164,7 +168,62 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         }
         plan.entries.push(EntryPlan { entry: *entry, steps });
     }
+    for (index, value) in graph.values.iter().enumerate() {
+        let ValueRole::Slice(slice) = &value.role else { continue };
+        let whole = plan.values[slice.of.index()].clone();
+        let value = &mut plan.values[index];
+        (value.buffer, value.stride, value.first_byte) = (whole.buffer, whole.stride, whole.first_byte);
+        if let (Some(stride), Some(dtype)) = (whole.stride, whole.ty.storage.plain()) {
+            value.first_byte += slice.first_row * stride * dtype.bytes();
+        }
+    }
     Schedule { plan }
+}
+
+/// The row of the table in which a temporary counts: that of the leaf that it is a copy of.
+fn category_of(graph: &Graph, producer: &Node) -> Category {
+    let copied = producer.inputs.first().and_then(|input| graph.value(*input).leaf());
+    match (&producer.op, copied) {
+        (Op::Fetch, Some(leaf)) => Category::of_leaf(leaf.kind),
+        _ => Category::Activations,
+    }
+}
+
+/// Whatever a transfer reads or writes lasts until somebody waits for it, or to the end.
+fn outlive_transfers(
+    nodes: &[Node],
+    awaits: &[Vec<usize>],
+    shared: &SharedBuffers,
+    lives: &mut HashMap<ValueId, (usize, usize)>,
+) {
+    let mut over = vec![nodes.len().saturating_sub(1); nodes.len()];
+    for (index, transfers) in awaits.iter().enumerate() {
+        transfers.iter().for_each(|transfer| over[*transfer] = index);
+    }
+    for (node, over) in nodes.iter().zip(over).filter(|(node, _)| node.op.is_transfer()) {
+        for operand in node.operands() {
+            if let Some(life) = lives.get_mut(&owner_of(shared, operand)) {
+                life.1 = life.1.max(over);
+            }
+        }
+    }
+}
+
+/// Which transfers each node has to wait for: the first that reads what comes, and whoever is told that something has
+/// gone or brings it back.
+fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
+    // Transfers that nobody has waited for, by what they write.
+    let mut under_way: HashMap<ValueId, usize> = HashMap::new();
+    let mut awaits = vec![Vec::new(); nodes.len()];
+    for (index, node) in nodes.iter().enumerate() {
+        for operand in node.reads() {
+            awaits[index].extend(under_way.remove(&graph.whole(operand)));
+        }
+        if node.op.is_transfer() {
+            under_way.extend(node.outputs.iter().chain(&node.updates).map(|written| (*written, index)));
+        }
+    }
+    awaits
 }
 
 /// Whether the first of `nodes` may be formed together with the one behind it: the gradients of B and of h, on a device
@@ -209,7 +268,12 @@ fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {
 }
 
 /// First and last step of every buffer owner among the temporaries of one entry point.
-fn lifetimes(nodes: &[Node], shared: &SharedBuffers, device: DeviceKind) -> HashMap<ValueId, (usize, usize)> {
+fn lifetimes(
+    graph: &Graph,
+    nodes: &[Node],
+    shared: &SharedBuffers,
+    device: DeviceKind,
+) -> HashMap<ValueId, (usize, usize)> {
     let mut lives: HashMap<ValueId, (usize, usize)> = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
         for output in &node.outputs {
@@ -218,7 +282,7 @@ fn lifetimes(nodes: &[Node], shared: &SharedBuffers, device: DeviceKind) -> Hash
         }
         let last = index + usize::from(is_formed_with_next(device, &nodes[index..]));
         for value in node.reads() {
-            if let Some(life) = lives.get_mut(&owner_of(shared, value)) {
+            if let Some(life) = lives.get_mut(&owner_of(shared, graph.whole(value))) {
                 life.1 = last;
             }
         }
@@ -226,8 +290,8 @@ fn lifetimes(nodes: &[Node], shared: &SharedBuffers, device: DeviceKind) -> Hash
     lives
 }
 
-fn add_buffer(plan: &mut Plan, bytes: usize, category: Category, lifetime: Lifetime) -> BufferId {
+fn add_buffer(plan: &mut Plan, buffer: Buffer) -> BufferId {
     let id = BufferId(plan.buffers.len() as u32);
-    plan.buffers.push(Buffer { offset: 0, bytes, category, lifetime });
+    plan.buffers.push(buffer);
     id
 }

@@ -137,7 +137,7 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     fn policy(&self, recompute: Recompute) -> Policy {
-        Policy { recompute, loss_chunk: self.loss_chunk }
+        Policy::resident(recompute, self.loss_chunk)
     }
 
     /// Peak before packing: a lower bound that is cheap to have.

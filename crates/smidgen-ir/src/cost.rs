@@ -104,7 +104,10 @@ pub fn node_cost(
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
-        | Op::Zero => 0.0,
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => 0.0,
     };
     let bytes = match op {
         // Only the rows of the new tokens are written, not the whole caches.
@@ -112,6 +115,9 @@ pub fn node_cost(
         // Only the rows that are looked up are read, not the whole table.
         Op::Embed { .. } => 2 * outputs[0].bytes(extent),
         Op::EmbedGrad { .. } => 3 * inputs[1].bytes(extent),
+        // What passes between the spaces, once.
+        Op::Fetch | Op::Stow => inputs[0].bytes(extent),
+        Op::Stowed => 0,
         Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::Linear { .. }

@@ -101,7 +101,8 @@ pub struct Rounded {
     pub scale: f32,
 }
 
-/// Rows of a leaf as a value of their own: one of several projections that a checkpoint stores as one matrix.
+/// Rows of a leaf, or of its copy on the device, as a value of their own: one of several projections that a checkpoint
+/// stores as one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub of: ValueId,
@@ -117,11 +118,46 @@ pub enum ValueRole {
     Temp,
 }
 
+impl ValueRole {
+    /// What a value of this role is rows of, or itself.
+    pub fn whole(&self, own: ValueId) -> ValueId {
+        match self {
+            ValueRole::Slice(slice) => slice.of,
+            ValueRole::Leaf(_) | ValueRole::Temp => own,
+        }
+    }
+}
+
+/// Where the bytes of a value lie. Operations work on the device; what lies elsewhere is brought there and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Space {
+    /// The memory that the budget is about: a GPU's, or RAM where the device is the CPU.
+    #[default]
+    Device,
+    /// Pinned memory of the host beside a GPU.
+    Host,
+    /// A file.
+    Disk,
+}
+
+impl Space {
+    pub const ALL: [Space; 3] = [Space::Device, Space::Host, Space::Disk];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Space::Device => "device",
+            Space::Host => "host",
+            Space::Disk => "disk",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
     pub name: String,
     pub ty: Type,
     pub role: ValueRole,
+    pub space: Space,
 }
 
 impl Value {
@@ -184,9 +220,14 @@ impl Graph {
         self.entries.iter().find(|(e, _)| *e == entry).map_or(&[], |(_, nodes)| nodes)
     }
 
+    /// What the value is rows of, or itself.
+    pub fn whole(&self, id: ValueId) -> ValueId {
+        self.value(id).role.whole(id)
+    }
+
     pub fn add_value(&mut self, name: impl Into<String>, ty: Type, role: ValueRole) -> ValueId {
         let id = ValueId(self.values.len() as u32);
-        self.values.push(Value { name: name.into(), ty, role });
+        self.values.push(Value { name: name.into(), ty, role, space: Space::Device });
         id
     }
 

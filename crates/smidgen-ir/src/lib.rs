@@ -22,12 +22,12 @@ pub mod workspace_cuda;
 
 pub use cost::{Cost, Workload};
 pub use graph::{
-    Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Value, ValueId, ValueRole,
+    Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
-    Step,
+    SpaceSize, Step,
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

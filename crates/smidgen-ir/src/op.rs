@@ -100,6 +100,14 @@ pub enum Op {
     AdamW8(AdamW),
     /// → ; updates value := 0
     Zero,
+
+    // ── between spaces ─────────────────────────────────────────────────────────────────────────
+    /// x, elsewhere → its copy on the device. Begun here; whoever reads the copy waits for it.
+    Fetch,
+    /// x → its copy elsewhere, or updates that. Begun here; x must stay as it is until `Stowed`.
+    Stow,
+    /// x and where it was stowed → . The copy is there, and x may go.
+    Stowed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +169,7 @@ pub struct ShapeError {
 
 impl Op {
     /// Every operation by name, in the order of the list: what an example of each must exist for.
-    pub const NAMES: [&'static str; 34] = [
+    pub const NAMES: [&'static str; 37] = [
         "embed",
         "rms_norm",
         "dropout",
@@ -196,6 +204,9 @@ impl Op {
         "cache_rows",
         "cached_attention",
         "round",
+        "fetch",
+        "stow",
+        "stowed",
     ];
 
     /// A new operation cannot be named without a place in [`Op::NAMES`].
@@ -235,7 +246,21 @@ impl Op {
             Op::CacheRows => Self::NAMES[31],
             Op::CachedAttention(_) => Self::NAMES[32],
             Op::Round { .. } => Self::NAMES[33],
+            Op::Fetch => Self::NAMES[34],
+            Op::Stow => Self::NAMES[35],
+            Op::Stowed => Self::NAMES[36],
         }
+    }
+
+    /// Whether bytes are on their way between spaces behind it.
+    pub fn is_transfer(&self) -> bool {
+        matches!(self, Op::Fetch | Op::Stow)
+    }
+
+    /// Whether the operation reads that input where it lies, also elsewhere than on the device.
+    pub fn reads_elsewhere(&self, input: usize) -> bool {
+        // Of a table it needs a few rows.
+        matches!((self, input), (Op::Fetch, _) | (Op::Stowed, 1) | (Op::Embed { .. }, 1))
     }
 
     /// Whether the operation is bound by memory and costs less to run again than to keep.
@@ -272,7 +297,10 @@ impl Op {
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
-            | Op::Zero => false,
+            | Op::Zero
+            | Op::Fetch
+            | Op::Stow
+            | Op::Stowed => false,
         }
     }
 
@@ -316,7 +344,10 @@ impl Op {
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
-            | Op::Zero => &[],
+            | Op::Zero
+            | Op::Fetch
+            | Op::Stow
+            | Op::Stowed => &[],
         }
     }
 }

@@ -300,6 +300,21 @@ impl Op {
                 rule.count(0, 1)?;
                 Ok(vec![])
             }
+            Op::Fetch => {
+                rule.count(1, 0)?;
+                Ok(vec![inputs[0].clone()])
+            }
+            Op::Stow => {
+                rule.require(inputs.len() == 1 && updates.len() <= 1, || "one value".into())?;
+                let Some(copy) = updates.first() else { return Ok(vec![inputs[0].clone()]) };
+                rule.require(*copy == inputs[0], || format!("{} stowed as {copy}", inputs[0]))?;
+                Ok(vec![])
+            }
+            Op::Stowed => {
+                rule.count(2, 0)?;
+                rule.require(inputs[0] == inputs[1], || format!("{} stowed as {}", inputs[0], inputs[1]))?;
+                Ok(vec![])
+            }
         }
     }
 }

@@ -1,11 +1,12 @@
 //! A plan: steps in order over buffers whose places in memory are fixed.
 //!
 //! The plan *is* the allocation. One reservation of `reserved_bytes` holds a persistent region (leaves,
-//! for the whole run) and behind it a transient region that the entry points overlay.
+//! for the whole run) and behind it a transient region that the entry points overlay. What lies elsewhere than on the
+//! device, in host memory or on disk, is reserved in the same way there.
 //! What a plan says about its peak is read off the buffer table, not estimated beside it.
 
 use crate::cost::Cost;
-use crate::graph::{Entry, LeafKind, Phase, ValueId, ValueRole};
+use crate::graph::{Entry, LeafKind, Phase, Space, ValueId, ValueRole};
 use crate::op::Op;
 use crate::shape::{Extent, Type};
 use crate::storage::DType;
@@ -117,7 +118,8 @@ impl Lifetime {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// From the start of the reservation.
+    pub space: Space,
+    /// From the start of the space's reservation.
     pub offset: usize,
     pub bytes: usize,
     pub category: Category,
@@ -167,6 +169,8 @@ pub struct Step {
     pub outputs: Vec<ValueId>,
     pub updates: Vec<ValueId>,
     pub workspace: Option<BufferId>,
+    /// Earlier steps of the entry point whose transfers must be over before this one begins.
+    pub awaits: Vec<usize>,
     pub phase: Phase,
     pub layer: Option<usize>,
     /// Work of the step for the usual micro-batch of the planned size.
@@ -238,9 +242,25 @@ pub struct Plan {
     pub threads: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
+    /// Of what lies elsewhere.
+    pub host: SpaceSize,
+    pub disk: SpaceSize,
     pub values: Vec<PlannedValue>,
     pub buffers: Vec<Buffer>,
     pub entries: Vec<EntryPlan>,
+}
+
+/// The reservation of a space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceSize {
+    pub persistent_bytes: usize,
+    pub transient_bytes: usize,
+}
+
+impl SpaceSize {
+    pub fn bytes(&self) -> usize {
+        self.persistent_bytes + self.transient_bytes
+    }
 }
 
 /// The instant at which most is alive.
@@ -260,6 +280,15 @@ pub struct Peak {
 impl Plan {
     pub fn reserved_bytes(&self) -> usize {
         self.persistent_bytes + self.transient_bytes
+    }
+
+    pub fn size(&self, space: Space) -> SpaceSize {
+        let Plan { persistent_bytes, transient_bytes, .. } = *self;
+        match space {
+            Space::Device => SpaceSize { persistent_bytes, transient_bytes },
+            Space::Host => self.host,
+            Space::Disk => self.disk,
+        }
     }
 
     /// The largest run of an entry point.
@@ -306,13 +335,14 @@ impl Plan {
         found.map(|i| ValueId(i as u32))
     }
 
-    /// Transient bytes alive at each step of an entry point.
+    /// Transient bytes of the device alive at each step of an entry point.
     pub fn live_bytes(&self, entry: Entry) -> Vec<usize> {
         let steps = self.entry(entry).steps.len();
         let mut change = vec![0isize; steps + 1];
         for buffer in &self.buffers {
             if let Lifetime::Steps { entry: own, first, last } = buffer.lifetime
                 && own == entry
+                && buffer.space == Space::Device
             {
                 let bytes = align_up(buffer.bytes) as isize;
                 change[first] += bytes;
@@ -345,7 +375,8 @@ impl Plan {
 
     fn peak_at(&self, entry: Entry, step: usize, transient_live_bytes: usize) -> Peak {
         let mut sums = [0usize; Category::ALL.len()];
-        for buffer in self.buffers.iter().filter(|buffer| buffer.lifetime.covers(entry, step)) {
+        let here = self.buffers.iter().filter(|buffer| buffer.space == Space::Device);
+        for buffer in here.filter(|buffer| buffer.lifetime.covers(entry, step)) {
             sums[buffer.category as usize] += buffer.bytes;
         }
         let used: usize = sums.iter().sum();
@@ -361,7 +392,8 @@ impl Plan {
         for value in &self.values {
             let Some(id) = value.buffer else { continue };
             let buffer = self.buffer(id);
-            if !buffer.lifetime.covers(entry, step) || std::mem::replace(&mut seen[id.index()], true) {
+            let is_here = buffer.space == Space::Device && buffer.lifetime.covers(entry, step);
+            if !is_here || std::mem::replace(&mut seen[id.index()], true) {
                 continue;
             }
             match buffer.category {

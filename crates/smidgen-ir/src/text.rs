@@ -5,9 +5,9 @@
 //!   3 F layers.0   linear(n, model.layers.0.self_attn.q_proj.weight; h, b x2) -> q f32 (T, 64)
 //! ```
 
-use crate::graph::{Graph, Node, Phase, ValueId, ValueRole};
+use crate::graph::{Graph, Node, Phase, Space, ValueId, ValueRole};
 use crate::op::{AdamW, AttentionShape, LossHead, Op};
-use crate::plan::{Lifetime, Plan, Step};
+use crate::plan::{Buffer, Lifetime, Plan, Step};
 use std::fmt::Write;
 
 /// Every leaf, then every entry point with its nodes.
@@ -47,10 +47,22 @@ pub fn render_plan(plan: &Plan) -> String {
             plan.transient_bytes
         ),
     );
+    for space in [Space::Host, Space::Disk] {
+        let size = plan.size(space);
+        if size.bytes() > 0 {
+            let (persistent, transient) = (size.persistent_bytes, size.transient_bytes);
+            let name = space.name();
+            line(
+                &mut text,
+                format_args!("{name} {} = persistent {persistent} + transient {transient}", size.bytes()),
+            );
+        }
+    }
     for value in plan.values.iter().filter(|value| matches!(value.role, ValueRole::Leaf(_))) {
         if let Some(buffer) = value.buffer.map(|id| plan.buffer(id)) {
             let category = buffer.category.name();
-            line(&mut text, format_args!("leaf @{} {category} {} {}", buffer.offset, value.name, value.ty));
+            let at = render_place(buffer);
+            line(&mut text, format_args!("leaf {at} {category} {} {}", value.name, value.ty));
         }
     }
     for entry in &plan.entries {
@@ -68,7 +80,7 @@ fn render_step(plan: &Plan, step: &Step) -> String {
     let place = |id: ValueId| match plan.value(id).buffer.map(|id| plan.buffer(id)) {
         Some(buffer) => {
             let extent = plan.extent_of_lifetime(buffer.lifetime);
-            format!("{} @{}+{}", name(id), buffer.offset, plan.value(id).ty.bytes(&extent))
+            format!("{} {}+{}", name(id), render_place(buffer), plan.value(id).ty.bytes(&extent))
         }
         None => format!("{} nowhere", name(id)),
     };
@@ -85,7 +97,18 @@ fn render_step(plan: &Plan, step: &Step) -> String {
         debug_assert!(matches!(buffer.lifetime, Lifetime::Steps { .. }));
         text += &format!(" work @{}+{}", buffer.offset, buffer.bytes);
     }
+    if !step.awaits.is_empty() {
+        text += &format!(" awaits {:?}", step.awaits);
+    }
     text
+}
+
+/// `@offset`, with the space before it where that is not the device.
+fn render_place(buffer: &Buffer) -> String {
+    match buffer.space {
+        Space::Device => format!("@{}", buffer.offset),
+        Space::Host | Space::Disk => format!("{}@{}", buffer.space.name(), buffer.offset),
+    }
 }
 
 fn render_node<'a>(
@@ -175,7 +198,10 @@ fn render_attributes(op: &Op) -> String {
         | Op::CacheRows
         | Op::BiasGrad
         | Op::EmbedGrad { .. }
-        | Op::Zero => String::new(),
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => String::new(),
     }
 }
 

@@ -3,8 +3,9 @@
 //! A violation is a bug of the stage that ran last, never the user's mistake, so [`graph`] and [`plan`]
 //! return all findings as text and callers panic with the name of the stage.
 
-use crate::graph::{Entry, Graph, Node, Value, ValueId, ValueRole};
-use crate::plan::{ALIGNMENT, BufferId, Plan, Region, Step};
+use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
+use crate::op::Op;
+use crate::plan::{ALIGNMENT, BufferId, Lifetime, Plan, Region, Step};
 use crate::shape::Dim;
 use std::collections::HashSet;
 
@@ -20,9 +21,13 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     let mut written: HashSet<ValueId> = HashSet::new();
     for (entry, nodes) in &graph.entries {
         let mut defined: HashSet<ValueId> = HashSet::new();
+        let mut fetched: HashSet<ValueId> = HashSet::new();
         for (index, node) in nodes.iter().enumerate() {
             let place = format!("{entry} node {index} ({})", node.op.name());
-            check_node(graph, node, &place, &mut defined, &mut findings);
+            check_node(graph, node, &place, &mut defined, &fetched, &mut findings);
+            if node.op == Op::Fetch {
+                fetched.extend(&node.outputs);
+            }
             for output in &node.outputs {
                 if !written.insert(*output) {
                     findings.push(format!("{place}: `{}` is written twice", graph.value(*output).name));
@@ -30,9 +35,18 @@ pub fn graph(graph: &Graph) -> Vec<String> {
             }
         }
     }
+    let fetched: HashSet<ValueId> = graph
+        .entries
+        .iter()
+        .flat_map(|(_, nodes)| nodes)
+        .filter(|node| node.op == Op::Fetch)
+        .flat_map(|node| node.outputs.iter().copied())
+        .collect();
     for value in &graph.values {
         if let ValueRole::Slice(slice) = &value.role {
-            check_slice(graph.value(slice.of), value, slice.first_row, &mut findings);
+            let whole = graph.value(slice.of);
+            let is_matrix = whole.leaf().is_some() || fetched.contains(&slice.of);
+            check_slice(whole, is_matrix, value, slice.first_row, &mut findings);
         }
     }
     for (leaf, gradient) in graph.trainable() {
@@ -44,13 +58,14 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     findings
 }
 
-/// A slice is some rows of a leaf, in the leaf's storage and width.
-fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
+/// A slice is some rows of a leaf or of its copy, in the leaf's storage, width and place.
+fn check_slice(leaf: &Value, is_matrix: bool, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
     let rows = |value: &Value| match value.ty.shape.0.first() {
         Some(Dim::Const(rows)) => *rows,
         _ => 0,
     };
-    let fits = leaf.leaf().is_some()
+    let fits = is_matrix
+        && leaf.space == slice.space
         && leaf.ty.storage == slice.ty.storage
         && leaf.ty.shape.0[1..] == slice.ty.shape.0[1..]
         && first_row + rows(slice) <= rows(leaf);
@@ -64,6 +79,7 @@ fn check_node(
     node: &Node,
     place: &str,
     defined: &mut HashSet<ValueId>,
+    fetched: &HashSet<ValueId>,
     findings: &mut Vec<String>,
 ) {
     if let Some(bad) = node.operands().find(|id| id.index() >= graph.values.len()) {
@@ -71,16 +87,17 @@ fn check_node(
         return;
     }
     for id in node.reads() {
-        let value = graph.value(id);
-        if value.is_temp() && !defined.contains(&id) {
-            findings.push(format!("{place}: `{}` is read before it is written", value.name));
+        let whole = graph.whole(id);
+        if graph.value(whole).is_temp() && !defined.contains(&whole) {
+            findings.push(format!("{place}: `{}` is read before it is written", graph.value(id).name));
         }
     }
     for id in &node.updates {
-        if graph.value(*id).is_temp() {
+        if graph.value(*id).is_temp() && !fetched.contains(id) {
             findings.push(format!("{place}: updates the temporary `{}`", graph.value(*id).name));
         }
     }
+    check_spaces(graph, node, place, findings);
     let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
     match node.op.infer(&types(&node.inputs), &types(&node.updates)) {
         Err(error) => findings.push(format!("{place}: {error}")),
@@ -98,6 +115,27 @@ fn check_node(
     }
 }
 
+/// Operations work on the device, but for those between the spaces and the tables that are read where they lie.
+fn check_spaces(graph: &Graph, node: &Node, place: &str, findings: &mut Vec<String>) {
+    let stows = node.op == Op::Stow;
+    let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_elsewhere(index)));
+    let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, stows));
+    for (id, may_be_elsewhere) in inputs.chain(results) {
+        let value = graph.value(id);
+        if value.space != Space::Device && !may_be_elsewhere {
+            findings.push(format!("{place}: `{}` lies on {}", value.name, value.space.name()));
+        }
+    }
+    let moves = match node.op {
+        Op::Fetch => node.inputs.first(),
+        Op::Stow => node.outputs.first().or(node.updates.first()),
+        _ => None,
+    };
+    if let Some(id) = moves.filter(|id| graph.value(**id).space == Space::Device) {
+        findings.push(format!("{place}: `{}` lies on the device already", graph.value(*id).name));
+    }
+}
+
 /// Every access inside its buffer and its lifetime, regions in bounds, no two live buffers overlap.
 pub fn plan(plan: &Plan) -> Vec<String> {
     let mut findings = Vec::new();
@@ -107,6 +145,9 @@ pub fn plan(plan: &Plan) -> Vec<String> {
         let mut defined: HashSet<ValueId> = HashSet::new();
         for (index, step) in entry.steps.iter().enumerate() {
             check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
+            if step.op.is_transfer() {
+                check_transfer(plan, &entry.steps, index, &mut findings);
+            }
         }
     }
     findings
@@ -114,9 +155,10 @@ pub fn plan(plan: &Plan) -> Vec<String> {
 
 fn check_places(plan: &Plan, findings: &mut Vec<String>) {
     for (index, buffer) in plan.buffers.iter().enumerate() {
+        let size = plan.size(buffer.space);
         let (first, end) = match buffer.lifetime.region() {
-            Region::Persistent => (0, plan.persistent_bytes),
-            Region::Transient => (plan.persistent_bytes, plan.reserved_bytes()),
+            Region::Persistent => (0, size.persistent_bytes),
+            Region::Transient => (size.persistent_bytes, size.bytes()),
         };
         if buffer.offset < first || buffer.end() > end {
             let (offset, bytes) = (buffer.offset, buffer.bytes);
@@ -130,7 +172,13 @@ fn check_places(plan: &Plan, findings: &mut Vec<String>) {
 
 /// Sweeps the buffers by offset; only those whose bytes meet are compared in time.
 fn check_overlaps(plan: &Plan, findings: &mut Vec<String>) {
-    let mut order: Vec<usize> = (0..plan.buffers.len()).filter(|&i| plan.buffers[i].bytes > 0).collect();
+    for space in Space::ALL {
+        let here = |index: &usize| plan.buffers[*index].bytes > 0 && plan.buffers[*index].space == space;
+        check_overlaps_of(plan, (0..plan.buffers.len()).filter(here).collect(), findings);
+    }
+}
+
+fn check_overlaps_of(plan: &Plan, mut order: Vec<usize>, findings: &mut Vec<String>) {
     order.sort_by_key(|&i| plan.buffers[i].offset);
     let mut open: Vec<usize> = Vec::new();
     for index in order {
@@ -168,7 +216,8 @@ fn check_step(
     }
     for id in step.inputs.iter().chain(&step.updates) {
         let value = plan.value(*id);
-        if value.role == ValueRole::Temp && !defined.contains(id) {
+        let whole = value.role.whole(*id);
+        if plan.value(whole).role == ValueRole::Temp && !defined.contains(&whole) {
             findings.push(format!("{place}: `{}` is read before it is written", value.name));
         }
     }
@@ -177,6 +226,32 @@ fn check_step(
         check_alive(plan, entry, index, workspace, &place, findings);
     }
     check_aliases(plan, step, &place, findings);
+}
+
+/// Until somebody waits for a transfer, nobody may touch what it writes, change what it reads, or take the place of
+/// either. What nobody waits for is over when the entry point is.
+fn check_transfer(plan: &Plan, steps: &[Step], index: usize, findings: &mut Vec<String>) {
+    let (own, place) = (&steps[index], format!("transfer {index}"));
+    let end = steps.iter().position(|step| step.awaits.contains(&index)).unwrap_or(steps.len());
+    let buffers = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.value(*id).buffer).collect::<Vec<_>>();
+    let (read, mut written) = (buffers(&own.inputs), buffers(&own.outputs));
+    written.extend(buffers(&own.updates));
+    for id in read.iter().chain(&written) {
+        if let Lifetime::Steps { last, .. } = plan.buffer(*id).lifetime
+            && last < end.min(steps.len() - 1)
+        {
+            findings.push(format!("{place}: buffer {} ends at step {last}, before step {end} waits", id.0));
+        }
+    }
+    for (other, step) in steps.iter().enumerate().take(end).skip(index + 1) {
+        let (inputs, mut results) = (buffers(&step.inputs), buffers(&step.outputs));
+        results.extend(buffers(&step.updates));
+        let touches = inputs.iter().chain(&results).any(|id| written.contains(id));
+        let changes = results.iter().any(|id| read.contains(id));
+        if touches || changes {
+            findings.push(format!("{place}: step {other} does not wait for it"));
+        }
+    }
 }
 
 fn check_alive(

@@ -154,7 +154,10 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::Round { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
-        | Op::Zero => 0,
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => 0,
     };
     4 * floats
 }

@@ -134,7 +134,10 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         | Op::Round { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
-        | Op::Zero => 0,
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => 0,
     }
 }
 

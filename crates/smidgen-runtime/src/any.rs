@@ -4,7 +4,9 @@
 
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
-use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
+use crate::device::{
+    Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
+};
 use smidgen_ir::Extent;
 
 #[derive(Debug)]
@@ -21,10 +23,10 @@ impl Device for AnyDevice {
         }
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         match self {
-            AnyDevice::Cpu(device) => device.reserve(bytes),
-            AnyDevice::Cuda(device) => device.reserve(bytes),
+            AnyDevice::Cpu(device) => device.reserve(spaces),
+            AnyDevice::Cuda(device) => device.reserve(spaces),
         }
     }
 
@@ -42,17 +44,17 @@ impl Device for AnyDevice {
         }
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
+    fn write(&mut self, at: Address, from: &[u8]) {
         match self {
-            AnyDevice::Cpu(device) => device.write(offset, from),
-            AnyDevice::Cuda(device) => device.write(offset, from),
+            AnyDevice::Cpu(device) => device.write(at, from),
+            AnyDevice::Cuda(device) => device.write(at, from),
         }
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
         match self {
-            AnyDevice::Cpu(device) => device.read(offset, into),
-            AnyDevice::Cuda(device) => device.read(offset, into),
+            AnyDevice::Cpu(device) => device.read(at, into),
+            AnyDevice::Cuda(device) => device.read(at, into),
         }
     }
 

@@ -3,7 +3,8 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{DType, Dim, Entry, Extent, Op, Plan, Precision, Storage, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Entry, Extent, Op, Plan, Precision, Space, Storage, ValueId, ValueRole};
+use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -18,6 +19,10 @@ pub enum DeviceError {
     Columns { device: &'static str, op: &'static str, storage: Storage, columns: usize },
     #[error("{device} was given {given} bytes of workspace for `{op}` and needs {needed}")]
     Workspace { device: &'static str, op: &'static str, given: usize, needed: usize },
+    #[error("{device} has no {} to put values on", space.name())]
+    Space { device: &'static str, space: Space },
+    #[error("{what} the file beside the memory, `{}`: {error}", path.display())]
+    File { what: &'static str, path: PathBuf, error: std::io::Error },
     #[error("{device} has no instructions for products of {}", precision.name())]
     Precision { device: &'static str, precision: Precision },
     #[error("{device}: {call} failed: {what}")]
@@ -36,10 +41,40 @@ pub enum DeviceError {
     Violation(String),
 }
 
+/// Bytes of each space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reservation {
+    pub device: usize,
+    pub host: usize,
+    pub disk: usize,
+}
+
+impl Reservation {
+    pub fn of(plan: &Plan) -> Reservation {
+        let [device, host, disk] = Space::ALL.map(|space| plan.size(space).bytes());
+        Reservation { device, host, disk }
+    }
+}
+
+/// A place in one of the spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub space: Space,
+    /// From the start of the space's reservation.
+    pub offset: usize,
+}
+
+impl Address {
+    pub fn behind(self, bytes: usize) -> Address {
+        Address { offset: self.offset + bytes, ..self }
+    }
+}
+
 /// A value as a device sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Operand {
-    /// From the start of the reservation.
+    pub space: Space,
+    /// From the start of the space's reservation.
     pub offset: usize,
     /// Bytes at the planned extent.
     pub bytes: usize,
@@ -70,6 +105,7 @@ impl Operand {
         let storage = value.ty.storage;
         let extent = plan.extent_of_lifetime(buffer.lifetime);
         let place = Operand {
+            space: buffer.space,
             offset: buffer.offset + value.first_byte,
             bytes: value.ty.bytes(&extent),
             rows,
@@ -89,6 +125,10 @@ impl Operand {
         let (total_rows, _) = whole.shape.at(&plan.extent);
         let part = Some(RowPart { first_row: slice.first_row, total_rows });
         Operand { bytes: whole.bytes(&plan.extent), part, ..place }
+    }
+
+    pub fn address(&self) -> Address {
+        Address { space: self.space, offset: self.offset }
     }
 
     /// Whether row follows row without a gap.
@@ -119,6 +159,10 @@ impl Operand {
 /// A step whose operands are places in memory.
 #[derive(Clone, Debug)]
 pub struct BoundStep {
+    /// Its place among the steps of its entry point.
+    pub index: usize,
+    /// Those of them whose transfers must be over before.
+    pub awaits: Vec<usize>,
     pub op: Op,
     pub precision: Precision,
     /// The largest extent at which it runs.
@@ -136,6 +180,8 @@ impl BoundStep {
         let bind = |ids: &[ValueId]| ids.iter().map(|id| Operand::of(plan, *id)).collect();
         let workspace = step.workspace.map(|id| (plan.buffer(id).offset, plan.buffer(id).bytes));
         BoundStep {
+            index,
+            awaits: step.awaits.clone(),
             op: step.op.clone(),
             precision: plan.precision,
             planned: plan.extent_of(entry),
@@ -153,8 +199,7 @@ pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 /// Where a value is filled: rows that come one behind the other, and lie so or with gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// From the start of the reservation.
-    pub offset: usize,
+    pub at: Address,
     pub bytes: usize,
     /// Bytes of a row and from one row to the next, where those differ.
     pub rows: Option<(usize, usize)>,
@@ -166,7 +211,7 @@ impl Destination {
     pub fn of(operand: &Operand) -> Destination {
         let element = operand.storage.plain().map_or(0, DType::bytes);
         let rows = (!operand.is_dense()).then_some((operand.columns * element, operand.stride * element));
-        Destination { offset: operand.offset, bytes: operand.bytes, rows, in_one_piece: false }
+        Destination { at: operand.address(), bytes: operand.bytes, rows, in_one_piece: false }
     }
 }
 
@@ -199,8 +244,8 @@ pub struct DeviceMemory {
 pub trait Device {
     fn name(&self) -> &'static str;
 
-    /// Takes the whole reservation, touched and zero. Called once, before anything else.
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError>;
+    /// Takes the whole reservation, touched and zero on the device. Called once, before anything else.
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError>;
 
     /// Refuses a step that this device could not run at the planned extent, before any has run.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
@@ -212,12 +257,12 @@ pub trait Device {
     }
 
     /// Writes before whatever runs next. A device that fails says so when it is asked for something.
-    fn write(&mut self, offset: usize, from: &[u8]);
+    fn write(&mut self, at: Address, from: &[u8]);
 
     /// Reads what everything that was run so far left there.
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError>;
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Begins to read a few bytes as everything launched so far leaves them, without waiting for it. A slot holds one
+    /// Begins to read a few bytes of the device as everything launched so far leaves them, without waiting for it. A slot holds one
     /// read; there are [`READ_SLOTS`] of at most [`SLOT_BYTES`].
     fn begin_read(&mut self, _slot: usize, _offset: usize, _bytes: usize) -> Result<(), DeviceError> {
         Ok(())
@@ -226,7 +271,7 @@ pub trait Device {
     /// Ends what `begin_read` began, with the same place. A device that runs each step at once reads only now, so
     /// nothing may have been run in between there.
     fn finish_read(&mut self, _slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.read(offset, into)
+        self.read(Address { space: Space::Device, offset }, into)
     }
 
     /// Whether steps are still under way when `run` returns.
@@ -244,9 +289,11 @@ pub trait Device {
     where
         Self: Sized;
 
+    /// Runs a step; its transfer is over for whatever is asked next.
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Runs steps in order; a device may start several at once that do not touch each other.
+    /// Runs all steps of an entry point in order; a device may start several at once that do not touch each other, and
+    /// leaves none of their transfers behind.
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         steps.iter().try_for_each(|step| self.run(step, extent))
     }

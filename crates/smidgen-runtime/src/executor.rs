@@ -2,7 +2,7 @@
 //!
 //! Steps are bound once, when the plan is loaded; running one allocates nothing.
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
+use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation};
 use smidgen_ir::{Entry, Extent, Plan, ValueId};
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl<D: Device> Executor<D> {
                 device.check(step, &extent)?;
             }
         }
-        device.reserve(plan.reserved_bytes())?;
+        device.reserve(&Reservation::of(&plan))?;
         let steps: Vec<(Extent, &[BoundStep])> =
             entries.iter().map(|(entry, steps)| (plan.extent_of(*entry), steps.as_slice())).collect();
         device.prepare(&steps)?;
@@ -82,7 +82,7 @@ impl<D: Device> Executor<D> {
     pub fn write_at(&mut self, value: ValueId, offset: usize, from: &[u8]) {
         let place = self.place(value, offset + from.len());
         for (inside, range) in pieces(&place, offset, from.len()) {
-            self.device.write(place.offset + inside, &from[range]);
+            self.device.write(place.address().behind(inside), &from[range]);
         }
     }
 
@@ -93,7 +93,7 @@ impl<D: Device> Executor<D> {
     pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let place = self.place(value, offset + into.len());
         for (inside, range) in pieces(&place, offset, into.len()) {
-            self.device.read(place.offset + inside, &mut into[range])?;
+            self.device.read(place.address().behind(inside), &mut into[range])?;
         }
         Ok(())
     }

@@ -1,33 +1,45 @@
 //! A device that computes nothing and believes nothing: it checks every access of a run.
 //!
-//! It keeps a shadow of the reservation: which bytes hold a value that was written and not overwritten
-//! since. A step that reads anything else, or leaves the reservation, is a violation. Tests run plans on
-//! it to see what `verify` proves on paper happen in order.
+//! It keeps a shadow of each reservation: which bytes hold a value that was written and not overwritten
+//! since. A step that reads anything else, or leaves the reservation, is a violation; so is one that touches what a
+//! transfer is at work on without having waited for it. Tests run plans on it to see what `verify` proves on paper
+//! happen in order.
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
-use smidgen_ir::Extent;
+use crate::device::{
+    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
+};
+use smidgen_ir::{Extent, Op, Space};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 #[derive(Debug, Default)]
 pub struct Null {
+    device: Shadow,
+    host: Shadow,
+    disk: Shadow,
+    under_way: Vec<Transfer>,
+    steps: usize,
+}
+
+/// What is known of a space.
+#[derive(Debug, Default)]
+struct Shadow {
     reserved_bytes: usize,
     /// Intact values: start → end.
     intact: BTreeMap<usize, usize>,
     /// End of the highest byte that any access touched.
     touched_bytes: usize,
-    steps: usize,
 }
 
-impl Null {
-    /// End of the highest byte touched: the peak of the run.
-    pub fn touched_bytes(&self) -> usize {
-        self.touched_bytes
-    }
+/// A transfer that nobody has waited for, and the bytes of the device that it reads or writes.
+#[derive(Debug)]
+struct Transfer {
+    step: usize,
+    bytes: Range<usize>,
+    writes: bool,
+}
 
-    pub fn steps(&self) -> usize {
-        self.steps
-    }
-
+impl Shadow {
     fn touch(&mut self, what: &str, start: usize, end: usize) -> Result<(), DeviceError> {
         if end > self.reserved_bytes {
             let reserved = self.reserved_bytes;
@@ -65,6 +77,25 @@ impl Null {
     fn holds(&self, start: usize, end: usize) -> bool {
         start == end || self.intact.range(..=start).next_back().is_some_and(|(_, own_end)| *own_end >= end)
     }
+}
+
+impl Null {
+    /// End of the highest byte of the device touched: the peak of the run.
+    pub fn touched_bytes(&self) -> usize {
+        self.device.touched_bytes
+    }
+
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    fn shadow(&mut self, space: Space) -> &mut Shadow {
+        match space {
+            Space::Device => &mut self.device,
+            Space::Host => &mut self.host,
+            Space::Disk => &mut self.disk,
+        }
+    }
 
     fn operand(
         &mut self,
@@ -79,46 +110,29 @@ impl Null {
             return Err(DeviceError::Violation(format!("{what} needs {bytes} bytes of {}", operand.bytes)));
         }
         let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
-        self.touch(&what, start, end)?;
-        Ok((start, end))
-    }
-}
-
-impl Device for Null {
-    fn name(&self) -> &'static str {
-        "null"
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        *self = Null { reserved_bytes: bytes, ..Null::default() };
-        Ok(())
-    }
-
-    fn check(&self, _step: &BoundStep, _extent: &Extent) -> Result<(), DeviceError> {
-        Ok(())
+        self.shadow(operand.space).touch(&what, start, end)?;
+        let writes = kind != "input";
+        let meets = |transfer: &&Transfer| {
+            (writes || transfer.writes) && transfer.bytes.start < end && start < transfer.bytes.end
+        };
+        match self.under_way.iter().find(meets).filter(|_| operand.space == Space::Device) {
+            None => Ok((start, end)),
+            Some(transfer) => {
+                let other = transfer.step;
+                Err(DeviceError::Violation(format!(
+                    "{what} at {start}..{end}: step {other} is at work there"
+                )))
+            }
+        }
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
-        self.set(offset, offset + from.len());
-    }
-
-    fn read(&mut self, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        into.fill(0);
-        Ok(())
-    }
-
-    fn fill<E>(&mut self, to: Destination, _fill: Fill<'_, E>) -> Result<(), FillError<E>> {
-        let gaps = to.rows.map_or(0, |(row, stride)| (to.bytes / row).saturating_sub(1) * (stride - row));
-        self.set(to.offset, to.offset + to.bytes + gaps);
-        Ok(())
-    }
-
-    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+    fn run_one(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.steps += 1;
+        self.under_way.retain(|transfer| !step.awaits.contains(&transfer.step));
         for (kind, operands) in [("input", &step.inputs), ("update", &step.updates)] {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
-                if !self.holds(start, end) {
+                if !self.shadow(operand.space).holds(start, end) {
                     return Err(DeviceError::Violation(format!(
                         "step {} (`{}`) reads {kind} {index} at {start}..{end}, which nobody wrote or somebody overwrote",
                         self.steps,
@@ -128,21 +142,78 @@ impl Device for Null {
             }
         }
         if let Some((offset, bytes)) = step.workspace {
-            self.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
+            self.device.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
             // Scratch destroys what lay there; no operand may lie there.
-            self.destroy(offset, offset + bytes);
-            for (index, operand) in step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate() {
+            self.device.destroy(offset, offset + bytes);
+            let operands = step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate();
+            for (index, operand) in operands.filter(|(_, operand)| operand.space == Space::Device) {
                 let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
                 if start < offset + bytes && offset < end {
                     let what = format!("workspace of `{}` lies over operand {index}", step.op.name());
                     return Err(DeviceError::Violation(what));
                 }
             }
+            if self
+                .under_way
+                .iter()
+                .any(|other| other.bytes.start < offset + bytes && offset < other.bytes.end)
+            {
+                let what = format!("workspace of `{}` lies where a transfer is at work", step.op.name());
+                return Err(DeviceError::Violation(what));
+            }
         }
         for operand in &step.outputs {
             let (start, end) = self.operand(step, "output", operand, extent)?;
-            self.set(start, end);
+            self.shadow(operand.space).set(start, end);
         }
+        if let (Op::Fetch, Some(here), _) | (Op::Stow, _, Some(here)) =
+            (&step.op, step.outputs.first(), step.inputs.first())
+        {
+            let bytes = here.offset..here.offset + here.span_at(extent);
+            self.under_way.push(Transfer { step: step.index, bytes, writes: step.op == Op::Fetch });
+        }
+        Ok(())
+    }
+}
+
+impl Device for Null {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        let shadow = |reserved_bytes| Shadow { reserved_bytes, ..Shadow::default() };
+        let [device, host, disk] = [spaces.device, spaces.host, spaces.disk].map(shadow);
+        *self = Null { device, host, disk, ..Null::default() };
+        Ok(())
+    }
+
+    fn check(&self, _step: &BoundStep, _extent: &Extent) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write(&mut self, at: Address, from: &[u8]) {
+        self.shadow(at.space).set(at.offset, at.offset + from.len());
+    }
+
+    fn read(&mut self, _at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
+        into.fill(0);
+        Ok(())
+    }
+
+    fn fill<E>(&mut self, to: Destination, _fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        let gaps = to.rows.map_or(0, |(row, stride)| (to.bytes / row).saturating_sub(1) * (stride - row));
+        self.shadow(to.at.space).set(to.at.offset, to.at.offset + to.bytes + gaps);
+        Ok(())
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.run_all(std::slice::from_ref(step), extent)
+    }
+
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        steps.iter().try_for_each(|step| self.run_one(step, extent))?;
+        self.under_way.clear();
         Ok(())
     }
 }

@@ -16,8 +16,8 @@ use smidgen::train::progress::Progress;
 use smidgen::train::resume::{Start, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{RunPolicy, Trainer};
-use smidgen_ir::{Extent, Op, Precision};
-use smidgen_runtime::device::{Destination, Fill, FillError, READ_SLOTS};
+use smidgen_ir::{Extent, Op, Precision, Space};
+use smidgen_runtime::device::{Address, Destination, Fill, FillError, READ_SLOTS, Reservation};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::path::{Path, PathBuf};
 
@@ -32,26 +32,26 @@ impl Device for Late {
         "late"
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        self.cpu.reserve(bytes)
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        self.cpu.reserve(spaces)
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.cpu.check(step, extent)
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
-        self.cpu.write(offset, from);
+    fn write(&mut self, at: Address, from: &[u8]) {
+        self.cpu.write(at, from);
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.cpu.read(offset, into)
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.cpu.read(at, into)
     }
 
     fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
         assert!(self.slots[slot].is_empty(), "slot {slot} is begun again before it was read");
         self.slots[slot] = vec![0; bytes];
-        self.cpu.read(offset, &mut self.slots[slot])
+        self.cpu.read(Address { space: Space::Device, offset }, &mut self.slots[slot])
     }
 
     fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
@@ -83,20 +83,20 @@ impl Device for Narrow {
         "narrow"
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        self.cpu.reserve(bytes)
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        self.cpu.reserve(spaces)
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.cpu.check(&in_f32(step), extent)
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
-        self.cpu.write(offset, from);
+    fn write(&mut self, at: Address, from: &[u8]) {
+        self.cpu.write(at, from);
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.cpu.read(offset, into)
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.cpu.read(at, into)
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
@@ -106,10 +106,10 @@ impl Device for Narrow {
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         if let Op::GradNorm { .. } = step.op {
             let mut hyper = [0u8; 24];
-            self.cpu.read(step.inputs[1].offset, &mut hyper)?;
+            self.cpu.read(step.inputs[1].address(), &mut hyper)?;
             let scale = f64::from_le_bytes(hyper[16..].try_into().unwrap());
             if scale > self.bears {
-                self.cpu.write(step.inputs[2].offset, &f32::INFINITY.to_le_bytes());
+                self.cpu.write(step.inputs[2].address(), &f32::INFINITY.to_le_bytes());
             }
         }
         self.cpu.run(&in_f32(step), extent)

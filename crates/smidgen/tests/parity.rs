@@ -190,7 +190,7 @@ impl<'a> Replay<'a> {
         let mut request = job.request.clone();
         request.extent = Extent { tokens: 256, rows: 256, segments: 8 };
         request.threads = 2;
-        let plan = compile(&request, &Policy { recompute, loss_chunk: 48 });
+        let plan = compile(&request, &Policy::resident(recompute, 48));
         let feed = Feed::of(&plan, SEED);
         let device = job.place.open(2, request.precision).unwrap_or_else(|failure| panic!("{failure}"));
         let mut executor = Executor::load(plan, device).unwrap();

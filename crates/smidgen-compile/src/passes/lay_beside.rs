@@ -63,7 +63,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         let Op::Linear { lora: Some(_), .. } = node.op else { continue };
         let [x, weight, .., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
         let Some(&[_, a]) = producer.get(&h).map(|node| &node.inputs[..]) else { continue };
-        let (weight, b) = (whole(graph, weight), whole(graph, b));
+        let (weight, b) = (graph.whole(weight), graph.whole(b));
         let (rows, columns) = graph.value(weight).ty.shape.at(&Extent::default());
         if !columns.is_multiple_of(COLUMN_STEP) {
             continue;
@@ -71,7 +71,9 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
         weight_of.insert(a, weight);
         widen(&mut layout, graph, x, rank);
-        if graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
+        // A weight that comes and goes brings nothing along.
+        let stays = graph.value(weight).leaf().is_some();
+        if stays && graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
             let spare = spare_columns(rank);
             layout.room.insert(weight, Room { stride: columns + spare, rows_beneath: spare });
             layout.inside.insert(b, Inside { host: weight, first_row: 0, first_column: columns });
@@ -83,7 +85,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         let terms: Vec<(ValueId, ValueId)> = node.inputs.chunks(2).map(|term| (term[0], term[1])).collect();
         for &(_, a) in &terms {
             let Some(&weight) = weight_of.get(&a) else { continue };
-            let last = terms.iter().filter(|(_, matrix)| whole(graph, *matrix) == weight);
+            let last = terms.iter().filter(|(_, matrix)| graph.whole(*matrix) == weight);
             let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
             if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| first_row(graph, *matrix)) {
                 widen(&mut layout, graph, d, rank);
@@ -102,13 +104,6 @@ fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
     if graph.value(value).is_temp() && value_columns.is_multiple_of(COLUMN_STEP) {
         let spare = layout.spare.entry(value).or_insert(0);
         *spare = (*spare).max(spare_columns(rank));
-    }
-}
-
-fn whole(graph: &Graph, value: ValueId) -> ValueId {
-    match &graph.value(value).role {
-        ValueRole::Slice(slice) => slice.of,
-        ValueRole::Leaf(_) | ValueRole::Temp => value,
     }
 }
 

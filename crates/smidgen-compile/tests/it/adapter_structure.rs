@@ -16,7 +16,7 @@ fn request(spec: DecoderSpec, form: AdapterForm) -> Request {
 }
 
 fn plan(request: &Request) -> Plan {
-    compile(request, &Policy { recompute: Recompute::none(), loss_chunk: 8 })
+    compile(request, &Policy::resident(Recompute::none(), 8))
 }
 
 fn steps_of(plan: &Plan, entry: Entry, keep: impl Fn(&Step) -> bool) -> Vec<&Step> {

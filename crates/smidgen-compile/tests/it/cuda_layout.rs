@@ -48,7 +48,7 @@ fn request(spec: DecoderSpec, storage: Storage, form: AdapterForm, rank: usize, 
 }
 
 fn plan(request: &Request, recompute: Recompute) -> Plan {
-    let plan = compile(request, &Policy { recompute, loss_chunk: 3 });
+    let plan = compile(request, &Policy::resident(recompute, 3));
     assert_eq!(verify::plan(&plan), Vec::<String>::new(), "{request:?}");
     plan
 }

@@ -24,7 +24,7 @@ fn the_same_request_gives_the_same_plan() {
 
 fn same_plans(request: &Request) {
     for recompute in [Recompute::none(), Recompute { layers: vec![2, 5] }, Recompute::first(6)] {
-        let policy = Policy { recompute, loss_chunk: 16 };
+        let policy = Policy::resident(recompute, 16);
         let first = compile(request, &policy);
         for _ in 0..3 {
             let again = compile(&request.clone(), &policy);

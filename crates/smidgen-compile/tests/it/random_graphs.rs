@@ -103,7 +103,7 @@ fn decoders_replay_by_identity() {
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 512, 3);
     let list = Recompute { layers: vec![1, 5, 6] };
     for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers), list] {
-        assert_sound(&compile(&request, &Policy { recompute, loss_chunk: 64 }));
+        assert_sound(&compile(&request, &Policy::resident(recompute, 64)));
     }
 }
 
@@ -123,7 +123,7 @@ fn every_dialect_and_form_replays_by_identity() {
                 let layers = spec.layers;
                 let request = Request { form, biases, dropout, spec, ..request };
                 for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
-                    assert_sound(&compile(&request, &Policy { recompute, loss_chunk: 8 }));
+                    assert_sound(&compile(&request, &Policy::resident(recompute, 8)));
                 }
             }
         }

@@ -17,7 +17,7 @@ fn request(dropout: f32) -> Request {
 }
 
 fn plan(request: &Request, recompute: Recompute) -> Plan {
-    compile(request, &Policy { recompute, loss_chunk: 8 })
+    compile(request, &Policy::resident(recompute, 8))
 }
 
 fn again(plan: &Plan) -> Vec<&Step> {

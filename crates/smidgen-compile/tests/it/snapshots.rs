@@ -19,7 +19,7 @@ fn tiny_request() -> Request {
 }
 
 fn policy(recompute: Recompute) -> Policy {
-    Policy { recompute, loss_chunk: 4 }
+    Policy::resident(recompute, 4)
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn summary(spec: DecoderSpec) -> String {
     let mut text = String::new();
     for recompute in [Recompute::none(), Recompute::first(layers)] {
         let count = recompute.layers.len();
-        let plan = compile(&request, &Policy { recompute, loss_chunk: 128 });
+        let plan = compile(&request, &Policy::resident(recompute, 128));
         let peak = plan.peak();
         let (reserved, persistent, transient) =
             (plan.reserved_bytes(), plan.persistent_bytes, plan.transient_bytes);
@@ -162,7 +162,7 @@ fn optimizer_rows(spec: DecoderSpec) -> String {
     let mut text = String::new();
     for moments in [Moments::F32, Moments::Bits8] {
         request.optimizer.moments = moments;
-        let plan = compile(&request, &Policy { recompute: Recompute::first(layers), loss_chunk: 64 });
+        let plan = compile(&request, &Policy::resident(Recompute::first(layers), 64));
         let trained: usize =
             plan.leaves(LeafKind::Adapter).map(|(_, value)| value.ty.elements(&plan.extent)).sum();
         let rows = plan.peak().rows;
@@ -193,7 +193,7 @@ fn quantized_base(spec: DecoderSpec) -> String {
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
     let adapted: usize = request.adapters.len();
     let request = Request { storage, ..request };
-    let plan = compile(&request, &Policy { recompute: Recompute::first(layers), loss_chunk: 64 });
+    let plan = compile(&request, &Policy::resident(Recompute::first(layers), 64));
 
     let (mut quantized_bytes, mut quantized_parameters, mut other_bytes) = (0, 0, 0);
     for (_, weight) in plan.leaves(LeafKind::Weight) {

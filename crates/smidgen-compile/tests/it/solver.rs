@@ -32,7 +32,7 @@ fn peak_of(plan: &Plan) -> u64 {
 /// Peak of a demand with the first `count` layers recomputed, by its own plan.
 fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
     let request = Request { extent: demand.extent, ..request() };
-    let policy = Policy { recompute: Recompute::first(count), loss_chunk };
+    let policy = Policy::resident(Recompute::first(count), loss_chunk);
     peak_of(&compile(&request, &policy))
 }
 
@@ -117,7 +117,7 @@ fn pins_are_obeyed_and_never_traded() {
     let demand = demand(512, 1.0);
     let pins = Pins { recompute: Some(Recompute { layers: vec![1, 3] }), loss_chunk: Some(24) };
     let solution = solved(&[demand], &pins, u64::MAX).unwrap();
-    assert_eq!(solution.policy, Policy { recompute: Recompute { layers: vec![1, 3] }, loss_chunk: 24 });
+    assert_eq!(solution.policy, Policy::resident(Recompute { layers: vec![1, 3] }, 24));
     let error = solved(&[demand], &pins, solution.peak_bytes - 1).unwrap_err();
     assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
 }

@@ -9,7 +9,7 @@ use smidgen_compile::{Policy, Recompute, Request, compile};
 use smidgen_ir::{Dim, Entry, LeafKind, Op, Phase, Plan, Step, ValueRole};
 
 fn plan(request: &Request) -> Plan {
-    compile(request, &Policy { recompute: Recompute::none(), loss_chunk: 8 })
+    compile(request, &Policy::resident(Recompute::none(), 8))
 }
 
 fn four_layers(targets: Targets, layers: Layers) -> Request {

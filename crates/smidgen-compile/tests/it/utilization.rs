@@ -14,7 +14,7 @@ fn transient_region_is_nearly_full_at_the_peak() {
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
         for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
             let recomputed = recompute.layers.len();
-            let plan = compile(&request, &Policy { recompute, loss_chunk: 128 });
+            let plan = compile(&request, &Policy::resident(recompute, 128));
             let utilization = plan.utilization();
             assert!(utilization >= 0.98, "{name} with {recomputed} layers recomputed: {utilization:.4}");
         }

@@ -47,6 +47,7 @@ mod run;
 mod run_adapter;
 mod run_loss;
 pub mod simd;
+pub mod spill;
 pub mod stored;
 mod stored_bnb;
 mod stored_gguf;
@@ -57,26 +58,51 @@ pub mod tasks;
 mod testing;
 pub mod view;
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand};
+use crate::device::{
+    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
+};
 use arena::Arena;
 use bf16_unit::Bf16Unit;
 use pool::Pool;
-use smidgen_ir::{DType, Extent, Op, Precision, Storage};
+use smidgen_ir::{DType, Extent, Op, Precision, Space, Storage};
+use spill::{Direction, Spill};
 use std::io;
+use std::path::PathBuf;
 
 const NAME: &str = "cpu";
 
 #[derive(Debug)]
 pub struct Cpu {
     pool: Pool,
+    // Dropped before the memory that its transfers use.
+    spill: Option<Spill>,
     arena: Arena,
     bf16_unit: Option<Bf16Unit>,
+    /// Where the file beside the memory is made.
+    spill_folder: Option<PathBuf>,
+    /// Numbers of transfers, by the step that began them.
+    transfers: Vec<u64>,
+    /// What went wrong where nobody could be told.
+    failed: Option<DeviceError>,
 }
 
 impl Cpu {
     /// A device with so many threads; the plan's workspaces must be sized for as many.
     pub fn new(threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { pool: Pool::new(threads)?, arena: Arena::empty(), bf16_unit: Bf16Unit::detect() })
+        Ok(Cpu {
+            pool: Pool::new(threads)?,
+            spill: None,
+            arena: Arena::empty(),
+            bf16_unit: Bf16Unit::detect(),
+            spill_folder: None,
+            transfers: Vec::new(),
+            failed: None,
+        })
+    }
+
+    /// With a folder for the file of values that a plan puts on disk.
+    pub fn with_spill_folder(self, folder: PathBuf) -> Cpu {
+        Cpu { spill_folder: Some(folder), ..self }
     }
 
     pub fn threads(&self) -> usize {
@@ -89,9 +115,17 @@ impl Device for Cpu {
         NAME
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        let Reservation { device: bytes, host, disk } = *spaces;
         // What an earlier plan took is given back first, so that two are never held.
-        self.arena = Arena::empty();
+        (self.spill, self.arena) = (None, Arena::empty());
+        if host > 0 {
+            return Err(DeviceError::Space { device: NAME, space: Space::Host });
+        }
+        if disk > 0 {
+            let no_folder = DeviceError::Space { device: NAME, space: Space::Disk };
+            self.spill = Some(Spill::open(self.spill_folder.as_ref().ok_or(no_folder)?, disk)?);
+        }
         let arena = Arena::reserve(bytes).ok_or(DeviceError::Reserve { device: NAME, bytes })?;
         self.pool.enter(|| arena.touch());
         self.arena = arena;
@@ -124,24 +158,84 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
-        self.arena.bytes_mut(offset, from.len()).copy_from_slice(from);
+    fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
+        let most = steps.iter().map(|(_, steps)| steps.len()).max().unwrap_or(0);
+        self.transfers = vec![0; if self.spill.is_some() { most } else { 0 }];
+        Ok(())
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        into.copy_from_slice(self.arena.bytes_mut(offset, into.len()));
-        Ok(())
+    fn write(&mut self, at: Address, from: &[u8]) {
+        match &self.spill {
+            Some(spill) if at.space != Space::Device => {
+                let result = spill.write(at.offset, from);
+                self.failed = self.failed.take().or(result.err());
+            }
+            _ => self.arena.bytes_mut(at.offset, from.len()).copy_from_slice(from),
+        }
+    }
+
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
+        match &self.spill {
+            Some(spill) if at.space != Space::Device => spill.read(at.offset, into),
+            _ => {
+                into.copy_from_slice(self.arena.bytes_mut(at.offset, into.len()));
+                Ok(())
+            }
+        }
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         assert!(to.rows.is_none(), "the CPU's rows have no gaps");
-        fill(0, self.arena.bytes_mut(to.offset, to.bytes)).map_err(FillError::Source)
+        match &self.spill {
+            Some(spill) if to.at.space != Space::Device => {
+                let most = if to.in_one_piece { to.bytes } else { to.bytes.min(spill::PIECE_BYTES) };
+                let mut piece = vec![0u8; most];
+                for first in (0..to.bytes).step_by(most.max(1)) {
+                    let piece = &mut piece[..most.min(to.bytes - first)];
+                    fill(first, piece).map_err(FillError::Source)?;
+                    spill.write(to.at.offset + first, piece).map_err(FillError::Device)?;
+                }
+                Ok(())
+            }
+            _ => fill(0, self.arena.bytes_mut(to.at.offset, to.bytes)).map_err(FillError::Source),
+        }
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        let (arena, unit) = (&self.arena, self.bf16_unit);
-        self.pool.enter(|| run::run_step(arena, step, extent, unit));
-        Ok(())
+        self.run_all(std::slice::from_ref(step), extent)
+    }
+
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.failed.take().map_or(Ok(()), Err)?;
+        for step in steps {
+            match (&mut self.spill, &step.op) {
+                (Some(spill), Op::Fetch | Op::Stow) => {
+                    // Transfers are done in the order in which they are begun: one behind another waits for it.
+                    let (device, file, direction) = match step.op {
+                        Op::Fetch => (&step.outputs[0], &step.inputs[0], Direction::In),
+                        _ => (
+                            &step.inputs[0],
+                            step.outputs.iter().chain(&step.updates).next().expect("a copy"),
+                            Direction::Out,
+                        ),
+                    };
+                    let bytes = device.bytes_at(extent);
+                    let pointer = self.arena.pointer(device.offset, bytes);
+                    // SAFETY: `verify` has shown that nobody touches the range until a step awaits this one, or the
+                    // steps are over.
+                    self.transfers[step.index] =
+                        unsafe { spill.begin(direction, file.offset, pointer, bytes) };
+                }
+                (spill, _) => {
+                    if let Some(spill) = spill {
+                        step.awaits.iter().try_for_each(|transfer| spill.wait(self.transfers[*transfer]))?;
+                    }
+                    let (arena, spill, unit) = (&self.arena, self.spill.as_ref(), self.bf16_unit);
+                    self.pool.enter(|| run::run_step(arena, spill, step, extent, unit))?;
+                }
+            }
+        }
+        self.spill.as_ref().map_or(Ok(()), Spill::wait_for_all)
     }
 }
 

@@ -15,11 +15,14 @@ use super::isa::Isa;
 use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
 use super::row_product::{FEW_ROWS, row_product};
+use super::spill::Spill;
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{act, elementwise, embed, norm, optimizer, optimizer8, rope, stored};
-use crate::device::{BoundStep, Operand};
+use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Storage, workspace};
+use smidgen_ir::{
+    AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Space, Storage, workspace,
+};
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
@@ -62,14 +65,26 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
         | Op::GradNorm { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
-        | Op::Zero => false,
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => false,
     }
 }
 
-pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<Bf16Unit>) {
+pub fn run_step(
+    arena: &Arena,
+    spill: Option<&Spill>,
+    step: &BoundStep,
+    extent: &Extent,
+    unit: Option<Bf16Unit>,
+) -> Result<(), DeviceError> {
     let run = Run { arena, step, extent, unit };
     match &step.op {
-        Op::Embed { scale, .. } => run.embed(*scale),
+        Op::Embed { scale, .. } => match spill.filter(|_| step.inputs[1].space != Space::Device) {
+            Some(spill) => return run.embed_from_disk(*scale, spill),
+            None => run.embed(*scale),
+        },
         Op::RmsNorm(norm) => {
             let channels = run.input(1).rows_at(extent);
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
@@ -128,7 +143,10 @@ pub fn run_step(arena: &Arena, step: &BoundStep, extent: &Extent, unit: Option<B
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
+        Op::Fetch | Op::Stow => unreachable!("transfers are begun by the device"),
+        Op::Stowed => {}
     }
+    Ok(())
 }
 
 /// Writes scale·number, in the numbers of `to`.
@@ -206,6 +224,36 @@ impl Run<'_> {
 
     fn embed(&self, scale: f32) {
         embed::embed(self.i32s(0), self.matrix(self.input(1)), scale, self.output_rows(0));
+    }
+
+    /// Looks rows up in a table on disk, some at a time.
+    fn embed_from_disk(&self, scale: f32, spill: &Spill) -> Result<(), DeviceError> {
+        const ROWS_BYTES: usize = 32 << 10;
+        let (ids, table, y) = (self.i32s(0), self.input(1), self.output_rows(0));
+        let (vocabulary, row_bytes) = (self.rows_of(table), table.storage.bytes(1, table.columns));
+        let most = (ROWS_BYTES / row_bytes).max(1);
+        let places: Vec<i32> = (0..most as i32).collect();
+        // Words, so that rows of floats are aligned where rows of whole words are.
+        let mut words = vec![0u64; (most * row_bytes).div_ceil(8)];
+        for first in (0..ids.len()).step_by(most) {
+            let count = most.min(ids.len() - first);
+            // SAFETY: the words are as many bytes and more, and bytes have no alignment.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), most * row_bytes) };
+            for (row, bytes) in bytes.chunks_exact_mut(row_bytes).take(count).enumerate() {
+                let id = ids.get(first + row) as usize;
+                assert!(id < vocabulary, "id {id} is outside a vocabulary of {vocabulary}");
+                spill.read(table.offset + id * row_bytes, bytes)?;
+            }
+            let rows = stored::Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
+            // SAFETY: so many places are there, and rows `first..first + count` of y.
+            let (places, y) = unsafe {
+                let target = Dst::new(y.row(first).address(), count * y.columns());
+                (Src::new(places.as_ptr(), count), target.rows(y.columns()))
+            };
+            embed::embed(places, rows, scale, y);
+        }
+        Ok(())
     }
 
     fn element(operand: &Operand) -> Element {

@@ -1,7 +1,7 @@
 //! The driver: one GPU, its context and stream, and memory that both sides reach.
 //!
 //! All calls of the driver's C interface that are not launches or products stand here, each with its error as
-//! text. The process works on one GPU with one stream of steps.
+//! text. The process works on one GPU with one stream of steps, and others for what comes and goes beside them.
 
 use crate::device::DeviceError;
 use cudarc::driver::{result, sys};
@@ -89,6 +89,29 @@ impl Gpu {
     }
 }
 
+/// A stream beside that of the steps.
+#[derive(Debug)]
+pub struct Stream {
+    pub handle: sys::CUstream,
+}
+
+// SAFETY: a handle; see `Gpu`.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    pub fn new() -> Result<Stream, DeviceError> {
+        let kind = result::stream::StreamKind::NonBlocking;
+        Ok(Stream { handle: named(result::stream::create(kind), "cuStreamCreate")? })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once; what is under way in it is finished first.
+        let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}
+
 /// Memory of the host that the GPU reads and writes directly.
 #[derive(Debug)]
 pub struct Pinned {
@@ -152,8 +175,19 @@ impl Event {
     }
 
     pub fn record(&self, gpu: &Gpu) -> Result<(), DeviceError> {
+        self.record_in(gpu.stream)
+    }
+
+    pub fn record_in(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         // SAFETY: event and stream belong to the current context.
-        named(unsafe { result::event::record(self.handle, gpu.stream) }, "cuEventRecord")
+        named(unsafe { result::event::record(self.handle, stream) }, "cuEventRecord")
+    }
+
+    /// Has a stream wait for what the last record stands behind; the host goes on.
+    pub fn hold(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: event and stream belong to the current context.
+        named(unsafe { result::stream::wait_event(stream, self.handle, flags) }, "cuStreamWaitEvent")
     }
 
     /// Whether everything before the last record is done.
@@ -202,36 +236,44 @@ pub unsafe fn copy_to_host(gpu: &Gpu, to: *mut u8, from: u64, bytes: usize) -> R
     check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, gpu.stream) }, "cuMemcpyDtoHAsync")
 }
 
-/// Rows that lie dense on the host, to rows `stride_bytes` apart on the GPU.
+/// Rows from one address to another, each with the bytes from one row to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct RowCopy {
+    pub from: (u64, usize),
+    pub to: (u64, usize),
+    pub row_bytes: usize,
+    pub rows: usize,
+}
+
+/// Copies between any two of the GPU's memory and pinned memory, in the order of a stream.
 ///
 /// # Safety
-/// As for [`copy_to_device`], for all rows.
-pub unsafe fn copy_rows_to_device(
-    gpu: &Gpu,
-    to: u64,
-    stride_bytes: usize,
-    from: *const u8,
-    row_bytes: usize,
-    rows: usize,
-) -> Result<(), DeviceError> {
-    let copy = sys::CUDA_MEMCPY2D {
+/// All rows are pinned memory or lie in a reservation of the GPU, until the copy is done.
+pub unsafe fn copy_rows(stream: sys::CUstream, copy: &RowCopy) -> Result<(), DeviceError> {
+    if copy.rows == 1 {
+        let bytes = copy.row_bytes;
+        // SAFETY: the caller's promise; addresses are unified.
+        return check(unsafe { sys::cuMemcpyAsync(copy.to.0, copy.from.0, bytes, stream) }, "cuMemcpyAsync");
+    }
+    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+    let rows = sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
-        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        srcHost: from.cast(),
-        srcDevice: 0,
+        srcMemoryType: unified,
+        srcHost: std::ptr::null(),
+        srcDevice: copy.from.0,
         srcArray: std::ptr::null_mut(),
-        srcPitch: row_bytes,
+        srcPitch: copy.from.1,
         dstXInBytes: 0,
         dstY: 0,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstMemoryType: unified,
         dstHost: std::ptr::null_mut(),
-        dstDevice: to,
+        dstDevice: copy.to.0,
         dstArray: std::ptr::null_mut(),
-        dstPitch: stride_bytes,
-        WidthInBytes: row_bytes,
-        Height: rows,
+        dstPitch: copy.to.1,
+        WidthInBytes: copy.row_bytes,
+        Height: copy.rows,
     };
     // SAFETY: the caller's promise.
-    check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, gpu.stream) }, "cuMemcpy2DAsync")
+    check(unsafe { sys::cuMemcpy2DAsync_v2(&rows, stream) }, "cuMemcpy2DAsync")
 }

@@ -30,8 +30,11 @@ pub mod spans;
 pub mod stage;
 mod staging;
 pub mod thin;
+mod transfers;
 
-use crate::device::{BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError};
+use crate::device::{
+    Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
+};
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use cudarc::driver::{result, sys};
 use driver::{Gpu, NAME};
@@ -39,10 +42,11 @@ pub use facts::{GpuFacts, look};
 use modules::Kernels;
 use product::Products;
 pub use run::{check as check_step, files as kernel_files};
-use smidgen_ir::{DType, DeviceKind, Extent, Precision};
+use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
 use stage::Stage;
 use staging::Staging;
 use std::path::PathBuf;
+use transfers::Transfers;
 
 /// What a CUDA device is opened with.
 #[derive(Clone, Debug)]
@@ -58,6 +62,7 @@ pub struct CudaOptions {
 pub struct Cuda {
     // Dropped in this order.
     staging: Staging,
+    transfers: Transfers,
     products: Products,
     kernels: Kernels,
     gpu: Gpu,
@@ -95,7 +100,7 @@ impl Cuda {
             kernels.require(&[thin::FILE])?;
         }
         let products = Products::open(&gpu, options.cache.as_deref())?;
-        let staging = Staging::new()?;
+        let (staging, transfers) = (Staging::new()?, Transfers::new()?);
         let after = gpu.free_bytes();
         let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
         Ok(Cuda {
@@ -103,6 +108,7 @@ impl Cuda {
             free_before: before,
             peak_bytes: 0,
             staging,
+            transfers,
             products,
             kernels,
             gpu,
@@ -124,7 +130,7 @@ impl Cuda {
 
     /// Host memory that the GPU reaches.
     pub fn pinned_bytes(&self) -> usize {
-        self.staging.bytes()
+        self.staging.bytes() + self.transfers.bytes()
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -141,6 +147,7 @@ impl Cuda {
             kernels: &self.kernels,
             products: &self.products,
             arena: self.arena.0,
+            host: self.transfers.address(),
             step,
             extent,
             planned,
@@ -151,10 +158,19 @@ impl Cuda {
     fn launch_all(&self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         let mut rest = steps;
         while let Some(first) = rest.first() {
+            if first.op.is_transfer() {
+                self.transfers.begin(&self.gpu, self.arena.0, first, extent)?;
+                rest = &rest[1..];
+                continue;
+            }
+            // Two steps may be launched as one.
+            for step in rest.iter().take(2).filter(|step| !step.op.is_transfer()) {
+                self.transfers.wait_for(&self.gpu, &step.awaits)?;
+            }
             let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
             rest = &rest[done..];
         }
-        Ok(())
+        self.transfers.settle(&self.gpu, steps.iter())
     }
 
     fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
@@ -194,8 +210,13 @@ impl Device for Cuda {
         NAME
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         self.release()?;
+        if spaces.disk > 0 {
+            return Err(DeviceError::Space { device: NAME, space: Space::Disk });
+        }
+        self.transfers.reserve(spaces.host)?;
+        let bytes = spaces.device;
         // SAFETY: the memory is freed once, in `release`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
         let pointer = pointer.map_err(|_| DeviceError::Reserve { device: NAME, bytes })?;
@@ -221,6 +242,7 @@ impl Device for Cuda {
         else {
             return Ok(());
         };
+        self.transfers.prepare(steps.iter().flat_map(|(_, steps)| *steps))?;
         self.fill_with_noise(step, &extent)?;
         self.products.set_timing(true);
         let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
@@ -231,17 +253,29 @@ impl Device for Cuda {
         self.gpu.wait()
     }
 
-    fn write(&mut self, offset: usize, from: &[u8]) {
-        assert!(offset + from.len() <= self.arena.1, "a write outside the reservation");
-        let to = self.arena.0 + offset as u64;
+    fn write(&mut self, at: Address, from: &[u8]) {
+        if at.space == Space::Host {
+            let waited = self.gpu.wait();
+            self.fallible(waited);
+            self.transfers.slice_mut(at.offset, from.len()).copy_from_slice(from);
+            return;
+        }
+        assert!(at.offset + from.len() <= self.arena.1, "a write outside the reservation");
+        let to = self.arena.0 + at.offset as u64;
         let result = self.staging.write(&self.gpu, to, from);
         self.fallible(result);
     }
 
-    fn read(&mut self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        assert!(offset + into.len() <= self.arena.1, "a read outside the reservation");
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
         self.check_health()?;
-        self.staging.read(&self.gpu, self.arena.0 + offset as u64, into)
+        if at.space == Space::Host {
+            // The stream of steps waits for every transfer at the end of an entry point.
+            self.gpu.wait()?;
+            into.copy_from_slice(self.transfers.slice_mut(at.offset, into.len()));
+            return Ok(());
+        }
+        assert!(at.offset + into.len() <= self.arena.1, "a read outside the reservation");
+        self.staging.read(&self.gpu, self.arena.0 + at.offset as u64, into)
     }
 
     fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
@@ -266,12 +300,15 @@ impl Device for Cuda {
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        if to.at.space == Space::Host {
+            self.gpu.wait().map_err(FillError::Device)?;
+            return fill(0, self.transfers.slice_mut(to.at.offset, to.bytes)).map_err(FillError::Source);
+        }
         self.staging.fill(&self.gpu, self.arena.0, to, fill)
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        self.check_health()?;
-        run::run_step(&self.stage(step, extent, &step.planned), step)
+        self.run_all(std::slice::from_ref(step), extent)
     }
 
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {

@@ -124,6 +124,8 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::Round { .. } | Op::AdamW(_) | Op::AdamW8(_) | Op::Zero => {
             run_alike(stage, std::slice::from_ref(step))
         }
+        Op::Fetch | Op::Stow => unreachable!("transfers are begun by the device"),
+        Op::Stowed => Ok(()),
     }
 }
 

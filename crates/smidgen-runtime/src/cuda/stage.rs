@@ -8,7 +8,7 @@ use super::modules::Kernels;
 use super::product::Products;
 use crate::device::{BoundStep, DeviceError, Operand};
 use cudarc::driver::sys;
-use smidgen_ir::{DType, Extent};
+use smidgen_ir::{DType, Extent, Space};
 use std::ffi::c_void;
 
 /// A file of kernels, compiled as one module.
@@ -37,8 +37,9 @@ pub struct Stage<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) kernels: &'a Kernels,
     pub(super) products: &'a Products,
-    /// Address of the reservation.
+    /// Addresses of the reservations on the device and on the host.
     pub(super) arena: u64,
+    pub(super) host: u64,
     pub(super) step: &'a BoundStep,
     pub(super) extent: &'a Extent,
     /// The planned extent, by which products choose how they are formed.
@@ -48,9 +49,14 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Device address of an operand's first element.
+    /// Address of an operand's first element.
     pub fn pointer(&self, operand: &Operand) -> u64 {
-        self.arena + operand.offset as u64
+        let start = match operand.space {
+            Space::Device => self.arena,
+            Space::Host => self.host,
+            Space::Disk => unreachable!("`reserve` refuses a file"),
+        };
+        start + operand.offset as u64
     }
 
     /// Actual rows of this micro-batch.

@@ -148,10 +148,12 @@ impl Staging {
             // SAFETY: a half is written again only behind its mark; the destination lies in the reservation.
             let copied = unsafe {
                 match to.rows {
-                    None => driver::copy_to_device(gpu, arena + (to.offset + first) as u64, from, bytes),
+                    None => driver::copy_to_device(gpu, arena + (to.at.offset + first) as u64, from, bytes),
                     Some((row, stride)) => {
-                        let place = arena + (to.offset + first / row * stride) as u64;
-                        driver::copy_rows_to_device(gpu, place, stride, from, row, bytes / row)
+                        let place = arena + (to.at.offset + first / row * stride) as u64;
+                        let (from, to) = ((from as u64, row), (place, stride));
+                        let copy = driver::RowCopy { from, to, row_bytes: row, rows: bytes / row };
+                        driver::copy_rows(gpu.stream, &copy)
                     }
                 }
             };

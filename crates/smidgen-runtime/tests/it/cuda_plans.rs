@@ -106,7 +106,7 @@ fn a_gpu_would_take_every_step_of_a_generation() {
 fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
     for (name, request) in requests() {
         let request = Request { dropout: 0.1, decode: Some(SHAPE), ..request };
-        let policy = Policy { recompute: Recompute::first(1), loss_chunk: 3 };
+        let policy = Policy::resident(Recompute::first(1), 3);
         let plan = compile(&request, &policy);
         assert_eq!(plan.extent, EXTENT);
         check(&name, &plan);

@@ -46,7 +46,7 @@ pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_pro
 /// Three segments, one of a single token.
 const SEGMENTS: [usize; 3] = [7, 1, 5];
 pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3 };
-const LOSS_CHUNK: usize = 3;
+pub const LOSS_CHUNK: usize = 3;
 
 /// Llama with a bias on every linear, in bf16.
 pub fn llama() -> DecoderSpec {
@@ -169,7 +169,7 @@ impl Choice {
 
     /// Forward and backward, before any pass.
     pub fn differentiated(&self) -> Graph {
-        let policy = Policy { recompute: Recompute::none(), loss_chunk: LOSS_CHUNK };
+        let policy = Policy::resident(Recompute::none(), LOSS_CHUNK);
         let mut graph = forward::build_graph(&self.request(), &policy);
         if self.train_everything {
             train_all_weights(&mut graph);
@@ -202,7 +202,7 @@ impl Choice {
 
     /// The decoder as `compile` would keep its activations.
     pub fn subject_with(&self, layers: Recompute) -> Subject {
-        let policy = Policy { recompute: layers, loss_chunk: LOSS_CHUNK };
+        let policy = Policy::resident(layers, LOSS_CHUNK);
         self.subject(|graph| recompute::keep_set(graph, &policy))
     }
 }

@@ -207,7 +207,7 @@ fn a_training_plan_generates_too() {
     for choice in choices() {
         let subject = choice.subject_with(Recompute::none());
         let whole = whole_logits(&choice, &subject);
-        let policy = Policy { recompute: Recompute::none(), loss_chunk: 3 };
+        let policy = Policy::resident(Recompute::none(), 3);
         let request = Request { decode: Some(SHAPE), ..choice.request() };
         let (plan, without) = (compile(&request, &policy), compile(&choice.request(), &policy));
         assert_eq!(plan.transient_bytes, without.transient_bytes, "{}: overlaid", choice.name);

@@ -6,8 +6,8 @@ use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Precision, Shape, Storage,
-    Type, workspace,
+    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Precision, Shape, Space,
+    Storage, Type, workspace,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -18,6 +18,8 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         .expect("the example fits its operation");
     let operands = |types: &[Type]| types.iter().map(|ty| operand(ty, extent)).collect();
     BoundStep {
+        index: 0,
+        awaits: vec![],
         inputs: operands(inputs),
         outputs: operands(&outputs),
         updates: operands(updates),
@@ -32,6 +34,7 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
     let rows = ty.shape.0[0];
     let columns = ty.shape.at(extent).1;
     Operand {
+        space: Space::Device,
         offset: 0,
         bytes: ty.bytes(extent),
         rows,

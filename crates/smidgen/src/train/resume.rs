@@ -115,7 +115,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
         ))
         .hint("remove that checkpoint folder to continue from the one before"));
     }
-    let policy = Policy { recompute: Recompute { layers: state.recompute }, loss_chunk: state.loss_chunk };
+    let policy = Policy::resident(Recompute { layers: state.recompute }, state.loss_chunk);
     let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
     let mut standing = state.standing;
     let lost_best = standing.best_saved.map(|best| best.step).filter(|best| !dir.checkpoint(*best).exists());

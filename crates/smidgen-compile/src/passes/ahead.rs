@@ -1,0 +1,98 @@
+//! When to begin bringing a value to the device: as early as a window of bytes allows, so that it travels while others
+//! are computed.
+//!
+//! Transfers keep the order in which their values are needed. Positions are those of nodes before anything was
+//! inserted; a transfer that begins at one stands in front of that node.
+
+use smidgen_ir::{Node, Op};
+use std::collections::BTreeMap;
+
+/// A value that has to be on the device from node `first` to node `last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub first: usize,
+    pub last: usize,
+    pub bytes: usize,
+}
+
+/// Where each of `needs` (by `first`, ascending) begins to travel, if together they may take `window_bytes`.
+pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
+    let nodes = needs.iter().map(|need| need.last + 1).max().unwrap_or(0);
+    let mut alive = vec![0usize; nodes];
+    for need in needs {
+        alive[need.first..=need.last].iter_mut().for_each(|bytes| *bytes += need.bytes);
+    }
+    let mut before = 0;
+    let begin = |need: &Need| {
+        let mut begin = need.first;
+        while begin > before && alive[begin - 1] + need.bytes <= window_bytes {
+            begin -= 1;
+            alive[begin] += need.bytes;
+        }
+        before = begin;
+        begin
+    };
+    needs.iter().map(begin).collect()
+}
+
+/// The last place up to `position` where something may be inserted: nodes that a device forms as one, a product with
+/// the sum behind it or the gradients of B and of h, are not parted.
+pub fn seam_before(nodes: &[Node], position: usize) -> usize {
+    let is_pair = |before: &Node, behind: &Node| {
+        matches!(
+            (&before.op, &behind.op),
+            (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
+        )
+    };
+    match position.checked_sub(1).map(|before| &nodes[before..]) {
+        Some([before, behind, ..]) if is_pair(before, behind) => position - 1,
+        _ => position,
+    }
+}
+
+/// Nodes to be inserted, by the position in front of which they stand.
+#[derive(Debug, Default)]
+pub struct Insertions {
+    at: BTreeMap<usize, Vec<Node>>,
+}
+
+impl Insertions {
+    pub fn push(&mut self, position: usize, node: Node) {
+        self.at.entry(position).or_default().push(node);
+    }
+
+    pub fn into_nodes(mut self, nodes: Vec<Node>) -> Vec<Node> {
+        let count = nodes.len();
+        let mut all = Vec::with_capacity(count + self.at.len());
+        for (position, node) in nodes.into_iter().enumerate() {
+            all.extend(self.at.remove(&position).unwrap_or_default());
+            all.push(node);
+        }
+        all.extend(self.at.into_values().flatten());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDS: [Need; 3] = [
+        Need { first: 2, last: 3, bytes: 10 },
+        Need { first: 5, last: 5, bytes: 20 },
+        Need { first: 6, last: 9, bytes: 10 },
+    ];
+
+    #[test]
+    fn without_a_window_values_come_when_they_are_needed() {
+        assert_eq!(begin_ahead(&NEEDS, 0), [2, 5, 6]);
+    }
+
+    #[test]
+    fn a_window_lets_them_come_earlier_but_never_before_one_that_is_needed_before() {
+        // The second waits until the first is gone; the third has no room beside the second.
+        assert_eq!(begin_ahead(&NEEDS, 20), [0, 4, 6]);
+        assert_eq!(begin_ahead(&NEEDS, 30), [0, 0, 4]);
+        assert_eq!(begin_ahead(&NEEDS, 1000), [0, 0, 0]);
+    }
+}

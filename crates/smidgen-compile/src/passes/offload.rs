@@ -1,0 +1,97 @@
+//! Offload: activations that backward will read leave the device after forward's last use, and come back before.
+//!
+//! The copy elsewhere is a temporary of that space. The original stays until its copy is there, one layer later; what
+//! comes back is another temporary, begun one layer ahead. Activations of the last layer are needed again at once and
+//! stay.
+
+use super::ahead::{Insertions, Need, begin_ahead, seam_before};
+use crate::options::Policy;
+use smidgen_ir::{Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
+use std::collections::{BTreeSet, HashMap};
+
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) {
+    if policy.away.activations.is_empty() {
+        return;
+    }
+    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
+    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let crossings = find_crossings(graph, policy, &nodes);
+    let mut needs: Vec<(Need, &Crossing)> = crossings
+        .iter()
+        .map(|crossing| {
+            let bytes = graph.value(crossing.value).ty.bytes(extent);
+            (Need { first: crossing.first_backward, last: crossing.last_backward, bytes }, crossing)
+        })
+        .collect();
+    needs.sort_by_key(|(need, crossing)| (need.first, crossing.value));
+    // What one layer needs may come while another is worked on.
+    let mut by_layer: HashMap<Option<usize>, usize> = HashMap::new();
+    for (need, _) in &needs {
+        *by_layer.entry(nodes[need.first].layer).or_default() += need.bytes;
+    }
+    let window_bytes = 2 * by_layer.into_values().max().unwrap_or(0);
+    let begins = begin_ahead(&needs.iter().map(|(need, _)| *need).collect::<Vec<_>>(), window_bytes);
+    let mut insertions = Insertions::default();
+    for ((need, crossing), begin) in needs.iter().zip(begins) {
+        let (value, name) = (crossing.value, graph.value(crossing.value).name.clone());
+        let place = (Phase::Forward, nodes[crossing.last_forward].layer);
+        let mut emitted = Vec::new();
+        let names = [format!("{name} away")];
+        let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
+        graph.values[copy.index()].space = space;
+        insertions.push(crossing.last_forward + 1, emitted.remove(0));
+        graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
+        insertions.push(crossing.settled, emitted.remove(0));
+        let place = (nodes[need.first].phase, nodes[need.first].layer);
+        let names = [format!("{name} back")];
+        let back = graph.emit(&mut emitted, Op::Fetch, vec![copy], vec![], &names, place)[0];
+        insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
+        for node in &mut nodes[need.first..=need.last] {
+            node.inputs.iter_mut().filter(|input| **input == value).for_each(|input| *input = back);
+        }
+    }
+    graph.entries[index].1 = insertions.into_nodes(nodes);
+}
+
+/// A value that forward writes and backward reads.
+struct Crossing {
+    value: ValueId,
+    last_forward: usize,
+    /// The node in front of which its copy must be there.
+    settled: usize,
+    first_backward: usize,
+    last_backward: usize,
+}
+
+fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossing> {
+    let split = nodes.iter().position(|node| node.phase != Phase::Forward).unwrap_or(nodes.len());
+    let last_layer = nodes[..split].iter().filter_map(|node| node.layer).max();
+    let mut produced: HashMap<ValueId, usize> = HashMap::new();
+    let mut last_forward: HashMap<ValueId, usize> = HashMap::new();
+    for (index, node) in nodes[..split].iter().enumerate() {
+        produced.extend(node.outputs.iter().map(|output| (*output, index)));
+        last_forward.extend(node.reads().map(|value| (value, index)));
+    }
+    let mut backward: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    for (index, node) in nodes.iter().enumerate().skip(split) {
+        for value in node.reads().filter(|value| produced.contains_key(value)) {
+            backward.entry(value).or_insert((index, index)).1 = index;
+        }
+    }
+    let values: BTreeSet<ValueId> = backward.keys().copied().collect();
+    let crossing = |value: ValueId| {
+        let last_forward = last_forward.get(&value).copied().unwrap_or(produced[&value]);
+        // The layer that computes with it: what a layer begins with is its own.
+        let layer = nodes[last_forward].layer.filter(|layer| Some(*layer) != last_layer)?;
+        policy.away.activations.binary_search(&layer).ok()?;
+        if !graph.value(value).is_temp() {
+            return None;
+        }
+        let behind =
+            nodes[..split].iter().skip(last_forward + 1).position(|node| node.layer > Some(layer + 1));
+        let settled = behind.map_or(split, |nodes| last_forward + 1 + nodes);
+        let (first_backward, last_backward) = backward[&value];
+        Some(Crossing { value, last_forward, settled, first_backward, last_backward })
+    };
+    values.into_iter().filter_map(crossing).collect()
+}

@@ -1,0 +1,158 @@
+//! Streaming: leaves that lie elsewhere are brought to the device for each stretch of nodes that needs them.
+//!
+//! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn comes
+//! once. What it comes as is a temporary like any other, so the arena gives it a place for that time, and nodes are
+//! rewritten to read it. Moments are changed there and go back. Small leaves stay on the device: they are not worth
+//! a transfer.
+
+use super::ahead::{Insertions, Need, begin_ahead, seam_before};
+use crate::options::Policy;
+use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Slice, Space, ValueId, ValueRole};
+use std::collections::{HashMap, HashSet};
+
+/// Leaves of fewer bytes stay, as `compile` has it.
+pub const FEWEST_BYTES: usize = 64 << 10;
+
+/// Sends leaves of at least `fewest_bytes` to `space` as the policy says, and has them fetched.
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, fewest_bytes: usize) {
+    let away = leaves_away(graph, policy, extent, fewest_bytes);
+    for (index, value) in graph.values.iter_mut().enumerate() {
+        if away.contains(&value.role.whole(ValueId(index as u32))) {
+            value.space = space;
+        }
+    }
+    for index in 0..graph.entries.len() {
+        let nodes = std::mem::take(&mut graph.entries[index].1);
+        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, policy.away.window_bytes);
+    }
+}
+
+fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
+    let mut away = HashSet::new();
+    for node in graph.entries.iter().flat_map(|(_, nodes)| nodes) {
+        for operand in node.reads() {
+            let whole = graph.whole(operand);
+            let Some(leaf) = graph.value(whole).leaf() else { continue };
+            let goes = match leaf.kind {
+                // What is trained is changed on the device.
+                LeafKind::Weight if leaf.gradient.is_some() => false,
+                LeafKind::Weight => match node.layer {
+                    Some(layer) => policy.away.weights.binary_search(&layer).is_ok(),
+                    // Rows are looked up where they lie, so they have to lie in one piece.
+                    None => {
+                        let storage = graph.value(whole).ty.storage;
+                        policy.away.tables && is_table(&node.op) && storage.rows_lie_together()
+                    }
+                },
+                LeafKind::Moment => policy.away.moments,
+                LeafKind::Adapter
+                | LeafKind::Gradient
+                | LeafKind::Derived
+                | LeafKind::Input
+                | LeafKind::State
+                | LeafKind::Cache => false,
+            };
+            if goes && graph.value(whole).ty.bytes(extent) >= fewest_bytes {
+                away.insert(whole);
+            }
+        }
+    }
+    away
+}
+
+/// Whether the operation reads the embedding or the head.
+fn is_table(op: &Op) -> bool {
+    matches!(op, Op::Embed { .. } | Op::LmHeadLoss(_) | Op::Logits { .. })
+}
+
+/// A leaf that nodes `need.first..=need.last` of one layer's turn read, or change.
+struct Visit {
+    leaf: ValueId,
+    need: Need,
+    is_changed: bool,
+}
+
+fn fetch_where_needed(
+    graph: &mut Graph,
+    mut nodes: Vec<Node>,
+    extent: &Extent,
+    window_bytes: usize,
+) -> Vec<Node> {
+    let visits = find_visits(graph, &nodes, extent);
+    let needs: Vec<Need> = visits.iter().map(|visit| visit.need).collect();
+    let begins = begin_ahead(&needs, window_bytes);
+    let mut insertions = Insertions::default();
+    for (visit, begin) in visits.iter().zip(begins) {
+        let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
+        let name = format!("{} here", graph.value(visit.leaf).name);
+        let mut emitted = Vec::new();
+        let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.leaf], vec![], &[name], place)[0];
+        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
+        rewrite(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
+        if visit.is_changed {
+            graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.leaf], &[], place);
+            emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
+            graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.leaf], vec![], &[], place);
+            // It travels while the next one is worked on.
+            emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 2, node));
+        }
+    }
+    insertions.into_nodes(nodes)
+}
+
+/// Every stretch of an entry point in which a leaf is needed that lies elsewhere, by its first node.
+fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
+    let mut visits: Vec<Visit> = Vec::new();
+    // The last visit of each leaf, and the turn that it was in.
+    let mut open: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    let mut turn = 0;
+    for (index, node) in nodes.iter().enumerate() {
+        if index > 0 && nodes[index - 1].layer != node.layer {
+            turn += 1;
+        }
+        let inputs = node.inputs.iter().enumerate();
+        let needed = inputs.filter(|(input, _)| !node.op.reads_elsewhere(*input)).map(|(_, id)| (*id, false));
+        for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
+            let leaf = graph.whole(operand);
+            if graph.value(leaf).space == Space::Device {
+                continue;
+            }
+            match open.get(&leaf) {
+                Some(&(visit, own_turn)) if own_turn == turn => {
+                    visits[visit].need.last = index;
+                    visits[visit].is_changed |= is_changed;
+                }
+                _ => {
+                    let bytes = graph.value(leaf).ty.bytes(extent);
+                    open.insert(leaf, (visits.len(), turn));
+                    visits.push(Visit { leaf, need: Need { first: index, last: index, bytes }, is_changed });
+                }
+            }
+        }
+    }
+    visits
+}
+
+/// Has nodes read the copy instead of the leaf, and rows of the copy instead of rows of the leaf.
+fn rewrite(graph: &mut Graph, nodes: &mut [Node], leaf: ValueId, copy: ValueId) {
+    let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
+    for node in nodes {
+        let elsewhere: Vec<bool> =
+            (0..node.inputs.len()).map(|input| node.op.reads_elsewhere(input)).collect();
+        let inputs = node.inputs.iter_mut().zip(elsewhere).filter(|(_, elsewhere)| !elsewhere);
+        for operand in inputs.map(|(id, _)| id).chain(&mut node.updates) {
+            match graph.value(*operand).role.clone() {
+                ValueRole::Slice(slice) if slice.of == leaf => {
+                    *operand = *rows.entry(*operand).or_insert_with(|| {
+                        let value = graph.value(*operand);
+                        let (name, ty) = (format!("{} here", value.name), value.ty.clone());
+                        let role = ValueRole::Slice(Slice { of: copy, gradient: None, ..slice });
+                        graph.add_value(name, ty, role)
+                    });
+                }
+                _ if *operand == leaf => *operand = copy,
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The file beside the memory: values that the plan puts on disk, read and written by a thread of its own.
+//!
+//! Transfers are done in the order in which they were begun, so one number says how far they are. The file has no name
+//! any more once it is open: nothing is left behind when the process dies. What was read or written is dropped from
+//! the system's own cache, which would otherwise hold in memory what the plan put out of it.
+
+use crate::device::DeviceError;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// Bytes that pass through host memory at a time where a value is filled.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+pub struct Spill {
+    file: Arc<File>,
+    path: PathBuf,
+    jobs: Option<Sender<Job>>,
+    state: Arc<(Mutex<State>, Condvar)>,
+    begun: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    done: u64,
+    failed: Option<(&'static str, io::Error)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the file.
+    In,
+    Out,
+}
+
+struct Job {
+    direction: Direction,
+    offset: u64,
+    memory: Memory,
+}
+
+/// A range of the arena that the plan gives to one transfer until it is waited for.
+struct Memory {
+    pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the range belongs to the transfer while it is under way, and the arena outlives it.
+unsafe impl Send for Memory {}
+
+impl Spill {
+    /// A file of so many bytes in a folder, which must be there.
+    pub fn open(folder: &Path, bytes: usize) -> Result<Spill, DeviceError> {
+        let path = folder.join(format!(".smidgen-{}.spill", std::process::id()));
+        let failed = |what| {
+            let path = path.clone();
+            move |error| DeviceError::File { what, path, error }
+        };
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path);
+        let file = file.map_err(failed("cannot make"))?;
+        std::fs::remove_file(&path).map_err(failed("cannot unlink"))?;
+        allocate(&file, bytes).map_err(failed("there is no room for"))?;
+        let (jobs, inbox) = channel();
+        let (file, state) = (Arc::new(file), Arc::new((Mutex::new(State::default()), Condvar::new())));
+        let (own_file, own_state) = (Arc::clone(&file), Arc::clone(&state));
+        let worker = move || transfer_all(&own_file, &own_state, &inbox);
+        let thread = std::thread::Builder::new().name("smidgen-disk".into()).spawn(worker);
+        let thread = Some(thread.map_err(failed("no thread for"))?);
+        Ok(Spill { file, path, jobs: Some(jobs), state, begun: 0, thread })
+    }
+
+    /// Begins a transfer and returns its number.
+    ///
+    /// # Safety
+    /// The memory stays, and nobody else touches it (writes it, where it goes out), until the transfer was waited for.
+    pub unsafe fn begin(
+        &mut self,
+        direction: Direction,
+        offset: usize,
+        pointer: *mut u8,
+        bytes: usize,
+    ) -> u64 {
+        let job = Job { direction, offset: offset as u64, memory: Memory { pointer, bytes } };
+        let jobs = self.jobs.as_ref().expect("the thread lives as long as this");
+        jobs.send(job).expect("the thread ends when this does");
+        self.begun += 1;
+        self.begun
+    }
+
+    /// Waits until so many transfers are done.
+    pub fn wait(&self, number: u64) -> Result<(), DeviceError> {
+        let mut state = lock(&self.state.0);
+        while state.done < number && state.failed.is_none() {
+            state = self.state.1.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        match &state.failed {
+            None => Ok(()),
+            Some((what, error)) => Err(self.failure(what, io::Error::new(error.kind(), error.to_string()))),
+        }
+    }
+
+    pub fn wait_for_all(&self) -> Result<(), DeviceError> {
+        self.wait(self.begun)
+    }
+
+    /// Reads at once; no transfer may be under way there.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.file.read_exact_at(into, offset as u64).map_err(|error| self.failure("cannot read", error))
+    }
+
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.file.write_all_at(from, offset as u64).map_err(|error| self.failure("cannot write", error))?;
+        drop_from_cache(&self.file, offset as u64, from.len(), Direction::Out);
+        Ok(())
+    }
+
+    fn failure(&self, what: &'static str, error: io::Error) -> DeviceError {
+        DeviceError::File { what, path: self.path.clone(), error }
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        // Without a sender the thread ends once its last transfer is done.
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn transfer_all(file: &File, state: &(Mutex<State>, Condvar), inbox: &Receiver<Job>) {
+    for Job { direction, offset, memory } in inbox {
+        // SAFETY: who began the transfer leaves the memory to it until it is done.
+        let memory = unsafe { std::slice::from_raw_parts_mut(memory.pointer, memory.bytes) };
+        let result = match direction {
+            Direction::In => file.read_exact_at(memory, offset).map_err(|error| ("cannot read", error)),
+            Direction::Out => file.write_all_at(memory, offset).map_err(|error| ("cannot write", error)),
+        };
+        drop_from_cache(file, offset, memory.len(), direction);
+        let mut state_now = lock(&state.0);
+        state_now.done += 1;
+        state_now.failed = state_now.failed.take().or(result.err());
+        state.1.notify_all();
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Takes the bytes on disk now, so that a full disk is found before the run.
+fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+    file.set_len(bytes as u64)?;
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: a call on a descriptor that is open.
+        let code = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) };
+        // Some file systems cannot; they find out when it is written.
+        if code != 0 && code != libc::EOPNOTSUPP && code != libc::EINVAL {
+            return Err(io::Error::from_raw_os_error(code));
+        }
+    }
+    Ok(())
+}
+
+/// A hint; what was just written begins its way to the disk and is dropped later.
+fn drop_from_cache(file: &File, offset: u64, bytes: usize, direction: Direction) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let (descriptor, offset, bytes) = (file.as_raw_fd(), offset as libc::off64_t, bytes as libc::off64_t);
+        // SAFETY: hints on a descriptor that is open.
+        unsafe {
+            if direction == Direction::Out {
+                libc::sync_file_range(descriptor, offset, bytes, libc::SYNC_FILE_RANGE_WRITE);
+            }
+            libc::posix_fadvise(descriptor, offset, bytes, libc::POSIX_FADV_DONTNEED);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, bytes, direction);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_go_out_and_come_back_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spill = Spill::open(folder.path(), 1 << 20).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+        let mut first: Vec<u8> = (0..100_000).map(|byte| byte as u8).collect();
+        let (mut second, mut back) = (vec![7u8; 5000], vec![0u8; 100_000]);
+        // SAFETY: the vectors stay where they are until everything is waited for.
+        unsafe {
+            spill.begin(Direction::Out, 300, first.as_mut_ptr(), first.len());
+            let over = spill.begin(Direction::Out, 1000, second.as_mut_ptr(), second.len());
+            spill.begin(Direction::In, 300, back.as_mut_ptr(), back.len());
+            spill.wait(over).unwrap();
+            spill.wait_for_all().unwrap();
+        }
+        first[700..5700].fill(7);
+        assert!(back == first);
+        let mut some = [0u8; 10];
+        spill.write(310, &[9; 5]).unwrap();
+        spill.read(305, &mut some).unwrap();
+        assert_eq!(some, [5, 6, 7, 8, 9, 9, 9, 9, 9, 9]);
+    }
+
+    #[test]
+    fn a_transfer_behind_the_end_is_an_error_of_whoever_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spill = Spill::open(folder.path(), 100).unwrap();
+        let mut bytes = vec![0u8; 50];
+        // SAFETY: as above.
+        let number = unsafe { spill.begin(Direction::In, 80, bytes.as_mut_ptr(), bytes.len()) };
+        let error = spill.wait(number).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the file beside the memory"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = Spill::open(Path::new("/no/such/folder"), 100).unwrap_err().to_string();
+        assert!(error.contains("/no/such/folder"), "{error}");
+    }
+}
