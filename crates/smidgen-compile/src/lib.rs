@@ -11,6 +11,7 @@ pub mod arena;
 pub mod autodiff;
 pub mod error;
 pub mod forward;
+pub mod ladder;
 pub mod leaves;
 mod linear;
 pub mod model;
@@ -23,9 +24,9 @@ pub mod update;
 
 pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
-pub use options::{AdapterForm, DecodeShape, Policy, Recompute, Request, TrainedBiases};
+pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
 pub use profile::Profile;
-pub use solve::{Context, Demand, Pins, Solution, solve};
+pub use solve::{Budget, Context, Demand, Pins, Solution, solve};
 
 use smidgen_ir::{Graph, Plan, verify};
 
@@ -61,30 +62,39 @@ pub fn compile_decode(request: &Request) -> Plan {
     arena::plan_memory(placed(graph, request))
 }
 
-/// All stages before offsets are given: enough to know the live bytes of every step.
+/// All stages before offsets are given.
 fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
+    run_stages(request, policy, |stage, graph| verify::expect_sound(stage, &verify::graph(graph)))
+}
+
+/// The same for candidates of a search, of which only the live bytes of every step are wanted.
+fn schedule_unchecked(request: &Request, policy: &Policy) -> schedule::Schedule {
+    run_stages(request, policy, |_, _| {})
+}
+
+fn run_stages(request: &Request, policy: &Policy, check: impl Fn(&str, &Graph)) -> schedule::Schedule {
     let mut graph = forward::build_graph(request, policy);
-    verify::expect_sound("forward", &verify::graph(&graph));
+    check("forward", &graph);
 
     autodiff::append_backward(&mut graph);
-    verify::expect_sound("autodiff", &verify::graph(&graph));
+    check("autodiff", &graph);
 
     let keep = passes::recompute::keep_set(&graph, policy);
     passes::recompute::apply(&mut graph, &keep);
-    verify::expect_sound("recompute", &verify::graph(&graph));
+    check("recompute", &graph);
 
     passes::remove_dead::apply(&mut graph);
-    verify::expect_sound("remove_dead", &verify::graph(&graph));
+    check("remove_dead", &graph);
 
     update::append_update(&mut graph, request);
-    verify::expect_sound("update", &verify::graph(&graph));
+    check("update", &graph);
 
     passes::offload::apply(&mut graph, policy, &request.extent, request.elsewhere());
-    verify::expect_sound("offload", &verify::graph(&graph));
+    check("offload", &graph);
 
     let fewest_bytes = passes::stream::FEWEST_BYTES;
     passes::stream::apply(&mut graph, policy, &request.extent, request.elsewhere(), fewest_bytes);
-    verify::expect_sound("stream", &verify::graph(&graph));
+    check("stream", &graph);
 
     placed(graph, request)
 }

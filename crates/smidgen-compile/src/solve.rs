@@ -1,15 +1,17 @@
 //! The budget: the fastest policy whose plan fits.
 //!
-//! Candidates are micro-batch sizes from the whole batch down to the longest sample; for each the fewest
-//! recomputed layers (from the first) that fit are found by bisection, with a smaller chunk of logits only
-//! where the usual one leaves no room, and the predicted step time decides. Every candidate is compiled and measured by its own buffer table, never estimated.
-//! Only memory choices are searched: nothing here changes a result.
+//! Candidates are micro-batch sizes from the whole batch down to the longest sample. For each there are two ladders of
+//! policies, from the fastest to the leanest: one computes layers again before it sends weights away, one the other
+//! way round; the lowest rung that fits is found by bisection, with a smaller chunk of logits only where the usual one
+//! leaves no room, and the predicted step time decides among them. Every candidate is compiled and measured by its own
+//! buffer table, never estimated. Only memory choices are searched: nothing here changes a result.
 
 use crate::error::SolveError;
+use crate::ladder;
 use crate::options::{Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
-use crate::{compile, scheduled};
-use smidgen_ir::{Entry, Extent, Plan};
+use crate::{compile, schedule_unchecked};
+use smidgen_ir::{Entry, Extent, Plan, Space};
 
 /// What the data asks for at one size of micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,11 +38,45 @@ impl Context {
     }
 }
 
+/// Bytes that a plan may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Reservation and context on the device.
+    pub device_bytes: u64,
+    /// What may lie elsewhere: pinned memory beside a GPU, disk beside a CPU.
+    pub elsewhere_bytes: u64,
+}
+
+impl Budget {
+    /// So much on the device, and room enough elsewhere.
+    pub fn device(device_bytes: u64) -> Budget {
+        Budget { device_bytes, elsewhere_bytes: u64::MAX }
+    }
+}
+
 /// Choices that the user has made.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pins {
+    /// All of them, as in a plan that was made before.
+    pub policy: Option<Policy>,
     pub recompute: Option<Recompute>,
     pub loss_chunk: Option<usize>,
+    /// How many layers' weights lie elsewhere, and whether the tables do.
+    pub weights_away: Option<usize>,
+    pub tables_away: Option<bool>,
+    /// Whether activations for the backward pass wait elsewhere.
+    pub activations_away: Option<bool>,
+    pub moments_away: Option<bool>,
+}
+
+impl Pins {
+    /// Whether everything may be kept on the device.
+    fn allow_everything(&self) -> bool {
+        self.policy.is_none()
+            && self.recompute.as_ref().is_none_or(|recompute| recompute.layers.is_empty())
+            && self.weights_away.unwrap_or(0) == 0
+            && ![self.tables_away, self.activations_away, self.moments_away].contains(&Some(true))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -56,13 +92,20 @@ pub struct Solution {
     pub reasons: Vec<String>,
 }
 
-/// Plans the request for the fastest of `demands` (largest micro-batch first) under `budget_bytes`.
+impl Solution {
+    /// Bytes that lie in pinned memory or on disk.
+    pub fn elsewhere_bytes(&self) -> u64 {
+        elsewhere_bytes(&self.plan)
+    }
+}
+
+/// Plans the request for the fastest of `demands` (largest micro-batch first) under a budget.
 pub fn solve(
     request: &Request,
     demands: &[Demand],
     pins: &Pins,
     context: Context,
-    budget_bytes: u64,
+    budget: Budget,
     profile: &Profile,
 ) -> Result<Solution, SolveError> {
     let mut best: Option<Solution> = None;
@@ -72,21 +115,21 @@ pub fn solve(
         request.extent = demand.extent;
         let chunks = loss_chunks(&request, pins);
         for (index, &loss_chunk) in chunks.iter().enumerate() {
-            let attempt =
-                Attempt { request: &request, demand, pins, loss_chunk, context, budget_bytes, profile };
-            match attempt.fewest_recomputed() {
+            let attempt = Attempt { request: &request, demand, pins, loss_chunk, context, budget, profile };
+            match attempt.fastest() {
                 Ok(mut solution) => {
                     // Fewer rows of logits cost less than layers computed again.
-                    let smaller = chunks[index + 1..].iter().take(2);
-                    let mut smaller =
-                        smaller.map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
-                    if !solution.policy.recompute.layers.is_empty()
+                    let mut smaller = chunks[index + 1..]
+                        .iter()
+                        .take(2)
+                        .map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
+                    if !keeps_everything(&solution.policy)
                         && let Some(kept) = smaller.find_map(|attempt| attempt.keeping_everything())
                     {
                         solution = kept;
                     }
                     // A smaller micro-batch that also keeps everything is never faster.
-                    let kept_everything = solution.policy.recompute.layers.is_empty();
+                    let kept_everything = keeps_everything(&solution.policy);
                     if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
                         best = Some(solution);
                     }
@@ -113,10 +156,18 @@ pub fn solve(
     }
 }
 
+fn keeps_everything(policy: &Policy) -> bool {
+    policy.recompute.layers.is_empty() && policy.away.is_empty()
+}
+
+fn elsewhere_bytes(plan: &Plan) -> u64 {
+    [Space::Host, Space::Disk].map(|space| plan.size(space).bytes() as u64).iter().sum()
+}
+
 /// Rows of logits to try: the usual number, then halves of it.
 fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
     const FEWEST_ROWS: usize = 32;
-    if let Some(pinned) = pins.loss_chunk {
+    if let Some(pinned) = pins.policy.as_ref().map(|policy| policy.loss_chunk).or(pins.loss_chunk) {
         return vec![pinned];
     }
     let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
@@ -131,29 +182,27 @@ struct Attempt<'a> {
     pins: &'a Pins,
     loss_chunk: usize,
     context: Context,
-    budget_bytes: u64,
+    budget: Budget,
     profile: &'a Profile,
 }
 
 impl Attempt<'_> {
-    fn policy(&self, recompute: Recompute) -> Policy {
-        Policy::resident(recompute, self.loss_chunk)
-    }
-
     /// Peak before packing: a lower bound that is cheap to have.
     fn least_bytes(&self, policy: &Policy) -> u64 {
-        let schedule = scheduled(self.request, policy);
+        let schedule = schedule_unchecked(self.request, policy);
         self.context.bytes_for(&schedule.plan) + schedule.least_bytes() as u64
     }
 
     /// The plan of a policy if it fits. Packing never needs less than what is alive, so a policy that
     /// is too large by that is not packed at all.
     fn fits(&self, policy: &Policy) -> Option<Plan> {
-        if self.least_bytes(policy) > self.budget_bytes {
+        if self.least_bytes(policy) > self.budget.device_bytes {
             return None;
         }
         let plan = compile(self.request, policy);
-        (self.peak_bytes(&plan) <= self.budget_bytes).then_some(plan)
+        let fits = self.peak_bytes(&plan) <= self.budget.device_bytes
+            && elsewhere_bytes(&plan) <= self.budget.elsewhere_bytes;
+        fits.then_some(plan)
     }
 
     fn peak_bytes(&self, plan: &Plan) -> u64 {
@@ -161,50 +210,54 @@ impl Attempt<'_> {
     }
 
     fn keeping_everything(&self) -> Option<Solution> {
-        if self.pins.recompute.is_some() {
+        if !self.pins.allow_everything() {
             return None;
         }
-        let policy = self.policy(Recompute::none());
+        let policy = Policy::resident(Recompute::none(), self.loss_chunk);
         self.fits(&policy).map(|plan| self.solution(plan, policy))
     }
 
-    fn fewest_recomputed(&self) -> Result<Solution, SolveError> {
-        if let Some(recompute) = &self.pins.recompute {
-            let policy = self.policy(recompute.clone());
-            return match self.fits(&policy) {
-                Some(plan) => Ok(self.solution(plan, policy)),
-                None => Err(self.error(policy)),
-            };
+    /// The faster of the lowest rungs that fit, or the leanest policy there is.
+    fn fastest(&self) -> Result<Solution, SolveError> {
+        let ladders = ladder::all(self.request, self.pins, self.loss_chunk, |count| {
+            self.least_bytes(&Policy::resident(Recompute::first(count), self.loss_chunk))
+        });
+        let mut best: Option<Solution> = None;
+        for ladder in &ladders {
+            let Some((plan, policy)) = self.lowest_that_fits(ladder) else { continue };
+            let solution = self.solution(plan, policy);
+            if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
+                best = Some(solution);
+            }
+            if best.as_ref().is_some_and(|best| keeps_everything(&best.policy)) {
+                break;
+            }
         }
-        let none = self.policy(Recompute::none());
-        if let Some(plan) = self.fits(&none) {
-            return Ok(self.solution(plan, none));
+        best.ok_or_else(|| {
+            let leanest = ladders.into_iter().filter_map(|ladder| ladder.into_iter().last());
+            let solutions = leanest.map(|policy| self.solution(compile(self.request, &policy), policy));
+            let leanest = solutions.min_by_key(|solution| solution.peak_bytes);
+            let leanest = Box::new(leanest.expect("a ladder has a rung"));
+            SolveError { budget_bytes: self.budget.device_bytes, leanest }
+        })
+    }
+
+    fn lowest_that_fits(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
+        let rung = |index: usize| self.fits(&ladder[index]).map(|plan| (plan, ladder[index].clone()));
+        if let Some(first) = rung(0) {
+            return Some(first);
         }
-        let most = self.leanest_count();
-        let leanest = self.policy(Recompute::first(most));
-        let mut found = match self.fits(&leanest) {
-            Some(plan) => (plan, leanest),
-            None => return Err(self.error(leanest)),
-        };
-        // `low` layers are too few, `high` are enough.
-        let (mut low, mut high) = (0, most);
+        // Rung `low` is too large, rung `high` fits.
+        let (mut low, mut high) = (0, ladder.len() - 1);
+        let mut found = rung(high)?;
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            let policy = self.policy(Recompute::first(middle));
-            match self.fits(&policy) {
-                Some(plan) => (found, high) = ((plan, policy), middle),
+            match rung(middle) {
+                Some(fits) => (found, high) = (fits, middle),
                 None => low = middle,
             }
         }
-        Ok(self.solution(found.0, found.1))
-    }
-
-    /// How many recomputed layers need least. Backward begins with the last layer, beside the kept inputs
-    /// of all the others: running it again there can take more than keeping it does.
-    fn leanest_count(&self) -> usize {
-        let layers = self.request.spec.layers;
-        let bytes = |count: usize| self.least_bytes(&self.policy(Recompute::first(count)));
-        if bytes(layers - 1) < bytes(layers) { layers - 1 } else { layers }
+        Some(found)
     }
 
     fn solution(&self, plan: Plan, policy: Policy) -> Solution {
@@ -212,31 +265,51 @@ impl Attempt<'_> {
         let update = self.profile.entry_seconds(&plan, Entry::Update);
         let seconds = micro_step * self.demand.micro_steps + update;
         let (peak_bytes, context_bytes) = (self.peak_bytes(&plan), self.context.bytes_for(&plan));
-        let reasons = self.reasons(&policy, peak_bytes <= self.budget_bytes);
+        let reasons = self.reasons(&policy, peak_bytes <= self.budget.device_bytes);
         let step_ms = seconds * 1e3;
         Solution { plan, policy, demand: *self.demand, peak_bytes, context_bytes, step_ms, reasons }
     }
 
     fn reasons(&self, policy: &Policy, fits: bool) -> Vec<String> {
         let (recomputed, layers) = (policy.recompute.layers.len(), self.request.spec.layers);
-        let recompute = match (&self.pins.recompute, recomputed) {
-            (Some(_), _) => format!("recompute: {recomputed} of {layers} layers, as pinned"),
-            (None, 0) => "recompute: none, all activations fit".into(),
-            (None, _) if fits => {
+        let is_pinned = self.pins.recompute.is_some() || self.pins.policy.is_some();
+        let recompute = match recomputed {
+            _ if is_pinned => format!("recompute: {recomputed} of {layers} layers, as pinned"),
+            0 => "recompute: none".into(),
+            _ if fits => {
                 format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")
             }
-            (None, _) => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
+            _ => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
         };
         let (tokens, steps) = (self.demand.extent.tokens, self.demand.micro_steps);
         let micro = match steps {
             steps if steps <= 1.0 => format!("micro-batch: a step in one, at most {tokens} tokens"),
             steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
         };
-        vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)]
-    }
-
-    fn error(&self, policy: Policy) -> SolveError {
-        let leanest = Box::new(self.solution(compile(self.request, &policy), policy));
-        SolveError { budget_bytes: self.budget_bytes, leanest }
+        let mut reasons =
+            vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)];
+        let place = match self.request.elsewhere() {
+            Space::Disk => "on disk",
+            Space::Host | Space::Device => "in pinned memory of the host",
+        };
+        let away = &policy.away;
+        if !away.weights.is_empty() {
+            let (count, tables) =
+                (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
+            reasons.push(format!(
+                "weights: those of {count} of {layers} layers {place}{tables}, brought ahead of use"
+            ));
+        } else if away.tables {
+            reasons.push(format!("weights: embedding and head {place}"));
+        }
+        if !away.activations.is_empty() {
+            let count = away.activations.len();
+            reasons
+                .push(format!("activations: those of {count} of {layers} layers wait {place} for backward"));
+        }
+        if away.moments {
+            reasons.push(format!("optimizer: its moments lie {place}"));
+        }
+        reasons
     }
 }

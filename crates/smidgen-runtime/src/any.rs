@@ -8,11 +8,22 @@ use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
 };
 use smidgen_ir::Extent;
+use std::path::PathBuf;
 
 #[derive(Debug)]
 pub enum AnyDevice {
     Cpu(Cpu),
     Cuda(Box<Cuda>),
+}
+
+impl AnyDevice {
+    /// With a folder for the file of values that a plan puts on disk; a GPU has no such file.
+    pub fn with_spill_folder(self, folder: PathBuf) -> AnyDevice {
+        match self {
+            AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu.with_spill_folder(folder)),
+            cuda @ AnyDevice::Cuda(_) => cuda,
+        }
+    }
 }
 
 impl Device for AnyDevice {

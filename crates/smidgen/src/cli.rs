@@ -230,6 +230,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let mut journal = Journal::resume(&output, first)?;
     let solution = planned.solution;
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let device = device.with_spill_folder(output.clone());
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());

@@ -22,7 +22,7 @@ use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{
     AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath, Optimizer,
-    Overflow, Placement, Recipe, RecipePath, Targets, WeightPlacement,
+    Overflow, Recipe, RecipePath, Targets,
 };
 use crate::tokenizer::TokenizerError;
 use smidgen_compile::adapter::{self, LoraModule};
@@ -167,18 +167,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     }
     if !["auto", "cpu"].contains(&memory.profile.as_str()) {
         refuse("memory.profile", &memory.profile, "auto, cpu");
-    }
-    for (key, placement) in
-        [("memory.activations", memory.activations), ("memory.optimizer_state", memory.optimizer_state)]
-    {
-        if placement == Placement::Host {
-            refuse(key, &placement, "auto, device");
-        }
-    }
-    match memory.weights {
-        WeightPlacement::Auto | WeightPlacement::Device => {}
-        WeightPlacement::Host(_) => refuse("memory.weights", &"host", "auto, device"),
-        WeightPlacement::Disk => refuse("memory.weights", &"disk", "auto, device"),
     }
     if memory.adapt {
         refuse("memory.adapt", &true, "false");

@@ -10,12 +10,14 @@ use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
+use crate::host;
 use crate::job::{self, Data, Job, Rows};
-use crate::recipe::{BaseFormat, Batch, Compute, MicroTokens, Recompute};
+use crate::recipe::{self, BaseFormat, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
+use crate::train::disk;
 use crate::train::weights::load_scratch_bytes;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
+    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
 };
 use smidgen_ir::{DeviceKind, Extent, Storage};
 use std::collections::HashMap;
@@ -47,7 +49,7 @@ const STEP_BYTES: u64 = 1_100;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
-    let pins = Pins { recompute: pinned_recompute(job)?, loss_chunk: None };
+    let pins = pins(job)?;
     plan_with(job, &DemandShape::of(job, None)?, pins)
 }
 
@@ -57,7 +59,7 @@ pub fn plan_job_as_before(
     micro_tokens: usize,
     policy: &Policy,
 ) -> Result<Option<Planned>, Failure> {
-    let pins = Pins { recompute: Some(policy.recompute.clone()), loss_chunk: Some(policy.loss_chunk) };
+    let pins = Pins { policy: Some(policy.clone()), ..Pins::default() };
     let planned = plan_with(job, &DemandShape::of(job, Some(micro_tokens))?, pins)?;
     Ok(planned.fits.then_some(planned))
 }
@@ -68,12 +70,12 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
         DeviceKind::Cuda => Profile::cuda(job.request.precision),
     };
-    let budget_bytes = job.budget.bytes;
-    let result = solve(&job.request, &shape.demands, &pins, context, budget_bytes, &profile);
+    let budget = budget(job);
+    let result = solve(&job.request, &shape.demands, &pins, context, budget, &profile);
     let (fits, solution, advice) = match result {
         Ok(solution) => (true, solution, vec![]),
         Err(SolveError { leanest, .. }) => {
-            let advice = advise(job, &pins, context, &profile, &leanest);
+            let advice = advise(job, &pins, context, budget, &profile, &leanest);
             (false, *leanest, advice)
         }
     };
@@ -90,6 +92,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(job.budget.note());
+    let budget_bytes = budget.device_bytes;
     Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
 }
 
@@ -141,6 +144,47 @@ fn context(job: &Job) -> Context {
     let loading = scratch.max().unwrap_or(0) as u64;
     let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
     Context { bytes, step_bytes: STEP_BYTES }
+}
+
+/// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.
+fn budget(job: &Job) -> Budget {
+    let elsewhere = match (job.request.device, job.recipe.memory.host_budget) {
+        (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
+        (DeviceKind::Cuda, recipe::Budget::Bytes(bytes)) => Some(bytes),
+        (DeviceKind::Cuda, recipe::Budget::Auto) => host::free_memory_bytes(),
+    };
+    Budget { device_bytes: job.budget.bytes, elsewhere_bytes: elsewhere.unwrap_or(u64::MAX) }
+}
+
+/// The choices that the recipe makes itself.
+fn pins(job: &Job) -> Result<Pins, Failure> {
+    let (memory, layers) = (&job.recipe.memory, job.request.spec.layers);
+    let away = |placement: Placement| match placement {
+        Placement::Auto => None,
+        Placement::Device => Some(false),
+        Placement::Host => Some(true),
+    };
+    if memory.weights == WeightPlacement::Disk && job.request.device == DeviceKind::Cuda {
+        return Err(Failure::recipe("`memory.weights = \"disk\"` is not supported on a GPU")
+            .hint("`memory.weights = \"host\"` streams them from pinned memory"));
+    }
+    let (weights_away, tables_away) = match memory.weights {
+        WeightPlacement::Auto => (None, None),
+        WeightPlacement::Device => (Some(0), Some(false)),
+        WeightPlacement::Host(share) if share < 1.0 => {
+            (Some((share * layers as f64).round() as usize), Some(false))
+        }
+        WeightPlacement::Host(_) | WeightPlacement::Disk => (Some(layers), Some(true)),
+    };
+    Ok(Pins {
+        policy: None,
+        recompute: pinned_recompute(job)?,
+        loss_chunk: None,
+        weights_away,
+        tables_away,
+        activations_away: away(memory.activations),
+        moments_away: away(memory.optimizer_state),
+    })
 }
 
 fn pinned_recompute(job: &Job) -> Result<Option<options::Recompute>, Failure> {
@@ -309,10 +353,17 @@ pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent 
 }
 
 /// The smallest changes that would fit, each planned with the rest of the recipe as it is.
-fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: &Solution) -> Vec<String> {
+fn advise(
+    job: &Job,
+    pins: &Pins,
+    context: Context,
+    budget: Budget,
+    profile: &Profile,
+    leanest: &Solution,
+) -> Vec<String> {
     let mut advice = Vec::new();
     let attempt = |request: &Request, demands: &[Demand], pins: &Pins| {
-        solve(request, demands, pins, context, job.budget.bytes, profile).ok()
+        solve(request, demands, pins, context, budget, profile).ok()
     };
     let mut offer = |change: &str, consequence: &str, solution: Option<Solution>| {
         let words = |solution: Solution| {
@@ -321,10 +372,18 @@ fn advise(job: &Job, pins: &Pins, context: Context, profile: &Profile, leanest: 
         advice.extend(solution.map(words));
     };
     let recipe_demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
-    let free = Pins { recompute: None, ..pins.clone() };
-    if pins.recompute.is_some() {
-        offer("`memory.recompute = \"auto\"`", "", attempt(&job.request, &recipe_demands, &free));
-    }
+    let mut unpin = |key: &str, is_pinned: bool, free: Pins| {
+        if is_pinned {
+            offer(&format!("`{key} = \"auto\"`"), "", attempt(&job.request, &recipe_demands, &free));
+        }
+    };
+    unpin("memory.recompute", pins.recompute.is_some(), Pins { recompute: None, ..pins.clone() });
+    let free = Pins { activations_away: None, ..pins.clone() };
+    unpin("memory.activations", pins.activations_away == Some(false), free);
+    let free = Pins { weights_away: None, tables_away: None, ..pins.clone() };
+    unpin("memory.weights", pins.weights_away.is_some_and(|count| count < job.request.spec.layers), free);
+    let free = Pins { moments_away: None, ..pins.clone() };
+    unpin("memory.optimizer_state", pins.moments_away == Some(false), free);
     if job.recipe.memory.micro_tokens != MicroTokens::Auto {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
         offer("`memory.micro_tokens = \"auto\"`", "", attempt(&job.request, &demands, pins));

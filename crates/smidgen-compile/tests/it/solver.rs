@@ -4,7 +4,9 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve};
+use smidgen_compile::{
+    Budget, Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve,
+};
 use smidgen_ir::{Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
@@ -21,7 +23,19 @@ fn demand(tokens: usize, micro_steps: f64) -> Demand {
 }
 
 fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, smidgen_compile::SolveError> {
+    let budget = Budget::device(budget);
     solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2, Precision::F32))
+}
+
+/// Nothing may lie elsewhere.
+fn resident() -> Pins {
+    Pins {
+        weights_away: Some(0),
+        tables_away: Some(false),
+        activations_away: Some(false),
+        moments_away: Some(false),
+        ..Pins::default()
+    }
 }
 
 fn peak_of(plan: &Plan) -> u64 {
@@ -39,8 +53,8 @@ fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
 #[test]
 fn every_budget_gets_the_fewest_layers_that_fit() {
     let demand = demand(512, 1.0);
-    let chunk = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
-    let pins = Pins { loss_chunk: Some(chunk), ..Pins::default() };
+    let chunk = solved(&[demand], &resident(), u64::MAX).unwrap().policy.loss_chunk;
+    let pins = Pins { loss_chunk: Some(chunk), ..resident() };
     let peaks: Vec<u64> = (0..=LAYERS).map(|count| peak_with(&demand, count, chunk)).collect();
     let least = *peaks.iter().min().unwrap();
     let most = peaks[0];
@@ -71,18 +85,18 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
 #[test]
 fn a_smaller_chunk_of_logits_is_the_last_resort() {
     let demand = demand(512, 1.0);
-    let usual = solved(&[demand], &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
-    let pinned = Pins { loss_chunk: Some(usual), ..Pins::default() };
+    let usual = solved(&[demand], &resident(), u64::MAX).unwrap().policy.loss_chunk;
+    let pinned = Pins { loss_chunk: Some(usual), ..resident() };
     let least = solved(&[demand], &pinned, 10).unwrap_err().leanest.peak_bytes;
-    assert_eq!(solved(&[demand], &Pins::default(), least).unwrap().policy.loss_chunk, usual);
-    let tighter = solved(&[demand], &Pins::default(), least - 1).map(|solution| solution.policy.loss_chunk);
+    assert_eq!(solved(&[demand], &resident(), least).unwrap().policy.loss_chunk, usual);
+    let tighter = solved(&[demand], &resident(), least - 1).map(|solution| solution.policy.loss_chunk);
     assert_eq!(tighter.ok(), Some(usual / 2));
 }
 
 #[test]
 fn what_does_not_fit_carries_the_leanest_plan() {
     let (large, small) = (demand(512, 1.0), demand(128, 4.0));
-    let error = solved(&[large, small], &Pins::default(), 10).unwrap_err();
+    let error = solved(&[large, small], &resident(), 10).unwrap_err();
     assert_eq!(error.budget_bytes, 10);
     let leanest = &error.leanest;
     assert_eq!(leanest.demand, small, "the smaller micro-batch needs less");
@@ -91,22 +105,22 @@ fn what_does_not_fit_carries_the_leanest_plan() {
     let message = format!("the leanest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
     assert_eq!(error.to_string(), message);
     // The figure is honest: with it, the run fits; with one byte less it does not.
-    assert!(solved(&[large, small], &Pins::default(), leanest.peak_bytes).is_ok());
-    assert!(solved(&[large, small], &Pins::default(), leanest.peak_bytes - 1).is_err());
+    assert!(solved(&[large, small], &resident(), leanest.peak_bytes).is_ok());
+    assert!(solved(&[large, small], &resident(), leanest.peak_bytes - 1).is_err());
 }
 
 /// Half the tokens without recompute, or all of them with: the predicted step decides, and is right.
 #[test]
 fn the_faster_micro_batch_wins() {
     let demands = [demand(512, 1.0), demand(256, 2.0), demand(128, 4.0)];
-    let chunk = solved(&demands, &Pins::default(), u64::MAX).unwrap().policy.loss_chunk;
+    let chunk = solved(&demands, &resident(), u64::MAX).unwrap().policy.loss_chunk;
     let roomy = peak_with(&demands[0], 0, chunk);
-    let whole = solved(&demands, &Pins::default(), roomy).unwrap();
+    let whole = solved(&demands, &resident(), roomy).unwrap();
     assert_eq!((whole.demand, whole.policy.recompute.layers.len()), (demands[0], 0));
     let budget = peak_with(&demands[0], LAYERS, chunk);
-    let best = solved(&demands, &Pins::default(), budget).unwrap();
+    let best = solved(&demands, &resident(), budget).unwrap();
     for demand in demands {
-        if let Ok(alone) = solved(&[demand], &Pins::default(), budget) {
+        if let Ok(alone) = solved(&[demand], &resident(), budget) {
             assert!(best.step_ms <= alone.step_ms, "{demand:?} alone is faster");
         }
     }
@@ -115,7 +129,7 @@ fn the_faster_micro_batch_wins() {
 #[test]
 fn pins_are_obeyed_and_never_traded() {
     let demand = demand(512, 1.0);
-    let pins = Pins { recompute: Some(Recompute { layers: vec![1, 3] }), loss_chunk: Some(24) };
+    let pins = Pins { recompute: Some(Recompute { layers: vec![1, 3] }), loss_chunk: Some(24), ..resident() };
     let solution = solved(&[demand], &pins, u64::MAX).unwrap();
     assert_eq!(solution.policy, Policy::resident(Recompute { layers: vec![1, 3] }, 24));
     let error = solved(&[demand], &pins, solution.peak_bytes - 1).unwrap_err();

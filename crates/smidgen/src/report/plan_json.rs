@@ -5,7 +5,7 @@
 
 use crate::planning::Planned;
 use serde_json::{Map, Value, json};
-use smidgen_ir::Entry;
+use smidgen_ir::{DeviceKind, Entry, Space};
 
 /// One object; every size in bytes. Rows add up to `peak_bytes`.
 pub fn render_json(planned: &Planned) -> Value {
@@ -17,13 +17,24 @@ pub fn render_json(planned: &Planned) -> Value {
     let live = |entry: Entry| plan.live_bytes(entry).into_iter().max().unwrap_or(0);
     let at_rest = planned.solution.context_bytes + plan.persistent_bytes as u64;
     let phase = |entry: Entry| at_rest + live(entry) as u64;
+    let away = &solution.policy.away;
+    let elsewhere = match plan.device {
+        DeviceKind::Cpu => Space::Disk.name(),
+        DeviceKind::Cuda => Space::Host.name(),
+    };
+    let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device.name() };
     json!({
         "fits": planned.fits,
         "budget_bytes": planned.budget_bytes,
         "peak_bytes": solution.peak_bytes,
         "peak_at": plan.place(peak.entry, peak.step),
         "largest_at_peak": peak.largest.iter().map(|(name, bytes)| json!({"name": name, "bytes": bytes})).collect::<Vec<_>>(),
-        "spaces": { "device": solution.peak_bytes, "pinned": 0, "host": 0, "disk": 0 },
+        "spaces": {
+            "device": solution.peak_bytes,
+            "pinned": plan.host.bytes(),
+            "host": 0,
+            "disk": plan.disk.bytes(),
+        },
         "rows": rows,
         "policy": {
             "device": plan.device.name(),
@@ -31,9 +42,13 @@ pub fn render_json(planned: &Planned) -> Value {
             "micro_tokens": solution.demand.micro_tokens,
             "recompute": solution.policy.recompute.layers,
             "loss_chunk": solution.policy.loss_chunk,
-            "activations": "device",
-            "weights": "device",
-            "optimizer_state": "device",
+            "activations": place_of(!away.activations.is_empty()),
+            "activations_away": away.activations,
+            "weights": place_of(!away.weights.is_empty() || away.tables),
+            "weights_away": away.weights,
+            "tables_away": away.tables,
+            "optimizer_state": place_of(away.moments),
+            "window_bytes": away.window_bytes,
             "reasons": solution.reasons,
         },
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },

@@ -43,6 +43,12 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     };
     let place = plan.place(peak.entry, peak.step);
     line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
+    for (what, size) in [("pinned memory", plan.host), ("disk", plan.disk)] {
+        if size.bytes() > 0 {
+            let bytes = format_bytes(size.bytes() as u64);
+            line(format!("  {what:<16}{bytes:>12}   beside the device, while it is not needed there"));
+        }
+    }
     line(String::new());
     let largest: Vec<String> = peak
         .largest

@@ -22,8 +22,8 @@ use crate::failure::Failure;
 use crate::job::Job;
 use crate::recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
 use serde::{Deserialize, Serialize};
-use smidgen_compile::Policy;
 use smidgen_compile::options::Recompute;
+use smidgen_compile::{Away, Policy};
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::{Device, Executor};
@@ -86,12 +86,37 @@ struct State {
     loss_chunk: usize,
     #[serde(default)]
     standing: Standing,
+    /// What lies elsewhere than on the device; nothing where a checkpoint does not say.
+    #[serde(default)]
+    away: SavedAway,
     /// What computed it; `f32` where a checkpoint does not say.
     #[serde(default = "f32_name")]
     compute: String,
     /// There where gradients pass through f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scale: Option<LossScale>,
+}
+
+/// [`Away`] as it is kept.
+#[derive(Default, Serialize, Deserialize)]
+struct SavedAway {
+    weights: Vec<usize>,
+    tables: bool,
+    activations: Vec<usize>,
+    moments: bool,
+    window_bytes: usize,
+}
+
+impl SavedAway {
+    fn of(away: &Away) -> SavedAway {
+        let Away { weights, tables, activations, moments, window_bytes } = away.clone();
+        SavedAway { weights, tables, activations, moments, window_bytes }
+    }
+
+    fn restored(self) -> Away {
+        let SavedAway { weights, tables, activations, moments, window_bytes } = self;
+        Away { weights, tables, activations, moments, window_bytes }
+    }
 }
 
 fn f32_name() -> String {
@@ -115,7 +140,11 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
         ))
         .hint("remove that checkpoint folder to continue from the one before"));
     }
-    let policy = Policy::resident(Recompute { layers: state.recompute }, state.loss_chunk);
+    let policy = Policy {
+        recompute: Recompute { layers: state.recompute },
+        loss_chunk: state.loss_chunk,
+        away: state.away.restored(),
+    };
     let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
     let mut standing = state.standing;
     let lost_best = standing.best_saved.map(|best| best.step).filter(|best| !dir.checkpoint(*best).exists());
@@ -157,6 +186,7 @@ pub fn write_state<D: Device>(
         micro_tokens: run_policy.micro_tokens,
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
+        away: SavedAway::of(&run_policy.policy.away),
         standing: *standing,
         compute: job.arithmetic.name(),
         loss_scale,
