@@ -2,8 +2,8 @@
 //!
 //! Candidates are micro-batch sizes from the whole batch down to the longest sample. For each there are two ladders of
 //! policies, from the fastest to the leanest: one computes layers again before it sends weights away, one the other
-//! way round; the lowest rung that fits is found by bisection, with a smaller chunk of logits only where the usual one
-//! leaves no room, and the predicted step time decides among them. Every candidate is compiled and measured by its own
+//! way round; the lowest rung that fits is found by bisection, with the usual chunk of logits and with the smallest, and
+//! the predicted step time decides among them. Every candidate is compiled and measured by its own
 //! buffer table, never estimated. Only memory choices are searched: nothing here changes a result.
 
 use crate::error::SolveError;
@@ -69,16 +69,6 @@ pub struct Pins {
     pub moments_away: Option<bool>,
 }
 
-impl Pins {
-    /// Whether everything may be kept on the device.
-    fn allow_everything(&self) -> bool {
-        self.policy.is_none()
-            && self.recompute.as_ref().is_none_or(|recompute| recompute.layers.is_empty())
-            && self.weights_away.unwrap_or(0) == 0
-            && ![self.tables_away, self.activations_away, self.moments_away].contains(&Some(true))
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct Solution {
     pub plan: Plan,
@@ -114,39 +104,43 @@ pub fn solve(
         let mut request = request.clone();
         request.extent = demand.extent;
         let chunks = loss_chunks(&request, pins);
-        for (index, &loss_chunk) in chunks.iter().enumerate() {
-            let attempt = Attempt { request: &request, demand, pins, loss_chunk, context, budget, profile };
-            match attempt.fastest() {
-                Ok(mut solution) => {
-                    // Fewer rows of logits cost less than layers computed again.
-                    let mut smaller = chunks[index + 1..]
-                        .iter()
-                        .take(2)
-                        .map(|loss_chunk| Attempt { loss_chunk: *loss_chunk, ..attempt });
-                    if !keeps_everything(&solution.policy)
-                        && let Some(kept) = smaller.find_map(|attempt| attempt.keeping_everything())
-                    {
-                        solution = kept;
+        let attempt =
+            |loss_chunk| Attempt { request: &request, demand, pins, loss_chunk, context, budget, profile };
+        // The usual chunk of logits, and the smallest where that lets more be kept.
+        let mut found: Option<Solution> = None;
+        for loss_chunk in [Some(chunks[0]), chunks[1..].last().copied()].into_iter().flatten() {
+            match attempt(loss_chunk).fastest() {
+                Ok(solution) => {
+                    let is_faster = |other: &Solution| solution.step_ms < other.step_ms;
+                    if found.as_ref().is_none_or(is_faster) {
+                        found = Some(solution);
                     }
-                    // A smaller micro-batch that also keeps everything is never faster.
-                    let kept_everything = keeps_everything(&solution.policy);
-                    if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
-                        best = Some(solution);
-                    }
-                    if kept_everything {
-                        return Ok(best.expect("just found"));
-                    }
-                    break;
                 }
                 Err(error) => {
-                    if leanest
-                        .as_ref()
-                        .is_none_or(|other| error.leanest.peak_bytes < other.leanest.peak_bytes)
-                    {
+                    let is_leaner = |other: &SolveError| error.leanest.peak_bytes < other.leanest.peak_bytes;
+                    if leanest.as_ref().is_none_or(is_leaner) {
                         leanest = Some(error);
                     }
                 }
             }
+            if found.as_ref().is_some_and(|found| keeps_everything(&found.policy)) {
+                break;
+            }
+        }
+        let Some(mut solution) = found else { continue };
+        // As many rows of logits as the same choices leave room for.
+        let more = chunks.iter().copied().filter(|rows| *rows > solution.policy.loss_chunk);
+        let mut larger = more.map(|rows| attempt(rows).with(&solution.policy));
+        if let Some(larger) = larger.find_map(|larger| larger) {
+            solution = larger;
+        }
+        // A smaller micro-batch that also keeps everything is never faster.
+        let kept_everything = keeps_everything(&solution.policy);
+        if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
+            best = Some(solution);
+        }
+        if kept_everything {
+            break;
         }
     }
     match (best, leanest) {
@@ -193,28 +187,29 @@ impl Attempt<'_> {
         self.context.bytes_for(&schedule.plan) + schedule.least_bytes() as u64
     }
 
-    /// The plan of a policy if it fits. Packing never needs less than what is alive, so a policy that
+    /// The plan of a policy if it fits the device. Packing never needs less than what is alive, so a policy that
     /// is too large by that is not packed at all.
     fn fits(&self, policy: &Policy) -> Option<Plan> {
         if self.least_bytes(policy) > self.budget.device_bytes {
             return None;
         }
         let plan = compile(self.request, policy);
-        let fits = self.peak_bytes(&plan) <= self.budget.device_bytes
-            && elsewhere_bytes(&plan) <= self.budget.elsewhere_bytes;
-        fits.then_some(plan)
+        (self.peak_bytes(&plan) <= self.budget.device_bytes).then_some(plan)
+    }
+
+    fn fits_elsewhere(&self, plan: &Plan) -> bool {
+        elsewhere_bytes(plan) <= self.budget.elsewhere_bytes
     }
 
     fn peak_bytes(&self, plan: &Plan) -> u64 {
         self.context.bytes_for(plan) + plan.reserved_bytes() as u64
     }
 
-    fn keeping_everything(&self) -> Option<Solution> {
-        if !self.pins.allow_everything() {
-            return None;
-        }
-        let policy = Policy::resident(Recompute::none(), self.loss_chunk);
-        self.fits(&policy).map(|plan| self.solution(plan, policy))
+    /// The choices of another attempt with this chunk of logits, if they fit.
+    fn with(&self, policy: &Policy) -> Option<Solution> {
+        let policy = Policy { loss_chunk: self.loss_chunk, ..policy.clone() };
+        let plan = self.fits(&policy).filter(|plan| self.fits_elsewhere(plan))?;
+        Some(self.solution(plan, policy))
     }
 
     /// The faster of the lowest rungs that fit, or the leanest policy there is.
@@ -242,7 +237,13 @@ impl Attempt<'_> {
         })
     }
 
+    /// Higher rungs have less on the device and more elsewhere, so if the lowest that fits the device does not fit
+    /// there, none does.
     fn lowest_that_fits(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
+        self.lowest_on_device(ladder).filter(|(plan, _)| self.fits_elsewhere(plan))
+    }
+
+    fn lowest_on_device(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
         let rung = |index: usize| self.fits(&ladder[index]).map(|plan| (plan, ladder[index].clone()));
         if let Some(first) = rung(0) {
             return Some(first);
@@ -275,6 +276,7 @@ impl Attempt<'_> {
         let is_pinned = self.pins.recompute.is_some() || self.pins.policy.is_some();
         let recompute = match recomputed {
             _ if is_pinned => format!("recompute: {recomputed} of {layers} layers, as pinned"),
+            0 if policy.away.activations.is_empty() => "recompute: none, all activations fit".into(),
             0 => "recompute: none".into(),
             _ if fits => {
                 format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")

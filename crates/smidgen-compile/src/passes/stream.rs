@@ -2,18 +2,18 @@
 //!
 //! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn comes
 //! once. What it comes as is a temporary like any other, so the arena gives it a place for that time, and nodes are
-//! rewritten to read it. Moments are changed there and go back. Small leaves stay on the device: they are not worth
-//! a transfer.
+//! rewritten to read it. Moments are changed there and go back. Vectors and small matrices stay on the device: they
+//! are not worth a transfer.
 
 use super::ahead::{Insertions, Need, begin_ahead, seam_before};
 use crate::options::Policy;
 use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Slice, Space, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 
-/// Leaves of fewer bytes stay, as `compile` has it.
-pub const FEWEST_BYTES: usize = 64 << 10;
+/// Matrices of fewer bytes stay, as `compile` has it.
+pub const FEWEST_BYTES: usize = 1 << 10;
 
-/// Sends leaves of at least `fewest_bytes` to `space` as the policy says, and has them fetched.
+/// Sends matrices of at least `fewest_bytes` to `space` as the policy says, and has them fetched.
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, fewest_bytes: usize) {
     let away = leaves_away(graph, policy, extent, fewest_bytes);
     for (index, value) in graph.values.iter_mut().enumerate() {
@@ -52,7 +52,9 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
                 | LeafKind::State
                 | LeafKind::Cache => false,
             };
-            if goes && graph.value(whole).ty.bytes(extent) >= fewest_bytes {
+            let (rows, columns) = graph.value(whole).ty.shape.at(extent);
+            let is_large = rows.min(columns) > 1 && graph.value(whole).ty.bytes(extent) >= fewest_bytes;
+            if goes && is_large {
                 away.insert(whole);
             }
         }

@@ -82,15 +82,44 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
     assert!(seen.len() > 4, "the budgets met only {seen:?} recomputed layers");
 }
 
+/// Fewer rows of logits cost less than layers computed again, and no fewer are taken than have to be.
 #[test]
-fn a_smaller_chunk_of_logits_is_the_last_resort() {
+fn rows_of_logits_give_way_before_layers() {
     let demand = demand(512, 1.0);
     let usual = solved(&[demand], &resident(), u64::MAX).unwrap().policy.loss_chunk;
     let pinned = Pins { loss_chunk: Some(usual), ..resident() };
     let least = solved(&[demand], &pinned, 10).unwrap_err().leanest.peak_bytes;
-    assert_eq!(solved(&[demand], &resident(), least).unwrap().policy.loss_chunk, usual);
-    let tighter = solved(&[demand], &resident(), least - 1).map(|solution| solution.policy.loss_chunk);
-    assert_eq!(tighter.ok(), Some(usual / 2));
+    let (with_usual, free) =
+        (solved(&[demand], &pinned, least).unwrap(), solved(&[demand], &resident(), least).unwrap());
+    assert!(free.policy.loss_chunk < usual && free.step_ms < with_usual.step_ms);
+    assert!(free.policy.recompute.layers.len() < with_usual.policy.recompute.layers.len());
+    let more = Policy { loss_chunk: 2 * free.policy.loss_chunk, ..free.policy };
+    assert!(peak_of(&compile(&Request { extent: demand.extent, ..request() }, &more)) > least);
+    assert!(solved(&[demand], &resident(), least - 1).is_ok());
+}
+
+/// What lies elsewhere is a way out where everything else is not enough, and counts there.
+#[test]
+fn below_the_leanest_resident_plan_values_go_elsewhere() {
+    let demands = [demand(512, 1.0), demand(128, 4.0)];
+    let least = solved(&demands, &resident(), 10).unwrap_err().leanest.peak_bytes;
+    let lowest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest;
+    assert!(lowest.peak_bytes < least, "{} against {least}", lowest.peak_bytes);
+    assert!(lowest.policy.away.tables && lowest.policy.away.moments);
+    let mut before = f64::INFINITY;
+    for part in 0..=12 {
+        let budget = lowest.peak_bytes + (least + 1000 - lowest.peak_bytes) * part / 12;
+        let solution = solved(&demands, &Pins::default(), budget).unwrap();
+        assert!(solution.peak_bytes <= budget);
+        assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
+        assert!(solution.step_ms <= before, "{budget}: {} after {before}", solution.step_ms);
+        before = solution.step_ms;
+        // With no room elsewhere it does not fit, unless nothing is there.
+        let narrow = Budget { device_bytes: budget, elsewhere_bytes: 0 };
+        let profile = Profile::cpu(2, Precision::F32);
+        let alone = solve(&request(), &demands, &Pins::default(), CONTEXT, narrow, &profile);
+        assert_eq!(alone.is_ok(), budget >= least, "{budget}");
+    }
 }
 
 #[test]

@@ -53,6 +53,15 @@ pub struct Args {
     /// auto, none, all, every:N
     #[arg(long, default_value = "auto")]
     recompute: String,
+    /// Where weights lie: auto, device, host, host:0.5, disk
+    #[arg(long, default_value = "auto")]
+    weights: String,
+    /// Where activations wait for the backward pass: auto, device, host
+    #[arg(long, default_value = "auto")]
+    activations: String,
+    /// Where the moments lie: auto, device, host
+    #[arg(long, default_value = "auto")]
+    optimizer_state: String,
     #[arg(long, default_value = "auto")]
     budget: String,
     #[arg(long, default_value = "auto")]
@@ -112,6 +121,7 @@ fn recipe_text(args: &Args, folder: &Path) -> String {
          [data]\ntrain = \"none.jsonl\"\nmax_tokens = {}\n\
          [train]\nbatch = {}\nsteps = {}\noptimizer = {:?}\n\
          [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\n\
+         weights = {:?}\nactivations = {:?}\noptimizer_state = {:?}\n\
          [output]\ndir = \"none\"\n",
         folder.display().to_string(),
         args.base,
@@ -125,6 +135,9 @@ fn recipe_text(args: &Args, folder: &Path) -> String {
         args.device,
         args.budget,
         args.recompute,
+        args.weights,
+        args.activations,
+        args.optimizer_state,
     )
 }
 
@@ -136,6 +149,7 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let begin = Instant::now();
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
+    let device = device.with_spill_folder(folder.to_path_buf());
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
     if !planned.fits {
@@ -206,6 +220,11 @@ fn figures(
         "micro_tokens": batch.together * batch.tokens,
         "recompute": solution.policy.recompute.layers.len(),
         "loss_chunk": solution.policy.loss_chunk,
+        "weights_away": solution.policy.away.weights.len(),
+        "tables_away": solution.policy.away.tables,
+        "activations_away": solution.policy.away.activations.len(),
+        "moments_away": solution.policy.away.moments,
+        "elsewhere_bytes": solution.elsewhere_bytes(),
         "compute": job.arithmetic.name(),
         "step_ms": ms,
         "step_ms_all": times.step_ms,

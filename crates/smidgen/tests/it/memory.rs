@@ -14,6 +14,7 @@ fn a_run_never_takes_more_than_its_plan() {
             ("lean", &["memory.recompute=all", "memory.micro_tokens=40", "train.save_every=2"]),
             ("wide", &["train.batch=10", "adapter.rank=32", "data.eval=data.jsonl", "train.eval_every=3"]),
             ("threads", &["memory.threads=4", "adapter.dropout=0.2"]),
+            ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
         ] {
             scratch.train(output, overrides);
             check_peak(&scratch, case, output);

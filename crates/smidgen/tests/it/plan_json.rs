@@ -216,9 +216,12 @@ fn follow_advice(scratch: &Scratch, overrides: &[&str]) -> Vec<String> {
 #[test]
 fn the_advice_is_true() {
     let scratch = larger_model();
-    let least = bytes(&scratch.plan(&["memory.budget=1"])["peak_bytes"]);
+    // With weights on disk a smaller storage is no remedy.
+    let here = "memory.weights=device";
+    let least = bytes(&scratch.plan(&[here, "memory.budget=1"])["peak_bytes"]);
     for missing in [64 << 10, 1 << 20, 3 << 20] {
-        let followed = follow_advice(&scratch, &[&format!("memory.budget={}", least - missing)]);
+        let followed = follow_advice(&scratch, &[here, &format!("memory.budget={}", least - missing)]);
+        assert!(followed.contains(&"memory.weights=auto".to_string()), "{missing}: {followed:?}");
         assert!(followed.iter().any(|change| change.contains("data.max_tokens=")), "{missing}: {followed:?}");
         assert!(followed.iter().any(|change| change.contains("model.base=bf16")), "{missing}: {followed:?}");
         assert!(followed.iter().any(|change| change.contains("memory.budget=")), "{missing}: {followed:?}");
@@ -251,10 +254,16 @@ fn a_pinned_choice_that_costs_the_budget_is_named() {
 #[test]
 fn the_advice_beside_a_pinned_choice_is_true() {
     let scratch = larger_model();
-    let followed = follow_advice(&scratch, &["memory.recompute=none", "memory.budget=60MiB"]);
+    let below = |pin: &str| {
+        let least = bytes(&scratch.plan(&[pin, "memory.budget=1"])["peak_bytes"]);
+        format!("memory.budget={}", least - (1 << 20))
+    };
+    let budget = below("memory.recompute=none");
+    let followed = follow_advice(&scratch, &["memory.recompute=none", &budget]);
     assert!(followed.contains(&"memory.recompute=auto".to_string()), "{followed:?}");
     // Samples have 512 tokens: the pin is what is too large, and no sample needs to be cut.
-    let followed = follow_advice(&scratch, &["memory.micro_tokens=2048", "memory.budget=60MiB"]);
+    let budget = below("memory.micro_tokens=2048");
+    let followed = follow_advice(&scratch, &["memory.micro_tokens=2048", &budget]);
     assert!(followed.iter().any(|change| change.starts_with("memory.micro_tokens=")), "{followed:?}");
 }
 

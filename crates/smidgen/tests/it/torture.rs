@@ -16,6 +16,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("adamw-lora", &["train.early_stop=3"]),
     ("adamw-ls-lora", &["train.early_stop=9", "adapter.kind=ls-lora", "train.batch_tokens=70"]),
     ("adamw-8bit-lora", &["train.optimizer=adamw-8bit", "adapter.rank=128", "model.compute=bf16"]),
+    ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
 ];
 
 /// Dropout, shuffling, a schedule, evaluations, a checkpoint after every step.

@@ -60,6 +60,41 @@ fn moments_in_8_bits_train_as_those_in_f32() {
     assert!(scratch.adapter("other") == scratch.adapter("8bit"));
 }
 
+/// Weights, activations and moments on disk, alone and together: not one bit of losses and adapter changes.
+#[test]
+fn wherever_values_lie_a_run_is_the_same() {
+    for (case, key) in [
+        ("llama-gqa-tied", "model.base=as-stored"),
+        ("phi3", "model.base=as-stored"),
+        ("llama-gqa-tied", "model.base=nf4"),
+        ("gguf-llama", "model.path=model.gguf"),
+        ("llama-gqa-tied", "adapter.kind=dora"),
+    ] {
+        let scratch = Scratch::of(case);
+        let common = ["train.steps=6", "adapter.dropout=0.1", "memory.micro_tokens=64", "adapter.rank=32"];
+        let common = [&common[..], &[key]].concat();
+        scratch.train("here", &common);
+        let all = ["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"];
+        for (output, own) in [
+            ("weights", &all[..1]),
+            ("some-weights", &["memory.weights=host:0.5"]),
+            ("activations", &all[1..2]),
+            ("moments", &all[2..]),
+            ("all", &all[..]),
+            ("all-recomputed", &[&all[..], &["memory.recompute=all", "memory.threads=1"]].concat()),
+        ] {
+            scratch.train(output, &[&common[..], own].concat());
+            let plan = scratch.json(&format!("{output}/plan.json"));
+            assert!(
+                plan["spaces"]["disk"].as_u64().unwrap() > 0,
+                "{case} {key} {output}: nothing is on disk"
+            );
+            assert_eq!(scratch.losses(output), scratch.losses("here"), "{case} {key} {output}");
+            assert!(scratch.adapter(output) == scratch.adapter("here"), "{case} {key} {output}");
+        }
+    }
+}
+
 #[test]
 fn ten_steps_are_those_of_pytorch() {
     for case in ["llama-gqa-tied", "llama-bias-linear", "llama-f16-some-layers"] {
