@@ -8,7 +8,7 @@
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
-use crate::options::{AdapterForm, Policy, Recompute, Request};
+use crate::options::{AdapterForm, Request};
 use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
 
@@ -54,11 +54,11 @@ pub mod state {
 }
 
 /// All leaves, and the forward nodes of `micro_step` and `eval`.
-pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
+pub fn build_graph(request: &Request, loss_chunk: usize) -> Graph {
     let mut graph = Graph::default();
     let mut leaves = add_leaves(&mut graph, request, Purpose::Training);
-    let micro_step = build_entry(&mut graph, &mut leaves, request, Entry::MicroStep, Some(policy));
-    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(policy));
+    let micro_step = build_entry(&mut graph, &mut leaves, request, Entry::MicroStep, Some(loss_chunk));
+    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(loss_chunk));
     let refresh = build_refresh(&mut graph, &leaves, request);
     graph.entries = vec![
         (Entry::MicroStep, micro_step),
@@ -77,8 +77,7 @@ pub fn build_graph(request: &Request, policy: &Policy) -> Graph {
 pub fn build_eval_graph(request: &Request, loss_chunk: usize) -> Graph {
     let mut graph = Graph::default();
     let mut leaves = add_leaves(&mut graph, request, Purpose::Evaluation);
-    let policy = Policy::resident(Recompute::none(), loss_chunk);
-    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(&policy));
+    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(loss_chunk));
     let refresh = build_refresh(&mut graph, &leaves, request);
     graph.entries = vec![(Entry::Refresh, refresh), (Entry::Eval, eval)];
     graph
@@ -109,7 +108,7 @@ fn build_entry(
     leaves: &mut Leaves,
     request: &Request,
     entry: Entry,
-    policy: Option<&Policy>,
+    loss_chunk: Option<usize>,
 ) -> Vec<Node> {
     let training = entry == Entry::MicroStep;
     let adapters = request.adapters.iter().enumerate().map(|(i, module)| (module.path.as_str(), (i, module)));
@@ -131,10 +130,10 @@ fn build_entry(
         cached: entry == Entry::Decode,
     };
     let hidden = builder.decoder();
-    match policy {
-        Some(policy) => {
+    match loss_chunk {
+        Some(loss_chunk) => {
             let row_losses = request.row_losses && !training;
-            builder.loss(hidden, policy.loss_chunk, training, row_losses);
+            builder.loss(hidden, loss_chunk, training, row_losses);
         }
         None => builder.logits(hidden),
     }

@@ -64,21 +64,28 @@ pub fn compile_decode(request: &Request) -> Plan {
 
 /// All stages before offsets are given.
 fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
-    run_stages(request, policy, |stage, graph| verify::expect_sound(stage, &verify::graph(graph)))
+    let check = |stage: &str, graph: &Graph| verify::expect_sound(stage, &verify::graph(graph));
+    let graph = differentiated(request, policy.loss_chunk, check);
+    with_policy(graph, request, policy, check)
 }
 
-/// The same for candidates of a search, of which only the live bytes of every step are wanted.
-fn schedule_unchecked(request: &Request, policy: &Policy) -> schedule::Schedule {
-    run_stages(request, policy, |_, _| {})
-}
-
-fn run_stages(request: &Request, policy: &Policy, check: impl Fn(&str, &Graph)) -> schedule::Schedule {
-    let mut graph = forward::build_graph(request, policy);
+/// Forward and backward, the same under every policy but for the chunk of logits.
+fn differentiated(request: &Request, loss_chunk: usize, check: impl Fn(&str, &Graph)) -> Graph {
+    let mut graph = forward::build_graph(request, loss_chunk);
     check("forward", &graph);
 
     autodiff::append_backward(&mut graph);
     check("autodiff", &graph);
+    graph
+}
 
+/// What a policy makes of it.
+fn with_policy(
+    mut graph: Graph,
+    request: &Request,
+    policy: &Policy,
+    check: impl Fn(&str, &Graph),
+) -> schedule::Schedule {
     let keep = passes::recompute::keep_set(&graph, policy);
     passes::recompute::apply(&mut graph, &keep);
     check("recompute", &graph);

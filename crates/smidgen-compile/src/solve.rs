@@ -2,7 +2,7 @@
 //!
 //! Candidates are micro-batch sizes from the whole batch down to the longest sample. For each there are two ladders of
 //! policies, from the fastest to the leanest: one computes layers again before it sends weights away, one the other
-//! way round; the lowest rung that fits is found by bisection, with the usual chunk of logits and with the smallest, and
+//! way round; the lowest rung that fits is searched, with the usual chunk of logits and with the smallest, and
 //! the predicted step time decides among them. Every candidate is compiled and measured by its own
 //! buffer table, never estimated. Only memory choices are searched: nothing here changes a result.
 
@@ -10,8 +10,9 @@ use crate::error::SolveError;
 use crate::ladder;
 use crate::options::{Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
-use crate::{compile, schedule_unchecked};
-use smidgen_ir::{Entry, Extent, Plan, Space};
+use crate::schedule::Schedule;
+use crate::{arena, compile, differentiated, with_policy};
+use smidgen_ir::{Entry, Extent, Graph, Plan, Space};
 
 /// What the data asks for at one size of micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,8 +105,16 @@ pub fn solve(
         let mut request = request.clone();
         request.extent = demand.extent;
         let chunks = loss_chunks(&request, pins);
-        let attempt =
-            |loss_chunk| Attempt { request: &request, demand, pins, loss_chunk, context, budget, profile };
+        let attempt = |loss_chunk| Attempt {
+            request: &request,
+            demand,
+            pins,
+            loss_chunk,
+            graph: differentiated(&request, loss_chunk, |_, _| {}),
+            context,
+            budget,
+            profile,
+        };
         // The usual chunk of logits, and the smallest where that lets more be kept.
         let mut found: Option<Solution> = None;
         for loss_chunk in [Some(chunks[0]), chunks[1..].last().copied()].into_iter().flatten() {
@@ -144,7 +153,11 @@ pub fn solve(
         }
     }
     match (best, leanest) {
-        (Some(solution), _) => Ok(solution),
+        (Some(solution), _) => {
+            let request = Request { extent: solution.demand.extent, ..request.clone() };
+            // Through every check; the same plan comes out.
+            Ok(Solution { plan: compile(&request, &solution.policy), ..solution })
+        }
         (None, Some(error)) => Err(error),
         (None, None) => panic!("solve needs at least one demand"),
     }
@@ -169,31 +182,36 @@ fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
     halves.take_while(|rows| *rows == usual || *rows >= FEWEST_ROWS).collect()
 }
 
-#[derive(Clone, Copy)]
 struct Attempt<'a> {
     request: &'a Request,
     demand: &'a Demand,
     pins: &'a Pins,
     loss_chunk: usize,
+    /// What every policy begins with.
+    graph: Graph,
     context: Context,
     budget: Budget,
     profile: &'a Profile,
 }
 
 impl Attempt<'_> {
+    /// Candidates are not checked between their stages; the one that is chosen is.
+    fn scheduled(&self, policy: &Policy) -> Schedule {
+        with_policy(self.graph.clone(), self.request, policy, |_, _| {})
+    }
+
     /// Peak before packing: a lower bound that is cheap to have.
-    fn least_bytes(&self, policy: &Policy) -> u64 {
-        let schedule = schedule_unchecked(self.request, policy);
+    fn least_bytes(&self, schedule: &Schedule) -> u64 {
         self.context.bytes_for(&schedule.plan) + schedule.least_bytes() as u64
     }
 
-    /// The plan of a policy if it fits the device. Packing never needs less than what is alive, so a policy that
-    /// is too large by that is not packed at all.
+    /// The plan of a policy, if it fits the device.
     fn fits(&self, policy: &Policy) -> Option<Plan> {
-        if self.least_bytes(policy) > self.budget.device_bytes {
+        let schedule = self.scheduled(policy);
+        if self.least_bytes(&schedule) > self.budget.device_bytes {
             return None;
         }
-        let plan = compile(self.request, policy);
+        let plan = arena::plan_memory_unchecked(schedule);
         (self.peak_bytes(&plan) <= self.budget.device_bytes).then_some(plan)
     }
 
@@ -215,7 +233,7 @@ impl Attempt<'_> {
     /// The faster of the lowest rungs that fit, or the leanest policy there is.
     fn fastest(&self) -> Result<Solution, SolveError> {
         let ladders = ladder::all(self.request, self.pins, self.loss_chunk, |count| {
-            self.least_bytes(&Policy::resident(Recompute::first(count), self.loss_chunk))
+            self.least_bytes(&self.scheduled(&Policy::resident(Recompute::first(count), self.loss_chunk)))
         });
         let mut best: Option<Solution> = None;
         for ladder in &ladders {
@@ -243,22 +261,46 @@ impl Attempt<'_> {
         self.lowest_on_device(ladder).filter(|(plan, _)| self.fits_elsewhere(plan))
     }
 
+    /// Packing never needs less than what is alive, and seldom more: rungs are searched by what is alive, and from the
+    /// lowest on packed until one fits.
     fn lowest_on_device(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
-        let rung = |index: usize| self.fits(&ladder[index]).map(|plan| (plan, ladder[index].clone()));
-        if let Some(first) = rung(0) {
-            return Some(first);
-        }
-        // Rung `low` is too large, rung `high` fits.
+        let first = self.lowest_alive(ladder)?;
+        ladder[first..].iter().find_map(|policy| Some((self.fits(policy)?, policy.clone())))
+    }
+
+    /// The first rung of which no more is alive than the budget allows. Bytes fall along a ladder in a few straight
+    /// stretches, so a guess along the line between two rungs and a look beside it mostly end the search; halves are
+    /// for the rest.
+    fn lowest_alive(&self, ladder: &[Policy]) -> Option<usize> {
+        let alive = |rung: usize| self.least_bytes(&self.scheduled(&ladder[rung]));
+        let budget_bytes = self.budget.device_bytes;
         let (mut low, mut high) = (0, ladder.len() - 1);
-        let mut found = rung(high)?;
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            match rung(middle) {
-                Some(fits) => (found, high) = (fits, middle),
-                None => low = middle,
+        let mut low_bytes = alive(low);
+        if low_bytes <= budget_bytes {
+            return Some(low);
+        }
+        let mut high_bytes = alive(high);
+        if high_bytes > budget_bytes {
+            return None;
+        }
+        for turn in 0.. {
+            // Rung `low` is too large, rung `high` is not.
+            if high - low <= 1 {
+                break;
+            }
+            let along = (low_bytes - budget_bytes) as f64 / (low_bytes - high_bytes) as f64;
+            let middle = match turn % 3 {
+                0 => low + (along * (high - low) as f64).ceil() as usize,
+                1 => high - 1,
+                _ => low + (high - low) / 2,
+            };
+            let middle = middle.clamp(low + 1, high - 1);
+            match alive(middle) {
+                bytes if bytes <= budget_bytes => (high, high_bytes) = (middle, bytes),
+                bytes => (low, low_bytes) = (middle, bytes),
             }
         }
-        Some(found)
+        Some(high)
     }
 
     fn solution(&self, plan: Plan, policy: Policy) -> Solution {

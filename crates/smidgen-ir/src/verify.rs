@@ -145,10 +145,8 @@ pub fn plan(plan: &Plan) -> Vec<String> {
         let mut defined: HashSet<ValueId> = HashSet::new();
         for (index, step) in entry.steps.iter().enumerate() {
             check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
-            if step.op.is_transfer() {
-                check_transfer(plan, &entry.steps, index, &mut findings);
-            }
         }
+        check_transfers(plan, &entry.steps, &mut findings);
     }
     findings
 }
@@ -230,26 +228,35 @@ fn check_step(
 
 /// Until somebody waits for a transfer, nobody may touch what it writes, change what it reads, or take the place of
 /// either. What nobody waits for is over when the entry point is.
-fn check_transfer(plan: &Plan, steps: &[Step], index: usize, findings: &mut Vec<String>) {
-    let (own, place) = (&steps[index], format!("transfer {index}"));
-    let end = steps.iter().position(|step| step.awaits.contains(&index)).unwrap_or(steps.len());
-    let buffers = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.value(*id).buffer).collect::<Vec<_>>();
-    let (read, mut written) = (buffers(&own.inputs), buffers(&own.outputs));
-    written.extend(buffers(&own.updates));
-    for id in read.iter().chain(&written) {
-        if let Lifetime::Steps { last, .. } = plan.buffer(*id).lifetime
-            && last < end.min(steps.len() - 1)
-        {
-            findings.push(format!("{place}: buffer {} ends at step {last}, before step {end} waits", id.0));
-        }
+fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
+    if !steps.iter().any(|step| step.op.is_transfer()) {
+        return;
     }
-    for (other, step) in steps.iter().enumerate().take(end).skip(index + 1) {
-        let (inputs, mut results) = (buffers(&step.inputs), buffers(&step.outputs));
-        results.extend(buffers(&step.updates));
-        let touches = inputs.iter().chain(&results).any(|id| written.contains(id));
-        let changes = results.iter().any(|id| read.contains(id));
-        if touches || changes {
-            findings.push(format!("{place}: step {other} does not wait for it"));
+    let buffers = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.value(*id).buffer).collect::<Vec<_>>();
+    let touched: Vec<(Vec<BufferId>, Vec<BufferId>)> = steps
+        .iter()
+        .map(|step| (buffers(&step.inputs), [buffers(&step.outputs), buffers(&step.updates)].concat()))
+        .collect();
+    let mut ends = vec![steps.len(); steps.len()];
+    for (index, step) in steps.iter().enumerate().rev() {
+        step.awaits.iter().for_each(|transfer| ends[*transfer] = index);
+    }
+    for (index, _) in steps.iter().enumerate().filter(|(_, step)| step.op.is_transfer()) {
+        let (place, end, (read, written)) = (format!("transfer {index}"), ends[index], &touched[index]);
+        for id in read.iter().chain(written) {
+            if let Lifetime::Steps { last, .. } = plan.buffer(*id).lifetime
+                && last < end.min(steps.len() - 1)
+            {
+                findings
+                    .push(format!("{place}: buffer {} ends at step {last}, before step {end} waits", id.0));
+            }
+        }
+        for (other, (inputs, results)) in touched.iter().enumerate().take(end).skip(index + 1) {
+            let touches = inputs.iter().chain(results).any(|id| written.contains(id));
+            let changes = results.iter().any(|id| read.contains(id));
+            if touches || changes {
+                findings.push(format!("{place}: step {other} does not wait for it"));
+            }
         }
     }
 }

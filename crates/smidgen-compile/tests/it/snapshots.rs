@@ -24,7 +24,7 @@ fn policy(recompute: Recompute) -> Policy {
 
 #[test]
 fn tiny_graph() {
-    let mut graph = forward::build_graph(&tiny_request(), &policy(Recompute::none()));
+    let mut graph = forward::build_graph(&tiny_request(), policy(Recompute::none()).loss_chunk);
     autodiff::append_backward(&mut graph);
     expect_file!["snapshots/tiny_graph.txt"].assert_eq(&render_graph(&graph));
 }

@@ -169,8 +169,7 @@ impl Choice {
 
     /// Forward and backward, before any pass.
     pub fn differentiated(&self) -> Graph {
-        let policy = Policy::resident(Recompute::none(), LOSS_CHUNK);
-        let mut graph = forward::build_graph(&self.request(), &policy);
+        let mut graph = forward::build_graph(&self.request(), LOSS_CHUNK);
         if self.train_everything {
             train_all_weights(&mut graph);
         }
