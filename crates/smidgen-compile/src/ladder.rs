@@ -2,7 +2,8 @@
 //!
 //! Two orders, because which is faster follows from the rates of the device: layers computed again first, whose
 //! price is arithmetic, or weights sent away first, whose price is the link and may hide behind the arithmetic. What
-//! is pinned is the same on every rung.
+//! is pinned is the same on every rung. Where a model is so small that a transfer takes more than it saves, higher
+//! rungs may need more again: bytes turn only where one kind of choice ends and the next begins.
 
 use crate::options::{Away, Policy, Recompute, Request, spread};
 use crate::passes::stream::FEWEST_BYTES;
@@ -17,6 +18,27 @@ pub enum Order {
 
 impl Order {
     pub const ALL: [Order; 2] = [Order::RecomputeFirst, Order::StreamFirst];
+}
+
+/// Policies, and the last of each kind of choice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ladder {
+    pub rungs: Vec<Policy>,
+    pub ends: Vec<usize>,
+}
+
+impl Ladder {
+    fn of(choices: Vec<(usize, Policy)>) -> Ladder {
+        let (mut rungs, mut kinds): (Vec<Policy>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (kind, policy) in choices {
+            if rungs.last() != Some(&policy) {
+                rungs.push(policy);
+                kinds.push(kind);
+            }
+        }
+        let ends = (0..kinds.len()).filter(|index| kinds.get(index + 1) != Some(&kinds[*index])).collect();
+        Ladder { rungs, ends }
+    }
 }
 
 /// The choices of a rung. None of them is made on the first.
@@ -38,9 +60,9 @@ pub fn all(
     pins: &Pins,
     loss_chunk: usize,
     least_bytes: impl Fn(usize) -> u64,
-) -> Vec<Vec<Policy>> {
+) -> Vec<Ladder> {
     if let Some(policy) = &pins.policy {
-        return vec![vec![policy.clone()]];
+        return vec![Ladder { rungs: vec![policy.clone()], ends: vec![0] }];
     }
     let layers = request.spec.layers;
     let most_recomputed = match &pins.recompute {
@@ -49,12 +71,10 @@ pub fn all(
     };
     let build = |order: Order| {
         let rungs = rungs(request, pins, order, most_recomputed);
-        let mut ladder: Vec<Policy> =
-            rungs.into_iter().map(|rung| policy(request, pins, loss_chunk, rung)).collect();
-        ladder.dedup();
-        ladder
+        let choices = rungs.into_iter().map(|(kind, rung)| (kind, policy(request, pins, loss_chunk, rung)));
+        Ladder::of(choices.collect())
     };
-    let mut ladders: Vec<Vec<Policy>> = Order::ALL.into_iter().map(build).collect();
+    let mut ladders: Vec<Ladder> = Order::ALL.into_iter().map(build).collect();
     ladders.dedup();
     ladders
 }
@@ -65,41 +85,36 @@ fn leanest_count(layers: usize, least_bytes: impl Fn(usize) -> u64) -> usize {
     if least_bytes(layers - 1) < least_bytes(layers) { layers - 1 } else { layers }
 }
 
-fn rungs(request: &Request, pins: &Pins, order: Order, most_recomputed: usize) -> Vec<Rung> {
-    let mut rung = Rung::default();
-    let mut rungs = vec![rung];
-    let recompute = |rung: &mut Rung, rungs: &mut Vec<Rung>| {
-        for recomputed in 1..=most_recomputed {
-            *rung = Rung { recomputed, ..*rung };
-            rungs.push(*rung);
-        }
-        *rung = Rung { activations_away: true, ..*rung };
-        rungs.push(*rung);
+/// Rungs with a number for the kind of choice that each adds to the one before.
+fn rungs(request: &Request, pins: &Pins, order: Order, most_recomputed: usize) -> Vec<(usize, Rung)> {
+    let start = Rung::default();
+    let recompute = |from: Rung| {
+        let layers = (1..=most_recomputed).map(move |recomputed| Rung { recomputed, ..from });
+        let away = Rung { recomputed: most_recomputed, activations_away: true, ..from };
+        (layers.collect::<Vec<_>>(), away)
     };
-    let stream = |rung: &mut Rung, rungs: &mut Vec<Rung>| {
-        for weights_away in 1..=request.spec.layers {
-            *rung = Rung { weights_away, ..*rung };
-            rungs.push(*rung);
-        }
-        *rung = Rung { tables_away: true, ..*rung };
-        rungs.push(*rung);
+    let stream = |from: Rung| {
+        let layers = (1..=request.spec.layers).map(move |weights_away| Rung { weights_away, ..from });
+        let tables = Rung { weights_away: request.spec.layers, tables_away: true, ..from };
+        (layers.collect::<Vec<_>>(), tables)
     };
-    match order {
+    let (first, second) = match order {
         Order::RecomputeFirst => {
-            recompute(&mut rung, &mut rungs);
-            stream(&mut rung, &mut rungs);
+            let first = recompute(start);
+            (first.clone(), stream(first.1))
         }
         Order::StreamFirst => {
-            stream(&mut rung, &mut rungs);
-            recompute(&mut rung, &mut rungs);
+            let first = stream(start);
+            (first.clone(), recompute(first.1))
         }
+    };
+    let mut last = vec![Rung { moments_away: true, ..second.1 }];
+    if pins.weights_away != Some(0) || pins.tables_away != Some(false) {
+        last.push(Rung { moments_away: true, is_late: true, ..second.1 });
     }
-    rungs.push(Rung { moments_away: true, ..rung });
-    let streams = pins.weights_away != Some(0) || pins.tables_away != Some(false);
-    if streams {
-        rungs.push(Rung { moments_away: true, is_late: true, ..rung });
-    }
-    rungs
+    let kinds = [vec![start], first.0, vec![first.1], second.0, vec![second.1], last];
+    let numbered = kinds.into_iter().enumerate();
+    numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
 }
 
 fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Policy {

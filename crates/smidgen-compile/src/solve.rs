@@ -7,7 +7,7 @@
 //! buffer table, never estimated. Only memory choices are searched: nothing here changes a result.
 
 use crate::error::SolveError;
-use crate::ladder;
+use crate::ladder::{self, Ladder};
 use crate::options::{Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
@@ -163,6 +163,25 @@ pub fn solve(
     }
 }
 
+/// Whether any policy fits, which takes less time than finding the fastest: the leanest is looked at.
+pub fn can_fit(
+    request: &Request,
+    demand: &Demand,
+    pins: &Pins,
+    context: Context,
+    budget: Budget,
+    profile: &Profile,
+) -> bool {
+    let request = Request { extent: demand.extent, ..request.clone() };
+    let loss_chunk = *loss_chunks(&request, pins).last().expect("there is a chunk of logits");
+    let graph = differentiated(&request, loss_chunk, |_, _| {});
+    let attempt = Attempt { request: &request, demand, pins, loss_chunk, graph, context, budget, profile };
+    let leanest = attempt.ladders().into_iter().filter_map(|mut ladder| ladder.rungs.pop());
+    // Where room elsewhere is short or the model tiny, a policy that is less lean may fit.
+    leanest.filter_map(|policy| attempt.fits(&policy)).any(|plan| attempt.fits_elsewhere(&plan))
+        || attempt.fastest().is_ok()
+}
+
 fn keeps_everything(policy: &Policy) -> bool {
     policy.recompute.layers.is_empty() && policy.away.is_empty()
 }
@@ -230,11 +249,15 @@ impl Attempt<'_> {
         Some(self.solution(plan, policy))
     }
 
+    fn ladders(&self) -> Vec<Ladder> {
+        ladder::all(self.request, self.pins, self.loss_chunk, |count| {
+            self.least_bytes(&self.scheduled(&Policy::resident(Recompute::first(count), self.loss_chunk)))
+        })
+    }
+
     /// The faster of the lowest rungs that fit, or the leanest policy there is.
     fn fastest(&self) -> Result<Solution, SolveError> {
-        let ladders = ladder::all(self.request, self.pins, self.loss_chunk, |count| {
-            self.least_bytes(&self.scheduled(&Policy::resident(Recompute::first(count), self.loss_chunk)))
-        });
+        let ladders = self.ladders();
         let mut best: Option<Solution> = None;
         for ladder in &ladders {
             let Some((plan, policy)) = self.lowest_that_fits(ladder) else { continue };
@@ -247,7 +270,7 @@ impl Attempt<'_> {
             }
         }
         best.ok_or_else(|| {
-            let leanest = ladders.into_iter().filter_map(|ladder| ladder.into_iter().last());
+            let leanest = ladders.iter().map(|ladder| ladder.rungs[self.leanest(ladder).1].clone());
             let solutions = leanest.map(|policy| self.solution(compile(self.request, &policy), policy));
             let leanest = solutions.min_by_key(|solution| solution.peak_bytes);
             let leanest = Box::new(leanest.expect("a ladder has a rung"));
@@ -257,29 +280,42 @@ impl Attempt<'_> {
 
     /// Higher rungs have less on the device and more elsewhere, so if the lowest that fits the device does not fit
     /// there, none does.
-    fn lowest_that_fits(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
+    fn lowest_that_fits(&self, ladder: &Ladder) -> Option<(Plan, Policy)> {
         self.lowest_on_device(ladder).filter(|(plan, _)| self.fits_elsewhere(plan))
     }
 
     /// Packing never needs less than what is alive, and seldom more: rungs are searched by what is alive, and from the
     /// lowest on packed until one fits.
-    fn lowest_on_device(&self, ladder: &[Policy]) -> Option<(Plan, Policy)> {
+    fn lowest_on_device(&self, ladder: &Ladder) -> Option<(Plan, Policy)> {
         let first = self.lowest_alive(ladder)?;
-        ladder[first..].iter().find_map(|policy| Some((self.fits(policy)?, policy.clone())))
+        ladder.rungs[first..].iter().find_map(|policy| Some((self.fits(policy)?, policy.clone())))
+    }
+
+    fn alive(&self, policy: &Policy) -> u64 {
+        self.least_bytes(&self.scheduled(policy))
+    }
+
+    /// The rung of which least is alive, and how much.
+    fn leanest(&self, ladder: &Ladder) -> (u64, usize) {
+        let ends = ladder.ends.iter().map(|end| (self.alive(&ladder.rungs[*end]), *end));
+        ends.min().expect("a ladder has a rung")
     }
 
     /// The first rung of which no more is alive than the budget allows. Bytes fall along a ladder in a few straight
     /// stretches, so a guess along the line between two rungs and a look beside it mostly end the search; halves are
     /// for the rest.
-    fn lowest_alive(&self, ladder: &[Policy]) -> Option<usize> {
-        let alive = |rung: usize| self.least_bytes(&self.scheduled(&ladder[rung]));
+    fn lowest_alive(&self, ladder: &Ladder) -> Option<usize> {
+        let alive = |rung: usize| self.alive(&ladder.rungs[rung]);
         let budget_bytes = self.budget.device_bytes;
-        let (mut low, mut high) = (0, ladder.len() - 1);
+        let (mut low, mut high) = (0, ladder.rungs.len() - 1);
         let mut low_bytes = alive(low);
         if low_bytes <= budget_bytes {
             return Some(low);
         }
         let mut high_bytes = alive(high);
+        if high_bytes > budget_bytes {
+            (high_bytes, high) = self.leanest(ladder);
+        }
         if high_bytes > budget_bytes {
             return None;
         }

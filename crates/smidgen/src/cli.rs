@@ -6,7 +6,7 @@
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{bench, eval, export, generate, inspect, merge, preview, print};
+use crate::commands::{bench, eval, export, fit, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -45,6 +45,8 @@ struct Cli {
 enum Command {
     /// Show what a run will take, before it takes anything
     Plan(PlanArgs),
+    /// Ask what is the most that a budget holds: tokens, rank, model
+    Fit(fit::Args),
     /// Show samples as the model sees them, supervised tokens marked
     Preview(PreviewArgs),
     /// Plan, check, train and save
@@ -112,6 +114,10 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),
+        Command::Fit(args) => {
+            let source = read_recipe_source(args.recipe()).map_err(recipe_failure);
+            source.and_then(|source| fit::run(args, &source, cli.quiet))
+        }
         Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),

@@ -44,6 +44,7 @@ pub struct Job {
     pub place: Place,
     pub data: Data,
     pub budget: JobBudget,
+    pub purpose: Purpose,
 }
 
 /// Rows to train on, or what a plan assumes where there are none.
@@ -128,7 +129,7 @@ impl Job {
             request.row_losses = rows.choices.is_some();
         }
         let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
-        Ok(Job { recipe, model, request, arithmetic, place, data, budget })
+        Ok(Job { recipe, model, request, arithmetic, place, data, budget, purpose })
     }
 }
 
@@ -465,6 +466,9 @@ fn read_data(
     purpose: Purpose,
     quiet: bool,
 ) -> Result<Data, Failure> {
+    if recipe.data.train.is_empty() && purpose == Purpose::Plan {
+        return Ok(Data::Assumed { reason: "none is looked at".into() });
+    }
     let read = |paths, key| read_set(recipe, paths, key, model, request, quiet);
     let train = match read(&recipe.data.train, "data.train") {
         Ok(prepared) => prepared,

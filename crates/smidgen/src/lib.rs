@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapted;
+pub mod advice;
 pub mod arithmetic;
 pub mod bench;
 pub mod bytes;

@@ -2,7 +2,9 @@
 //!
 //! The plan is made for the largest micro-batch that the run will ever meet, found by packing every step
 //! beforehand. Where there is no data, every sample is taken to be `max_tokens` long.
+//! Left out: what to do where nothing fits (`advice.rs`).
 
+use crate::advice::advise;
 use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::data::format::RowFormat;
@@ -11,22 +13,23 @@ use crate::data::tokens::TokenSet;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
-use crate::job::{self, Data, Job, Rows};
-use crate::recipe::{self, BaseFormat, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
+use crate::job::{Data, Job, Purpose, Rows};
+use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
 use crate::train::disk;
 use crate::train::weights::load_scratch_bytes;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, options, solve,
+    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options, solve,
 };
-use smidgen_ir::{DeviceKind, Extent, Storage};
-use std::collections::HashMap;
+use smidgen_ir::{DeviceKind, Extent};
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
 pub struct Planned {
     pub solution: Solution,
     pub budget_bytes: u64,
+    /// What may lie in pinned memory or on disk.
+    pub elsewhere_budget_bytes: u64,
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
@@ -64,18 +67,45 @@ pub fn plan_job_as_before(
     Ok(planned.fits.then_some(planned))
 }
 
+/// What a plan is made under.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    pub pins: Pins,
+    pub context: Context,
+    pub budget: Budget,
+    pub profile: Profile,
+}
+
+impl Terms {
+    /// Those of the recipe.
+    pub fn of(job: &Job) -> Result<Terms, Failure> {
+        Ok(Terms::with(job, pins(job)?))
+    }
+
+    fn with(job: &Job, pins: Pins) -> Terms {
+        let profile = match job.request.device {
+            DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
+            DeviceKind::Cuda => Profile::cuda(job.request.precision),
+        };
+        Terms { pins, context: context(job), budget: budget(job), profile }
+    }
+
+    pub fn solve(&self, request: &Request, demands: &[Demand]) -> Result<Solution, SolveError> {
+        solve(request, demands, &self.pins, self.context, self.budget, &self.profile)
+    }
+
+    pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
+        can_fit(request, demand, &self.pins, self.context, self.budget, &self.profile)
+    }
+}
+
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
-    let context = context(job);
-    let profile = match job.request.device {
-        DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
-        DeviceKind::Cuda => Profile::cuda(job.request.precision),
-    };
-    let budget = budget(job);
-    let result = solve(&job.request, &shape.demands, &pins, context, budget, &profile);
+    let terms = Terms::with(job, pins);
+    let result = terms.solve(&job.request, &shape.demands);
     let (fits, solution, advice) = match result {
         Ok(solution) => (true, solution, vec![]),
         Err(SolveError { leanest, .. }) => {
-            let advice = advise(job, &pins, context, budget, &profile, &leanest);
+            let advice = advise(job, &terms, &leanest);
             (false, *leanest, advice)
         }
     };
@@ -92,8 +122,16 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(job.budget.note());
-    let budget_bytes = budget.device_bytes;
-    Ok(Planned { solution, budget_bytes, step_tokens: shape.step_tokens, fits, advice, notes })
+    let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
+    Ok(Planned {
+        solution,
+        budget_bytes,
+        elsewhere_budget_bytes,
+        step_tokens: shape.step_tokens,
+        fits,
+        advice,
+        notes,
+    })
 }
 
 impl Planned {
@@ -106,12 +144,24 @@ impl Planned {
             .take(3)
             .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
             .collect();
-        let mut failure = Failure::world(format!(
-            "the leanest plan needs {}, the budget is {}\n  largest at the peak: {}",
-            format_bytes(self.solution.peak_bytes),
-            format_bytes(self.budget_bytes),
-            largest.join(", ")
-        ));
+        let needs = match self.solution.peak_bytes > self.budget_bytes {
+            true => format!(
+                "the leanest plan needs {}, the budget is {}",
+                format_bytes(self.solution.peak_bytes),
+                format_bytes(self.budget_bytes)
+            ),
+            false => {
+                let plan = &self.solution.plan;
+                let place = if plan.disk.bytes() > 0 { "on disk" } else { "of pinned memory" };
+                format!(
+                    "plans that fit the budget of {} need up to {} {place}, and there are {}",
+                    format_bytes(self.budget_bytes),
+                    format_bytes(self.solution.elsewhere_bytes()),
+                    format_bytes(self.elsewhere_budget_bytes)
+                )
+            }
+        };
+        let mut failure = Failure::world(format!("{needs}\n  largest at the peak: {}", largest.join(", ")));
         failure.hints = self.advice.clone();
         failure
     }
@@ -149,8 +199,10 @@ fn context(job: &Job) -> Context {
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.
 fn budget(job: &Job) -> Budget {
     let elsewhere = match (job.request.device, job.recipe.memory.host_budget) {
-        (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, recipe::Budget::Bytes(bytes)) => Some(bytes),
+        // A plan may be for another machine.
+        _ if job.purpose != Purpose::Train => None,
+        (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, recipe::Budget::Auto) => host::free_memory_bytes(),
     };
     Budget { device_bytes: job.budget.bytes, elsewhere_bytes: elsewhere.unwrap_or(u64::MAX) }
@@ -207,14 +259,14 @@ fn pinned_recompute(job: &Job) -> Result<Option<options::Recompute>, Failure> {
 }
 
 /// The sizes of micro-batch to choose from, largest first.
-struct DemandShape {
-    demands: Vec<Demand>,
+pub struct DemandShape {
+    pub demands: Vec<Demand>,
     step_tokens: f64,
 }
 
 impl DemandShape {
     /// `pinned` overrides the recipe's own choice of `micro_tokens`.
-    fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+    pub fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let pinned = pinned.or(match job.recipe.memory.micro_tokens {
             MicroTokens::Tokens(tokens) => Some(tokens),
             MicroTokens::Auto => None,
@@ -223,7 +275,7 @@ impl DemandShape {
     }
 
     /// As if the recipe left `micro_tokens` to the solver.
-    fn unpinned(job: &Job) -> Result<DemandShape, Failure> {
+    pub fn unpinned(job: &Job) -> Result<DemandShape, Failure> {
         DemandShape::with(job, None)
     }
 
@@ -350,78 +402,4 @@ pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent 
     match result {
         Ok(()) => largest,
     }
-}
-
-/// The smallest changes that would fit, each planned with the rest of the recipe as it is.
-fn advise(
-    job: &Job,
-    pins: &Pins,
-    context: Context,
-    budget: Budget,
-    profile: &Profile,
-    leanest: &Solution,
-) -> Vec<String> {
-    let mut advice = Vec::new();
-    let attempt = |request: &Request, demands: &[Demand], pins: &Pins| {
-        solve(request, demands, pins, context, budget, profile).ok()
-    };
-    let mut offer = |change: &str, consequence: &str, solution: Option<Solution>| {
-        let words = |solution: Solution| {
-            format!("{change} would need {}{consequence}", format_bytes(solution.peak_bytes))
-        };
-        advice.extend(solution.map(words));
-    };
-    let recipe_demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
-    let mut unpin = |key: &str, is_pinned: bool, free: Pins| {
-        if is_pinned {
-            offer(&format!("`{key} = \"auto\"`"), "", attempt(&job.request, &recipe_demands, &free));
-        }
-    };
-    unpin("memory.recompute", pins.recompute.is_some(), Pins { recompute: None, ..pins.clone() });
-    let free = Pins { activations_away: None, ..pins.clone() };
-    unpin("memory.activations", pins.activations_away == Some(false), free);
-    let free = Pins { weights_away: None, tables_away: None, ..pins.clone() };
-    unpin("memory.weights", pins.weights_away.is_some_and(|count| count < job.request.spec.layers), free);
-    let free = Pins { moments_away: None, ..pins.clone() };
-    unpin("memory.optimizer_state", pins.moments_away == Some(false), free);
-    if job.recipe.memory.micro_tokens != MicroTokens::Auto {
-        let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
-        offer("`memory.micro_tokens = \"auto\"`", "", attempt(&job.request, &demands, pins));
-    }
-    let one_sample = |tokens: usize| {
-        let extent = Extent { tokens, rows: tokens, segments: leanest.demand.extent.segments };
-        attempt(&job.request, &[Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }], pins)
-    };
-    let (mut fits, mut too_long) = (0, leanest.demand.extent.tokens);
-    while too_long - fits > 8 {
-        let middle = fits + (too_long - fits) / 2;
-        if one_sample(middle).is_some() { fits = middle } else { too_long = middle }
-    }
-    let tokens = fits / 8 * 8;
-    if tokens >= 16 {
-        let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
-        offer(&change, "; shorter samples change results", one_sample(tokens));
-    }
-    for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
-        let storage = job::build_storage(base, &job.request.spec, &job.model);
-        let bytes = |storage: &HashMap<String, Storage>| {
-            let sizes = job.request.spec.tensors().into_iter().map(|tensor| {
-                let (rows, columns) = tensor.shape.at(&Extent::default());
-                storage[&tensor.name].bytes(rows, columns)
-            });
-            sizes.sum::<usize>()
-        };
-        if bytes(&storage) < bytes(&job.request.storage) {
-            let smaller = Request { storage, ..job.request.clone() };
-            let change = format!("`model.base = \"{base}\"`");
-            offer(&change, " and changes results", attempt(&smaller, &recipe_demands, pins));
-        }
-    }
-    advice.push(format!("`memory.budget = \"{}\"` is the least that fits", budget_words(leanest.peak_bytes)));
-    advice
-}
-
-/// A size that a recipe can hold, rounded up.
-fn budget_words(bytes: u64) -> String {
-    format!("{}MiB", bytes.div_ceil(1 << 20))
 }

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod chat;
 pub mod eval;
 pub mod export;
+pub mod fit;
 pub mod generate;
 pub mod inspect;
 pub mod merge;

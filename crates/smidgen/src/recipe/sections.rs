@@ -167,6 +167,16 @@ pub enum ModelPath {
     Folder(RecipePath),
 }
 
+impl ModelPath {
+    /// A checkpoint in a folder.
+    pub fn folder(folder: &Path) -> ModelPath {
+        ModelPath::Folder(RecipePath {
+            written: folder.display().to_string(),
+            resolved: folder.to_path_buf(),
+        })
+    }
+}
+
 /// Which linear layers are adapted (`adapter.targets`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Targets {

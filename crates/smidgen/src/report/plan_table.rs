@@ -38,6 +38,9 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {
         format!("fits, {} to spare", format_bytes(spare as u64))
+    } else if spare >= 0 {
+        let elsewhere = format_bytes(planned.elsewhere_budget_bytes);
+        format!("does not fit: there are {elsewhere} for what lies elsewhere")
     } else {
         format!("does not fit, {} too much", format_bytes((-spare) as u64))
     };

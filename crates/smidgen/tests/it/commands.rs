@@ -26,6 +26,7 @@ fn help_lists_the_commands() {
 
             Commands:
               plan      Show what a run will take, before it takes anything
+              fit       Ask what is the most that a budget holds: tokens, rank, model
               preview   Show samples as the model sees them, supervised tokens marked
               train     Plan, check, train and save
               eval      Score the base model and the trained one on rows with known answers
@@ -176,7 +177,7 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 15.41 MiB, the budget is 4.00 MiB
+            error: the leanest plan needs 15.45 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of backward of layers.1, weight_grad 1.25 MiB, base weights 72.94 KiB, d layers.1.mlp.gate 10.00 KiB
 
             hint: `memory.budget = "16MiB"` is the least that fits

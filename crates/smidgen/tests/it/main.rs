@@ -12,6 +12,7 @@ mod commands;
 mod evaluating;
 mod event_file;
 mod exporting;
+mod fitting;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
 mod generating;

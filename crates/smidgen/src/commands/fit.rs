@@ -1,0 +1,164 @@
+//! `smidgen fit`: the inverse questions. What is the most that a budget holds?
+//!
+//! The longest samples and the highest rank of the recipe's own model, and which of the known shapes fit with the
+//! recipe's adapter, storage and length. Every answer is a plan: it fits, and one step more does not.
+//! Left out: data; samples are taken to have `max_tokens` tokens.
+
+use super::print;
+use crate::advice::{largest, one_sample, with_rank};
+use crate::bench::shapes;
+use crate::bytes::format_bytes;
+use crate::failure::Failure;
+use crate::hub::Access;
+use crate::job::{Job, Purpose};
+use crate::planning::{DemandShape, Terms, plan_job};
+use crate::recipe::{Recipe, RecipeSource, parse_recipe};
+use serde_json::{Value, json};
+use smidgen_compile::Solution;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The recipe, a TOML file
+    recipe: PathBuf,
+    /// Keys that replace those of the recipe, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Device memory, such as 8GiB; the recipe's by default
+    #[arg(long)]
+    budget: Option<String>,
+    /// The answers as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Samples grow by this many tokens at a time.
+const TOKEN_STEP: usize = 64;
+
+pub fn run(args: &Args, source: &RecipeSource, quiet: bool) -> Result<(), Failure> {
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let mut overrides = args.overrides.clone();
+    overrides.extend(args.budget.iter().map(|budget| format!("memory.budget={budget}")));
+    let recipe = parse_recipe(source, &overrides, &here).map_err(Failure::recipe)?;
+    let access = Access::from_environment(quiet);
+    let job = Job::prepare_with(assumed(&recipe), Purpose::Plan, &access)?;
+    let answers = answer(&job, &recipe, &access)?;
+    print(&match args.json {
+        true => format!("{answers:#}\n"),
+        false => render(&answers),
+    })
+}
+
+impl Args {
+    pub fn recipe(&self) -> &Path {
+        &self.recipe
+    }
+}
+
+/// The recipe without its data.
+fn assumed(recipe: &Recipe) -> Recipe {
+    let mut recipe = recipe.clone();
+    recipe.data.train.clear();
+    recipe.data.eval.clear();
+    recipe.train.eval_every = 0;
+    recipe.train.early_stop = 0;
+    recipe
+}
+
+fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
+    let planned = plan_job(job)?;
+    let terms = Terms::of(job)?;
+    let demands = DemandShape::of(job, None)?.demands;
+    let one = |solution: Result<Solution, _>| solution.ok().map_or(0, |solution| solution.peak_bytes);
+    let context = job.request.spec.max_positions;
+    let fits = |steps: usize| terms.can_fit(&job.request, &one_sample(TOKEN_STEP * steps, 1));
+    let max_tokens = largest(context / TOKEN_STEP, fits).map_or(0, |steps| steps * TOKEN_STEP);
+    let smallest = demands.last().expect("there is a size of micro-batch");
+    let most = job.request.spec.hidden;
+    let rank = largest(most, |rank| terms.can_fit(&with_rank(&job.request, rank), smallest)).unwrap_or(0);
+    let mut models = Vec::new();
+    for (name, config) in shapes::SHAPES {
+        models.push(fit_shape(name, config, recipe, access)?);
+    }
+    models.sort_by_key(|model| model["parameters"].as_u64());
+    let largest_model = models.iter().rev().find(|model| model["fits"] == json!(true));
+    Ok(json!({
+        "budget_bytes": planned.budget_bytes,
+        "recipe": {
+            "title": planned.solution.plan.title,
+            "fits": planned.fits,
+            "peak_bytes": planned.solution.peak_bytes,
+            "max_tokens": recipe.data.max_tokens,
+            "rank": recipe.adapter.rank,
+        },
+        "max_tokens": {
+            "most": max_tokens,
+            "peak_bytes": one(terms.solve(&job.request, &[one_sample(max_tokens.max(1), 1)])),
+            "model_has": context,
+        },
+        "rank": {
+            "most": rank,
+            "model_has": most,
+            "peak_bytes": one(terms.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
+        },
+        "largest_model": largest_model.map(|model| model["name"].clone()),
+        "models": models,
+    }))
+}
+
+/// A model of a known shape under the recipe.
+fn fit_shape(name: &str, config: &str, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
+    let folder = std::env::temp_dir().join(format!("smidgen-fit-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("config.json"), config))
+        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
+    let mut recipe = assumed(recipe);
+    recipe.model.path = crate::recipe::ModelPath::folder(&folder);
+    let planned = Job::prepare_with(recipe, Purpose::Plan, access).and_then(|job| Ok((plan_job(&job)?, job)));
+    // A folder that stays behind in the temporary place harms no one.
+    let _ = std::fs::remove_dir_all(&folder);
+    Ok(match planned {
+        Ok((planned, job)) => json!({
+            "name": name,
+            "parameters": job.request.spec.parameters(),
+            "fits": planned.fits,
+            "peak_bytes": planned.solution.peak_bytes,
+            "tokens_per_s": planned.step_tokens / (planned.solution.step_ms / 1e3),
+        }),
+        // Its linears may have other names than the recipe's targets.
+        Err(failure) => json!({ "name": name, "parameters": 0, "fits": false, "error": failure.message }),
+    })
+}
+
+fn render(answers: &Value) -> String {
+    let bytes = |value: &Value| value.as_u64().map_or_else(String::new, format_bytes);
+    let recipe = &answers["recipe"];
+    let mut text = format!(
+        "{} · budget {}\n",
+        recipe["title"].as_str().unwrap_or_default(),
+        bytes(&answers["budget_bytes"])
+    );
+    let mut row = |question: &str, answer: String, peak: &Value| {
+        text += &format!("  {question:<34}{answer:>14}   {:>12}\n", bytes(peak));
+    };
+    let verdict = if recipe["fits"] == json!(true) { "fits" } else { "does not fit" };
+    row("the recipe as it is", verdict.into(), &recipe["peak_bytes"]);
+    let longest = &answers["max_tokens"];
+    let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
+        true => format!("{} (all)", longest["most"]),
+        false => longest["most"].to_string(),
+    };
+    row("longest `data.max_tokens`", most, &longest["peak_bytes"]);
+    row("highest `adapter.rank`", answers["rank"]["most"].to_string(), &answers["rank"]["peak_bytes"]);
+    for model in answers["models"].as_array().into_iter().flatten() {
+        let verdict = match (&model["error"], &model["fits"]) {
+            (Value::String(_), _) => "other linears",
+            (_, Value::Bool(true)) => "fits",
+            _ => "does not fit",
+        };
+        let name = format!("with the model {}", model["name"].as_str().unwrap_or_default());
+        row(&name, verdict.into(), &model["peak_bytes"]);
+    }
+    text
+}

@@ -1,0 +1,71 @@
+//! `smidgen fit`: every answer is the most that fits, as `smidgen plan` sees it.
+
+use crate::scratch::Scratch;
+use serde_json::{Value, json};
+
+fn fit(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let ended = scratch.run(&[&["fit", "recipe.toml", "--json"], arguments].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+fn fits(scratch: &Scratch, overrides: &[&str]) -> bool {
+    // Without data: every sample has `max_tokens` tokens.
+    let plan = scratch.plan(&[&["data.train=absent.jsonl", "train.batch=1"], overrides].concat());
+    plan["fits"] == json!(true)
+}
+
+#[test]
+fn the_answers_fit_and_one_step_more_does_not() {
+    let scratch = Scratch::new();
+    for pin in ["memory.weights=auto", "memory.weights=device"] {
+        let least = scratch.plan(&[pin, "data.train=absent.jsonl", "train.batch=1", "memory.budget=1"]);
+        let budget = least["peak_bytes"].as_u64().unwrap() + (1 << 20);
+        let budget = format!("{budget}");
+        let answers = fit(&scratch, &["--budget", &budget, pin, "train.batch=1"]);
+        let budget = format!("memory.budget={budget}");
+        assert_eq!(answers["recipe"]["fits"], json!(true));
+        let rank = answers["rank"]["most"].as_u64().unwrap();
+        assert!(rank >= 1 && fits(&scratch, &[pin, &budget, &format!("adapter.rank={rank}")]), "{answers}");
+        let more = format!("adapter.rank={}", rank + 1);
+        let has = answers["rank"]["model_has"].as_u64().unwrap();
+        assert!(rank == has || !fits(&scratch, &[pin, &budget, &more]), "{answers}");
+        let tokens = answers["max_tokens"]["most"].as_u64().unwrap();
+        let has = answers["max_tokens"]["model_has"].as_u64().unwrap();
+        assert!(
+            tokens > 0 && fits(&scratch, &[pin, &budget, &format!("data.max_tokens={tokens}")]),
+            "{answers}"
+        );
+        let more = format!("data.max_tokens={}", tokens + 64);
+        assert!(tokens + 64 > has || !fits(&scratch, &[pin, &budget, &more]), "{answers}");
+    }
+}
+
+#[test]
+fn known_shapes_are_sorted_and_the_largest_that_fits_is_named() {
+    let scratch = Scratch::new();
+    let answers = fit(&scratch, &["--budget", "3GiB", "data.max_tokens=256"]);
+    let models = answers["models"].as_array().unwrap();
+    let parameters: Vec<u64> = models.iter().map(|model| model["parameters"].as_u64().unwrap()).collect();
+    assert!(parameters.is_sorted() && parameters.len() >= 7);
+    let last = models.iter().rev().find(|model| model["fits"] == json!(true)).unwrap();
+    assert_eq!(answers["largest_model"], last["name"]);
+    assert!(last["peak_bytes"].as_u64().unwrap() <= 3 << 30);
+    let text = scratch.run(&["fit", "recipe.toml", "--budget", "3GiB", "data.max_tokens=256"]);
+    assert_eq!(text.code, Some(0));
+    assert!(
+        text.stdout.contains("highest `adapter.rank`") && text.stdout.contains("smollm2-135m"),
+        "{}",
+        text.stdout
+    );
+    assert!(text.stdout.lines().all(|line| line.chars().count() <= 80), "{}", text.stdout);
+}
+
+#[test]
+fn a_budget_that_is_none_is_refused() {
+    let scratch = Scratch::new();
+    for budget in ["much", "-3GiB", "0"] {
+        let words = format!("--budget={budget}");
+        scratch.refused(2, &["fit", "recipe.toml", &words], &["memory.budget"]);
+    }
+}
