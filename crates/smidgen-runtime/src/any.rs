@@ -11,6 +11,7 @@ use smidgen_ir::Extent;
 use std::path::PathBuf;
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process has one device")]
 pub enum AnyDevice {
     Cpu(Cpu),
     Cuda(Box<Cuda>),

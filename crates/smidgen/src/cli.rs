@@ -4,6 +4,7 @@
 //! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
 use crate::arithmetic::Arithmetic;
+use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{bench, eval, export, fit, generate, inspect, merge, preview, print};
@@ -238,12 +239,15 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = device.with_spill_folder(output.clone());
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
+    let trainer = trainer.with_planned_peak(solution.peak_bytes);
     let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
     let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());
     bar.finish();
     let outcome = outcome.map_err(|failure| lost_device(failure, &output, args))?;
-    if outcome.ending == Ending::Interrupted {
-        return Err(interrupted(args, &outcome, total));
+    match outcome.ending {
+        Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
+        Ending::Exceeded { bytes } => return Err(exceeded(args, &outcome, bytes, solution.peak_bytes)),
+        Ending::Done | Ending::StoppedEarly => {}
     }
     let adapter = output.join("adapter");
     for line in render_outcome(&outcome, &job.recipe, total) {
@@ -301,7 +305,7 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
     }
     let steps = match outcome.ending {
         Ending::StoppedEarly => format!("{} of {total} steps", outcome.steps),
-        Ending::Done | Ending::Interrupted => format!("{total} steps"),
+        Ending::Done | Ending::Interrupted | Ending::Exceeded { .. } => format!("{total} steps"),
     };
     // A run that was stopped after its last step has only the adapter left to write.
     let losses = match outcome.last_loss.is_nan() {
@@ -323,6 +327,17 @@ fn interrupted(args: &TrainArgs, outcome: &Outcome, total: u64) -> Failure {
     let resume = resume_command(args);
     Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
         .hint(format!("`{resume}` goes on from there"))
+}
+
+/// Measured above the plan: a fault of the plan, and better known than hidden.
+fn exceeded(args: &TrainArgs, outcome: &Outcome, bytes: u64, planned_bytes: u64) -> Failure {
+    let (steps, resume) = (outcome.steps, resume_command(args));
+    Failure::world(format!(
+        "after step {steps} the run takes {}, its plan has {}: stopped, with the state in `checkpoint-{steps}`",
+        format_bytes(bytes),
+        format_bytes(planned_bytes)
+    ))
+    .hint(format!("this is a fault of smidgen's plan; `{resume} memory.budget=...` with more room goes on"))
 }
 
 /// A device that failed under way: what was saved before is named.

@@ -15,9 +15,9 @@ use smidgen::train::journal::Journal;
 use smidgen::train::progress::Progress;
 use smidgen::train::resume::{Start, find_start};
 use smidgen::train::run_dir::RunDir;
-use smidgen::train::trainer::{RunPolicy, Trainer};
+use smidgen::train::trainer::{Ending, RunPolicy, Trainer};
 use smidgen_ir::{Extent, Op, Precision, Space};
-use smidgen_runtime::device::{Address, Destination, Fill, FillError, READ_SLOTS, Reservation};
+use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, READ_SLOTS, Reservation};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::path::{Path, PathBuf};
 
@@ -69,6 +69,48 @@ impl Device for Late {
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.cpu.run(step, extent)
+    }
+}
+
+/// A device whose memory grows by a mebibyte each time that somebody looks.
+struct Greedy {
+    late: Late,
+    bytes: u64,
+}
+
+impl Device for Greedy {
+    fn name(&self) -> &'static str {
+        "greedy"
+    }
+
+    fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        self.late.reserve(spaces)
+    }
+
+    fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.late.check(step, extent)
+    }
+
+    fn write(&mut self, at: Address, from: &[u8]) {
+        self.late.write(at, from);
+    }
+
+    fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.late.read(at, into)
+    }
+
+    fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        self.late.fill(to, fill)
+    }
+
+    fn memory(&mut self) -> Option<DeviceMemory> {
+        self.bytes += 1 << 20;
+        let bytes = self.bytes;
+        Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0 })
+    }
+
+    fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        self.late.run(step, extent)
     }
 }
 
@@ -171,6 +213,30 @@ fn train_in<D: Device>(
     let progress = Progress::new(11, 0, 0, true);
     let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());
     (outcome.err().map(|failure| failure.message), output)
+}
+
+/// A run whose device takes more than was planned stops behind the step in which it is seen, and has saved it.
+#[test]
+fn a_run_above_its_plan_stops_and_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), 1e-2);
+    let mut job = Job::prepare(read_recipe(&recipe, &[]).unwrap(), Purpose::Train).unwrap();
+    let solution = plan_job(&job).unwrap().solution;
+    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
+    let mut batches = std::mem::take(&mut rows.batches);
+    let dir = RunDir::at(&folder.path().join("run")).unwrap();
+    dir.make().unwrap();
+    let mut journal = Journal::resume(dir.path(), 0).unwrap();
+    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let device = Greedy { late: late(), bytes: 45 << 20 };
+    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let trainer = trainer.with_planned_peak(41 << 20);
+    let progress = Progress::new(11, 0, 0, true);
+    let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never()).unwrap();
+    let Ending::Exceeded { bytes } = outcome.ending else { panic!("{:?}", outcome.ending) };
+    assert!(bytes > 49 << 20, "{bytes}");
+    let saved = folder.path().join("run").join(format!("checkpoint-{}", outcome.steps));
+    assert!((2..11).contains(&outcome.steps) && saved.exists(), "{}", outcome.steps);
 }
 
 /// Step and loss of every row.

@@ -1,7 +1,7 @@
 //! The rules of the house that a machine can check, and the documents that must not go false.
 //!
 //! Sources: headers, lengths, names, crate edges, unsafe code. Documents: every path and test they name is
-//! there, and what is generated (`docs/recipe.md`, the README's two tables) is what the code says now.
+//! there, and what is generated (`docs/recipe.md`, the README's tables) is what the code says now.
 //! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the generated parts.
 //! Only the project's own folders are read, so that what lies beside them in a checkout does not matter.
 
@@ -232,7 +232,7 @@ fn no_file_names_a_place_on_one_machine() {
 
 #[test]
 fn documents_are_short() {
-    for (path, most) in [("README.md", 130), ("ARCHITECTURE.md", 275), ("CONTRIBUTING.md", 150)] {
+    for (path, most) in [("README.md", 150), ("ARCHITECTURE.md", 290), ("CONTRIBUTING.md", 150)] {
         let lines = read(path).lines().count();
         assert!(lines <= most, "`{path}` has {lines} lines, at most {most} are allowed");
     }
@@ -377,7 +377,7 @@ fn the_key_reference_is_what_the_code_says() {
     expect_file("docs/recipe.md", &format!("{head}{}", render_key_reference()));
 }
 
-/// Both tables of the README in one test, because both rewrite the same file.
+/// All tables of the README in one test, because they rewrite the same file.
 #[test]
 fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let (job, planned) = plan_recipe("recipes/smollm2-135m.toml");
@@ -393,7 +393,31 @@ fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let results = render_results(&results);
     let gpu = serde_json::from_str(&read("results/gpu-h200.json")).expect("results are JSON");
     let readme = with_block(&readme, "gpu", &render_gpu_results(&gpu));
+    let memory = serde_json::from_str(&read("results/memory-cpu.json")).expect("results are JSON");
+    let readme = with_block(&readme, "memory", &render_memory_results(&memory));
     expect_file("README.md", &with_block(&readme, "results", &results));
+}
+
+/// The file that `benches/memory.py` writes, as a table.
+fn render_memory_results(results: &Value) -> String {
+    let mut table = String::from(
+        "| | planned | measured | on disk | tokens/s | predicted |\n|---|--:|--:|--:|--:|--:|\n",
+    );
+    let mib = |value: &Value| value.as_f64().unwrap_or_else(|| missing("/rows/*")) / f64::from(1 << 20);
+    for (name, row) in results["rows"].as_object().expect("rows by name") {
+        let speed = |key: &str| row[key].as_f64().unwrap_or_else(|| missing("/rows/*"));
+        writeln!(
+            table,
+            "| {name} | {:.0} MiB | {:.0} MiB | {:.0} MiB | {:.0} | {:.0} |",
+            mib(&row["planned_bytes"]),
+            mib(&row["measured_bytes"]),
+            mib(&row["disk_bytes"]),
+            speed("tokens_per_s"),
+            speed("predicted_tokens_per_s"),
+        )
+        .unwrap();
+    }
+    table
 }
 
 /// The file that `benches/gpu_compare.py` writes, as a table.

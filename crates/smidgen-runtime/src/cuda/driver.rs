@@ -178,13 +178,13 @@ impl Event {
         self.record_in(gpu.stream)
     }
 
-    pub fn record_in(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+    pub(super) fn record_in(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         // SAFETY: event and stream belong to the current context.
         named(unsafe { result::event::record(self.handle, stream) }, "cuEventRecord")
     }
 
     /// Has a stream wait for what the last record stands behind; the host goes on.
-    pub fn hold(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
+    pub(super) fn hold(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: event and stream belong to the current context.
         named(unsafe { result::stream::wait_event(stream, self.handle, flags) }, "cuStreamWaitEvent")

@@ -153,9 +153,9 @@ pub(super) static KEYS: &[Key] = &[
     key!(memory.threads, count_from::<usize, 0>(), "threads of the CPU; 0 = all"),
     key!(memory.micro_tokens, MICRO_TOKENS, "tokens of the largest micro-batch"),
     key!(memory.recompute, RECOMPUTE, "layers that are run again in the backward pass, counted from 0"),
-    key!(memory.activations, words::<Placement>(), "where saved activations wait"),
+    key!(memory.activations, words::<Placement>(), "where saved activations wait; beside a CPU, `host` is a file in the run folder"),
     key!(memory.weights, WEIGHT_PLACEMENT, "where frozen weights live; `host:0.5` is half of them in host memory"),
-    key!(memory.optimizer_state, words::<Placement>(), "where the moments live"),
+    key!(memory.optimizer_state, words::<Placement>(), "where the moments live; beside a CPU, `host` is a file in the run folder"),
     key!(memory.adapt, BOOLEAN, "may re-plan at a checkpoint when free memory changed"),
     //
     Key {

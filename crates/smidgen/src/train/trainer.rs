@@ -58,6 +58,8 @@ pub enum Ending {
     StoppedEarly,
     /// A signal ended it; the state is in the checkpoint of the last step.
     Interrupted,
+    /// It took more memory than its plan; the state is in the checkpoint of the last step.
+    Exceeded { bytes: u64 },
 }
 
 /// The choices that a checkpoint holds, so that a resumed run makes the same.
@@ -79,6 +81,10 @@ pub struct Trainer<'a, D> {
     standing: Standing,
     liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
+    /// What the device may be measured to take.
+    limit_bytes: Option<u64>,
+    /// What it was measured to take, where that is more.
+    exceeded_bytes: Option<u64>,
     /// The step whose report is under way.
     begun: Option<BegunStep>,
     /// The samples of a step that is done, for the next to overwrite.
@@ -123,6 +129,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(Trainer {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
+            limit_bytes: None,
+            exceeded_bytes: None,
             standing: start.standing(),
             executor,
             job,
@@ -135,6 +143,12 @@ impl<'a, D: Device> Trainer<'a, D> {
             spare_samples: Vec::new(),
             last_row: Instant::now(),
         })
+    }
+
+    /// Stops and saves where more than a planned peak is measured, beyond what measuring itself is worth.
+    pub fn with_planned_peak(self, peak_bytes: u64) -> Trainer<'a, D> {
+        const MEASURE_BYTES: u64 = 8 << 20;
+        Trainer { limit_bytes: Some(peak_bytes + peak_bytes / 100 + MEASURE_BYTES), ..self }
     }
 
     /// Trains from `first` (updates done) to the end and saves the adapter.
@@ -211,7 +225,11 @@ impl<'a, D: Device> Trainer<'a, D> {
                 settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total);
             let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
             // What follows looks at the state behind this step.
-            let settles = evaluates || saves || done == total || interrupt.is_requested();
+            let settles = evaluates
+                || saves
+                || done == total
+                || interrupt.is_requested()
+                || self.exceeded_bytes.is_some();
             // A step that overflows is done again before another.
             let waits = self.liveness.is_some() || self.loss_scale.is_some();
             if (settles || waits || !self.executor.device().is_asynchronous())
@@ -237,22 +255,26 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
             (moment.step, moment.epoch) = (done, epoch);
             let is_last = done == total || self.standing.is_over(settings.early_stop);
-            let interrupted = interrupt.is_requested() && !is_last;
-            if saves || interrupted || (is_new_best && settings.early_stop > 0) {
+            let ending = match self.exceeded_bytes {
+                Some(bytes) => Some(Ending::Exceeded { bytes }),
+                None => interrupt.is_requested().then_some(Ending::Interrupted),
+            };
+            let ending = ending.filter(|_| !is_last);
+            if saves || ending.is_some() || (is_new_best && settings.early_stop > 0) {
                 journal.sync().map_err(unwritten)?;
                 self.save_checkpoint(&mut moment, journal).map_err(|failure| {
                     with_room(failure, &folder, "a checkpoint", footprint.checkpoint_bytes)
                 })?;
             }
-            if interrupted {
-                outcome.ending = Ending::Interrupted;
+            if let Some(ending) = ending {
+                outcome.ending = ending;
                 break;
             }
             // What was done since belongs to no step.
             self.last_row = Instant::now();
         }
         (moment.standing, outcome.standing) = (self.standing, self.standing);
-        if outcome.ending == Ending::Interrupted {
+        if let Ending::Interrupted | Ending::Exceeded { .. } = outcome.ending {
             return Ok(outcome);
         }
         journal.sync().map_err(unwritten)?;
@@ -409,6 +431,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             host_rss_bytes: rss,
             host_peak_bytes: peak,
         };
+        let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
+        self.exceeded_bytes = row.device_bytes.filter(is_above);
         self.spare_samples = begun.samples;
         Ok(row)
     }
