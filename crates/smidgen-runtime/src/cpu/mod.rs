@@ -46,6 +46,7 @@ pub mod row_product;
 mod run;
 mod run_adapter;
 mod run_loss;
+mod run_update;
 pub mod simd;
 pub mod spill;
 pub mod stored;

@@ -17,9 +17,8 @@ use super::product::{Init, Left, Output, Term, product};
 use super::row_product::{FEW_ROWS, row_product};
 use super::spill::Spill;
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{act, elementwise, embed, norm, optimizer, optimizer8, rope, stored};
+use super::{act, elementwise, embed, norm, rope, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
     AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Space, Storage, workspace,
 };
@@ -160,8 +159,8 @@ fn each<T: Copy>(from: Stored, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T)
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a> {
     arena: &'a Arena,
-    step: &'a BoundStep,
-    extent: &'a Extent,
+    pub(super) step: &'a BoundStep,
+    pub(super) extent: &'a Extent,
     unit: Option<Bf16Unit>,
 }
 
@@ -182,7 +181,7 @@ impl Run<'_> {
         operand.rows_at(self.extent)
     }
 
-    fn address<T>(&self, operand: &Operand) -> *mut T {
+    pub(super) fn address<T>(&self, operand: &Operand) -> *mut T {
         self.arena.pointer(operand.offset, operand.bytes_at(self.extent)).cast()
     }
 
@@ -609,74 +608,6 @@ impl Run<'_> {
         let options = Self::attention_options(shape, self.integers(6), self.unit_of_plan());
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
-    }
-
-    fn grad_norm(&self, clip: f32) {
-        let scale = self.loss_scale(self.input(1));
-        let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
-        let (_, bytes) = self.step.workspace.unwrap_or((0, 0));
-        let scratch = self.workspace_doubles(bytes / 8);
-        let squares: f64 = self.step.inputs[2..]
-            .iter()
-            .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
-            .sum();
-        let norm = squares.sqrt() / scale;
-        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
-        let finite = norm.is_finite() && loss.is_finite();
-        let report = self.elements::<f64>(self.update(0));
-        for (index, number) in [loss, norm, factor, f64::from(u8::from(finite))].into_iter().enumerate() {
-            report.set(index, number);
-        }
-    }
-
-    /// What the loss and its gradients were multiplied with.
-    pub(super) fn loss_scale(&self, hyper: &Operand) -> f64 {
-        self.elements::<f64>(hyper).src().get(2)
-    }
-
-    /// What a step of AdamW is given, and the factor of its gradients; nothing when the report is not finite.
-    fn adamw_hyper(&self, settings: &smidgen_ir::AdamW) -> Option<(optimizer::AdamwHyper, f32)> {
-        let report = self.elements::<f64>(self.input(1)).src();
-        let (factor, finite) = (report.get(2), report.get(3) == 1.0);
-        let hyper = self.elements::<f64>(self.input(2)).src();
-        let hyper = optimizer::AdamwHyper {
-            lr: hyper.get(0),
-            beta1: settings.beta1,
-            beta2: settings.beta2,
-            eps: settings.eps,
-            weight_decay: settings.weight_decay,
-            step: hyper.get(1) as u64,
-        };
-        finite.then_some((hyper, factor as f32))
-    }
-
-    fn adamw(&self, settings: &smidgen_ir::AdamW) {
-        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
-        let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
-        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor);
-    }
-
-    fn adamw8(&self, settings: &smidgen_ir::AdamW) {
-        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
-        let [first, second] = [1, 2].map(|index| self.moment8(self.update(index)));
-        let parameter = self.floats_mut(self.update(0));
-        optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, hyper, factor);
-    }
-
-    /// A moment in 8 bits: its blocks' largest magnitudes, then its codes.
-    fn moment8(&self, operand: &Operand) -> optimizer8::Moment8 {
-        debug_assert!(matches!(operand.storage, Storage::Dynamic8 { .. }));
-        let elements = operand.elements_at(self.extent);
-        let codes = dynamic8_codes(elements);
-        // SAFETY: as for `elements`: the two parts lie in the operand's range one after the other, the floats
-        // at its aligned begin.
-        unsafe {
-            let begin: *mut u8 = self.address(operand);
-            optimizer8::Moment8 {
-                largest: Dst::new(begin.cast(), codes / 4),
-                codes: Dst::new(begin.add(codes), elements),
-            }
-        }
     }
 
     fn zero(&self) {

@@ -1,0 +1,80 @@
+//! The steps of an update on the CPU: the norm of all gradients, and AdamW with moments in f32 or 8 bits.
+//!
+//! Loss, report and settings are f64 in the arena, as on every device; a report that is not finite stops the update.
+
+use super::run::Run;
+use super::view::Dst;
+use super::{optimizer, optimizer8};
+use crate::device::Operand;
+use smidgen_ir::storage::dynamic8_codes;
+use smidgen_ir::{AdamW, Storage};
+
+impl Run<'_> {
+    pub(super) fn grad_norm(&self, clip: f32) {
+        let scale = self.loss_scale(self.input(1));
+        let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
+        let (_, bytes) = self.step.workspace.unwrap_or((0, 0));
+        let scratch = self.workspace_doubles(bytes / 8);
+        let squares: f64 = self.step.inputs[2..]
+            .iter()
+            .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
+            .sum();
+        let norm = squares.sqrt() / scale;
+        let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
+        let finite = norm.is_finite() && loss.is_finite();
+        let report = self.elements::<f64>(self.update(0));
+        for (index, number) in [loss, norm, factor, f64::from(u8::from(finite))].into_iter().enumerate() {
+            report.set(index, number);
+        }
+    }
+
+    /// What the loss and its gradients were multiplied with.
+    pub(super) fn loss_scale(&self, hyper: &Operand) -> f64 {
+        self.elements::<f64>(hyper).src().get(2)
+    }
+
+    /// What a step of AdamW is given, and the factor of its gradients; nothing when the report is not finite.
+    fn adamw_hyper(&self, settings: &AdamW) -> Option<(optimizer::AdamwHyper, f32)> {
+        let report = self.elements::<f64>(self.input(1)).src();
+        let (factor, finite) = (report.get(2), report.get(3) == 1.0);
+        let hyper = self.elements::<f64>(self.input(2)).src();
+        let hyper = optimizer::AdamwHyper {
+            lr: hyper.get(0),
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            eps: settings.eps,
+            weight_decay: settings.weight_decay,
+            step: hyper.get(1) as u64,
+        };
+        finite.then_some((hyper, factor as f32))
+    }
+
+    pub(super) fn adamw(&self, settings: &AdamW) {
+        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
+        let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
+        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+    }
+
+    pub(super) fn adamw8(&self, settings: &AdamW) {
+        let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
+        let [first, second] = [1, 2].map(|index| self.moment8(self.update(index)));
+        let parameter = self.floats_mut(self.update(0));
+        optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+    }
+
+    /// A moment in 8 bits: its blocks' largest magnitudes, then its codes.
+    fn moment8(&self, operand: &Operand) -> optimizer8::Moment8 {
+        debug_assert!(matches!(operand.storage, Storage::Dynamic8 { .. }));
+        let elements = operand.elements_at(self.extent);
+        let codes = dynamic8_codes(elements);
+        // SAFETY: as for `elements`: the two parts lie in the operand's range one after the other, the floats
+        // at its aligned begin.
+        unsafe {
+            let begin: *mut u8 = self.address(operand);
+            optimizer8::Moment8 {
+                largest: Dst::new(begin.cast(), codes / 4),
+                codes: Dst::new(begin.add(codes), elements),
+            }
+        }
+    }
+}
