@@ -26,7 +26,7 @@ pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
 pub use profile::Profile;
-pub use solve::{Budget, Context, Demand, Pins, Solution, can_fit, solve};
+pub use solve::{Budget, Context, Demand, Pins, Price, Solution, can_fit, solve};
 
 use smidgen_ir::{Graph, Plan, verify};
 

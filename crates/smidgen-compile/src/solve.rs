@@ -8,7 +8,7 @@
 
 use crate::error::SolveError;
 use crate::ladder::{self, Ladder};
-use crate::options::{Policy, Recompute, Request, default_loss_chunk};
+use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::{arena, compile, differentiated, with_policy};
@@ -81,6 +81,18 @@ pub struct Solution {
     pub step_ms: f64,
     /// Why this plan: one sentence a choice.
     pub reasons: Vec<String>,
+    /// What each choice saves and costs; only of what [`solve`] returns.
+    pub prices: Vec<Price>,
+}
+
+/// A choice, against the same plan without it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Price {
+    pub choice: &'static str,
+    /// Of the device; below zero where it takes more.
+    pub saved_bytes: i64,
+    /// Of a step, as predicted.
+    pub cost_ms: f64,
 }
 
 impl Solution {
@@ -155,8 +167,13 @@ pub fn solve(
     match (best, leanest) {
         (Some(solution), _) => {
             let request = Request { extent: solution.demand.extent, ..request.clone() };
+            let (demand, loss_chunk) = (&solution.demand, solution.policy.loss_chunk);
+            let graph = differentiated(&request, loss_chunk, |_, _| {});
+            let attempt =
+                Attempt { request: &request, demand, pins, loss_chunk, graph, context, budget, profile };
+            let prices = attempt.prices(&solution.policy);
             // Through every check; the same plan comes out.
-            Ok(Solution { plan: compile(&request, &solution.policy), ..solution })
+            Ok(Solution { plan: compile(&request, &solution.policy), prices, ..solution })
         }
         (None, Some(error)) => Err(error),
         (None, None) => panic!("solve needs at least one demand"),
@@ -340,13 +357,56 @@ impl Attempt<'_> {
     }
 
     fn solution(&self, plan: Plan, policy: Policy) -> Solution {
-        let micro_step = self.profile.entry_seconds(&plan, Entry::MicroStep);
-        let update = self.profile.entry_seconds(&plan, Entry::Update);
-        let seconds = micro_step * self.demand.micro_steps + update;
+        let seconds = self.step_seconds(&plan);
         let (peak_bytes, context_bytes) = (self.peak_bytes(&plan), self.context.bytes_for(&plan));
         let reasons = self.reasons(&policy, peak_bytes <= self.budget.device_bytes);
         let step_ms = seconds * 1e3;
-        Solution { plan, policy, demand: *self.demand, peak_bytes, context_bytes, step_ms, reasons }
+        let (demand, prices) = (*self.demand, vec![]);
+        Solution { plan, policy, demand, peak_bytes, context_bytes, step_ms, reasons, prices }
+    }
+
+    /// What each choice of a policy saves and costs, by what is alive without it.
+    fn prices(&self, policy: &Policy) -> Vec<Price> {
+        let away = &policy.away;
+        let without = |change: Away| Policy { away: change, ..policy.clone() };
+        let choices = [
+            (
+                "recompute",
+                !policy.recompute.layers.is_empty(),
+                Policy { recompute: Recompute::none(), ..policy.clone() },
+            ),
+            (
+                "weights away",
+                !away.weights.is_empty() || away.tables,
+                without(Away { weights: vec![], tables: false, ..away.clone() }),
+            ),
+            (
+                "activations away",
+                !away.activations.is_empty(),
+                without(Away { activations: vec![], ..away.clone() }),
+            ),
+            ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
+        ];
+        let made: Vec<(&'static str, Policy)> =
+            choices.into_iter().filter(|choice| choice.1).map(|(name, _, policy)| (name, policy)).collect();
+        if made.is_empty() {
+            return vec![];
+        }
+        let measure = |policy: &Policy| {
+            let schedule = self.scheduled(policy);
+            (self.least_bytes(&schedule) as i64, 1e3 * self.step_seconds(&schedule.plan))
+        };
+        let (bytes, ms) = measure(policy);
+        let price = |(choice, other): (&'static str, Policy)| {
+            let (other_bytes, other_ms) = measure(&other);
+            Price { choice, saved_bytes: other_bytes - bytes, cost_ms: ms - other_ms }
+        };
+        made.into_iter().map(price).collect()
+    }
+
+    fn step_seconds(&self, plan: &Plan) -> f64 {
+        let micro_step = self.profile.entry_seconds(plan, Entry::MicroStep);
+        micro_step * self.demand.micro_steps + self.profile.entry_seconds(plan, Entry::Update)
     }
 
     fn reasons(&self, policy: &Policy, fits: bool) -> Vec<String> {

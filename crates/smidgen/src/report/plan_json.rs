@@ -50,6 +50,11 @@ pub fn render_json(planned: &Planned) -> Value {
             "optimizer_state": place_of(away.moments),
             "window_bytes": away.window_bytes,
             "reasons": solution.reasons,
+            "prices": solution.prices.iter().map(|price| json!({
+                "choice": price.choice,
+                "saved_bytes": price.saved_bytes,
+                "cost_ms": price.cost_ms,
+            })).collect::<Vec<_>>(),
         },
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
         "step_ms": solution.step_ms,

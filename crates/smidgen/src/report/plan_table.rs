@@ -63,6 +63,13 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     for reason in &solution.reasons {
         line(format!("  {reason}"));
     }
+    for price in &solution.prices {
+        let saved = match u64::try_from(price.saved_bytes) {
+            Ok(bytes) => format!("saves {}", format_bytes(bytes)),
+            Err(_) => format!("takes {}", format_bytes(price.saved_bytes.unsigned_abs())),
+        };
+        line(format!("  price of {}: {saved}, costs {:.0} ms a step", price.choice, price.cost_ms.max(0.0)));
+    }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
     line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s", solution.step_ms));
     for note in planned.notes.iter().chain(&planned.advice) {
