@@ -30,12 +30,15 @@ pub struct Context {
     pub bytes: u64,
     /// For every step of the plan: the plan itself has to be somewhere.
     pub step_bytes: u64,
+    /// Where a plan has values on disk: what passes on the way there.
+    pub spill_bytes: u64,
 }
 
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
         let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
-        self.bytes + self.step_bytes * steps as u64
+        let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
+        self.bytes + self.step_bytes * steps as u64 + if spills { self.spill_bytes } else { 0 }
     }
 }
 

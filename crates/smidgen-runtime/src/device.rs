@@ -193,6 +193,29 @@ impl BoundStep {
     }
 }
 
+/// A value on its way between the device and elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// On the device.
+    pub here: &'a Operand,
+    /// Elsewhere.
+    pub there: &'a Operand,
+    /// Whether it comes to the device.
+    pub is_inward: bool,
+}
+
+impl BoundStep {
+    /// What the step moves, if that is what it does.
+    pub fn transfer(&self) -> Option<Transfer<'_>> {
+        let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
+        match self.op {
+            Op::Fetch => Some(Transfer { here: copy(), there: &self.inputs[0], is_inward: true }),
+            Op::Stow => Some(Transfer { here: &self.inputs[0], there: copy(), is_inward: false }),
+            _ => None,
+        }
+    }
+}
+
 /// Hands out pieces of device memory to be filled in order: `fill(offset in the operand, piece)`.
 pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 
@@ -262,8 +285,8 @@ pub trait Device {
     /// Reads what everything that was run so far left there.
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Begins to read a few bytes of the device as everything launched so far leaves them, without waiting for it. A slot holds one
-    /// read; there are [`READ_SLOTS`] of at most [`SLOT_BYTES`].
+    /// Begins to read a few bytes of the device as everything launched so far leaves them, without waiting for it.
+    /// A slot holds one read; there are [`READ_SLOTS`] of at most [`SLOT_BYTES`].
     fn begin_read(&mut self, _slot: usize, _offset: usize, _bytes: usize) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -6,9 +6,9 @@
 //! happen in order.
 
 use crate::device::{
-    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
+    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
-use smidgen_ir::{Extent, Op, Space};
+use smidgen_ir::{Extent, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub struct Null {
     device: Shadow,
     host: Shadow,
     disk: Shadow,
-    under_way: Vec<Transfer>,
+    under_way: Vec<UnderWay>,
     steps: usize,
 }
 
@@ -33,7 +33,7 @@ struct Shadow {
 
 /// A transfer that nobody has waited for, and the bytes of the device that it reads or writes.
 #[derive(Debug)]
-struct Transfer {
+struct UnderWay {
     step: usize,
     bytes: Range<usize>,
     writes: bool,
@@ -112,7 +112,7 @@ impl Null {
         let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
         self.shadow(operand.space).touch(&what, start, end)?;
         let writes = kind != "input";
-        let meets = |transfer: &&Transfer| {
+        let meets = |transfer: &&UnderWay| {
             (writes || transfer.writes) && transfer.bytes.start < end && start < transfer.bytes.end
         };
         match self.under_way.iter().find(meets).filter(|_| operand.space == Space::Device) {
@@ -166,11 +166,9 @@ impl Null {
             let (start, end) = self.operand(step, "output", operand, extent)?;
             self.shadow(operand.space).set(start, end);
         }
-        if let (Op::Fetch, Some(here), _) | (Op::Stow, _, Some(here)) =
-            (&step.op, step.outputs.first(), step.inputs.first())
-        {
+        if let Some(Transfer { here, is_inward, .. }) = step.transfer() {
             let bytes = here.offset..here.offset + here.span_at(extent);
-            self.under_way.push(Transfer { step: step.index, bytes, writes: step.op == Op::Fetch });
+            self.under_way.push(UnderWay { step: step.index, bytes, writes: is_inward });
         }
         Ok(())
     }

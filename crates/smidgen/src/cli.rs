@@ -342,7 +342,8 @@ fn exceeded(args: &TrainArgs, outcome: &Outcome, bytes: u64, planned_bytes: u64)
 
 /// A device that failed under way: what was saved before is named.
 fn lost_device(failure: Failure, output: &Path, args: &TrainArgs) -> Failure {
-    let is_device = failure.message.starts_with("cuda: ");
+    let is_device =
+        failure.message.starts_with("cuda: ") || failure.message.contains("the file beside the memory");
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
     match saved.filter(|_| is_device) {
         Some(step) => {
@@ -434,6 +435,8 @@ mod tests {
             hints,
             [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
         );
+        let full = Failure::world("cannot write the file beside the memory, `run/x`: no space");
+        assert_eq!(lost_device(full, folder.path(), &args).hints, hints);
         assert!(lost_device(Failure::world("the loss is not finite"), folder.path(), &args).hints.is_empty());
     }
 }

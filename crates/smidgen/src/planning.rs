@@ -16,12 +16,13 @@ use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
 use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
 use crate::train::disk;
-use crate::train::weights::load_scratch_bytes;
+use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options, solve,
 };
 use smidgen_ir::{DeviceKind, Extent};
+use smidgen_runtime::cpu::spill::PIECE_BYTES;
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
@@ -188,7 +189,7 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
 /// What is resident beside the arena while training.
 fn context(job: &Job) -> Context {
     if job.request.device == DeviceKind::Cuda {
-        return Context { bytes: job.place.gpu_context_bytes(), step_bytes: 0 };
+        return Context { bytes: job.place.gpu_context_bytes(), ..Context::default() };
     }
     let data = match &job.data {
         Data::Rows(rows) => {
@@ -200,13 +201,16 @@ fn context(job: &Job) -> Context {
         Data::Assumed { .. } => 0,
     };
     let tensors = job.request.spec.tensors();
-    let scratch = tensors.iter().filter_map(|tensor| {
-        let weight = job.model.weight(&tensor.name)?;
-        Some(load_scratch_bytes(&weight, job.request.storage_of(&tensor.name)))
-    });
-    let loading = scratch.max().unwrap_or(0) as u64;
+    let (mut loading, mut at_once) = (0, 0);
+    for tensor in &tensors {
+        let Some(weight) = job.model.weight(&tensor.name) else { continue };
+        let storage = job.request.storage_of(&tensor.name);
+        loading = loading.max(load_scratch_bytes(&weight, storage) as u64);
+        at_once = at_once.max(at_once_bytes(&weight, storage) as u64);
+    }
     let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
-    Context { bytes, step_bytes: STEP_BYTES }
+    let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
+    Context { bytes, step_bytes: STEP_BYTES, spill_bytes }
 }
 
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.

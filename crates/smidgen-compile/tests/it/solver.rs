@@ -10,7 +10,7 @@ use smidgen_compile::{
 use smidgen_ir::{Entry, Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
-const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100 };
+const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100, spill_bytes: 3000 };
 
 fn request() -> Request {
     let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
@@ -40,7 +40,8 @@ fn resident() -> Pins {
 
 fn peak_of(plan: &Plan) -> u64 {
     let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
-    CONTEXT.bytes + CONTEXT.step_bytes * steps as u64 + plan.reserved_bytes() as u64
+    let spilled = if plan.disk.bytes() > 0 { CONTEXT.spill_bytes } else { 0 };
+    CONTEXT.bytes + CONTEXT.step_bytes * steps as u64 + spilled + plan.reserved_bytes() as u64
 }
 
 /// Peak of a demand with the first `count` layers recomputed, by its own plan.

@@ -60,7 +60,7 @@ mod testing;
 pub mod view;
 
 use crate::device::{
-    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
+    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
 use arena::Arena;
 use bf16_unit::Bf16Unit;
@@ -213,23 +213,16 @@ impl Device for Cpu {
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         self.failed.take().map_or(Ok(()), Err)?;
         for step in steps {
-            match (&mut self.spill, &step.op) {
-                (Some(spill), Op::Fetch | Op::Stow) => {
+            match (&mut self.spill, step.transfer()) {
+                (Some(spill), Some(Transfer { here, there, is_inward })) => {
                     // Transfers are done in the order in which they are begun: one behind another waits for it.
-                    let (device, file, direction) = match step.op {
-                        Op::Fetch => (&step.outputs[0], &step.inputs[0], Direction::In),
-                        _ => (
-                            &step.inputs[0],
-                            step.outputs.iter().chain(&step.updates).next().expect("a copy"),
-                            Direction::Out,
-                        ),
-                    };
-                    let bytes = device.bytes_at(extent);
-                    let pointer = self.arena.pointer(device.offset, bytes);
+                    let direction = if is_inward { Direction::In } else { Direction::Out };
+                    let bytes = here.bytes_at(extent);
+                    let pointer = self.arena.pointer(here.offset, bytes);
                     // SAFETY: `verify` has shown that nobody touches the range until a step awaits this one, or the
                     // steps are over.
                     self.transfers[step.index] =
-                        unsafe { spill.begin(direction, file.offset, pointer, bytes) };
+                        unsafe { spill.begin(direction, there.offset, pointer, bytes) };
                 }
                 (spill, _) => {
                     if let Some(spill) = spill {

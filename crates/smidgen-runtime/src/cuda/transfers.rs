@@ -5,8 +5,8 @@
 //! table of which few rows are needed is read where it lies.
 
 use super::driver::{self, Event, Gpu, Pinned, Stream};
-use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::{DType, Extent, Op, Space};
+use crate::device::{BoundStep, DeviceError, Operand, Transfer};
+use smidgen_ir::{DType, Extent, Space};
 
 #[derive(Debug)]
 pub struct Transfers {
@@ -67,11 +67,8 @@ impl Transfers {
 
     /// Begins the transfer of a step. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        let copy = || step.outputs.iter().chain(&step.updates).next().expect("a transfer writes a copy");
-        let (stream, here, there) = match step.op {
-            Op::Fetch => (&self.inward, copy(), &step.inputs[0]),
-            _ => (&self.outward, &step.inputs[0], copy()),
-        };
+        let Transfer { here, there, is_inward } = step.transfer().expect("only transfers come here");
+        let stream = if is_inward { &self.inward } else { &self.outward };
         assert!(here.space == Space::Device && there.space == Space::Host && there.is_dense());
         let over = self.over[step.index].as_ref().expect("every transfer has a mark");
         self.before.record(gpu)?;
@@ -80,7 +77,7 @@ impl Transfers {
         awaited.into_iter().try_for_each(|other| other.hold(stream.handle))?;
         let sides = Sides::of(here, arena, there, self.address(), extent);
         // SAFETY: both ranges are reserved, and `verify` has shown that nobody touches them until somebody awaits this.
-        unsafe { driver::copy_rows(stream.handle, &sides.of_op(&step.op))? };
+        unsafe { driver::copy_rows(stream.handle, &sides.copy(is_inward))? };
         over.record_in(stream.handle)
     }
 
@@ -119,8 +116,8 @@ impl Sides {
         }
     }
 
-    fn of_op(&self, op: &Op) -> driver::RowCopy {
-        let (from, to) = if *op == Op::Fetch { (self.there, self.here) } else { (self.here, self.there) };
+    fn copy(&self, is_inward: bool) -> driver::RowCopy {
+        let (from, to) = if is_inward { (self.there, self.here) } else { (self.here, self.there) };
         driver::RowCopy { from, to, row_bytes: self.row_bytes, rows: self.rows }
     }
 }

@@ -96,6 +96,14 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
     scales + whole + 8 * PIECE_ELEMENTS.max(columns)
 }
 
+/// Bytes of a weight that is encoded as a whole: on its way to a file it is in memory once.
+pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
+    let is_streamed = weight.storage() == Some(storage)
+        || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
+    let (rows, columns) = weight.rows_and_columns();
+    if is_streamed { 0 } else { storage.bytes(rows, columns) }
+}
+
 /// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
 fn rows_at_a_time(columns: usize, unit: usize) -> usize {
     let (mut common, mut rest) = (columns, unit);
