@@ -18,6 +18,21 @@ pub enum Order {
 
 impl Order {
     pub const ALL: [Order; 2] = [Order::RecomputeFirst, Order::StreamFirst];
+
+    fn choices(self) -> [Choice; 3] {
+        match self {
+            Order::RecomputeFirst => [Choice::Recompute, Choice::Tile, Choice::Stream],
+            Order::StreamFirst => [Choice::Stream, Choice::Recompute, Choice::Tile],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Recompute,
+    /// Wide activations exist for some tokens at a time.
+    Tile,
+    Stream,
 }
 
 /// Policies, and the last of each kind of choice.
@@ -50,6 +65,7 @@ struct Rung {
     /// Activations of recomputed layers.
     activations_away: bool,
     moments_away: bool,
+    tile_tokens: Option<usize>,
     /// Weights come when they are needed and not ahead.
     is_late: bool,
 }
@@ -87,32 +103,35 @@ fn leanest_count(layers: usize, least_bytes: impl Fn(usize) -> u64) -> usize {
 
 /// Rungs with a number for the kind of choice that each adds to the one before.
 fn rungs(request: &Request, pins: &Pins, order: Order, most_recomputed: usize) -> Vec<(usize, Rung)> {
-    let start = Rung::default();
     let recompute = |from: Rung| {
-        let layers = (1..=most_recomputed).map(move |recomputed| Rung { recomputed, ..from });
+        let layers = (1..=most_recomputed).map(|recomputed| Rung { recomputed, ..from });
         let away = Rung { recomputed: most_recomputed, activations_away: true, ..from };
-        (layers.collect::<Vec<_>>(), away)
+        vec![layers.collect(), vec![away]]
     };
     let stream = |from: Rung| {
-        let layers = (1..=request.spec.layers).map(move |weights_away| Rung { weights_away, ..from });
+        let layers = (1..=request.spec.layers).map(|weights_away| Rung { weights_away, ..from });
         let tables = Rung { weights_away: request.spec.layers, tables_away: true, ..from };
-        (layers.collect::<Vec<_>>(), tables)
+        vec![layers.collect(), vec![tables]]
     };
-    let (first, second) = match order {
-        Order::RecomputeFirst => {
-            let first = recompute(start);
-            (first.clone(), stream(first.1))
-        }
-        Order::StreamFirst => {
-            let first = stream(start);
-            (first.clone(), recompute(first.1))
-        }
+    let tile = |from: Rung| {
+        let sizes = tile_choices(request.extent.tokens).into_iter();
+        vec![sizes.map(|tokens| Rung { tile_tokens: Some(tokens), ..from }).collect()]
     };
-    let mut last = vec![Rung { moments_away: true, ..second.1 }];
-    if pins.weights_away != Some(0) || pins.tables_away != Some(false) {
-        last.push(Rung { moments_away: true, is_late: true, ..second.1 });
+    let mut kinds: Vec<Vec<Rung>> = vec![vec![Rung::default()]];
+    let mut last = Rung::default();
+    for choice in order.choices() {
+        kinds.extend(match choice {
+            Choice::Recompute => recompute(last),
+            Choice::Tile => tile(last),
+            Choice::Stream => stream(last),
+        });
+        last = *kinds.iter().flatten().last().expect("the first rung is there");
     }
-    let kinds = [vec![start], first.0, vec![first.1], second.0, vec![second.1], last];
+    let mut ends = vec![Rung { moments_away: true, ..last }];
+    if pins.weights_away != Some(0) || pins.tables_away != Some(false) {
+        ends.push(Rung { moments_away: true, is_late: true, ..last });
+    }
+    kinds.push(ends);
     let numbered = kinds.into_iter().enumerate();
     numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
 }
@@ -132,7 +151,19 @@ fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Poli
         false => 2 * layer_bytes(request),
     };
     let moments = pins.moments_away.unwrap_or(rung.moments_away);
-    Policy { recompute, loss_chunk, away: Away { weights, tables, activations, moments, window_bytes } }
+    let tile_tokens = match pins.tile_tokens {
+        Some(tokens) => Some(tokens).filter(|tokens| *tokens > 0),
+        None => rung.tile_tokens,
+    };
+    let away = Away { weights, tables, activations, moments, window_bytes };
+    Policy { recompute, loss_chunk, tile_tokens, away }
+}
+
+/// Tokens of a tile to try, the most first: a fourth of them and a sixteenth, as long as products have rows enough.
+pub fn tile_choices(tokens: usize) -> Vec<usize> {
+    const FEWEST_TOKENS: usize = 256;
+    let sizes = [4, 16].map(|tiles| tokens.div_ceil(tiles).next_multiple_of(128));
+    sizes.into_iter().filter(|size| *size >= FEWEST_TOKENS && *size < tokens).collect()
 }
 
 /// Bytes of the weights of a layer that can be sent away.

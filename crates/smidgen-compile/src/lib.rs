@@ -93,6 +93,9 @@ fn with_policy(
     passes::remove_dead::apply(&mut graph);
     check("remove_dead", &graph);
 
+    passes::tile::apply(&mut graph, policy.tile_tokens, &request.extent);
+    check("tile", &graph);
+
     update::append_update(&mut graph, request);
     check("update", &graph);
 

@@ -142,13 +142,15 @@ pub struct Policy {
     pub recompute: Recompute,
     /// Rows whose logits exist at the same time.
     pub loss_chunk: usize,
+    /// Tokens for which wide activations exist at the same time; `None` is all of a micro-batch.
+    pub tile_tokens: Option<usize>,
     pub away: Away,
 }
 
 impl Policy {
     /// Everything lies on the device.
     pub fn resident(recompute: Recompute, loss_chunk: usize) -> Policy {
-        Policy { recompute, loss_chunk, away: Away::default() }
+        Policy { recompute, loss_chunk, tile_tokens: None, away: Away::default() }
     }
 }
 

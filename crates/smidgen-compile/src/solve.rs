@@ -32,13 +32,21 @@ pub struct Context {
     pub step_bytes: u64,
     /// Where a plan has values on disk: what passes on the way there.
     pub spill_bytes: u64,
+    /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
+    pub host_bytes_a_table_byte: u64,
 }
+
+/// Tables of a device are taken in steps of this.
+const TABLE_STEP_BYTES: u64 = 2 << 20;
 
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
         let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
         let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
-        self.bytes + self.step_bytes * steps as u64 + if spills { self.spill_bytes } else { 0 }
+        let spill_bytes = if spills { self.spill_bytes } else { 0 };
+        let host_bytes = plan.host.bytes() as u64;
+        let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
+        self.bytes + self.step_bytes * steps as u64 + spill_bytes + tables.next_multiple_of(TABLE_STEP_BYTES)
     }
 }
 
@@ -65,6 +73,8 @@ pub struct Pins {
     pub policy: Option<Policy>,
     pub recompute: Option<Recompute>,
     pub loss_chunk: Option<usize>,
+    /// Tokens for which wide activations exist at the same time; 0 = all.
+    pub tile_tokens: Option<usize>,
     /// How many layers' weights lie elsewhere, and whether the tables do.
     pub weights_away: Option<usize>,
     pub tables_away: Option<bool>,
@@ -203,7 +213,7 @@ pub fn can_fit(
 }
 
 fn keeps_everything(policy: &Policy) -> bool {
-    policy.recompute.layers.is_empty() && policy.away.is_empty()
+    policy.recompute.layers.is_empty() && policy.tile_tokens.is_none() && policy.away.is_empty()
 }
 
 fn elsewhere_bytes(plan: &Plan) -> u64 {
@@ -388,6 +398,7 @@ impl Attempt<'_> {
                 !away.activations.is_empty(),
                 without(Away { activations: vec![], ..away.clone() }),
             ),
+            ("tiles", policy.tile_tokens.is_some(), Policy { tile_tokens: None, ..policy.clone() }),
             ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
         ];
         let made: Vec<(&'static str, Policy)> =
@@ -435,6 +446,9 @@ impl Attempt<'_> {
             Space::Disk => "on disk",
             Space::Host | Space::Device => "in pinned memory of the host",
         };
+        if let Some(tokens) = policy.tile_tokens {
+            reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
+        }
         let away = &policy.away;
         if !away.weights.is_empty() {
             let (count, tables) =

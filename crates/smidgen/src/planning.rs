@@ -14,7 +14,7 @@ use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
-use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
+use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
@@ -189,7 +189,9 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
 /// What is resident beside the arena while training.
 fn context(job: &Job) -> Context {
     if job.request.device == DeviceKind::Cuda {
-        return Context { bytes: job.place.gpu_context_bytes(), ..Context::default() };
+        // Pages of 4 KiB, each an entry of 8 bytes; measured.
+        let (bytes, host_bytes_a_table_byte) = (job.place.gpu_context_bytes(), 512);
+        return Context { bytes, host_bytes_a_table_byte, ..Context::default() };
     }
     let data = match &job.data {
         Data::Rows(rows) => {
@@ -210,7 +212,7 @@ fn context(job: &Job) -> Context {
     }
     let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
     let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
-    Context { bytes, step_bytes: STEP_BYTES, spill_bytes }
+    Context { bytes, step_bytes: STEP_BYTES, spill_bytes, ..Context::default() }
 }
 
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.
@@ -249,6 +251,11 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         policy: None,
         recompute: pinned_recompute(job)?,
         loss_chunk: None,
+        tile_tokens: match memory.tile_tokens {
+            TileTokens::Auto => None,
+            TileTokens::None => Some(0),
+            TileTokens::Tokens(tokens) => Some(tokens),
+        },
         weights_away,
         tables_away,
         activations_away: away(memory.activations),

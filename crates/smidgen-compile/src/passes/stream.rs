@@ -5,9 +5,9 @@
 //! rewritten to read it. Moments are changed there and go back. Vectors and small matrices stay on the device: they
 //! are not worth a transfer.
 
-use super::ahead::{Insertions, Need, begin_ahead, seam_before};
+use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
 use crate::options::Policy;
-use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Slice, Space, ValueId, ValueRole};
+use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Space, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.
@@ -90,7 +90,7 @@ fn fetch_where_needed(
         let mut emitted = Vec::new();
         let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.leaf], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        rewrite(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
         if visit.is_changed {
             graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.leaf], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
@@ -133,28 +133,4 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         }
     }
     visits
-}
-
-/// Has nodes read the copy instead of the leaf, and rows of the copy instead of rows of the leaf.
-fn rewrite(graph: &mut Graph, nodes: &mut [Node], leaf: ValueId, copy: ValueId) {
-    let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
-    for node in nodes {
-        let elsewhere: Vec<bool> =
-            (0..node.inputs.len()).map(|input| node.op.reads_elsewhere(input)).collect();
-        let inputs = node.inputs.iter_mut().zip(elsewhere).filter(|(_, elsewhere)| !elsewhere);
-        for operand in inputs.map(|(id, _)| id).chain(&mut node.updates) {
-            match graph.value(*operand).role.clone() {
-                ValueRole::Slice(slice) if slice.of == leaf => {
-                    *operand = *rows.entry(*operand).or_insert_with(|| {
-                        let value = graph.value(*operand);
-                        let (name, ty) = (format!("{} here", value.name), value.ty.clone());
-                        let role = ValueRole::Slice(Slice { of: copy, gradient: None, ..slice });
-                        graph.add_value(name, ty, role)
-                    });
-                }
-                _ if *operand == leaf => *operand = copy,
-                _ => {}
-            }
-        }
-    }
 }

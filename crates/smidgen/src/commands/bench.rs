@@ -53,6 +53,9 @@ pub struct Args {
     /// auto, none, all, every:N
     #[arg(long, default_value = "auto")]
     recompute: String,
+    /// Tokens that feed-forward blocks work on at the same time: auto, none, or a number
+    #[arg(long, default_value = "auto")]
+    tile_tokens: String,
     /// Where weights lie: auto, device, host, host:0.5, disk
     #[arg(long, default_value = "auto")]
     weights: String,
@@ -115,12 +118,16 @@ fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
 fn recipe_text(args: &Args, folder: &Path) -> String {
     let micro_tokens =
         args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
+    let tile_tokens = match args.tile_tokens.parse::<usize>() {
+        Ok(tokens) => tokens.to_string(),
+        Err(_) => format!("{:?}", args.tile_tokens),
+    };
     format!(
         "[model]\npath = {:?}\nbase = {:?}\ncompute = {:?}\n\
          [adapter]\nkind = {:?}\nrank = {}\n\
          [data]\ntrain = \"none.jsonl\"\nmax_tokens = {}\n\
          [train]\nbatch = {}\nsteps = {}\noptimizer = {:?}\n\
-         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\n\
+         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\ntile_tokens = {tile_tokens}\n\
          weights = {:?}\nactivations = {:?}\noptimizer_state = {:?}\n\
          [output]\ndir = \"none\"\n",
         folder.display().to_string(),
@@ -220,6 +227,7 @@ fn figures(
         "micro_tokens": batch.together * batch.tokens,
         "recompute": solution.policy.recompute.layers.len(),
         "loss_chunk": solution.policy.loss_chunk,
+        "tile_tokens": solution.policy.tile_tokens,
         "weights_away": solution.policy.away.weights.len(),
         "tables_away": solution.policy.away.tables,
         "activations_away": solution.policy.away.activations.len(),

@@ -12,7 +12,7 @@ use super::model_name::parse_model_path;
 use super::nearest::edit_distance;
 use super::sections::{
     Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, RecipePath, Recompute, Targets, Template,
-    Warmup, WeightPlacement,
+    TileTokens, Warmup, WeightPlacement,
 };
 use super::value::Given;
 use super::words::ClosedWord;
@@ -203,6 +203,15 @@ pub(super) const MICRO_TOKENS: Reader<MicroTokens> =
     reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
         Some(text) if text == "auto" => Some(MicroTokens::Auto),
         _ => Some(MicroTokens::Tokens(read_count::<usize, 1>(given)?)),
+    });
+
+pub(super) const TILE_TOKENS: Reader<TileTokens> =
+    reader("`auto`, `none`, or a whole number of at least 1", &["auto", "none"], |given| {
+        match given.text().as_deref() {
+            Some("auto") => Some(TileTokens::Auto),
+            Some("none") => Some(TileTokens::None),
+            _ => Some(TileTokens::Tokens(read_count::<usize, 1>(given)?)),
+        }
     });
 
 pub(super) const RECOMPUTE: Reader<Recompute> = reader(

@@ -11,7 +11,7 @@ use crate::bytes::format_bytes_exactly;
 use super::keys::{KEYS, SECTIONS};
 use super::sections::{
     Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, Recipe, RecipePath, Recompute, Targets,
-    Template, Warmup, WeightPlacement,
+    Template, TileTokens, Warmup, WeightPlacement,
 };
 use super::words::ClosedWord;
 
@@ -240,6 +240,16 @@ impl RenderValue for Option<u64> {
         match self {
             None => quoted(""),
             Some(bytes) => quoted(&format_bytes_exactly(*bytes)),
+        }
+    }
+}
+
+impl RenderValue for TileTokens {
+    fn render(&self) -> String {
+        match self {
+            TileTokens::Auto => quoted("auto"),
+            TileTokens::None => quoted("none"),
+            TileTokens::Tokens(tokens) => tokens.render(),
         }
     }
 }

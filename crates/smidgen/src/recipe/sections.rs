@@ -124,6 +124,7 @@ pub struct Memory {
     /// 0 = all.
     pub threads: usize,
     pub micro_tokens: MicroTokens,
+    pub tile_tokens: TileTokens,
     pub recompute: Recompute,
     pub activations: Placement,
     pub weights: WeightPlacement,
@@ -273,6 +274,17 @@ pub enum MicroTokens {
     Tokens(usize),
 }
 
+/// How many tokens feed-forward blocks work on at the same time (`memory.tile_tokens`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TileTokens {
+    /// The solver chooses.
+    Auto,
+    /// All of a micro-batch.
+    None,
+    /// So many.
+    Tokens(usize),
+}
+
 /// Which layers are run again in the backward pass (`memory.recompute`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recompute {
@@ -361,6 +373,7 @@ impl Recipe {
                 host_budget: Budget::Auto,
                 threads: 0,
                 micro_tokens: MicroTokens::Auto,
+                tile_tokens: TileTokens::Auto,
                 recompute: Recompute::Auto,
                 activations: Placement::Auto,
                 weights: WeightPlacement::Auto,

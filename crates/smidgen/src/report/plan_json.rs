@@ -42,6 +42,7 @@ pub fn render_json(planned: &Planned) -> Value {
             "micro_tokens": solution.demand.micro_tokens,
             "recompute": solution.policy.recompute.layers,
             "loss_chunk": solution.policy.loss_chunk,
+            "tile_tokens": solution.policy.tile_tokens,
             "activations": place_of(!away.activations.is_empty()),
             "activations_away": away.activations,
             "weights": place_of(!away.weights.is_empty() || away.tables),

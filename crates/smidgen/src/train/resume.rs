@@ -84,6 +84,8 @@ struct State {
     micro_tokens: usize,
     recompute: Vec<usize>,
     loss_chunk: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tile_tokens: Option<usize>,
     #[serde(default)]
     standing: Standing,
     /// What lies elsewhere than on the device; nothing where a checkpoint does not say.
@@ -143,6 +145,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let policy = Policy {
         recompute: Recompute { layers: state.recompute },
         loss_chunk: state.loss_chunk,
+        tile_tokens: state.tile_tokens,
         away: state.away.restored(),
     };
     let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
@@ -186,6 +189,7 @@ pub fn write_state<D: Device>(
         micro_tokens: run_policy.micro_tokens,
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
+        tile_tokens: run_policy.policy.tile_tokens,
         away: SavedAway::of(&run_policy.policy.away),
         standing: *standing,
         compute: job.arithmetic.name(),
