@@ -61,6 +61,7 @@ impl Ladder {
 struct Rung {
     recomputed: usize,
     weights_away: usize,
+    embedding_away: bool,
     tables_away: bool,
     /// Activations of recomputed layers.
     activations_away: bool,
@@ -117,8 +118,9 @@ fn rungs(request: &Request, pins: &Pins, order: Order, most_recomputed: usize) -
         let sizes = tile_choices(request.extent.tokens).into_iter();
         vec![sizes.map(|tokens| Rung { tile_tokens: Some(tokens), ..from }).collect()]
     };
-    let mut kinds: Vec<Vec<Rung>> = vec![vec![Rung::default()]];
-    let mut last = Rung::default();
+    // Rows of the embedding are few: looking them up elsewhere costs next to nothing.
+    let mut last = Rung { embedding_away: !request.spec.tied_head, ..Rung::default() };
+    let mut kinds: Vec<Vec<Rung>> = vec![vec![Rung::default()], vec![last]];
     for choice in order.choices() {
         kinds.extend(match choice {
             Choice::Recompute => recompute(last),
@@ -146,6 +148,7 @@ fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Poli
     };
     let weights = spread(pins.weights_away.unwrap_or(rung.weights_away), layers);
     let tables = pins.tables_away.unwrap_or(rung.tables_away);
+    let embedding = pins.tables_away.unwrap_or(rung.embedding_away) && !tables;
     let window_bytes = match rung.is_late || (weights.is_empty() && !tables) {
         true => 0,
         false => 2 * layer_bytes(request),
@@ -155,7 +158,7 @@ fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Poli
         Some(tokens) => Some(tokens).filter(|tokens| *tokens > 0),
         None => rung.tile_tokens,
     };
-    let away = Away { weights, tables, activations, moments, window_bytes };
+    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
     Policy { recompute, loss_chunk, tile_tokens, away }
 }
 

@@ -160,7 +160,9 @@ impl Policy {
 pub struct Away {
     /// Layers whose weights are brought when they are needed, ascending.
     pub weights: Vec<usize>,
-    /// The embedding, of which rows are looked up where it lies, and the head.
+    /// The embedding, of which rows are looked up where it lies, unless it is the head too.
+    pub embedding: bool,
+    /// The embedding and the head.
     pub tables: bool,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
@@ -172,8 +174,13 @@ pub struct Away {
 }
 
 impl Away {
+    /// Whether the embedding or the head is away.
+    pub fn has_tables(&self) -> bool {
+        self.embedding || self.tables
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.weights.is_empty() && !self.tables && self.activations.is_empty() && !self.moments
+        self.weights.is_empty() && !self.has_tables() && self.activations.is_empty() && !self.moments
     }
 }
 

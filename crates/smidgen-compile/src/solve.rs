@@ -393,6 +393,7 @@ impl Attempt<'_> {
                 !away.weights.is_empty() || away.tables,
                 without(Away { weights: vec![], tables: false, ..away.clone() }),
             ),
+            ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
             (
                 "activations away",
                 !away.activations.is_empty(),
@@ -458,6 +459,9 @@ impl Attempt<'_> {
             ));
         } else if away.tables {
             reasons.push(format!("weights: embedding and head {place}"));
+        }
+        if away.embedding {
+            reasons.push(format!("embedding: {place}, its rows looked up there"));
         }
         if !away.activations.is_empty() {
             let count = away.activations.len();

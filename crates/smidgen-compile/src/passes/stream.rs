@@ -29,7 +29,10 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, 
 
 fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
     let mut away = HashSet::new();
-    for node in graph.entries.iter().flat_map(|(_, nodes)| nodes) {
+    let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
+    let heads: HashSet<ValueId> =
+        all().filter(|node| is_head(&node.op)).map(|node| graph.whole(node.inputs[1])).collect();
+    for node in all() {
         for operand in node.reads() {
             let whole = graph.whole(operand);
             let Some(leaf) = graph.value(whole).leaf() else { continue };
@@ -40,8 +43,13 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
                     Some(layer) => policy.away.weights.binary_search(&layer).is_ok(),
                     // Rows are looked up where they lie, so they have to lie in one piece.
                     None => {
-                        let storage = graph.value(whole).ty.storage;
-                        policy.away.tables && is_table(&node.op) && storage.rows_lie_together()
+                        let goes = match &node.op {
+                            Op::Embed { .. } => {
+                                policy.away.tables || (policy.away.embedding && !heads.contains(&whole))
+                            }
+                            _ => policy.away.tables && is_head(&node.op),
+                        };
+                        goes && graph.value(whole).ty.storage.rows_lie_together()
                     }
                 },
                 LeafKind::Moment => policy.away.moments,
@@ -62,9 +70,8 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
     away
 }
 
-/// Whether the operation reads the embedding or the head.
-fn is_table(op: &Op) -> bool {
-    matches!(op, Op::Embed { .. } | Op::LmHeadLoss(_) | Op::Logits { .. })
+fn is_head(op: &Op) -> bool {
+    matches!(op, Op::LmHeadLoss(_) | Op::Logits { .. })
 }
 
 /// A leaf that nodes `need.first..=need.last` of one layer's turn read, or change.

@@ -31,7 +31,14 @@ fn everything_away() -> BTreeSet<&'static str> {
 
 pub fn everywhere(window_bytes: usize) -> Away {
     let layers: Vec<usize> = (0..LAYERS).collect();
-    Away { weights: layers.clone(), tables: true, activations: layers, moments: true, window_bytes }
+    Away {
+        weights: layers.clone(),
+        embedding: false,
+        tables: true,
+        activations: layers,
+        moments: true,
+        window_bytes,
+    }
 }
 
 /// The decoder with the passes behind it that send values away.
@@ -93,6 +100,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Away { weights: vec![1], ..Away::default() },
         Away { weights: all.weights.clone(), window_bytes: 3000, ..Away::default() },
         Away { tables: true, ..Away::default() },
+        Away { embedding: true, ..Away::default() },
         Away { activations: all.activations.clone(), ..Away::default() },
         Away { moments: true, window_bytes: 1000, ..Away::default() },
         everywhere(0),

@@ -229,6 +229,7 @@ fn figures(
         "loss_chunk": solution.policy.loss_chunk,
         "tile_tokens": solution.policy.tile_tokens,
         "weights_away": solution.policy.away.weights.len(),
+        "embedding_away": solution.policy.away.has_tables(),
         "tables_away": solution.policy.away.tables,
         "activations_away": solution.policy.away.activations.len(),
         "moments_away": solution.policy.away.moments,

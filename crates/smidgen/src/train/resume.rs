@@ -103,6 +103,8 @@ struct State {
 #[derive(Default, Serialize, Deserialize)]
 struct SavedAway {
     weights: Vec<usize>,
+    #[serde(default)]
+    embedding: bool,
     tables: bool,
     activations: Vec<usize>,
     moments: bool,
@@ -111,13 +113,13 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, tables, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, tables, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, activations, moments, window_bytes } = away.clone();
+        SavedAway { weights, embedding, tables, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, tables, activations, moments, window_bytes } = self;
-        Away { weights, tables, activations, moments, window_bytes }
+        let SavedAway { weights, embedding, tables, activations, moments, window_bytes } = self;
+        Away { weights, embedding, tables, activations, moments, window_bytes }
     }
 }
 
