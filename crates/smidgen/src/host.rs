@@ -23,6 +23,17 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get())
 }
 
+/// What the processor calls itself, or its architecture.
+pub fn processor_name() -> String {
+    let text = read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpuinfo_name(&text).unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
+fn cpuinfo_name(text: &str) -> Option<&str> {
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim()).filter(|name| !name.is_empty())
+}
+
 fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -43,6 +54,9 @@ mod tests {
         let text = "MemTotal:       24580124 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
         assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(2 << 20));
         assert_eq!(meminfo_bytes(text, "SwapFree:"), None);
+        let text = "processor\t: 0\nmodel name\t: Some(R) Processor: 7\nmodel name\t: Another\n";
+        assert_eq!(cpuinfo_name(text), Some("Some(R) Processor: 7"));
+        assert_eq!(cpuinfo_name("model name :\n"), None);
         assert_eq!(container_free_bytes(Some("max\n"), Some("5\n")), None);
         assert_eq!(container_free_bytes(Some("1000\n"), Some("400\n")), Some(600));
         assert_eq!(container_free_bytes(Some("100\n"), Some("400\n")), Some(0));

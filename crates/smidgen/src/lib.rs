@@ -25,6 +25,7 @@ pub mod job;
 pub mod logits;
 pub mod merge;
 pub mod planning;
+pub mod profiles;
 pub mod recipe;
 pub mod report;
 pub mod tokenizer;
