@@ -15,6 +15,7 @@ pub mod cli;
 pub mod commands;
 pub mod data;
 pub mod devices;
+pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod failure;
