@@ -66,7 +66,7 @@ enum Command {
     Pull(PullArgs),
     /// Measure speed and memory of a run on made-up weights of a named shape
     Bench(bench::Args),
-    /// Go through what a run needs: devices, memory, disk, libraries, a recipe; and measure this machine for plans
+    /// Check what a run needs, and measure this machine for plans
     Doctor(doctor::Args),
 }
 
