@@ -9,6 +9,7 @@
 pub mod adapter;
 pub mod arena;
 pub mod autodiff;
+pub mod cards;
 pub mod error;
 pub mod forward;
 pub mod ladder;
@@ -25,7 +26,7 @@ pub mod update;
 pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
-pub use profile::Profile;
+pub use profile::{DeviceProfile, Profile, Rates};
 pub use solve::{Budget, Context, Demand, Pins, Price, Solution, can_fit, solve};
 
 use smidgen_ir::{Graph, Plan, verify};

@@ -7,7 +7,7 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{bench, eval, export, fit, generate, inspect, merge, preview, print};
+use crate::commands::{bench, doctor, eval, export, fit, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -66,6 +66,8 @@ enum Command {
     Pull(PullArgs),
     /// Measure speed and memory of a run on made-up weights of a named shape
     Bench(bench::Args),
+    /// Check what a run needs, and measure this machine for plans
+    Doctor(doctor::Args),
 }
 
 #[derive(Debug, Args)]
@@ -123,6 +125,7 @@ pub fn run() -> ExitCode {
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),

@@ -20,6 +20,7 @@ use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
+use crate::profiles::{self, ChosenProfile};
 use crate::recipe::{
     AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath, Optimizer,
     Overflow, Recipe, RecipePath, Targets,
@@ -42,6 +43,8 @@ pub struct Job {
     pub request: Request,
     pub arithmetic: Arithmetic,
     pub place: Place,
+    /// Whose rates the plan is made with.
+    pub profile: ChosenProfile,
     pub data: Data,
     pub budget: JobBudget,
     pub purpose: Purpose,
@@ -79,6 +82,16 @@ pub struct JobBudget {
 }
 
 impl JobBudget {
+    /// What is free on this GPU, or what the one that the recipe plans for would have: so a run takes the plan that
+    /// was printed.
+    fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
+        let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
+        match has {
+            Some(has) => JobBudget { bytes: self.bytes.min(has.saturating_sub(GPU_RESERVE_BYTES)), ..self },
+            None => self,
+        }
+    }
+
     /// What is said of a budget that is more than there is.
     pub fn note(&self) -> Option<String> {
         let free = format_bytes(self.cut_to_free?);
@@ -119,17 +132,22 @@ impl Job {
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;
-        let place = Place::find(recipe.memory.device, purpose == Purpose::Train)?;
+        let named = profiles::named(&recipe.memory)?;
+        let place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
-        let budget = job_budget(&recipe, &place)?;
+        let profile = match named {
+            Some(named) => named,
+            None => profiles::of_place(&place, request.threads, access.measured_profiles),
+        };
+        let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
         }
         let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
-        Ok(Job { recipe, model, request, arithmetic, place, data, budget, purpose })
+        Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose })
     }
 }
 
@@ -165,9 +183,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         (task @ EvalTask::Generate, true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
-    }
-    if !["auto", "cpu"].contains(&memory.profile.as_str()) {
-        refuse("memory.profile", &memory.profile, "auto, cpu");
     }
     if memory.adapt {
         refuse("memory.adapt", &true, "false");

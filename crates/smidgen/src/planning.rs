@@ -14,6 +14,7 @@ use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
+use crate::profiles::ChosenProfile;
 use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
@@ -38,6 +39,8 @@ pub struct Planned {
     pub advice: Vec<String>,
     /// What to know about the plan.
     pub notes: Vec<String>,
+    /// Whose rates the predicted time is by.
+    pub profile: ChosenProfile,
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
@@ -84,10 +87,7 @@ impl Terms {
     }
 
     fn with(job: &Job, pins: Pins) -> Terms {
-        let profile = match job.request.device {
-            DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
-            DeviceKind::Cuda => Profile::cuda(job.request.precision),
-        };
+        let profile = job.profile.device.at(job.request.precision);
         Terms { pins, context: context(job), budget: budget(job), profile }
     }
 
@@ -133,6 +133,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         fits,
         advice,
         notes,
+        profile: job.profile.clone(),
     })
 }
 

@@ -30,6 +30,7 @@ pub mod spans;
 pub mod stage;
 mod staging;
 pub mod thin;
+pub mod transfer_rates;
 mod transfers;
 
 use crate::device::{

@@ -15,6 +15,7 @@ use crate::bytes::format_bytes;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::job::{Job, Purpose};
 use crate::planning::{Planned, plan_job};
 use crate::recipe::{RecipeSource, parse_recipe};
@@ -152,7 +153,9 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let source =
         RecipeSource { file: "bench".into(), folder: folder.to_path_buf(), text: recipe_text(args, folder) };
     let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
-    let mut job = Job::prepare(recipe, Purpose::Plan)?;
+    // Predicted as a run would be.
+    let access = Access { measured_profiles: true, ..Access::cache_only() };
+    let mut job = Job::prepare_with(recipe, Purpose::Plan, &access)?;
     let begin = Instant::now();
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
@@ -240,6 +243,7 @@ fn figures(
         "tokens_per_s": tokens_per_s,
         "model_tflops": flops_per_token(spec, args.tokens) * tokens_per_s / 1e12,
         "predicted_step_ms": solution.step_ms,
+        "predicted_by": planned.profile.describe(),
         "planned_bytes": reserved,
         "planned_gib": reserved as f64 / f64::from(1 << 30),
         "measured_bytes": taken,

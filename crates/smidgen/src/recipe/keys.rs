@@ -6,8 +6,8 @@
 
 use super::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
-    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, RANK_PATTERN, RECOMPUTE,
-    SEED, SOME_TEXT, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
+    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
+    RECOMPUTE, SEED, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
     WEIGHT_PLACEMENT, count_from, words,
 };
 use super::render::RenderValue;
@@ -147,7 +147,7 @@ pub(super) static KEYS: &[Key] = &[
     key!(eval.answer, ANY_TEXT, "pattern that finds the answer in an output or a generation"),
     //
     key!(memory.device, DEVICE, "the device that trains; `cuda` is `cuda:0`"),
-    key!(memory.profile, SOME_TEXT, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
+    key!(memory.profile, PROFILE, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
     key!(memory.budget, BUDGET, "device memory (RAM when the device is the CPU); auto = what is free; `GB` is 10^9, `GiB` and `G` are 2^30"),
     key!(memory.host_budget, BUDGET, "host and pinned memory; auto = what is free"),
     key!(memory.threads, count_from::<usize, 0>(), "threads of the CPU; 0 = all"),

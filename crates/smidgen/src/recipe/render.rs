@@ -10,8 +10,8 @@ use crate::bytes::format_bytes_exactly;
 
 use super::keys::{KEYS, SECTIONS};
 use super::sections::{
-    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, Recipe, RecipePath, Recompute, Targets,
-    Template, TileTokens, Warmup, WeightPlacement,
+    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, Recipe, RecipePath, Recompute,
+    Targets, Template, TileTokens, Warmup, WeightPlacement,
 };
 use super::words::ClosedWord;
 
@@ -207,6 +207,16 @@ impl RenderValue for Template {
             Template::Auto => quoted("auto"),
             Template::Named(name) => quoted(name),
             Template::File(path) => path.render(),
+        }
+    }
+}
+
+impl RenderValue for ProfileChoice {
+    fn render(&self) -> String {
+        match self {
+            ProfileChoice::Auto => quoted("auto"),
+            ProfileChoice::Named(name) => quoted(name),
+            ProfileChoice::File(path) => path.render(),
         }
     }
 }

@@ -117,8 +117,7 @@ pub struct Eval {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
     pub device: DeviceChoice,
-    /// `auto`, a built-in name or a saved profile; resolved by whoever knows the profiles.
-    pub profile: String,
+    pub profile: ProfileChoice,
     pub budget: Budget,
     pub host_budget: Budget,
     /// 0 = all.
@@ -215,6 +214,17 @@ pub enum Template {
     /// A built-in one.
     Named(String),
     /// A file that ends in `.jinja`.
+    File(RecipePath),
+}
+
+/// Whose rates a plan is made with (`memory.profile`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProfileChoice {
+    /// What was measured on this machine, or the built-in profile that is most like it.
+    Auto,
+    /// A built-in one; which there are is known where profiles are.
+    Named(String),
+    /// A file that ends in `.json`, as `smidgen doctor` writes it.
     File(RecipePath),
 }
 
@@ -368,7 +378,7 @@ impl Recipe {
             eval: Eval { task: EvalTask::Loss, limit: 0, answer: String::new() },
             memory: Memory {
                 device: DeviceChoice::Auto,
-                profile: "auto".to_owned(),
+                profile: ProfileChoice::Auto,
                 budget: Budget::Auto,
                 host_budget: Budget::Auto,
                 threads: 0,

@@ -75,6 +75,7 @@ pub fn render_json(planned: &Planned) -> Value {
             "eval": phase(Entry::Eval),
             "save": at_rest,
         },
+        "profile": planned.profile.render_json(),
         "advice": planned.advice,
         "notes": planned.notes,
     })

@@ -71,7 +71,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         line(format!("  price of {}: {saved}, costs {:.0} ms a step", price.choice, price.cost_ms.max(0.0)));
     }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
-    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s", solution.step_ms));
+    let by = planned.profile.describe();
+    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s, by {by}", solution.step_ms));
     for note in planned.notes.iter().chain(&planned.advice) {
         line(format!("  note: {note}"));
     }
