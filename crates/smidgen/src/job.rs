@@ -5,6 +5,7 @@
 
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
+use crate::budget::{free_budget, refuse_above_machine};
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
@@ -76,18 +77,21 @@ pub struct JobBudget {
     pub stated: bool,
     /// What a GPU has free, where that is less than the budget that was stated.
     pub cut_to_free: Option<u64>,
+    /// What is left to others of what is free.
+    pub reserve_bytes: u64,
 }
 
 impl JobBudget {
-    /// What is said of a budget that is more than there is.
+    /// What is said of a budget that is not simply the stated one.
     pub fn note(&self) -> Option<String> {
+        if self.reserve_bytes > 0 {
+            let reserve = format_bytes(self.reserve_bytes);
+            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
+        }
         let free = format_bytes(self.cut_to_free?);
         Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
     }
 }
-
-/// What `auto` leaves free on a GPU, for a display or another program that wakes up.
-const GPU_RESERVE_BYTES: u64 = 256 << 20;
 
 /// Whether a job may go on without its data or its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +127,9 @@ impl Job {
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
         let budget = job_budget(&recipe, &place)?;
+        if purpose == Purpose::Train {
+            refuse_above_machine(&recipe, &place, &host::read_ram())?;
+        }
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
@@ -168,9 +175,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     }
     if !["auto", "cpu"].contains(&memory.profile.as_str()) {
         refuse("memory.profile", &memory.profile, "auto, cpu");
-    }
-    if memory.adapt {
-        refuse("memory.adapt", &true, "false");
     }
     if refused.is_empty() {
         return Ok(());
@@ -442,17 +446,15 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
     match budget {
         Budget::Bytes(bytes) => {
             let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free })
+            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
         }
         Budget::Auto if is_gpu && place.free_bytes().is_none() => {
             Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(free) = place.free_bytes() => {
-            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false, cut_to_free: None })
-        }
+        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
         Budget::Auto => match host::free_memory_bytes() {
-            Some(bytes) => Ok(JobBudget { bytes, stated: false, cut_to_free: None }),
+            Some(free) => Ok(free_budget(place.kind(), free)),
             None => Err(Failure::world("how much memory is free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"8GiB\"`")),
         },
