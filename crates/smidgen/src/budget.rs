@@ -13,18 +13,15 @@ use smidgen_ir::DeviceKind;
 
 /// On a GPU: for a display, or another program that wakes up.
 const GPU_RESERVE_BYTES: u64 = 256 << 20;
-/// In RAM: a share of what is free, for what other programs do meanwhile; at least and at most so much.
+/// In RAM: a share of what is free, for what other programs do meanwhile, and at most so much.
 const RAM_RESERVE_SHARE: u64 = 32;
-const LEAST_RAM_RESERVE_BYTES: u64 = 8 << 20;
 const MOST_RAM_RESERVE_BYTES: u64 = 512 << 20;
 
 /// What `auto` leaves to others of so much free memory.
 pub fn reserve_bytes(device: DeviceKind, free_bytes: u64) -> u64 {
     let reserve = match device {
         DeviceKind::Cuda => GPU_RESERVE_BYTES,
-        DeviceKind::Cpu => {
-            (free_bytes / RAM_RESERVE_SHARE).clamp(LEAST_RAM_RESERVE_BYTES, MOST_RAM_RESERVE_BYTES)
-        }
+        DeviceKind::Cpu => (free_bytes / RAM_RESERVE_SHARE).min(MOST_RAM_RESERVE_BYTES),
     };
     reserve.min(free_bytes)
 }
@@ -98,8 +95,8 @@ mod tests {
             bytes >> 20
         };
         assert_eq!(budget(DeviceKind::Cpu, 3200), 3100);
-        assert_eq!(budget(DeviceKind::Cpu, 100), 92);
-        assert_eq!(budget(DeviceKind::Cpu, 5), 0);
+        assert_eq!(budget(DeviceKind::Cpu, 64), 62);
+        assert_eq!(budget(DeviceKind::Cpu, 0), 0);
         assert_eq!(budget(DeviceKind::Cpu, 1 << 20), (1 << 20) - 512);
         assert_eq!(budget(DeviceKind::Cuda, 1024), 768);
         assert_eq!(budget(DeviceKind::Cuda, 100), 0);
@@ -112,7 +109,7 @@ mod tests {
         };
         assert_eq!(within("auto", 3200), 3100);
         assert_eq!(within("1GiB", 3200), 1024);
-        assert_eq!(within("1GiB", 100), 92);
+        assert_eq!(within("1GiB", 64), 62);
     }
 
     #[test]

@@ -43,8 +43,8 @@ struct Stingy {
     cpu: Cpu,
     most: usize,
     tokens: usize,
-    /// What it says it takes, if it says so.
-    bytes: Option<u64>,
+    /// What it says it takes: the process has other tests in it.
+    bytes: u64,
     /// Micro-batches that were run.
     micro_batches: Rc<Cell<usize>>,
 }
@@ -78,7 +78,7 @@ impl Device for Stingy {
     }
 
     fn memory(&mut self) -> Option<DeviceMemory> {
-        let bytes = self.bytes?;
+        let bytes = self.bytes;
         Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0 })
     }
 
@@ -99,7 +99,7 @@ fn generous() -> Stingy {
         cpu: Cpu::new(1).unwrap(),
         most: usize::MAX,
         tokens: usize::MAX,
-        bytes: None,
+        bytes: 10 << 20,
         micro_batches: Rc::default(),
     }
 }
@@ -212,8 +212,6 @@ impl Scene {
 
 const LONGEST: usize = 300;
 const PLENTY: u64 = 1 << 30;
-/// What a budget of what is free leaves to others at least.
-const RESERVE: u64 = 8 << 20;
 
 fn micro_tokens(plan: &serde_json::Value) -> u64 {
     plan["policy"]["micro_tokens"].as_u64().unwrap()
@@ -234,7 +232,7 @@ fn memory_that_was_taken_since_the_plan_was_made() {
     let went = account.result.unwrap();
     assert_eq!((went.outcome.ending, went.outcome.steps), (Ending::Done, 12));
     let (before, after) = (scene.plan("alone"), scene.plan("squeezed"));
-    assert!(peak(&after) <= reachable - RESERVE && peak(&before) > reachable);
+    assert!(peak(&after) <= reachable - reachable / 32 && peak(&before) > reachable);
     assert!(micro_tokens(&after) < micro_tokens(&before));
     scene.assert_close("squeezed", "alone");
     let said = account.said.join("\n");
@@ -244,7 +242,7 @@ fn memory_that_was_taken_since_the_plan_was_made() {
     // A budget that was stated is cut to what there is, too.
     let budget = [format!("memory.budget={full}")];
     let account = scene.run("stated", &[&budget[0]], generous(), &[reachable]);
-    assert!(account.result.is_ok() && peak(&scene.plan("stated")) <= reachable - RESERVE);
+    assert!(account.result.is_ok() && peak(&scene.plan("stated")) <= reachable - reachable / 32);
     // Where nothing fits the run is refused, and nothing is written.
     let account = scene.run("nothing", &[], generous(), &[leanest]);
     assert!(account.result.unwrap_err().starts_with("error: the leanest plan needs "));
@@ -282,7 +280,7 @@ fn a_run_shrinks_and_grows_at_its_checkpoints() {
     let still = scene.run("still", &pinned, generous(), &[PLENTY]);
     assert_eq!(still.result.unwrap().plans, 1);
     let full = peak(&scene.plan("still"));
-    let less = full - (10 << 20);
+    let less = full - (768 << 10);
     // Looks: before the reservation; after step 4; before the next reservation; after step 8; before the last.
     let account = scene.run("moving", &pinned, generous(), &[PLENTY, less, less, PLENTY]);
     let went = account.result.unwrap();
@@ -295,7 +293,7 @@ fn a_run_shrinks_and_grows_at_its_checkpoints() {
         serde_json::from_slice::<serde_json::Value>(&std::fs::read(path).unwrap()).unwrap()
     };
     assert_eq!(peak(&until(4)), full);
-    assert!(peak(&until(8)) <= less - RESERVE);
+    assert!(peak(&until(8)) <= less - less / 32);
     assert_eq!(peak(&scene.plan("moving")), full);
     // A checkpoint holds the plan that was there when it was written.
     let recomputed = |step: u64| {
@@ -341,7 +339,7 @@ fn the_largest_micro_batch_fails_before_the_first_step_and_changes_nothing() {
     // Where all micro-batches are as large as the first, there is none.
     let device = generous();
     let count = Rc::clone(&device.micro_batches);
-    let first = ["memory.micro_tokens=2000", "train.batch=12"];
+    let first = ["memory.micro_tokens=3000", "train.batch=12"];
     assert!(scene.run("first", &first, device, &[PLENTY]).result.is_ok());
     assert_eq!(count.get(), 12);
     // A resumed run has a dry step of its own, and ends the same.
@@ -369,7 +367,7 @@ fn what_is_measured_above_the_plan_stops_before_the_first_step() {
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    let device = Stingy { bytes: Some(60 << 20), ..generous() };
+    let device = Stingy { bytes: 60 << 20, ..generous() };
     let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
     let trainer = trainer.with_planned_peak(41 << 20);
     let progress = Progress::new(12, 0, 0, true);
@@ -382,8 +380,8 @@ fn what_is_measured_above_the_plan_stops_before_the_first_step() {
 #[test]
 fn each_phase_is_measured_against_its_plan() {
     let scene = Scene::new();
-    let overrides = ["data.eval=rows.jsonl", "train.eval_every=6"];
-    assert!(scene.run("run", &overrides, generous(), &[PLENTY]).result.is_ok());
+    let rows = format!("data.eval={}", scene.run_folder("rows.jsonl").display());
+    assert!(scene.run("run", &[&rows, "train.eval_every=6"], generous(), &[PLENTY]).result.is_ok());
     let read = |name: &str| -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(scene.run_folder("run").join(name)).unwrap()).unwrap()
     };
@@ -391,7 +389,8 @@ fn each_phase_is_measured_against_its_plan() {
     for phase in ["load", "train", "eval", "save"] {
         assert_eq!(phases[phase]["planned"], plan["life"][phase], "{phase}");
         let measured = &phases[phase]["measured"];
-        assert!(measured["device"].is_u64() || cfg!(not(target_os = "linux")), "{phase}: {measured}");
+        assert_eq!(measured["device"], 10 << 20, "{phase}");
+        assert!(measured["host"].is_u64() || cfg!(not(target_os = "linux")), "{phase}: {measured}");
     }
     let (planned, measured) = (&phases["save"]["planned"]["disk"], &phases["save"]["measured"]["disk"]);
     assert!(
