@@ -14,7 +14,7 @@ use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
-use crate::life::{LifePhase, plan_life};
+use crate::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
 use crate::train::disk;
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
@@ -132,12 +132,22 @@ impl Planned {
         fits: bool,
         advice: Vec<String>,
     ) -> Planned {
-        let notes = notes(job, shape, terms, &solution, fits);
+        let mut notes = notes(job, shape, terms, &solution, fits);
         let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
         let step_tokens = shape.step_tokens;
         let life = plan_life(job, &solution);
+        notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
         Planned { solution, budget_bytes, elsewhere_budget_bytes, step_tokens, fits, advice, notes, life }
     }
+}
+
+/// What a command that follows would take, where that is more than the run may.
+fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
+    let later = life.iter().filter(|phase| !OF_TRAINING.contains(&phase.name));
+    let most = later.max_by_key(|phase| phase.needs.device)?;
+    let bytes = most.needs.device;
+    let needs = format_bytes(bytes);
+    (bytes > budget_bytes).then(|| format!("`smidgen {}` would need {needs} afterwards", most.name))
 }
 
 fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fits: bool) -> Vec<String> {

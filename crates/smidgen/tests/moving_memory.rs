@@ -45,6 +45,8 @@ struct Stingy {
     tokens: usize,
     /// What it says it takes: the process has other tests in it.
     bytes: u64,
+    /// What a reservation fails with.
+    fails: Option<fn(usize) -> DeviceError>,
     /// Micro-batches that were run.
     micro_batches: Rc<Cell<usize>>,
 }
@@ -55,9 +57,12 @@ impl Device for Stingy {
     }
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
-        match spaces.device > self.most {
-            true => Err(DeviceError::Reserve { device: "stingy", bytes: spaces.device }),
-            false => self.cpu.reserve(spaces),
+        match self.fails {
+            Some(fails) => Err(fails(spaces.device)),
+            None if spaces.device > self.most => {
+                Err(DeviceError::Reserve { device: "stingy", bytes: spaces.device })
+            }
+            None => self.cpu.reserve(spaces),
         }
     }
 
@@ -100,6 +105,7 @@ fn generous() -> Stingy {
         most: usize::MAX,
         tokens: usize::MAX,
         bytes: 10 << 20,
+        fails: None,
         micro_batches: Rc::default(),
     }
 }
@@ -269,6 +275,22 @@ fn a_reservation_that_is_refused_gives_way_to_a_smaller_one() {
     let account = scene.run("nothing", &[], Stingy { most: 1000, ..generous() }, &[PLENTY]);
     assert!(account.result.unwrap_err().starts_with("error: "));
     assert!(!scene.run_folder("nothing").exists());
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_told_with_the_numbers() {
+    let scene = Scene::new();
+    let fails: fn(usize) -> DeviceError =
+        |bytes| DeviceError::Pinned { device: "stingy", bytes, what: "out of memory".into() };
+    let device = Stingy { fails: Some(fails), ..generous() };
+    let said = scene.run("run", &["memory.host_budget=1GiB"], device, &[PLENTY]).result.unwrap_err();
+    assert!(
+        said.starts_with("error: could not pin ") && said.contains(" for stingy: out of memory\n"),
+        "{said}"
+    );
+    assert!(said.contains("`memory.host_budget` is 1.00 GiB") && said.contains(" are free, "), "{said}");
+    assert!(said.contains("hint: `memory.host_budget` below "), "{said}");
+    assert!(!scene.run_folder("run").exists());
 }
 
 /// With micro-batches that are pinned only what is computed again can change, and so no bit does.
