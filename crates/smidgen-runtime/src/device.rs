@@ -11,6 +11,8 @@ use thiserror::Error;
 pub enum DeviceError {
     #[error("could not reserve {bytes} bytes on {device}")]
     Reserve { device: &'static str, bytes: usize },
+    #[error("could not pin {bytes} bytes of host memory for {device}: {what}")]
+    Pinned { device: &'static str, bytes: usize, what: String },
     #[error("{device} cannot run `{op}` on {storage} weights")]
     Storage { device: &'static str, op: &'static str, storage: Storage },
     #[error(

@@ -5,6 +5,7 @@
 
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
+use crate::budget::{free_budget, refuse_above_machine};
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
@@ -79,6 +80,8 @@ pub struct JobBudget {
     pub stated: bool,
     /// What a GPU has free, where that is less than the budget that was stated.
     pub cut_to_free: Option<u64>,
+    /// What is left to others of what is free.
+    pub reserve_bytes: u64,
 }
 
 impl JobBudget {
@@ -87,20 +90,23 @@ impl JobBudget {
     fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
         let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
         match has {
-            Some(has) => JobBudget { bytes: self.bytes.min(has.saturating_sub(GPU_RESERVE_BYTES)), ..self },
+            Some(has) => {
+                JobBudget { bytes: self.bytes.min(free_budget(profile.device.device, has).bytes), ..self }
+            }
             None => self,
         }
     }
 
-    /// What is said of a budget that is more than there is.
+    /// What is said of a budget that is not simply the stated one.
     pub fn note(&self) -> Option<String> {
+        if self.reserve_bytes > 0 {
+            let reserve = format_bytes(self.reserve_bytes);
+            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
+        }
         let free = format_bytes(self.cut_to_free?);
         Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
     }
 }
-
-/// What `auto` leaves free on a GPU, for a display or another program that wakes up.
-const GPU_RESERVE_BYTES: u64 = 256 << 20;
 
 /// Whether a job may go on without its data or its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +147,9 @@ impl Job {
             None => profiles::of_place(&place, request.threads, access.measured_profiles),
         };
         let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);
+        if purpose == Purpose::Train {
+            refuse_above_machine(&recipe, &place, &host::read_ram())?;
+        }
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
@@ -173,8 +182,7 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    let (adapter, memory) = (&recipe.adapter, &recipe.memory);
-    match adapter.kind {
+    match recipe.adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
     }
@@ -183,9 +191,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         (task @ EvalTask::Generate, true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
-    }
-    if memory.adapt {
-        refuse("memory.adapt", &true, "false");
     }
     if refused.is_empty() {
         return Ok(());
@@ -457,17 +462,15 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
     match budget {
         Budget::Bytes(bytes) => {
             let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free })
+            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
         }
         Budget::Auto if is_gpu && place.free_bytes().is_none() => {
             Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(free) = place.free_bytes() => {
-            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false, cut_to_free: None })
-        }
+        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
         Budget::Auto => match host::free_memory_bytes() {
-            Some(bytes) => Ok(JobBudget { bytes, stated: false, cut_to_free: None }),
+            Some(free) => Ok(free_budget(place.kind(), free)),
             None => Err(Failure::world("how much memory is free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"8GiB\"`")),
         },

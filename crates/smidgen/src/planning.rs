@@ -14,6 +14,7 @@ use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
+use crate::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::profiles::ChosenProfile;
 use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
@@ -41,6 +42,8 @@ pub struct Planned {
     pub notes: Vec<String>,
     /// Whose rates the predicted time is by.
     pub profile: ChosenProfile,
+    /// What each phase of the run's life takes.
+    pub life: Vec<LifePhase>,
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
@@ -66,9 +69,17 @@ pub fn plan_job_as_before(
     micro_tokens: usize,
     policy: &Policy,
 ) -> Result<Option<Planned>, Failure> {
-    let pins = Pins { policy: Some(policy.clone()), ..Pins::default() };
-    let planned = plan_with(job, &DemandShape::of(job, Some(micro_tokens))?, pins)?;
-    Ok(planned.fits.then_some(planned))
+    let terms = Terms::with(job, Pins { policy: Some(policy.clone()), ..Pins::default() });
+    let shape = DemandShape::of(job, Some(micro_tokens))?;
+    let solution = terms.solve(&job.request, &shape.demands).ok();
+    Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
+}
+
+/// Milliseconds of a step if memory were no question.
+pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
+    let terms = Terms { budget: Budget::device(u64::MAX), ..Terms::of(job)? };
+    let solution = terms.solve(&job.request, &DemandShape::of(job, None)?.demands);
+    Ok(solution.map_or_else(|error| error.leanest.step_ms, |solution| solution.step_ms))
 }
 
 /// What a plan is made under.
@@ -103,13 +114,54 @@ impl Terms {
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
     let terms = Terms::with(job, pins);
     let result = terms.solve(&job.request, &shape.demands);
-    let (fits, solution, advice) = match result {
-        Ok(solution) => (true, solution, vec![]),
+    Ok(match result {
+        Ok(solution) => Planned::of(job, shape, &terms, solution, true, vec![]),
         Err(SolveError { leanest, .. }) => {
             let advice = advise(job, &terms, &leanest);
-            (false, *leanest, advice)
+            Planned::of(job, shape, &terms, *leanest, false, advice)
         }
-    };
+    })
+}
+
+impl Planned {
+    fn of(
+        job: &Job,
+        shape: &DemandShape,
+        terms: &Terms,
+        solution: Solution,
+        fits: bool,
+        advice: Vec<String>,
+    ) -> Planned {
+        let mut notes = notes(job, shape, terms, &solution, fits);
+        let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
+        let step_tokens = shape.step_tokens;
+        let life = plan_life(job, &solution);
+        notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
+        let profile = job.profile.clone();
+        Planned {
+            solution,
+            budget_bytes,
+            elsewhere_budget_bytes,
+            step_tokens,
+            fits,
+            advice,
+            notes,
+            profile,
+            life,
+        }
+    }
+}
+
+/// What a command that follows would take, where that is more than the run may.
+fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
+    let later = life.iter().filter(|phase| !OF_TRAINING.contains(&phase.name));
+    let most = later.max_by_key(|phase| phase.needs.device)?;
+    let bytes = most.needs.device;
+    let needs = format_bytes(bytes);
+    (bytes > budget_bytes).then(|| format!("`smidgen {}` would need {needs} afterwards", most.name))
+}
+
+fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fits: bool) -> Vec<String> {
     let mut notes = match &job.data {
         Data::Rows(_) => vec![],
         Data::Assumed { reason } => {
@@ -123,18 +175,8 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(job.budget.note());
-    notes.extend(roomier(job, shape, &terms, &solution).filter(|_| fits));
-    let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
-    Ok(Planned {
-        solution,
-        budget_bytes,
-        elsewhere_budget_bytes,
-        step_tokens: shape.step_tokens,
-        fits,
-        advice,
-        notes,
-        profile: job.profile.clone(),
-    })
+    notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
+    notes
 }
 
 /// What more memory would buy: the same run with everything kept on the device.
@@ -187,13 +229,21 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
     PROCESS_BYTES + threads as u64 * THREAD_BYTES + weights as u64 * WEIGHT_BYTES + steps as u64 * STEP_BYTES
 }
 
-/// What is resident beside the arena while training.
+/// What lies on the device beside the arena while training.
 fn context(job: &Job) -> Context {
-    if job.request.device == DeviceKind::Cuda {
+    match job.request.device {
         // Pages of 4 KiB, each an entry of 8 bytes; measured.
-        let (bytes, host_bytes_a_table_byte) = (job.place.gpu_context_bytes(), 512);
-        return Context { bytes, host_bytes_a_table_byte, ..Context::default() };
+        DeviceKind::Cuda => Context {
+            bytes: job.place.gpu_context_bytes(),
+            host_bytes_a_table_byte: 512,
+            ..Context::default()
+        },
+        DeviceKind::Cpu => process_context(job),
     }
+}
+
+/// What the process takes beside the arena while training.
+pub fn process_context(job: &Job) -> Context {
     let data = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);

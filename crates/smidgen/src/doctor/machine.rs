@@ -37,7 +37,8 @@ pub fn processor(threads: usize) -> Check {
 }
 
 pub fn memory() -> Check {
-    memory_line(host::free_memory_bytes(), host::total_memory_bytes())
+    let ram = host::read_ram();
+    memory_line(ram.free_bytes, ram.total_bytes)
 }
 
 fn memory_line(free: Option<u64>, total: Option<u64>) -> Check {
@@ -55,7 +56,8 @@ fn memory_line(free: Option<u64>, total: Option<u64>) -> Check {
 }
 
 pub fn container() -> Check {
-    let finding = match host::container_limit_bytes() {
+    let ram = host::read_ram();
+    let finding = match ram.total_bytes.filter(|_| ram.is_limited) {
         Some(limit) => format!("may take {}, which plans respect", format_bytes(limit)),
         None => "no limit".to_owned(),
     };

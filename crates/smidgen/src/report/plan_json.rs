@@ -3,6 +3,7 @@
 //! Every size is in bytes, and the rows add up to `peak_bytes`.
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
+use crate::life::must_fit;
 use crate::planning::Planned;
 use serde_json::{Map, Value, json};
 use smidgen_ir::{DeviceKind, Entry, Space};
@@ -22,6 +23,8 @@ pub fn render_json(planned: &Planned) -> Value {
         DeviceKind::Cpu => Space::Disk.name(),
         DeviceKind::Cuda => Space::Host.name(),
     };
+    let life: Map<String, Value> =
+        planned.life.iter().map(|phase| (phase.name.to_string(), phase.needs.render_json())).collect();
     let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device.name() };
     json!({
         "fits": planned.fits,
@@ -76,6 +79,8 @@ pub fn render_json(planned: &Planned) -> Value {
             "save": at_rest,
         },
         "profile": planned.profile.render_json(),
+        "life": life,
+        "must_fit": must_fit(&planned.life).render_json(),
         "advice": planned.advice,
         "notes": planned.notes,
     })

@@ -62,6 +62,10 @@ impl Start {
         }
     }
 
+    pub fn is_checkpoint(&self) -> bool {
+        matches!(self, Start::Checkpoint { .. })
+    }
+
     pub fn loss_scale(&self) -> Option<LossScale> {
         match self {
             Start::Beginning => None,

@@ -38,3 +38,4 @@ mod stopping;
 mod text_data;
 mod torture;
 mod training;
+mod whole_life;
