@@ -169,6 +169,16 @@ pub fn tile_choices(tokens: usize) -> Vec<usize> {
     sizes.into_iter().filter(|size| *size >= FEWEST_TOKENS && *size < tokens).collect()
 }
 
+/// All weights elsewhere, so many layers of them on the device at the same time.
+pub fn all_weights_away(request: &Request, layers_here: usize) -> Away {
+    Away {
+        weights: (0..request.spec.layers).collect(),
+        tables: true,
+        window_bytes: layers_here * layer_bytes(request),
+        ..Away::default()
+    }
+}
+
 /// Bytes of the weights of a layer that can be sent away.
 fn layer_bytes(request: &Request) -> usize {
     let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));

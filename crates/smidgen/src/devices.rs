@@ -106,10 +106,15 @@ impl Place {
         Ok(device)
     }
 
-    /// Opens the device, with its context and kernels; the arena comes with the plan.
+    /// Opens the device, with its context and kernels; the arena comes with the plan. What a plan has on disk lies in the
+    /// cache, unless whoever runs it knows a better folder.
     pub fn open(&self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
         match self {
-            Place::Cpu => Ok(AnyDevice::Cpu(Cpu::new(threads).map_err(Failure::world)?)),
+            Place::Cpu => {
+                let cpu = Cpu::new(threads).map_err(Failure::world)?;
+                let folder = environment::own_cache().unwrap_or_else(|_| std::env::temp_dir());
+                Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
+            }
             Place::Cuda { ordinal, .. } => {
                 let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
                 let options = CudaOptions { ordinal: *ordinal, precision, cache };

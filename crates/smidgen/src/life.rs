@@ -118,16 +118,18 @@ fn total_steps(job: &Job) -> u64 {
 /// One answer, prompt included, as long as the longest sample may be.
 fn generation(job: &Job) -> Option<Spaces> {
     let context = job.recipe.data.max_tokens.min(job.request.spec.max_positions);
-    let budget = JobBudget { bytes: u64::MAX, stated: true, cut_to_free: None, reserve_bytes: 0 };
-    let sizes = Sizes {
+    let within = |bytes| JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 };
+    let sizes = |budget| Sizes {
         slots: 1,
         context: Some(context),
         cache_tokens: None,
         new_tokens: DEFAULT_NEW_TOKENS,
         budget,
     };
-    let plan = plan_generation(&job.request, &job.model, &job.place, &sizes).ok()?;
-    Some(Spaces { device: plan.peak_bytes, ..Spaces::default() })
+    let plan = |bytes| plan_generation(&job.request, &job.model, &job.place, &sizes(within(bytes)));
+    let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
+    let (pinned, disk) = (plan.plan.host.bytes() as u64, plan.plan.disk.bytes() as u64);
+    Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })
 }
 
 struct TensorSizes {

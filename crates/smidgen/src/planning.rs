@@ -7,9 +7,11 @@
 use crate::advice::advise;
 use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
+use crate::checkpoint::model::Model;
 use crate::data::format::RowFormat;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
+use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
@@ -232,14 +234,14 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
 /// What lies on the device beside the arena while training.
 fn context(job: &Job) -> Context {
     match job.request.device {
-        // Pages of 4 KiB, each an entry of 8 bytes; measured.
-        DeviceKind::Cuda => Context {
-            bytes: job.place.gpu_context_bytes(),
-            host_bytes_a_table_byte: 512,
-            ..Context::default()
-        },
+        DeviceKind::Cuda => gpu_context(&job.place),
         DeviceKind::Cpu => process_context(job),
     }
+}
+
+pub fn gpu_context(place: &Place) -> Context {
+    // Pages of 4 KiB, each an entry of 8 bytes; measured.
+    Context { bytes: place.gpu_context_bytes(), host_bytes_a_table_byte: 512, ..Context::default() }
 }
 
 /// What the process takes beside the arena while training.
@@ -253,15 +255,20 @@ pub fn process_context(job: &Job) -> Context {
         }
         Data::Assumed { .. } => 0,
     };
-    let tensors = job.request.spec.tensors();
+    program_context(&job.request, &job.model, data)
+}
+
+/// What the program takes beside the arena with so much data: itself, its threads, and the loading of weights.
+pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
+    let tensors = request.spec.tensors();
     let (mut loading, mut at_once) = (0, 0);
     for tensor in &tensors {
-        let Some(weight) = job.model.weight(&tensor.name) else { continue };
-        let storage = job.request.storage_of(&tensor.name);
+        let Some(weight) = model.weight(&tensor.name) else { continue };
+        let storage = request.storage_of(&tensor.name);
         loading = loading.max(load_scratch_bytes(&weight, storage) as u64);
         at_once = at_once.max(at_once_bytes(&weight, storage) as u64);
     }
-    let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
+    let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + data_bytes;
     let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
     Context { bytes, step_bytes: STEP_BYTES, spill_bytes, ..Context::default() }
 }

@@ -6,16 +6,16 @@
 //! are not worth a transfer.
 
 use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
-use crate::options::Policy;
+use crate::options::Away;
 use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Space, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.
 pub const FEWEST_BYTES: usize = 1 << 10;
 
-/// Sends matrices of at least `fewest_bytes` to `space` as the policy says, and has them fetched.
-pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, fewest_bytes: usize) {
-    let away = leaves_away(graph, policy, extent, fewest_bytes);
+/// Sends matrices of at least `fewest_bytes` to `space` as the choice says, and has them fetched.
+pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fewest_bytes: usize) {
+    let away = leaves_away(graph, choice, extent, fewest_bytes);
     for (index, value) in graph.values.iter_mut().enumerate() {
         if away.contains(&value.role.whole(ValueId(index as u32))) {
             value.space = space;
@@ -23,11 +23,11 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, 
     }
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
-        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, policy.away.window_bytes);
+        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, choice.window_bytes);
     }
 }
 
-fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
+fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
     let mut away = HashSet::new();
     let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let heads: HashSet<ValueId> =
@@ -40,19 +40,19 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
                 // What is trained is changed on the device.
                 LeafKind::Weight if leaf.gradient.is_some() => false,
                 LeafKind::Weight => match node.layer {
-                    Some(layer) => policy.away.weights.binary_search(&layer).is_ok(),
+                    Some(layer) => choice.weights.binary_search(&layer).is_ok(),
                     // Rows are looked up where they lie, so they have to lie in one piece.
                     None => {
                         let goes = match &node.op {
                             Op::Embed { .. } => {
-                                policy.away.tables || (policy.away.embedding && !heads.contains(&whole))
+                                choice.tables || (choice.embedding && !heads.contains(&whole))
                             }
-                            _ => policy.away.tables && is_head(&node.op),
+                            _ => choice.tables && is_head(&node.op),
                         };
                         goes && graph.value(whole).ty.storage.rows_lie_together()
                     }
                 },
-                LeafKind::Moment => policy.away.moments,
+                LeafKind::Moment => choice.moments,
                 LeafKind::Adapter
                 | LeafKind::Gradient
                 | LeafKind::Derived

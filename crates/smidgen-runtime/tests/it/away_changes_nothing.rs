@@ -52,7 +52,7 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     offload::apply(&mut subject.graph, policy, &subject.extent, Space::Disk);
     verify::expect_sound("offload", &verify::graph(&subject.graph));
-    stream::apply(&mut subject.graph, policy, &subject.extent, Space::Disk, 1);
+    stream::apply(&mut subject.graph, &policy.away, &subject.extent, Space::Disk, 1);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject
 }
