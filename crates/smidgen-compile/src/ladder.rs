@@ -8,7 +8,7 @@
 use crate::options::{Away, Policy, Recompute, Request, spread};
 use crate::passes::stream::FEWEST_BYTES;
 use crate::solve::Pins;
-use smidgen_ir::Extent;
+use smidgen_ir::{DeviceKind, Extent};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -115,7 +115,7 @@ fn rungs(request: &Request, pins: &Pins, order: Order, most_recomputed: usize) -
         vec![layers.collect(), vec![tables]]
     };
     let tile = |from: Rung| {
-        let sizes = tile_choices(request.extent.tokens).into_iter();
+        let sizes = tile_choices(request.device, request.extent.tokens).into_iter();
         vec![sizes.map(|tokens| Rung { tile_tokens: Some(tokens), ..from }).collect()]
     };
     // Rows of the embedding are few: looking them up elsewhere costs next to nothing.
@@ -163,10 +163,13 @@ fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Poli
 }
 
 /// Tokens of a tile to try, the most first: a fourth of them and a sixteenth, as long as products have rows enough.
-pub fn tile_choices(tokens: usize) -> Vec<usize> {
-    const FEWEST_TOKENS: usize = 256;
+pub fn tile_choices(device: DeviceKind, tokens: usize) -> Vec<usize> {
+    let fewest = match device {
+        DeviceKind::Cpu => 256,
+        DeviceKind::Cuda => 2048,
+    };
     let sizes = [4, 16].map(|tiles| tokens.div_ceil(tiles).next_multiple_of(128));
-    sizes.into_iter().filter(|size| *size >= FEWEST_TOKENS && *size < tokens).collect()
+    sizes.into_iter().filter(|size| *size >= fewest && *size < tokens).collect()
 }
 
 /// All weights elsewhere, so many layers of them on the device at the same time.
