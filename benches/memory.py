@@ -4,7 +4,7 @@
 
 A row is one technique or one budget. Rounds alternate over all rows, so that a slow minute of the machine hits
 several; speed is the median over all steps but the first, memory the largest resident set of the process. Losses of rows
-with the same micro-batch must be equal to the last bit, or the script fails.
+with the same micro-batches and tiles must be equal to the last bit, or the script fails.
 Left out: GPUs, other models.
 """
 
@@ -40,7 +40,13 @@ device = "cpu"
 dir = "{output}"
 """
 
-HERE = ["memory.weights=device", "memory.activations=device", "memory.optimizer_state=device", "memory.micro_tokens=1024"]
+HERE = [
+    "memory.weights=device",
+    "memory.activations=device",
+    "memory.optimizer_state=device",
+    "memory.micro_tokens=1024",
+    "memory.tile_tokens=none",
+]
 
 
 def pinned(*changes):
@@ -51,6 +57,7 @@ def pinned(*changes):
 ROWS = {
     "everything on the device": pinned("memory.recompute=none"),
     "layers computed again": pinned("memory.recompute=all"),
+    "the same, in tiles of 256 tokens": pinned("memory.recompute=all", "memory.tile_tokens=256"),
     "activations on disk": pinned("memory.recompute=none", "memory.activations=host"),
     "layers computed again from inputs on disk": pinned("memory.recompute=all", "memory.activations=host"),
     "weights on disk": pinned("memory.recompute=none", "memory.weights=disk"),
@@ -98,11 +105,11 @@ def main():
             row["disk_bytes"] = plan["spaces"]["disk"]
             row["predicted_tokens_per_s"] = plan["tokens_per_s"]
             policy = plan["policy"]
-            row["policy"] = {key: policy[key] for key in ("recompute", "micro_tokens", "loss_chunk", "weights",
-                                                          "activations", "optimizer_state")}
+            row["policy"] = {key: policy[key] for key in ("recompute", "micro_tokens", "tile_tokens", "loss_chunk",
+                                                          "weights", "activations", "optimizer_state")}
             row["policy"]["recompute"] = len(policy["recompute"])
             curve = [step["loss"] for step in rows]
-            first = losses.setdefault(plan["extent"]["tokens"], (name, curve))
+            first = losses.setdefault((plan["extent"]["tokens"], policy["tile_tokens"]), (name, curve))
             if curve != first[1]:
                 raise SystemExit(f"`{name}` has other losses than `{first[0]}`: {curve} {first[1]}")
             print(f"{name}: planned {plan['peak_bytes'] / 2**20:.1f} MiB, measured {row['measured_bytes'] / 2**20:.1f}, "

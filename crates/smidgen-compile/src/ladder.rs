@@ -158,7 +158,8 @@ fn policy(request: &Request, pins: &Pins, loss_chunk: usize, rung: Rung) -> Poli
         Some(tokens) => Some(tokens).filter(|tokens| *tokens > 0),
         None => rung.tile_tokens,
     };
-    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+    let on_disk = pins.weights_on_disk;
+    let away = Away { weights, embedding, tables, on_disk, activations, moments, window_bytes };
     Policy { recompute, loss_chunk, tile_tokens, away }
 }
 

@@ -293,10 +293,6 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         Placement::Device => Some(false),
         Placement::Host => Some(true),
     };
-    if memory.weights == WeightPlacement::Disk && job.request.device == DeviceKind::Cuda {
-        return Err(Failure::recipe("`memory.weights = \"disk\"` is not supported on a GPU")
-            .hint("`memory.weights = \"host\"` streams them from pinned memory"));
-    }
     let (weights_away, tables_away) = match memory.weights {
         WeightPlacement::Auto => (None, None),
         WeightPlacement::Device => (Some(0), Some(false)),
@@ -316,6 +312,7 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         },
         weights_away,
         tables_away,
+        weights_on_disk: memory.weights == WeightPlacement::Disk,
         activations_away: away(memory.activations),
         moments_away: away(memory.optimizer_state),
     })

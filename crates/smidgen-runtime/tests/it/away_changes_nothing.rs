@@ -30,15 +30,9 @@ fn everything_away() -> BTreeSet<&'static str> {
 }
 
 pub fn everywhere(window_bytes: usize) -> Away {
-    let layers: Vec<usize> = (0..LAYERS).collect();
-    Away {
-        weights: layers.clone(),
-        embedding: false,
-        tables: true,
-        activations: layers,
-        moments: true,
-        window_bytes,
-    }
+    let weights: Vec<usize> = (0..LAYERS).collect();
+    let activations = weights.clone();
+    Away { weights, tables: true, activations, moments: true, window_bytes, ..Away::default() }
 }
 
 /// The decoder with the passes behind it that send values away.

@@ -178,8 +178,8 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 15.45 MiB, the budget is 4.00 MiB
-              largest at the peak: workspace of backward of layers.1, weight_grad 1.25 MiB, base weights 72.94 KiB, d layers.1.mlp.gate 10.00 KiB
+            error: the leanest plan needs 15.47 MiB, the budget is 4.00 MiB
+              largest at the peak: workspace of recompute of layers.1, linear 1.25 MiB, base weights 184.50 KiB, d layers.1.mlp.gate 10.00 KiB
 
             hint: `memory.budget = "16MiB"` is the least that fits
         "#]],
@@ -309,6 +309,7 @@ fn the_resolved_job_is_written_whole() {
             host_budget = "auto"
             threads = 2
             micro_tokens = "auto"
+            tile_tokens = "auto"
             recompute = "auto"
             activations = "auto"
             weights = "auto"

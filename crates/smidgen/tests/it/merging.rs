@@ -60,6 +60,8 @@ fn a_merge_as_json_in_another_type() {
             "bytes": 94464
           },
           "memory_bytes": 33557504,
+          "planned_bytes": 47783504,
+          "measured_bytes": 11395072,
           "logits_difference": null,
           "notes": []
         }

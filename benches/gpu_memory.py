@@ -1,0 +1,77 @@
+"""What each way to save memory takes and costs on a GPU: model shapes with made-up weights, by `smidgen bench`.
+
+    python gpu_memory.py SMIDGEN_BINARY [--only WORD] [--out results/memory-h200.json]
+
+A row is one technique or one budget. `planned` and `measured` are bytes of the device without the driver's context,
+`elsewhere` is pinned memory beside it; `predicted` is the speed that the plan named beforehand.
+The script fails where a run takes more than its plan.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = {"weights": "device", "activations": "device", "optimizer-state": "device", "tile-tokens": "none"}
+QWEN = {"model": "qwen2.5-7b", "base": "bf16", "batch": 4, "tokens": 4096, "steps": 3, "warm-up": 2}
+NF4 = {**QWEN, "base": "nf4", "tokens": 2048}
+LLAMA = {"model": "llama3.1-8b", "base": "nf4", "rank": 32, "batch": 1, "steps": 2, "warm-up": 1}
+LONG = {"recompute": "all", "activations": "host", "optimizer-state": "host", "tile-tokens": 4096}
+
+ROWS = [
+    ("everything on the device", {**QWEN, **HERE, "recompute": "none"}),
+    ("layers computed again", {**QWEN, **HERE, "recompute": "all"}),
+    ("the same, in tiles of 4096 tokens", {**QWEN, **HERE, "recompute": "all", "tile-tokens": 4096}),
+    ("layers computed again, activations away", {**QWEN, **HERE, "recompute": "all", "activations": "host"}),
+    ("layers computed again, weights away", {**QWEN, **HERE, "recompute": "all", "weights": "host"}),
+    ("layers computed again, moments away", {**QWEN, **HERE, "recompute": "all", "optimizer-state": "host"}),
+    ("layers computed again, all of it away", {**QWEN, "recompute": "all", "weights": "host", "activations": "host", "optimizer-state": "host", "tile-tokens": "none"}),
+    ("budget 6 GiB", {**QWEN, "budget": "6GiB"}),
+    ("2048 tokens a sample, budget 24 GiB", {**QWEN, "tokens": 2048, "budget": "24GiB"}),
+    ("2048 tokens a sample, budget 17 GiB", {**QWEN, "tokens": 2048, "budget": "17GiB"}),
+    ("budget 8 GiB", {**NF4, "budget": "8GiB"}),
+    ("one sample, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB"}),
+    ("one sample, budget 2.5 GiB", {**NF4, "batch": 1, "budget": "2.5GiB"}),
+    ("one sample of 16384 tokens", {**LLAMA, **LONG, "tokens": 16384, "budget": "7.4GiB"}),
+    ("one sample of 32768 tokens", {**LLAMA, **LONG, "tokens": 32768, "budget": "8.5GiB"}),
+    ("one sample of 65536 tokens", {**LLAMA, **LONG, "tokens": 65536, "budget": "10.9GiB"}),
+]
+
+
+def run(binary, row):
+    words = [word for key, value in row.items() for word in (f"--{key}", str(value))]
+    done = subprocess.run([binary, "bench", "--json", *words], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{words}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = []
+    for name, row in ROWS:
+        if args.only not in f"{row['model']} {row['base']} {name}":
+            continue
+        found = run(args.binary, row)
+        tokens = found["batch"] * found["tokens"]
+        rows.append({
+            "name": name,
+            **{key: found[key] for key in ["model", "base", "rank", "batch", "tokens", "micro_tokens", "recompute", "tile_tokens", "weights_away", "embedding_away", "tables_away", "activations_away", "moments_away", "loss_chunk", "tokens_per_s", "planned_bytes", "measured_bytes", "context_bytes"]},
+            "elsewhere_bytes": found["elsewhere_bytes"],
+            "predicted_tokens_per_s": 1e3 * tokens / found["predicted_step_ms"],
+        })
+        print(f"{found['model']} {found['base']} {name}: {found['tokens_per_s']:.0f} tokens/s, predicted {rows[-1]['predicted_tokens_per_s']:.0f}, planned {found['planned_bytes'] / 2**30:.3f} GiB, measured {found['measured_bytes'] / 2**30:.3f}", flush=True)
+        if args.out:
+            args.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    above = [row["name"] for row in rows if row["measured_bytes"] > row["planned_bytes"]]
+    if above:
+        sys.exit(f"more than planned: {above}")
+
+
+if __name__ == "__main__":
+    main()
