@@ -8,10 +8,12 @@
 
 pub mod adapter;
 pub mod arena;
+mod attempt;
 pub mod autodiff;
 pub mod error;
 pub mod forward;
-pub mod ladder;
+mod improve;
+mod ladder;
 pub mod leaves;
 mod linear;
 pub mod model;
