@@ -1,6 +1,6 @@
 """Plans against measurement on a grid of runs: families, storages, adapters, optimizers, budgets, lengths.
 
-    python grid.py SMIDGEN_BINARY [--device cpu|cuda:0] [--out results/grid-cpu.json] [--only WORD] [--keep-going]
+    python grid.py SMIDGEN_BINARY [--device cpu|cuda:0] [--out results/grid-cpu.json] [--only WORD]
 
 Checkpoints are made up by `smidgen bench --write-model` from small configs of every family, tokens by a counter; GGUF
 files are those of `fixtures/`. Each run is `smidgen train` as anyone would start it. Budgets are `auto`, the least that
@@ -69,7 +69,7 @@ dir = "{output}"
 """
 
 BASE = dict(family="llama", base="as-stored", compute="auto", adapter="lora", optimizer="adamw", budget="auto", length=512,
-            batch=4, steps=4, size="small")
+            batch=8, steps=3, size="small")
 
 
 def grid(is_gpu):
@@ -77,7 +77,7 @@ def grid(is_gpu):
     runs = []
     for family in FAMILIES:
         runs += [dict(family=family, budget=budget) for budget in ("auto", "middle", "tight")]
-        runs.append(dict(family=family, base="nf4", length=2048, batch=2, steps=2, budget="middle"))
+        runs.append(dict(family=family, base="nf4", length=2048, batch=4, steps=2, budget="middle"))
     for base in ("f32", "int8", "nf4", "nf4-single"):
         runs += [dict(base=base, budget=budget, adapter=adapter)
                  for budget, adapter in (("auto", "lora"), ("tight", "lora"), ("middle", "dora"))]

@@ -12,8 +12,6 @@ use crate::solve::{Budget, Context, Demand, elsewhere_bytes};
 use crate::{arena, differentiated, with_policy};
 use smidgen_ir::{Entry, Graph, Op, Phase, Plan};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
 
 /// What choices take, before packing.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,8 +57,9 @@ pub struct Attempt<'a> {
     /// Rows of logits at a time, most first.
     pub chunks: Vec<usize>,
     effort: &'a Effort,
-    /// What every policy begins with, by chunks of logits.
-    graphs: RefCell<HashMap<usize, Rc<Graph>>>,
+    /// What every policy begins with, for the last chunk of logits that was asked for: graphs are large, and what a
+    /// search leaves in the heap counts in the run.
+    graph: RefCell<Option<(usize, Graph)>>,
     /// In the order of asking.
     seen: RefCell<Vec<(Policy, Taken)>>,
     /// Where mixtures were looked for.
@@ -77,9 +76,9 @@ impl<'a> Attempt<'a> {
         effort: &'a Effort,
     ) -> Attempt<'a> {
         let request = Request { extent: demand.extent, ..request.clone() };
-        let (graphs, seen, points) = (RefCell::default(), RefCell::default(), RefCell::default());
+        let (graph, seen, points) = (RefCell::default(), RefCell::default(), RefCell::default());
         let demand = *demand;
-        Attempt { request, demand, freedom, context, budget, profile, chunks, effort, graphs, seen, points }
+        Attempt { request, demand, freedom, context, budget, profile, chunks, effort, graph, seen, points }
     }
 
     /// The fastest that is free to choose.
@@ -162,12 +161,20 @@ impl<'a> Attempt<'a> {
         self.effort.is_spent(share)
     }
 
+    /// Lets go of what is large; measurements stay.
+    pub fn rest(&self) {
+        *self.graph.borrow_mut() = None;
+    }
+
     /// Candidates are not checked between their stages; the one that is chosen is.
     fn scheduled(&self, policy: &Policy) -> Schedule {
-        let mut graphs = self.graphs.borrow_mut();
-        let build = || Rc::new(differentiated(&self.request, policy.loss_chunk, |_, _| {}));
-        let graph = graphs.entry(policy.loss_chunk).or_insert_with(build);
-        let schedule = with_policy((**graph).clone(), &self.request, policy, |_, _| {});
+        let mut kept = self.graph.borrow_mut();
+        if kept.as_ref().is_none_or(|(chunk, _)| *chunk != policy.loss_chunk) {
+            *kept = None;
+            *kept = Some((policy.loss_chunk, differentiated(&self.request, policy.loss_chunk, |_, _| {})));
+        }
+        let graph = kept.as_ref().expect("it was just built").1.clone();
+        let schedule = with_policy(graph, &self.request, policy, |_, _| {});
         let steps: usize = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
         self.effort.steps.set(self.effort.steps.get() + steps);
         schedule

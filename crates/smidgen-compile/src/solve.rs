@@ -171,6 +171,7 @@ fn search(attempts: &[Attempt]) {
             rungs[index] = found.into_iter().find(|rungs| !rungs.is_empty()).unwrap_or_default();
         }
         looked_at[index] = Some(fastest_ms(attempt));
+        attempt.rest();
     }
     let mut order: Vec<usize> = (0..end).filter(|index| !rungs[*index].is_empty()).collect();
     order.sort_by(|one, other| fastest_ms(&attempts[*one]).total_cmp(&fastest_ms(&attempts[*other])));
@@ -192,6 +193,7 @@ fn search(attempts: &[Attempt]) {
         points
             .filter(|point| attempt.is_within(&attempt.taken(point)))
             .for_each(|point| improve(attempt, *point));
+        attempt.rest();
     }
 }
 
