@@ -10,7 +10,7 @@ use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::solve::{Budget, Context, Demand, elsewhere_bytes};
 use crate::{arena, differentiated, with_policy};
-use smidgen_ir::{Entry, Graph, Op, Phase, Plan};
+use smidgen_ir::{Entry, Graph, Op, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
 
 /// What choices take, before packing.
@@ -103,10 +103,14 @@ impl<'a> Attempt<'a> {
         if let Some(taken) = self.known_by(policy) {
             return taken;
         }
-        let schedule = self.scheduled(policy);
+        let mut schedule = self.scheduled(policy);
+        let elsewhere_bytes = schedule.elsewhere_bytes() as u64;
+        // Before packing a plan does not know it, and the context may depend on it.
+        if self.request.elsewhere() == Space::Host {
+            schedule.plan.host.persistent_bytes = elsewhere_bytes as usize;
+        }
         let region_bytes = self.region_bytes(&schedule);
         let bytes = region_bytes.into_iter().max().unwrap_or(0);
-        let elsewhere_bytes = schedule.elsewhere_bytes() as u64;
         let taken =
             Taken { bytes, region_bytes, elsewhere_bytes, ms: 1e3 * self.step_seconds(&schedule.plan) };
         self.seen.borrow_mut().push((policy.clone(), taken));
@@ -200,7 +204,9 @@ impl<'a> Attempt<'a> {
     }
 
     pub fn ladders(&self, loss_chunk: usize) -> Vec<Ladder> {
-        self.freedom.ladders(loss_chunk, |choices| self.taken(choices).bytes)
+        let is_short_elsewhere = self.budget.elsewhere_bytes < u64::MAX;
+        let tokens = self.demand.extent.tokens;
+        self.freedom.ladders(loss_chunk, tokens, is_short_elsewhere, |choices| self.taken(choices).bytes)
     }
 
     /// The lowest rung of each ladder of which no more is alive than the budget allows.

@@ -51,9 +51,11 @@ struct Change {
 enum Choice {
     Recomputed(usize),
     WeightsAway(usize),
+    EmbeddingAway(bool),
     TablesAway(bool),
     Activations(Waiting),
     MomentsAway(bool),
+    TileTokens(Option<usize>),
     WindowLayers(usize),
     LossChunk(usize),
 }
@@ -62,6 +64,8 @@ fn with(choices: Choices, choice: Choice) -> Choices {
     match choice {
         Choice::Recomputed(recomputed) => Choices { recomputed, ..choices },
         Choice::WeightsAway(weights_away) => Choices { weights_away, ..choices },
+        Choice::EmbeddingAway(embedding_away) => Choices { embedding_away, ..choices },
+        Choice::TileTokens(tile_tokens) => Choices { tile_tokens, ..choices },
         Choice::TablesAway(tables_away) => Choices { tables_away, ..choices },
         Choice::Activations(activations) => Choices { activations, ..choices },
         Choice::MomentsAway(moments_away) => Choices { moments_away, ..choices },
@@ -169,7 +173,15 @@ fn changes(attempt: &Attempt, point: Choices, here: Taken) -> ([Vec<Change>; 2],
     let streams = point.weights_away > 0 || point.tables_away || point.moments_away;
     let windows =
         if streams { vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW] } else { vec![point.window_layers] };
+    let has_embedding = attempt.freedom.has_own_embedding && !point.tables_away;
+    let mut tiles = vec![None];
+    tiles.extend(attempt.freedom.tiles(attempt.demand.extent.tokens).into_iter().map(Some));
     let kinds = vec![
+        axis(
+            is_free && pins.tables_away.is_none() && has_embedding,
+            [false, true].map(Choice::EmbeddingAway).to_vec(),
+        ),
+        axis(is_free && pins.tile_tokens.is_none(), tiles.into_iter().map(Choice::TileTokens).collect()),
         axis(is_free && pins.tables_away.is_none(), [false, true].map(Choice::TablesAway).to_vec()),
         axis(
             is_free && pins.activations_away.is_none(),

@@ -9,7 +9,7 @@
 use crate::options::{Away, Policy, Recompute, Request, spread};
 use crate::passes::stream::FEWEST_BYTES;
 use crate::solve::Pins;
-use smidgen_ir::Extent;
+use smidgen_ir::{DeviceKind, Extent};
 
 /// Layers of weights that may be on the device at the same time, unless memory presses.
 pub const USUAL_WINDOW: usize = 2;
@@ -22,9 +22,13 @@ pub struct Choices {
     pub recomputed: usize,
     /// So many layers, spread evenly.
     pub weights_away: usize,
+    /// The embedding alone, of which rows are looked up where it lies.
+    pub embedding_away: bool,
     pub tables_away: bool,
     pub activations: Waiting,
     pub moments_away: bool,
+    /// Tokens for which wide activations exist at the same time.
+    pub tile_tokens: Option<usize>,
     /// Layers of weights that may be there at the same time; 0 where they come when they are needed.
     pub window_layers: usize,
 }
@@ -44,11 +48,20 @@ pub struct Freedom<'a> {
     pub pins: &'a Pins,
     pub layers: usize,
     layer_bytes: usize,
+    /// Whether the embedding can be away while the head is not.
+    pub has_own_embedding: bool,
+    device: DeviceKind,
 }
 
 impl<'a> Freedom<'a> {
     pub fn of(request: &Request, pins: &'a Pins) -> Freedom<'a> {
-        Freedom { pins, layers: request.spec.layers, layer_bytes: layer_bytes(request) }
+        Freedom {
+            pins,
+            layers: request.spec.layers,
+            layer_bytes: layer_bytes(request),
+            has_own_embedding: !request.spec.tied_head,
+            device: request.device,
+        }
     }
 
     /// Everything on the device, as far as it is free.
@@ -57,12 +70,14 @@ impl<'a> Freedom<'a> {
             loss_chunk,
             recomputed: 0,
             weights_away: self.pins.weights_away.unwrap_or(0),
+            embedding_away: false,
             tables_away: self.pins.tables_away.unwrap_or(false),
             activations: match self.pins.activations_away {
                 Some(true) => Waiting::All,
                 Some(false) | None => Waiting::None,
             },
             moments_away: self.pins.moments_away.unwrap_or(false),
+            tile_tokens: self.pins.tile_tokens.filter(|tokens| *tokens > 0),
             window_layers: USUAL_WINDOW,
         }
     }
@@ -76,7 +91,9 @@ impl<'a> Freedom<'a> {
         let choices = Choices {
             recomputed: if pins.recompute.is_some() { 0 } else { choices.recomputed },
             weights_away: pins.weights_away.unwrap_or(choices.weights_away),
+            embedding_away: choices.embedding_away && pins.tables_away.is_none(),
             tables_away: pins.tables_away.unwrap_or(choices.tables_away),
+            tile_tokens: if pins.tile_tokens.is_some() { start.tile_tokens } else { choices.tile_tokens },
             activations: if pins.activations_away.is_some() {
                 start.activations
             } else {
@@ -110,19 +127,42 @@ impl<'a> Freedom<'a> {
             true => 0,
             false => choices.window_layers * self.layer_bytes,
         };
-        let away = Away { weights, tables, activations, moments, window_bytes };
-        Policy { recompute, loss_chunk: choices.loss_chunk, away }
+        let embedding = choices.embedding_away && self.has_own_embedding && !tables;
+        let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+        let (loss_chunk, tile_tokens) = (choices.loss_chunk, choices.tile_tokens);
+        Policy { recompute, loss_chunk, tile_tokens, away }
     }
 
-    /// The ladders that the pins leave, each with at least one rung. `least_bytes` is what choices need.
-    pub fn ladders(&self, loss_chunk: usize, least_bytes: impl Fn(&Choices) -> u64) -> Vec<Ladder> {
+    /// Tokens of a tile to try, the most first.
+    pub fn tiles(&self, tokens: usize) -> Vec<usize> {
+        tile_choices(self.device, tokens)
+    }
+
+    /// The ladders that the pins leave, each with at least one rung, for micro-batches of so many tokens.
+    /// `least_bytes` is what choices need.
+    pub fn ladders(
+        &self,
+        loss_chunk: usize,
+        tokens: usize,
+        is_short_elsewhere: bool,
+        least_bytes: impl Fn(&Choices) -> u64,
+    ) -> Vec<Ladder> {
         let is_free = self.pins.policy.is_none() && self.pins.recompute.is_none();
         let most_recomputed = if is_free { self.leanest_count(loss_chunk, least_bytes) } else { 0 };
         let build = |order: Order| {
-            let rungs = rungs(self.start(loss_chunk), self.layers, order, most_recomputed);
-            Ladder::of(rungs.into_iter().map(|(kind, rung)| (kind, self.pinned(rung))).collect())
+            let start = self.start(loss_chunk);
+            let rungs = rungs(self, start, tokens, order, most_recomputed).into_iter();
+            let here = |rung: Choices| match order {
+                Order::RecomputeFirst | Order::StreamFirst => rung,
+                Order::NothingAway => {
+                    let Choices { recomputed, tile_tokens, .. } = rung;
+                    Choices { recomputed, tile_tokens, ..start }
+                }
+            };
+            Ladder::of(rungs.map(|(kind, rung)| (kind, self.pinned(here(rung)))).collect())
         };
-        let mut ladders: Vec<Ladder> = Order::ALL.into_iter().map(build).collect();
+        let orders = Order::ALL.into_iter().take(if is_short_elsewhere { 3 } else { 2 });
+        let mut ladders: Vec<Ladder> = orders.map(build).collect();
         ladders.dedup();
         ladders
     }
@@ -139,10 +179,27 @@ impl<'a> Freedom<'a> {
 enum Order {
     RecomputeFirst,
     StreamFirst,
+    /// For where there is little room elsewhere.
+    NothingAway,
 }
 
 impl Order {
-    const ALL: [Order; 2] = [Order::RecomputeFirst, Order::StreamFirst];
+    const ALL: [Order; 3] = [Order::RecomputeFirst, Order::StreamFirst, Order::NothingAway];
+
+    fn kinds(self) -> [Kind; 3] {
+        match self {
+            Order::RecomputeFirst | Order::NothingAway => [Kind::Recompute, Kind::Tile, Kind::Stream],
+            Order::StreamFirst => [Kind::Stream, Kind::Recompute, Kind::Tile],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Recompute,
+    /// Wide activations exist for some tokens at a time.
+    Tile,
+    Stream,
 }
 
 /// Choices, and the last of each kind.
@@ -167,31 +224,62 @@ impl Ladder {
 }
 
 /// Rungs with a number for the kind of choice that each adds to the one before.
-fn rungs(start: Choices, layers: usize, order: Order, most_recomputed: usize) -> Vec<(usize, Choices)> {
+fn rungs(
+    freedom: &Freedom,
+    start: Choices,
+    tokens: usize,
+    order: Order,
+    most_recomputed: usize,
+) -> Vec<(usize, Choices)> {
+    let layers = freedom.layers;
     let recompute = |from: Choices| {
-        let counts = (1..=most_recomputed).map(move |recomputed| Choices { recomputed, ..from });
+        let counts = (1..=most_recomputed).map(|recomputed| Choices { recomputed, ..from });
         let activations = Waiting::OfRecomputed;
-        (counts.collect::<Vec<_>>(), Choices { recomputed: most_recomputed, activations, ..from })
+        vec![counts.collect(), vec![Choices { recomputed: most_recomputed, activations, ..from }]]
     };
     let stream = |from: Choices| {
-        let counts = (1..=layers).map(move |weights_away| Choices { weights_away, ..from });
-        (counts.collect::<Vec<_>>(), Choices { weights_away: layers, tables_away: true, ..from })
+        let counts = (1..=layers).map(|weights_away| Choices { weights_away, ..from });
+        vec![counts.collect(), vec![Choices { weights_away: layers, tables_away: true, ..from }]]
     };
-    let (first, second) = match order {
-        Order::RecomputeFirst => {
-            let first = recompute(start);
-            (first.clone(), stream(first.1))
-        }
-        Order::StreamFirst => {
-            let first = stream(start);
-            (first.clone(), recompute(first.1))
-        }
+    let tile = |from: Choices| {
+        let sizes = freedom.tiles(tokens).into_iter();
+        vec![sizes.map(|tokens| Choices { tile_tokens: Some(tokens), ..from }).collect()]
     };
-    let moments = Choices { moments_away: true, ..second.1 };
-    let last = vec![moments, Choices { window_layers: 0, ..moments }];
-    let kinds = [vec![start], first.0, vec![first.1], second.0, vec![second.1], last];
+    // Rows of the embedding are few: looking them up elsewhere costs next to nothing.
+    let mut last = Choices { embedding_away: freedom.has_own_embedding, ..start };
+    let mut kinds: Vec<Vec<Choices>> = vec![vec![start], vec![last]];
+    for kind in order.kinds() {
+        kinds.extend(match kind {
+            Kind::Recompute => recompute(last),
+            Kind::Tile => tile(last),
+            Kind::Stream => stream(last),
+        });
+        last = *kinds.iter().flatten().last().expect("the first rung is there");
+    }
+    let moments = Choices { moments_away: true, ..last };
+    kinds.push(vec![moments, Choices { window_layers: 0, ..moments }]);
     let numbered = kinds.into_iter().enumerate();
     numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
+}
+
+/// Tokens of a tile to try, the most first: a fourth of them and a sixteenth, as long as products have rows enough.
+pub fn tile_choices(device: DeviceKind, tokens: usize) -> Vec<usize> {
+    let fewest = match device {
+        DeviceKind::Cpu => 256,
+        DeviceKind::Cuda => 2048,
+    };
+    let sizes = [4, 16].map(|tiles| tokens.div_ceil(tiles).next_multiple_of(128));
+    sizes.into_iter().filter(|size| *size >= fewest && *size < tokens).collect()
+}
+
+/// All weights elsewhere, so many layers of them on the device at the same time.
+pub fn all_weights_away(request: &Request, layers_here: usize) -> Away {
+    Away {
+        weights: (0..request.spec.layers).collect(),
+        tables: true,
+        window_bytes: layers_here * layer_bytes(request),
+        ..Away::default()
+    }
 }
 
 /// Bytes of the weights of a layer that can be sent away.

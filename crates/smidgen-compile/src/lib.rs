@@ -10,10 +10,11 @@ pub mod adapter;
 pub mod arena;
 mod attempt;
 pub mod autodiff;
+pub mod cards;
 pub mod error;
 pub mod forward;
 mod improve;
-mod ladder;
+pub mod ladder;
 pub mod leaves;
 mod linear;
 pub mod model;
@@ -27,7 +28,7 @@ pub mod update;
 pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
-pub use profile::Profile;
+pub use profile::{DeviceProfile, Profile, Rates};
 pub use solve::{Budget, Context, Demand, Pins, Price, Solution, can_fit, solve};
 
 use smidgen_ir::{Graph, Plan, verify};
@@ -40,33 +41,39 @@ pub fn compile(request: &Request, policy: &Policy) -> Plan {
 /// Compiles what it takes to see the logits of a model, for looking at it rather than training it.
 pub fn compile_logits(request: &Request) -> Plan {
     let mut graph = forward::build_logits_graph(request);
-    verify::expect_sound("forward", &verify::graph(&graph));
+    check("forward", &graph);
 
     passes::remove_dead::apply(&mut graph);
     arena::plan_memory(placed(graph, request))
 }
 
 /// Compiles the loss of samples alone, for evaluating a model rather than training it.
-pub fn compile_eval(request: &Request, loss_chunk: usize) -> Plan {
-    let mut graph = forward::build_eval_graph(request, loss_chunk);
-    verify::expect_sound("forward", &verify::graph(&graph));
+pub fn compile_eval(request: &Request, policy: &Policy) -> Plan {
+    let mut graph = forward::build_eval_graph(request, policy.loss_chunk);
+    check("forward", &graph);
 
     passes::remove_dead::apply(&mut graph);
-    arena::plan_memory(placed(graph, request))
+    passes::tile::apply(&mut graph, policy.tile_tokens, &request.extent);
+    check("tile", &graph);
+
+    arena::plan_memory(streamed(graph, request, &policy.away, check))
 }
 
 /// Compiles generation alone, by `request.decode`.
-pub fn compile_decode(request: &Request) -> Plan {
+pub fn compile_decode(request: &Request, away: &Away) -> Plan {
     let mut graph = forward::build_decode_graph(request);
-    verify::expect_sound("forward", &verify::graph(&graph));
+    check("forward", &graph);
 
     passes::remove_dead::apply(&mut graph);
-    arena::plan_memory(placed(graph, request))
+    arena::plan_memory(streamed(graph, request, away, check))
+}
+
+fn check(stage: &str, graph: &Graph) {
+    verify::expect_sound(stage, &verify::graph(graph));
 }
 
 /// All stages before offsets are given.
 fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
-    let check = |stage: &str, graph: &Graph| verify::expect_sound(stage, &verify::graph(graph));
     let graph = differentiated(request, policy.loss_chunk, check);
     with_policy(graph, request, policy, check)
 }
@@ -95,14 +102,27 @@ fn with_policy(
     passes::remove_dead::apply(&mut graph);
     check("remove_dead", &graph);
 
+    passes::tile::apply(&mut graph, policy.tile_tokens, &request.extent);
+    check("tile", &graph);
+
     update::append_update(&mut graph, request);
     check("update", &graph);
 
     passes::offload::apply(&mut graph, policy, &request.extent, request.elsewhere());
     check("offload", &graph);
 
+    streamed(graph, request, &policy.away, check)
+}
+
+/// Leaves that come and go, and the schedule.
+fn streamed(
+    mut graph: Graph,
+    request: &Request,
+    away: &Away,
+    check: impl Fn(&str, &Graph),
+) -> schedule::Schedule {
     let fewest_bytes = passes::stream::FEWEST_BYTES;
-    passes::stream::apply(&mut graph, policy, &request.extent, request.elsewhere(), fewest_bytes);
+    passes::stream::apply(&mut graph, away, &request.extent, request.elsewhere(), fewest_bytes);
     check("stream", &graph);
 
     placed(graph, request)

@@ -142,13 +142,15 @@ pub struct Policy {
     pub recompute: Recompute,
     /// Rows whose logits exist at the same time.
     pub loss_chunk: usize,
+    /// Tokens for which wide activations exist at the same time; `None` is all of a micro-batch.
+    pub tile_tokens: Option<usize>,
     pub away: Away,
 }
 
 impl Policy {
     /// Everything lies on the device.
     pub fn resident(recompute: Recompute, loss_chunk: usize) -> Policy {
-        Policy { recompute, loss_chunk, away: Away::default() }
+        Policy { recompute, loss_chunk, tile_tokens: None, away: Away::default() }
     }
 }
 
@@ -158,7 +160,9 @@ impl Policy {
 pub struct Away {
     /// Layers whose weights are brought when they are needed, ascending.
     pub weights: Vec<usize>,
-    /// The embedding, of which rows are looked up where it lies, and the head.
+    /// The embedding, of which rows are looked up where it lies, unless it is the head too.
+    pub embedding: bool,
+    /// The embedding and the head.
     pub tables: bool,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
@@ -170,8 +174,13 @@ pub struct Away {
 }
 
 impl Away {
+    /// Whether the embedding or the head is away.
+    pub fn has_tables(&self) -> bool {
+        self.embedding || self.tables
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.weights.is_empty() && !self.tables && self.activations.is_empty() && !self.moments
+        self.weights.is_empty() && !self.has_tables() && self.activations.is_empty() && !self.moments
     }
 }
 

@@ -1,57 +1,115 @@
 //! Device profiles: what a device does in a second, so that costs become milliseconds.
 //!
-//! A profile is an input of the compiler; nothing here measures anything.
+//! A profile is an input of the compiler; nothing here measures anything. A [`DeviceProfile`] is all that is known of a
+//! device, whoever measured or stated it; a [`Profile`] is what of it serves a plan of one precision.
+//! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
+//! what it takes to bring the matrices of a product into the form that the product wants.
 
-use smidgen_ir::{Cost, Entry, Op, Plan, Precision};
+use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision};
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Profile {
-    pub name: String,
-    pub flops_per_s: f64,
+/// What a device does in a second when it multiplies numbers of one kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Products of activations with matrices, the head included.
+    pub product_flops_per_s: f64,
+    /// Gradients of adapters: products with a thin result, over all tokens.
+    pub outer_flops_per_s: f64,
+    pub attention_flops_per_s: f64,
+    /// Operations that are bound by memory.
     pub bytes_per_s: f64,
     /// Time that every step costs at least: dispatch to threads, or a launch.
     pub step_s: f64,
+    /// For each element of a matrix of plain numbers, each time a product takes it: 0 where it is read as it lies.
+    pub plain_operand_s: f64,
+    /// The same of a matrix that is stored in a code.
+    pub coded_operand_s: f64,
+}
+
+/// What there is to know of a device for planning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    pub name: String,
+    pub device: DeviceKind,
+    /// What a GPU has, as its driver counts it.
+    pub memory_bytes: Option<u64>,
+    /// What the driver's context takes there, where it was measured.
+    pub context_bytes: Option<u64>,
+    pub f32: Rates,
+    /// In bf16, or f16 on a GPU.
+    pub half: Rates,
     /// Between the device and where its values lie else: pinned memory beside a GPU, a disk beside a CPU.
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
+    /// Time that the steps lose for each byte that travels beside them, because it takes the processor too.
+    pub travel_s_per_byte: f64,
+}
+
+impl DeviceProfile {
+    /// A server core with AVX-512 sustains about 95 GFLOP/s in our f32 products, one with AMX about 500 in those
+    /// of bf16; few of them share all of memory.
+    pub fn cpu(threads: usize) -> DeviceProfile {
+        let threads = threads.max(1) as f64;
+        let rates = |product: f64, outer: f64, attention: f64, operand_s: f64| Rates {
+            product_flops_per_s: threads * product,
+            outer_flops_per_s: threads * outer,
+            attention_flops_per_s: threads * attention,
+            bytes_per_s: 11e9 * threads.min(4.0),
+            step_s: 4e-6,
+            plain_operand_s: operand_s / threads,
+            coded_operand_s: operand_s / threads,
+        };
+        DeviceProfile {
+            name: "cpu".into(),
+            device: DeviceKind::Cpu,
+            memory_bytes: None,
+            context_bytes: None,
+            f32: rates(95e9, 35e9, 58e9, 1.2e-9),
+            half: rates(500e9, 60e9, 120e9, 0.8e-9),
+            fetch_bytes_per_s: 1.5e9,
+            stow_bytes_per_s: 0.8e9,
+            travel_s_per_byte: 0.8e-9 / threads,
+        }
+    }
+
+    /// What serves a plan of this precision.
+    pub fn at(&self, precision: Precision) -> Profile {
+        Profile {
+            rates: match precision {
+                Precision::F32 => self.f32,
+                Precision::Bf16 | Precision::F16 => self.half,
+            },
+            fetch_bytes_per_s: self.fetch_bytes_per_s,
+            stow_bytes_per_s: self.stow_bytes_per_s,
+            travel_s_per_byte: self.travel_s_per_byte,
+        }
+    }
+}
+
+/// A device's rates in the numbers of one plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Profile {
+    pub rates: Rates,
+    pub fetch_bytes_per_s: f64,
+    pub stow_bytes_per_s: f64,
+    pub travel_s_per_byte: f64,
 }
 
 impl Profile {
-    /// A server core with AVX-512 sustains about 90 GFLOP/s in our f32 products, one with AMX about 400 in those
-    /// of bf16; two share memory.
+    /// A usual processor.
     pub fn cpu(threads: usize, precision: Precision) -> Profile {
-        let threads = threads.max(1) as f64;
-        Profile {
-            name: "cpu".into(),
-            flops_per_s: threads
-                * match precision {
-                    Precision::F32 => 90e9,
-                    Precision::Bf16 | Precision::F16 => 400e9,
-                },
-            bytes_per_s: 8e9 * threads.min(4.0),
-            step_s: 5e-6,
-            fetch_bytes_per_s: 1.5e9,
-            stow_bytes_per_s: 0.8e9,
-        }
+        DeviceProfile::cpu(threads).at(precision)
     }
 
-    /// A data centre GPU of the Hopper kind in our products, or the plain units for f32.
-    pub fn cuda(precision: Precision) -> Profile {
-        Profile {
-            name: "cuda".into(),
-            flops_per_s: match precision {
-                Precision::F32 => 45e12,
-                Precision::Bf16 | Precision::F16 => 620e12,
-            },
-            bytes_per_s: 3.6e12,
-            step_s: 4e-6,
-            fetch_bytes_per_s: 50e9,
-            stow_bytes_per_s: 50e9,
-        }
-    }
-
-    pub fn seconds(&self, cost: Cost) -> f64 {
-        self.step_s + (cost.flops / self.flops_per_s).max(cost.bytes / self.bytes_per_s)
+    pub fn seconds(&self, op: &Op, cost: Cost) -> f64 {
+        let rates = &self.rates;
+        let flops_per_s = match work_of(op) {
+            Work::Outer => rates.outer_flops_per_s,
+            Work::Attention => rates.attention_flops_per_s,
+            Work::Product | Work::Memory => rates.product_flops_per_s,
+        };
+        let operands_s =
+            cost.plain_operands * rates.plain_operand_s + cost.coded_operands * rates.coded_operand_s;
+        rates.step_s + operands_s + (cost.flops / flops_per_s).max(cost.bytes / rates.bytes_per_s)
     }
 
     /// One run of an entry point at the planned extent. What travels does so beside the work, one value in each
@@ -66,15 +124,102 @@ impl Profile {
                 Op::Fetch => {
                     inward = inward.max(awaited) + step.cost.bytes / self.fetch_bytes_per_s;
                     over[index] = inward;
+                    now += step.cost.bytes * self.travel_s_per_byte;
                 }
                 Op::Stow => {
                     outward = outward.max(awaited) + step.cost.bytes / self.stow_bytes_per_s;
                     over[index] = outward;
+                    now += step.cost.bytes * self.travel_s_per_byte;
                 }
                 Op::Stowed => now = awaited,
-                _ => now = awaited + self.seconds(step.cost),
+                _ => now = awaited + self.seconds(&step.op, step.cost),
             }
         }
         now.max(inward).max(outward)
+    }
+}
+
+/// What an operation is bound by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Product,
+    Outer,
+    Attention,
+    Memory,
+}
+
+pub fn work_of(op: &Op) -> Work {
+    match op {
+        Op::Linear { .. }
+        | Op::LinearGrad { .. }
+        | Op::LmHeadLoss(_)
+        | Op::Logits { .. }
+        | Op::Fourier { .. }
+        | Op::FourierGrad { .. }
+        | Op::RowNorms { .. } => Work::Product,
+        Op::WeightGrad { .. } => Work::Outer,
+        Op::Attention(_) | Op::CachedAttention(_) | Op::AttentionGrad(_) => Work::Attention,
+        Op::Embed { .. }
+        | Op::RmsNorm(_)
+        | Op::Dropout { .. }
+        | Op::ScaleColumns { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::CacheRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
+        | Op::Round { .. }
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::AdamW8(_)
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => Work::Memory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_takes_the_longer_of_arithmetic_and_traffic_and_its_operands() {
+        let rates = Rates {
+            product_flops_per_s: 100.0,
+            outer_flops_per_s: 10.0,
+            attention_flops_per_s: 50.0,
+            bytes_per_s: 20.0,
+            step_s: 0.5,
+            plain_operand_s: 0.01,
+            coded_operand_s: 0.1,
+        };
+        let profile = Profile { rates, ..Profile::cpu(1, Precision::F32) };
+        let cost = |flops, bytes| Cost { flops, bytes, ..Cost::default() };
+        let linear = Op::Linear { bias: false, lora: None };
+        assert_eq!(profile.seconds(&linear, cost(300.0, 20.0)), 3.5);
+        assert_eq!(profile.seconds(&linear, cost(300.0, 200.0)), 10.5);
+        assert_eq!(profile.seconds(&Op::WeightGrad { scale: 1.0 }, cost(300.0, 200.0)), 30.5);
+        assert_eq!(profile.seconds(&Op::Add, cost(0.0, 40.0)), 2.5);
+        let operands = Cost { plain_operands: 100.0, coded_operands: 10.0, ..cost(100.0, 0.0) };
+        assert_eq!(profile.seconds(&linear, operands), 3.5);
+    }
+
+    #[test]
+    fn a_precision_has_its_own_rates() {
+        let device = DeviceProfile::cpu(2);
+        assert_eq!(device.at(Precision::F32).rates, device.f32);
+        assert_eq!(device.at(Precision::Bf16).rates, device.half);
+        assert_eq!(device.at(Precision::F16).rates, device.half);
+        assert!(device.half.product_flops_per_s > device.f32.product_flops_per_s);
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::options::Request;
 use crate::passes::lay_beside::{self, Layout};
-use crate::passes::reuse_in_place::SharedBuffers;
+use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
@@ -95,8 +95,8 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         let usual = request.workload.extent(&extent);
         let awaits = awaited(&graph, nodes);
         let mut lives = lifetimes(&graph, nodes, shared, request.device);
-        outlive_transfers(nodes, &awaits, shared, &mut lives);
-        let spare = spare_of_owners(layout, shared);
+        outlive_transfers(&graph, nodes, &awaits, shared, &mut lives);
+        let spare = spare_of_owners(&graph, layout, shared);
         let mut owners: Vec<ValueId> = lives.keys().copied().collect();
         owners.sort();
         let mut buffer_of: HashMap<ValueId, BufferId> = HashMap::new();
@@ -112,11 +112,19 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         let mut steps = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
             for output in &node.outputs {
-                let owner = owner_of(shared, *output);
-                let (_, columns) = graph.value(*output).ty.shape.at(&extent);
-                let value = &mut plan.values[output.index()];
+                let owner = owner_of(&graph, shared, *output);
+                let whole = graph.whole(*output);
+                let (_, columns) = graph.value(whole).ty.shape.at(&extent);
+                let value = &mut plan.values[whole.index()];
                 value.buffer = Some(buffer_of[&owner]);
                 value.stride = spare.get(&owner).map(|spare| columns + spare);
+                // What lies in the place of a tile begins where that does.
+                if let Some(ValueRole::Slice(tile)) =
+                    shared.get(output).map(|other| &graph.value(*other).role)
+                {
+                    let element = value.ty.storage.plain().map_or(0, DType::bytes);
+                    value.first_byte = tile.first_row * value.stride.unwrap_or(columns) * element;
+                }
             }
             let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
             let (inputs, outputs, updates) =
@@ -195,6 +203,7 @@ fn category_of(graph: &Graph, producer: &Node) -> Category {
 
 /// Whatever a transfer reads or writes lasts until somebody waits for it, or to the end.
 fn outlive_transfers(
+    graph: &Graph,
     nodes: &[Node],
     awaits: &[Vec<usize>],
     shared: &SharedBuffers,
@@ -206,7 +215,7 @@ fn outlive_transfers(
     }
     for (node, over) in nodes.iter().zip(over).filter(|(node, _)| node.op.is_transfer()) {
         for operand in node.operands() {
-            if let Some(life) = lives.get_mut(&owner_of(shared, operand)) {
+            if let Some(life) = lives.get_mut(&owner_of(graph, shared, operand)) {
                 life.1 = life.1.max(over);
             }
         }
@@ -258,17 +267,13 @@ fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
 }
 
 /// Spare columns of the buffers that have any: the most that a value in them needs.
-fn spare_of_owners(layout: &Layout, shared: &SharedBuffers) -> HashMap<ValueId, usize> {
+fn spare_of_owners(graph: &Graph, layout: &Layout, shared: &SharedBuffers) -> HashMap<ValueId, usize> {
     let mut most: HashMap<ValueId, usize> = HashMap::new();
     for (value, columns) in &layout.spare {
-        let spare = most.entry(owner_of(shared, *value)).or_insert(0);
+        let spare = most.entry(owner_of(graph, shared, *value)).or_insert(0);
         *spare = (*spare).max(*columns);
     }
     most
-}
-
-fn owner_of(shared: &SharedBuffers, value: ValueId) -> ValueId {
-    shared.get(&value).copied().unwrap_or(value)
 }
 
 /// First and last step of every buffer owner among the temporaries of one entry point.
@@ -281,12 +286,12 @@ fn lifetimes(
     let mut lives: HashMap<ValueId, (usize, usize)> = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
         for output in &node.outputs {
-            let life = lives.entry(owner_of(shared, *output)).or_insert((index, index));
+            let life = lives.entry(owner_of(graph, shared, *output)).or_insert((index, index));
             life.1 = index;
         }
         let last = index + usize::from(is_formed_with_next(device, &nodes[index..]));
         for value in node.reads() {
-            if let Some(life) = lives.get_mut(&owner_of(shared, graph.whole(value))) {
+            if let Some(life) = lives.get_mut(&owner_of(graph, shared, value)) {
                 life.1 = last;
             }
         }

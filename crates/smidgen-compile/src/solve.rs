@@ -33,13 +33,21 @@ pub struct Context {
     pub step_bytes: u64,
     /// Where a plan has values on disk: what passes on the way there.
     pub spill_bytes: u64,
+    /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
+    pub host_bytes_a_table_byte: u64,
 }
+
+/// Tables of a device are taken in steps of this.
+const TABLE_STEP_BYTES: u64 = 2 << 20;
 
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
         let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
         let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
-        self.bytes + self.step_bytes * steps as u64 + if spills { self.spill_bytes } else { 0 }
+        let spill_bytes = if spills { self.spill_bytes } else { 0 };
+        let host_bytes = plan.host.bytes() as u64;
+        let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
+        self.bytes + self.step_bytes * steps as u64 + spill_bytes + tables.next_multiple_of(TABLE_STEP_BYTES)
     }
 }
 
@@ -66,6 +74,8 @@ pub struct Pins {
     pub policy: Option<Policy>,
     pub recompute: Option<Recompute>,
     pub loss_chunk: Option<usize>,
+    /// Tokens for which wide activations exist at the same time; 0 = all.
+    pub tile_tokens: Option<usize>,
     /// How many layers' weights lie elsewhere, and whether the tables do.
     pub weights_away: Option<usize>,
     pub tables_away: Option<bool>,
@@ -298,11 +308,13 @@ fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
             !away.weights.is_empty() || away.tables,
             without(Away { weights: vec![], tables: false, ..away.clone() }),
         ),
+        ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
         (
             "activations away",
             !away.activations.is_empty(),
             without(Away { activations: vec![], ..away.clone() }),
         ),
+        ("tiles", policy.tile_tokens.is_some(), Policy { tile_tokens: None, ..policy.clone() }),
         ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
     ];
     let taken = attempt.taken_by(policy);
@@ -336,6 +348,9 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
         Space::Disk => "on disk",
         Space::Host | Space::Device => "in pinned memory of the host",
     };
+    if let Some(tokens) = policy.tile_tokens {
+        reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
+    }
     let away = &policy.away;
     if !away.weights.is_empty() {
         let (count, tables) = (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
@@ -344,6 +359,9 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
         ));
     } else if away.tables {
         reasons.push(format!("weights: embedding and head {place}"));
+    }
+    if away.embedding {
+        reasons.push(format!("embedding: {place}, its rows looked up there"));
     }
     if !away.activations.is_empty() {
         let count = away.activations.len();

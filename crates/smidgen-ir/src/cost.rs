@@ -1,7 +1,8 @@
 //! What an operation costs: arithmetic operations and bytes moved, from shapes alone.
 //!
-//! Bytes count each operand once, as an ideal kernel would touch it. A device profile turns both into
-//! seconds; here there are no seconds.
+//! Bytes count each operand once, as an ideal kernel would touch it. Matrices that products multiply by are counted
+//! apart: a device may have to decode them, or lay them out anew, for every product. A device profile turns all of it
+//! into seconds; here there are no seconds.
 
 use crate::op::{AttentionShape, Op};
 use crate::shape::{Extent, Type};
@@ -10,13 +11,22 @@ use crate::shape::{Extent, Type};
 pub struct Cost {
     pub flops: f64,
     pub bytes: f64,
+    /// Elements of matrices that are multiplied by, once for each time: those that lie as plain numbers, ...
+    pub plain_operands: f64,
+    /// ... and those that are stored in a code.
+    pub coded_operands: f64,
 }
 
 impl std::ops::Add for Cost {
     type Output = Cost;
 
     fn add(self, other: Cost) -> Cost {
-        Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+        Cost {
+            flops: self.flops + other.flops,
+            bytes: self.bytes + other.bytes,
+            plain_operands: self.plain_operands + other.plain_operands,
+            coded_operands: self.coded_operands + other.coded_operands,
+        }
     }
 }
 
@@ -150,7 +160,60 @@ pub fn node_cost(
         | Op::AdamW8(_)
         | Op::Zero => moved,
     };
-    Cost { flops, bytes: bytes as f64 }
+    let (mut plain_operands, mut coded_operands) = (0.0, 0.0);
+    for (matrix, times) in multiplied(op, inputs, extent) {
+        match matrix.storage.plain() {
+            Some(_) => plain_operands += times * size(matrix),
+            None => coded_operands += times * size(matrix),
+        }
+    }
+    Cost { flops, bytes: bytes as f64, plain_operands, coded_operands }
+}
+
+/// The matrices that an operation multiplies by, and how often each.
+fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Type, f64)> {
+    match op {
+        Op::Linear { .. } | Op::Logits { .. } => vec![(inputs[1], 1.0)],
+        Op::LinearGrad { .. } => inputs.chunks(2).map(|term| (term[1], 1.0)).collect(),
+        Op::LmHeadLoss(head) => {
+            let rows = inputs[0].shape.at(extent).0;
+            let passes = 1.0 + f64::from(u8::from(head.gradient));
+            vec![(inputs[1], passes * rows.div_ceil(head.chunk.max(1)) as f64)]
+        }
+        Op::RowNorms { .. } => vec![(inputs[0], 1.0)],
+        Op::WeightGrad { .. }
+        | Op::Attention(_)
+        | Op::CachedAttention(_)
+        | Op::AttentionGrad(_)
+        | Op::Fourier { .. }
+        | Op::FourierGrad { .. }
+        | Op::Embed { .. }
+        | Op::RmsNorm(_)
+        | Op::Dropout { .. }
+        | Op::ScaleColumns { .. }
+        | Op::RopeTable(_)
+        | Op::Rope { .. }
+        | Op::GatedAct(_)
+        | Op::Add
+        | Op::GatherRows
+        | Op::ScatterRows
+        | Op::CacheRows
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormWeightGrad { .. }
+        | Op::BiasGrad
+        | Op::MagnitudeGrad
+        | Op::GatedActGrad(_)
+        | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
+        | Op::Round { .. }
+        | Op::GradNorm { .. }
+        | Op::AdamW(_)
+        | Op::AdamW8(_)
+        | Op::Zero
+        | Op::Fetch
+        | Op::Stow
+        | Op::Stowed => vec![],
+    }
 }
 
 /// Keys that a query sees, where a window may hide some.

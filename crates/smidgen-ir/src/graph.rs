@@ -1,7 +1,7 @@
 //! A graph: values, and for each entry point the nodes that compute with them, in order.
 //!
 //! Leaves (weights, adapters, gradients, moments, inputs) are shared by all entry points and live as
-//! long as the run; temporaries belong to one entry point and are written exactly once.
+//! long as the run; temporaries belong to one entry point and are written exactly once, as a whole or tile by tile.
 //! Whether a leaf is trainable is a property of the leaf, not of its kind.
 
 use crate::op::Op;
@@ -101,8 +101,8 @@ pub struct Rounded {
     pub scale: f32,
 }
 
-/// Rows of a leaf, or of its copy on the device, as a value of their own: one of several projections that a checkpoint
-/// stores as one matrix.
+/// Rows of another value as a value of their own: one of several projections that a checkpoint stores as one matrix, or
+/// a tile of the tokens of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub of: ValueId,
@@ -247,6 +247,16 @@ impl Graph {
         let mut ty = ty.clone();
         ty.shape.0[0] = Dim::Const(rows);
         self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row, gradient }))
+    }
+
+    /// A tile of the tokens of an activation or an input.
+    pub fn add_tile(&mut self, of: ValueId, tile: Dim) -> ValueId {
+        let Dim::Tile { first, .. } = tile else { panic!("{tile} is no tile") };
+        let value = self.value(of);
+        let (name, mut ty) = (format!("{}[{first}..]", value.name), value.ty.clone());
+        assert_eq!(ty.shape.0[0], Dim::Tokens, "`{}` is not over tokens", value.name);
+        ty.shape.0[0] = tile;
+        self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row: first, gradient: None }))
     }
 
     /// Appends a node to `nodes`, with outputs whose types follow from the operands.

@@ -263,6 +263,48 @@ impl Op {
         matches!((self, input), (Op::Fetch, _) | (Op::Stowed, 1) | (Op::Embed { .. }, 1))
     }
 
+    /// Whether each token's results follow from that token alone, but for sums that are added to an update: then some
+    /// tokens can be worked on after the others.
+    pub fn treats_tokens_alone(&self) -> bool {
+        match self {
+            Op::RmsNorm(_)
+            | Op::Dropout { .. }
+            | Op::Linear { .. }
+            | Op::ScaleColumns { .. }
+            | Op::Fourier { .. }
+            | Op::GatedAct(_)
+            | Op::Add
+            | Op::RmsNormGrad { .. }
+            | Op::RmsNormWeightGrad { .. }
+            | Op::LinearGrad { .. }
+            | Op::WeightGrad { .. }
+            | Op::BiasGrad
+            | Op::MagnitudeGrad
+            | Op::FourierGrad { .. }
+            | Op::GatedActGrad(_) => true,
+            // Tables of angles and ids are short.
+            Op::Embed { .. } | Op::RopeTable(_) | Op::Rope { .. } | Op::EmbedGrad { .. } => false,
+            Op::Attention(_)
+            | Op::AttentionGrad(_)
+            | Op::GatherRows
+            | Op::ScatterRows
+            | Op::LmHeadLoss(_)
+            | Op::Logits { .. }
+            | Op::CacheRows
+            | Op::CachedAttention(_)
+            | Op::FourierReg { .. }
+            | Op::RowNorms { .. }
+            | Op::Round { .. }
+            | Op::GradNorm { .. }
+            | Op::AdamW(_)
+            | Op::AdamW8(_)
+            | Op::Zero
+            | Op::Fetch
+            | Op::Stow
+            | Op::Stowed => false,
+        }
+    }
+
     /// Whether the operation is bound by memory and costs less to run again than to keep.
     /// A matrix product and attention never are.
     pub fn is_cheap(&self) -> bool {

@@ -354,13 +354,13 @@ impl Rule<'_> {
         Type::new(shape, self.inputs[0].storage)
     }
 
-    /// A matrix over T or S rows, in the same numbers as the other activations.
+    /// A matrix over T or S rows or a tile of T, in the same numbers as the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
         let is_number =
             |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
         match operand.shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)]
+            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows), Dim::Const(c)]
                 if is_number(operand) && (operand.storage == first.storage || !is_number(first)) =>
             {
                 Ok((*rows, *c))

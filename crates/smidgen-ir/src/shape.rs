@@ -1,4 +1,4 @@
-//! Shapes: dimensions are constants or one of three numbers that vary from micro-batch to micro-batch.
+//! Shapes: dimensions are constants or follow from one of three numbers that vary from micro-batch to micro-batch.
 //!
 //! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss
 //! ("supervised"), G segments (samples) packed into it. Every one has a planned maximum ([`Extent`]);
@@ -13,6 +13,11 @@ pub enum Dim {
     Const(usize),
     /// T: packed tokens.
     Tokens,
+    /// Some of the T: those from `first` on, at most `most`. A short micro-batch leaves the last tiles empty.
+    Tile {
+        first: usize,
+        most: usize,
+    },
     /// S: rows that carry a loss.
     Rows,
     /// G + 1: boundaries of the segments.
@@ -47,6 +52,7 @@ impl Dim {
         match self {
             Dim::Const(n) => n,
             Dim::Tokens => extent.tokens,
+            Dim::Tile { first, most } => extent.tokens.saturating_sub(first).min(most),
             Dim::Rows => extent.rows,
             Dim::Boundaries => extent.segments + 1,
         }
@@ -58,6 +64,7 @@ impl fmt::Display for Dim {
         match self {
             Dim::Const(n) => write!(f, "{n}"),
             Dim::Tokens => f.write_str("T"),
+            Dim::Tile { first, most } => write!(f, "T[{first}..{}]", first + most),
             Dim::Rows => f.write_str("S"),
             Dim::Boundaries => f.write_str("G+1"),
         }

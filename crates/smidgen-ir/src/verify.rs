@@ -6,8 +6,8 @@
 use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
 use crate::plan::{ALIGNMENT, BufferId, Lifetime, Plan, Region, Step};
-use crate::shape::Dim;
-use std::collections::HashSet;
+use crate::shape::{Dim, Type};
+use std::collections::{HashMap, HashSet};
 
 /// Panics with every finding, naming the stage that produced them.
 pub fn expect_sound(stage: &str, findings: &[String]) {
@@ -20,17 +20,20 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     let mut findings = Vec::new();
     let mut written: HashSet<ValueId> = HashSet::new();
     for (entry, nodes) in &graph.entries {
-        let mut defined: HashSet<ValueId> = HashSet::new();
+        let mut defined = Defined::default();
         let mut fetched: HashSet<ValueId> = HashSet::new();
         for (index, node) in nodes.iter().enumerate() {
             let place = format!("{entry} node {index} ({})", node.op.name());
-            check_node(graph, node, &place, &mut defined, &fetched, &mut findings);
+            check_node(graph, node, &place, &defined, &fetched, &mut findings);
             if node.op == Op::Fetch {
                 fetched.extend(&node.outputs);
             }
             for output in &node.outputs {
-                if !written.insert(*output) {
-                    findings.push(format!("{place}: `{}` is written twice", graph.value(*output).name));
+                let value = graph.value(*output);
+                let whole = graph.whole(*output);
+                let is_next = defined.write(whole, tile_of(&value.ty).filter(|_| whole != *output));
+                if !written.insert(*output) || !is_next {
+                    findings.push(format!("{place}: `{}` is written twice", value.name));
                 }
             }
         }
@@ -45,8 +48,12 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     for value in &graph.values {
         if let ValueRole::Slice(slice) = &value.role {
             let whole = graph.value(slice.of);
-            let is_matrix = whole.leaf().is_some() || fetched.contains(&slice.of);
-            check_slice(whole, is_matrix, value, slice.first_row, &mut findings);
+            let may_have_parts = whole.leaf().is_some() || fetched.contains(&slice.of);
+            if tile_of(&value.ty).is_some() || !may_have_parts {
+                check_tile(whole, value, slice.first_row, &mut findings);
+            } else {
+                check_slice(whole, value, slice.first_row, &mut findings);
+            }
         }
     }
     for (leaf, gradient) in graph.trainable() {
@@ -58,14 +65,61 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     findings
 }
 
+/// What has been written so far, as a whole or tile by tile.
+#[derive(Default)]
+struct Defined {
+    whole: HashSet<ValueId>,
+    /// Tokens that the tiles of a value have covered.
+    covered: HashMap<ValueId, usize>,
+}
+
+impl Defined {
+    /// Whether that is the next part of the value, or all of it, and was not there before.
+    fn write(&mut self, whole: ValueId, tile: Option<(usize, usize)>) -> bool {
+        let Some((first, most)) = tile else {
+            return self.whole.insert(whole) && !self.covered.contains_key(&whole);
+        };
+        let covered = self.covered.entry(whole).or_insert(0);
+        let is_next = *covered == first && !self.whole.contains(&whole);
+        *covered = first + most;
+        is_next
+    }
+
+    /// Whether it may be read; all of it must be there if the tokens are known.
+    fn holds(&self, whole: ValueId, tile: Option<(usize, usize)>, tokens: usize) -> bool {
+        let needed = tile.map_or(tokens, |(first, most)| tokens.min(first + most).max(first + 1));
+        self.whole.contains(&whole) || self.covered.get(&whole).is_some_and(|covered| *covered >= needed)
+    }
+}
+
+/// First and most tokens of a tile.
+fn tile_of(ty: &Type) -> Option<(usize, usize)> {
+    match ty.shape.0.first() {
+        Some(Dim::Tile { first, most }) => Some((*first, *most)),
+        _ => None,
+    }
+}
+
+/// A tile is some tokens of an activation or an input, in its numbers, width and place.
+fn check_tile(whole: &Value, tile: &Value, first_row: usize, findings: &mut Vec<String>) {
+    let fits = !matches!(whole.role, ValueRole::Slice(_))
+        && whole.ty.shape.0.first() == Some(&Dim::Tokens)
+        && tile_of(&tile.ty).is_some_and(|(first, most)| first == first_row && most > 0)
+        && whole.space == tile.space
+        && whole.ty.storage == tile.ty.storage
+        && whole.ty.shape.0[1..] == tile.ty.shape.0[1..];
+    if !fits {
+        findings.push(format!("`{}` {} is no part of `{}` {}", tile.name, tile.ty, whole.name, whole.ty));
+    }
+}
+
 /// A slice is some rows of a leaf or of its copy, in the leaf's storage, width and place.
-fn check_slice(leaf: &Value, is_matrix: bool, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
+fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
     let rows = |value: &Value| match value.ty.shape.0.first() {
         Some(Dim::Const(rows)) => *rows,
         _ => 0,
     };
-    let fits = is_matrix
-        && leaf.space == slice.space
+    let fits = leaf.space == slice.space
         && leaf.ty.storage == slice.ty.storage
         && leaf.ty.shape.0[1..] == slice.ty.shape.0[1..]
         && first_row + rows(slice) <= rows(leaf);
@@ -78,7 +132,7 @@ fn check_node(
     graph: &Graph,
     node: &Node,
     place: &str,
-    defined: &mut HashSet<ValueId>,
+    defined: &Defined,
     fetched: &HashSet<ValueId>,
     findings: &mut Vec<String>,
 ) {
@@ -88,7 +142,8 @@ fn check_node(
     }
     for id in node.reads() {
         let whole = graph.whole(id);
-        if graph.value(whole).is_temp() && !defined.contains(&whole) {
+        let tile = tile_of(&graph.value(id).ty).filter(|_| whole != id);
+        if graph.value(whole).is_temp() && !defined.holds(whole, tile, 0) {
             findings.push(format!("{place}: `{}` is read before it is written", graph.value(id).name));
         }
     }
@@ -108,10 +163,9 @@ fn check_node(
         }
     }
     for output in &node.outputs {
-        if !graph.value(*output).is_temp() {
+        if !graph.value(graph.whole(*output)).is_temp() {
             findings.push(format!("{place}: writes the leaf `{}` as an output", graph.value(*output).name));
         }
-        defined.insert(*output);
     }
 }
 
@@ -142,7 +196,7 @@ pub fn plan(plan: &Plan) -> Vec<String> {
     check_places(plan, &mut findings);
     check_overlaps(plan, &mut findings);
     for entry in &plan.entries {
-        let mut defined: HashSet<ValueId> = HashSet::new();
+        let mut defined = Defined::default();
         for (index, step) in entry.steps.iter().enumerate() {
             check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
         }
@@ -196,7 +250,7 @@ fn check_step(
     entry: Entry,
     index: usize,
     step: &Step,
-    defined: &mut HashSet<ValueId>,
+    defined: &mut Defined,
     findings: &mut Vec<String>,
 ) {
     let place = format!("{entry} step {index} ({})", step.op.name());
@@ -215,11 +269,17 @@ fn check_step(
     for id in step.inputs.iter().chain(&step.updates) {
         let value = plan.value(*id);
         let whole = value.role.whole(*id);
-        if plan.value(whole).role == ValueRole::Temp && !defined.contains(&whole) {
+        let tile = tile_of(&value.ty).filter(|_| whole != *id);
+        let tokens = plan.extent_of(entry).tokens;
+        if plan.value(whole).role == ValueRole::Temp && !defined.holds(whole, tile, tokens) {
             findings.push(format!("{place}: `{}` is read before it is written", value.name));
         }
     }
-    defined.extend(&step.outputs);
+    for output in &step.outputs {
+        let value = plan.value(*output);
+        let tile = tile_of(&value.ty).filter(|_| value.role != ValueRole::Temp);
+        defined.write(value.role.whole(*output), tile);
+    }
     if let Some(workspace) = step.workspace {
         check_alive(plan, entry, index, workspace, &place, findings);
     }

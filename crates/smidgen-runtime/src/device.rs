@@ -11,6 +11,8 @@ use thiserror::Error;
 pub enum DeviceError {
     #[error("could not reserve {bytes} bytes on {device}")]
     Reserve { device: &'static str, bytes: usize },
+    #[error("could not pin {bytes} bytes of host memory for {device}: {what}")]
+    Pinned { device: &'static str, bytes: usize, what: String },
     #[error("{device} cannot run `{op}` on {storage} weights")]
     Storage { device: &'static str, op: &'static str, storage: Storage },
     #[error(
@@ -205,6 +207,12 @@ pub struct Transfer<'a> {
 }
 
 impl BoundStep {
+    /// Whether the step has nothing to do at an extent: its tile of tokens is empty.
+    pub fn is_idle(&self, extent: &Extent) -> bool {
+        let operands = || self.inputs.iter().chain(&self.outputs).chain(&self.updates);
+        operands().any(|operand| matches!(operand.rows, Dim::Tile { .. }) && operand.rows_at(extent) == 0)
+    }
+
     /// What the step moves, if that is what it does.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");

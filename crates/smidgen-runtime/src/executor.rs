@@ -14,7 +14,12 @@ pub struct Executor<D> {
 
 impl<D: Device> Executor<D> {
     /// Reserves the plan's memory on the device and checks that every step can run there.
-    pub fn load(plan: Plan, mut device: D) -> Result<Executor<D>, DeviceError> {
+    pub fn load(plan: Plan, device: D) -> Result<Executor<D>, DeviceError> {
+        Executor::try_load(plan, device).map_err(|(error, _)| error)
+    }
+
+    /// The same; where it fails the device comes back, for a plan that asks for less.
+    pub fn try_load(plan: Plan, mut device: D) -> Result<Executor<D>, (DeviceError, D)> {
         let entries: Vec<(Entry, Vec<BoundStep>)> = plan
             .entries
             .iter()
@@ -23,17 +28,10 @@ impl<D: Device> Executor<D> {
                 (entry.entry, steps.collect())
             })
             .collect();
-        for (entry, steps) in &entries {
-            let extent = plan.extent_of(*entry);
-            for step in steps {
-                device.check(step, &extent)?;
-            }
+        match bind(&plan, &mut device, &entries) {
+            Ok(()) => Ok(Executor { plan, device, entries }),
+            Err(error) => Err((error, device)),
         }
-        device.reserve(&Reservation::of(&plan))?;
-        let steps: Vec<(Extent, &[BoundStep])> =
-            entries.iter().map(|(entry, steps)| (plan.extent_of(*entry), steps.as_slice())).collect();
-        device.prepare(&steps)?;
-        Ok(Executor { plan, device, entries })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -130,6 +128,24 @@ impl<D: Device> Executor<D> {
         );
         place
     }
+}
+
+/// Has a device check, reserve and prepare what a plan asks for.
+fn bind<D: Device>(
+    plan: &Plan,
+    device: &mut D,
+    entries: &[(Entry, Vec<BoundStep>)],
+) -> Result<(), DeviceError> {
+    for (entry, steps) in entries {
+        let extent = plan.extent_of(*entry);
+        for step in steps {
+            device.check(step, &extent)?;
+        }
+    }
+    device.reserve(&Reservation::of(plan))?;
+    let steps: Vec<(Extent, &[BoundStep])> =
+        entries.iter().map(|(entry, steps)| (plan.extent_of(*entry), steps.as_slice())).collect();
+    device.prepare(&steps)
 }
 
 /// Where bytes `offset..offset + count` of a value's rows lie: places inside the operand, with their parts of the

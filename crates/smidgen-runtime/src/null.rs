@@ -8,7 +8,7 @@
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
-use smidgen_ir::{Extent, Space};
+use smidgen_ir::{DType, Dim, Extent, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -74,8 +74,26 @@ impl Shadow {
         }
     }
 
+    /// Bytes `start..end` now hold a part of one value; what lay there may be a part of another, whose rest stays.
+    fn set_part(&mut self, start: usize, end: usize) {
+        let overlapped: Vec<(usize, usize)> =
+            self.intact.range(..end).rev().take_while(|(_, e)| **e > start).map(|(s, e)| (*s, *e)).collect();
+        self.set(start, end);
+        for (first, last) in overlapped {
+            self.intact.extend([(first, start), (end, last)].into_iter().filter(|(s, e)| s < e));
+        }
+    }
+
+    /// Whether all of it is intact, as one value or as parts that lie side by side.
     fn holds(&self, start: usize, end: usize) -> bool {
-        start == end || self.intact.range(..=start).next_back().is_some_and(|(_, own_end)| *own_end >= end)
+        let mut reached = start;
+        while reached < end {
+            match self.intact.range(..=reached).next_back() {
+                Some((_, own_end)) if *own_end > reached => reached = *own_end,
+                _ => return false,
+            }
+        }
+        true
     }
 }
 
@@ -129,6 +147,9 @@ impl Null {
     fn run_one(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.steps += 1;
         self.under_way.retain(|transfer| !step.awaits.contains(&transfer.step));
+        if step.is_idle(extent) {
+            return Ok(());
+        }
         for (kind, operands) in [("input", &step.inputs), ("update", &step.updates)] {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
@@ -164,7 +185,17 @@ impl Null {
         }
         for operand in &step.outputs {
             let (start, end) = self.operand(step, "output", operand, extent)?;
-            self.shadow(operand.space).set(start, end);
+            match operand.rows {
+                // The columns behind its last row are its own.
+                Dim::Tile { .. } => {
+                    let row_bytes = operand.stride * operand.storage.plain().map_or(0, DType::bytes);
+                    let end = start + operand.rows_at(extent) * row_bytes;
+                    self.shadow(operand.space).set_part(start, end);
+                }
+                Dim::Const(_) | Dim::Tokens | Dim::Rows | Dim::Boundaries => {
+                    self.shadow(operand.space).set(start, end);
+                }
+            }
         }
         if let Some(Transfer { here, is_inward, .. }) = step.transfer() {
             let bytes = here.offset..here.offset + here.span_at(extent);

@@ -7,27 +7,25 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{bench, eval, export, fit, generate, inspect, merge, preview, print};
+use crate::commands::{bench, doctor, eval, export, fit, generate, inspect, merge, preview, print};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
-use crate::recipe::{
-    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
-};
+use crate::recipe::{AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::{plan_json, plan_table};
 use crate::train::adapters;
 use crate::train::cautions::{Facts, cautions};
-use crate::train::disk::{Footprint, check_room};
-use crate::train::interrupt::Interrupt;
-use crate::train::journal::Journal;
-use crate::train::progress::{self, Progress};
+use crate::train::course::{Course, Went};
+use crate::train::free_memory::Machine;
+use crate::train::progress;
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::RunDir;
-use crate::train::trainer::{Ending, Outcome, RunPolicy, Trainer};
+use crate::train::trainer::{Ending, Outcome};
 use clap::{Args, Parser, Subcommand};
+use smidgen_ir::DeviceKind;
 use smidgen_ir::text::render_plan;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -66,6 +64,8 @@ enum Command {
     Pull(PullArgs),
     /// Measure speed and memory of a run on made-up weights of a named shape
     Bench(bench::Args),
+    /// Check what a run needs, and measure this machine for plans
+    Doctor(doctor::Args),
 }
 
 #[derive(Debug, Args)]
@@ -123,6 +123,7 @@ pub fn run() -> ExitCode {
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
@@ -221,33 +222,18 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         return Err(planned.refusal());
     }
     adapters::check_start(&planned.solution.plan, &job, &start)?;
-    let table = plan_table::render_table(&job, &planned);
-    say(table.trim_end());
-    let first = start.updates_done();
-    let Data::Rows(rows) = &mut job.data else { unreachable!("training without data is refused before") };
-    // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
-    let mut batches = std::mem::take(&mut rows.batches);
-    let total = batches.total_steps();
-    check_room(&dir, &Footprint::of(&planned.solution.plan, &job.recipe.train, total))?;
-    // Everything that can be refused is refused above: from here on the folder is written.
-    dir.make()?;
-    dir.sweep()?;
-    dir.set_adapter_aside()?;
-    write_run_files(&dir, &source, &job, &planned, &table)?;
-    let mut journal = Journal::resume(&output, first)?;
-    let solution = planned.solution;
-    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = device.with_spill_folder(output.clone());
-    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &start)?;
-    let trainer = trainer.with_planned_peak(solution.peak_bytes);
-    let bar = Progress::new(total, first, job.recipe.train.log_every, quiet);
-    let outcome = trainer.run(&mut batches, first, &mut journal, &bar, &Interrupt::listen());
-    bar.finish();
-    let outcome = outcome.map_err(|failure| lost_device(failure, &output, args))?;
+    let course = Course { dir, recipe_text: &source.text, free_memory: &mut Machine, quiet, say: &say };
+    let went = course.run(&mut job, planned, device, start);
+    let Went { outcome, total_steps: total, planned_bytes, .. } =
+        went.map_err(|failure| lost_device(failure, &output, args))?;
     match outcome.ending {
         Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
-        Ending::Exceeded { bytes } => return Err(exceeded(args, &outcome, bytes, solution.peak_bytes)),
-        Ending::Done | Ending::StoppedEarly => {}
+        Ending::Exceeded { bytes } => {
+            let is_gpu = job.request.device == DeviceKind::Cuda;
+            return Err(exceeded(args, &outcome, bytes, planned_bytes, is_gpu));
+        }
+        Ending::Done | Ending::StoppedEarly | Ending::MemoryMoved { .. } => {}
     }
     let adapter = output.join("adapter");
     for line in render_outcome(&outcome, &job.recipe, total) {
@@ -305,7 +291,9 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
     }
     let steps = match outcome.ending {
         Ending::StoppedEarly => format!("{} of {total} steps", outcome.steps),
-        Ending::Done | Ending::Interrupted | Ending::Exceeded { .. } => format!("{total} steps"),
+        Ending::Done | Ending::Interrupted | Ending::Exceeded { .. } | Ending::MemoryMoved { .. } => {
+            format!("{total} steps")
+        }
     };
     // A run that was stopped after its last step has only the adapter left to write.
     let losses = match outcome.last_loss.is_nan() {
@@ -330,14 +318,18 @@ fn interrupted(args: &TrainArgs, outcome: &Outcome, total: u64) -> Failure {
 }
 
 /// Measured above the plan: a fault of the plan, and better known than hidden.
-fn exceeded(args: &TrainArgs, outcome: &Outcome, bytes: u64, planned_bytes: u64) -> Failure {
+fn exceeded(args: &TrainArgs, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
     Failure::world(format!(
         "after step {steps} the run takes {}, its plan has {}: stopped, with the state in `checkpoint-{steps}`",
         format_bytes(bytes),
         format_bytes(planned_bytes)
     ))
-    .hint(format!("this is a fault of smidgen's plan; `{resume} memory.budget=...` with more room goes on"))
+    .hint(match is_gpu {
+        // The driver does not say whose memory is taken.
+        true => format!("another program on the GPU, or a fault of smidgen's plan: `{resume}` goes on, in what is free then"),
+        false => format!("this is a fault of smidgen's plan; `{resume} memory.budget=...` with more room goes on"),
+    })
 }
 
 /// A device that failed under way: what was saved before is named.
@@ -398,19 +390,6 @@ fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Fai
             plan_job(job)
         }
     }
-}
-
-fn write_run_files(
-    dir: &RunDir,
-    source: &RecipeSource,
-    job: &Job,
-    planned: &Planned,
-    table: &str,
-) -> Result<(), Failure> {
-    dir.write_text("recipe.toml", &source.text)?;
-    dir.write_text("plan.json", &format!("{:#}\n", plan_json::render_json(planned)))?;
-    dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
-    dir.write_text("job.toml", &render_job(&job.recipe))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The device of a run: found before anything is planned, opened once the plan is made.
 //!
-//! `auto` is the first GPU that can train, else the processor. A plan may be made for a GPU that is not here; a run
-//! may not. What the driver's context takes is measured when the device is opened, and assumed before.
+//! `auto` is the first GPU that can train, else the processor, unless `memory.profile` names a device of one kind. A
+//! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the device is opened, and assumed before.
 
 use crate::failure::Failure;
 use crate::hub::environment;
@@ -19,6 +19,12 @@ pub enum Place {
         /// What is known of the GPU, if it is here.
         facts: Option<GpuFacts>,
         /// What the driver's context takes there, once it was measured.
+        context_bytes: Option<u64>,
+    },
+    /// A GPU of another machine, which is planned for and known by its profile alone.
+    Elsewhere {
+        name: String,
+        memory_bytes: Option<u64>,
         context_bytes: Option<u64>,
     },
 }
@@ -56,7 +62,7 @@ impl Place {
     pub fn kind(&self) -> DeviceKind {
         match self {
             Place::Cpu => DeviceKind::Cpu,
-            Place::Cuda { .. } => DeviceKind::Cuda,
+            Place::Cuda { .. } | Place::Elsewhere { .. } => DeviceKind::Cuda,
         }
     }
 
@@ -66,14 +72,16 @@ impl Place {
             Place::Cpu => "cpu".to_owned(),
             Place::Cuda { facts: Some(facts), .. } => facts.name.clone(),
             Place::Cuda { ordinal, facts: None, .. } => format!("cuda:{ordinal}, which is not here"),
+            Place::Elsewhere { name, .. } => name.clone(),
         }
     }
 
-    /// What is free on a GPU that is here.
+    /// What is free on a GPU that is here; another one is taken to be free.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
             Place::Cpu => None,
             Place::Cuda { facts, .. } => facts.as_ref().and_then(|facts| facts.free_bytes),
+            Place::Elsewhere { memory_bytes, .. } => *memory_bytes,
         }
     }
 
@@ -83,8 +91,9 @@ impl Place {
         const GROWTH_BYTES: u64 = 6 << 20;
         const SEEN_BYTES: u64 = 536 << 20;
         match self {
-            Place::Cuda { context_bytes: Some(bytes), .. } => bytes + GROWTH_BYTES,
-            Place::Cpu | Place::Cuda { .. } => SEEN_BYTES,
+            Place::Cuda { context_bytes: Some(bytes), .. }
+            | Place::Elsewhere { context_bytes: Some(bytes), .. } => bytes + GROWTH_BYTES,
+            Place::Cpu | Place::Cuda { .. } | Place::Elsewhere { .. } => SEEN_BYTES,
         }
     }
 
@@ -97,14 +106,22 @@ impl Place {
         Ok(device)
     }
 
-    /// Opens the device, with its context and kernels; the arena comes with the plan.
+    /// Opens the device, with its context and kernels; the arena comes with the plan. What a plan has on disk lies in the
+    /// cache, unless whoever runs it knows a better folder.
     pub fn open(&self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
         match self {
-            Place::Cpu => Ok(AnyDevice::Cpu(Cpu::new(threads).map_err(Failure::world)?)),
+            Place::Cpu => {
+                let cpu = Cpu::new(threads).map_err(Failure::world)?;
+                let folder = environment::own_cache().unwrap_or_else(|_| std::env::temp_dir());
+                Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
+            }
             Place::Cuda { ordinal, .. } => {
                 let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
                 let options = CudaOptions { ordinal: *ordinal, precision, cache };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options).map_err(Failure::world)?)))
+            }
+            Place::Elsewhere { name, .. } => {
+                Err(Failure::world(format!("`{name}` is planned for, and is not here to run on")))
             }
         }
     }

@@ -1,26 +1,85 @@
-//! The machine that the program runs on: free memory and processors.
+//! The machine that the program runs on: memory and processors.
 //!
 //! A container's limit counts as well as what the kernel says is free. Where neither can be read there is
 //! no automatic budget, and the recipe has to name one.
 
+use crate::cgroup;
 use std::fs::read_to_string;
+use std::path::Path;
+
+/// RAM as a process on this machine, in its container, may use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostRam {
+    /// Bytes that can be taken without swapping.
+    pub free_bytes: Option<u64>,
+    /// What there would be if nobody else took any.
+    pub total_bytes: Option<u64>,
+    /// Whether a container allows less than the machine has.
+    pub is_limited: bool,
+}
+
+/// As it is now.
+pub fn read_ram() -> HostRam {
+    read_ram_below(Path::new("/"))
+}
 
 /// Bytes that can be taken without swapping; the lesser of the kernel's and the container's answer.
 pub fn free_memory_bytes() -> Option<u64> {
-    let available =
-        read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_bytes(&text, "MemAvailable:"));
-    let container = container_free_bytes(
-        read_to_string("/sys/fs/cgroup/memory.max").ok().as_deref(),
-        read_to_string("/sys/fs/cgroup/memory.current").ok().as_deref(),
-    );
-    match (available, container) {
-        (Some(available), Some(container)) => Some(available.min(container)),
-        (available, container) => available.or(container),
-    }
+    read_ram().free_bytes
 }
 
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get())
+}
+
+/// What a process may lock in memory.
+pub fn locked_memory_limit() -> Option<LockedLimit> {
+    limits_locked(&read_to_string("/proc/self/limits").ok()?)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockedLimit {
+    Unlimited,
+    Bytes(u64),
+}
+
+fn limits_locked(text: &str) -> Option<LockedLimit> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    Some(match line.split_whitespace().next()? {
+        "unlimited" => LockedLimit::Unlimited,
+        bytes => LockedLimit::Bytes(bytes.parse().ok()?),
+    })
+}
+
+/// What the processor calls itself, or its architecture.
+pub fn processor_name() -> String {
+    let text = read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpuinfo_name(&text).unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
+fn cpuinfo_name(text: &str) -> Option<&str> {
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim()).filter(|name| !name.is_empty())
+}
+
+/// By the files below a root folder.
+fn read_ram_below(root: &Path) -> HostRam {
+    let meminfo = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let container = cgroup::read_allowance(root);
+    let total = meminfo_bytes(&meminfo, "MemTotal:");
+    let limit = container.map(|container| container.limit_bytes);
+    HostRam {
+        free_bytes: least(
+            meminfo_bytes(&meminfo, "MemAvailable:"),
+            container.map(|container| container.free_bytes),
+        ),
+        total_bytes: least(total, limit),
+        is_limited: limit.is_some_and(|limit| total.is_none_or(|total| limit < total)),
+    }
+}
+
+fn least(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.into_iter().chain(other).min()
 }
 
 fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
@@ -29,22 +88,58 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-fn container_free_bytes(max: Option<&str>, current: Option<&str>) -> Option<u64> {
-    let limit: u64 = max?.trim().parse().ok()?;
-    Some(limit.saturating_sub(current?.trim().parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::test_trees::write_tree;
+
+    const MEMINFO: &str = "MemTotal:       8192 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
 
     #[test]
     fn reads_what_the_kernel_writes() {
-        let text = "MemTotal:       24580124 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
-        assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(2 << 20));
-        assert_eq!(meminfo_bytes(text, "SwapFree:"), None);
-        assert_eq!(container_free_bytes(Some("max\n"), Some("5\n")), None);
-        assert_eq!(container_free_bytes(Some("1000\n"), Some("400\n")), Some(600));
-        assert_eq!(container_free_bytes(Some("100\n"), Some("400\n")), Some(0));
+        assert_eq!(meminfo_bytes(MEMINFO, "MemAvailable:"), Some(2 << 20));
+        assert_eq!(meminfo_bytes(MEMINFO, "SwapFree:"), None);
+        let text = "processor\t: 0\nmodel name\t: Some(R) Processor: 7\nmodel name\t: Another\n";
+        assert_eq!(cpuinfo_name(text), Some("Some(R) Processor: 7"));
+        assert_eq!(cpuinfo_name("model name :\n"), None);
+        let limits =
+            |soft: &str| limits_locked(&format!("Limit  Soft\nMax locked memory  {soft}  {soft}  bytes\n"));
+        assert_eq!(limits("8388608"), Some(LockedLimit::Bytes(8 << 20)));
+        assert_eq!(limits("unlimited"), Some(LockedLimit::Unlimited));
+        assert_eq!(limits_locked("Max open files 5 5 files"), None);
+    }
+
+    #[test]
+    fn a_container_counts_where_it_leaves_less() {
+        let ram = |limit: &str| {
+            let root = tempfile::tempdir().unwrap();
+            let files = [
+                ("proc/meminfo", MEMINFO),
+                ("proc/self/cgroup", "0::/job\n"),
+                ("sys/fs/cgroup/job/memory.max", limit),
+                ("sys/fs/cgroup/job/memory.current", "1048576\n"),
+            ];
+            write_tree(root.path(), &files);
+            read_ram_below(root.path())
+        };
+        let host = |free: u64, total: u64, is_limited| HostRam {
+            free_bytes: Some(free << 20),
+            total_bytes: Some(total << 20),
+            is_limited,
+        };
+        assert_eq!(ram("max\n"), host(2, 8, false));
+        assert_eq!(ram("2097152\n"), host(1, 2, true));
+        // The container has room, the machine has not.
+        assert_eq!(ram("6291456\n"), host(2, 6, true));
+        assert_eq!(ram("99999999999\n"), host(2, 8, false));
+        let nowhere = tempfile::tempdir().unwrap();
+        assert_eq!(read_ram_below(nowhere.path()), HostRam::default());
+    }
+
+    #[test]
+    fn this_machine_has_memory_where_it_can_be_told() {
+        let ram = read_ram();
+        assert_eq!(ram.total_bytes.is_some(), Path::new("/proc/meminfo").exists());
+        assert!(ram.free_bytes.is_none_or(|free| Some(free) <= ram.total_bytes && free > 0));
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
+use crate::budget::{free_budget, refuse_above_machine};
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
@@ -20,6 +21,7 @@ use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
+use crate::profiles::{self, ChosenProfile};
 use crate::recipe::{
     AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath, Optimizer,
     Overflow, Recipe, RecipePath, Targets,
@@ -42,6 +44,8 @@ pub struct Job {
     pub request: Request,
     pub arithmetic: Arithmetic,
     pub place: Place,
+    /// Whose rates the plan is made with.
+    pub profile: ChosenProfile,
     pub data: Data,
     pub budget: JobBudget,
     pub purpose: Purpose,
@@ -76,18 +80,33 @@ pub struct JobBudget {
     pub stated: bool,
     /// What a GPU has free, where that is less than the budget that was stated.
     pub cut_to_free: Option<u64>,
+    /// What is left to others of what is free.
+    pub reserve_bytes: u64,
 }
 
 impl JobBudget {
-    /// What is said of a budget that is more than there is.
+    /// What is free on this GPU, or what the one that the recipe plans for would have: so a run takes the plan that
+    /// was printed.
+    fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
+        let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
+        match has {
+            Some(has) => {
+                JobBudget { bytes: self.bytes.min(free_budget(profile.device.device, has).bytes), ..self }
+            }
+            None => self,
+        }
+    }
+
+    /// What is said of a budget that is not simply the stated one.
     pub fn note(&self) -> Option<String> {
+        if self.reserve_bytes > 0 {
+            let reserve = format_bytes(self.reserve_bytes);
+            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
+        }
         let free = format_bytes(self.cut_to_free?);
         Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
     }
 }
-
-/// What `auto` leaves free on a GPU, for a display or another program that wakes up.
-const GPU_RESERVE_BYTES: u64 = 256 << 20;
 
 /// Whether a job may go on without its data or its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,17 +138,25 @@ impl Job {
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;
-        let place = Place::find(recipe.memory.device, purpose == Purpose::Train)?;
+        let named = profiles::named(&recipe.memory)?;
+        let place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
-        let budget = job_budget(&recipe, &place)?;
+        let profile = match named {
+            Some(named) => named,
+            None => profiles::of_place(&place, request.threads, access.measured_profiles),
+        };
+        let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);
+        if purpose == Purpose::Train {
+            refuse_above_machine(&recipe, &place, &host::read_ram())?;
+        }
         let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
         }
         let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
-        Ok(Job { recipe, model, request, arithmetic, place, data, budget, purpose })
+        Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose })
     }
 }
 
@@ -155,8 +182,7 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    let (adapter, memory) = (&recipe.adapter, &recipe.memory);
-    match adapter.kind {
+    match recipe.adapter.kind {
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
         kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
     }
@@ -165,12 +191,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         (task @ EvalTask::Generate, true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
-    }
-    if !["auto", "cpu"].contains(&memory.profile.as_str()) {
-        refuse("memory.profile", &memory.profile, "auto, cpu");
-    }
-    if memory.adapt {
-        refuse("memory.adapt", &true, "false");
     }
     if refused.is_empty() {
         return Ok(());
@@ -442,17 +462,15 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
     match budget {
         Budget::Bytes(bytes) => {
             let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free })
+            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
         }
         Budget::Auto if is_gpu && place.free_bytes().is_none() => {
             Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(free) = place.free_bytes() => {
-            Ok(JobBudget { bytes: free - free.min(GPU_RESERVE_BYTES), stated: false, cut_to_free: None })
-        }
+        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
         Budget::Auto => match host::free_memory_bytes() {
-            Some(bytes) => Ok(JobBudget { bytes, stated: false, cut_to_free: None }),
+            Some(free) => Ok(free_budget(place.kind(), free)),
             None => Err(Failure::world("how much memory is free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"8GiB\"`")),
         },

@@ -7,14 +7,18 @@
 use crate::advice::advise;
 use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
+use crate::checkpoint::model::Model;
 use crate::data::format::RowFormat;
 use crate::data::micro_batch::largest_micro_batch;
 use crate::data::tokens::TokenSet;
+use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
-use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, WeightPlacement};
+use crate::life::{LifePhase, OF_TRAINING, plan_life};
+use crate::profiles::ChosenProfile;
+use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
@@ -38,6 +42,10 @@ pub struct Planned {
     pub advice: Vec<String>,
     /// What to know about the plan.
     pub notes: Vec<String>,
+    /// Whose rates the predicted time is by.
+    pub profile: ChosenProfile,
+    /// What each phase of the run's life takes.
+    pub life: Vec<LifePhase>,
 }
 
 /// What the program itself takes beside the arena, measured: code and small buffers, ...
@@ -63,9 +71,17 @@ pub fn plan_job_as_before(
     micro_tokens: usize,
     policy: &Policy,
 ) -> Result<Option<Planned>, Failure> {
-    let pins = Pins { policy: Some(policy.clone()), ..Pins::default() };
-    let planned = plan_with(job, &DemandShape::of(job, Some(micro_tokens))?, pins)?;
-    Ok(planned.fits.then_some(planned))
+    let terms = Terms::with(job, Pins { policy: Some(policy.clone()), ..Pins::default() });
+    let shape = DemandShape::of(job, Some(micro_tokens))?;
+    let solution = terms.solve(&job.request, &shape.demands).ok();
+    Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
+}
+
+/// Milliseconds of a step if memory were no question.
+pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
+    let terms = Terms { budget: Budget::device(u64::MAX), ..Terms::of(job)? };
+    let solution = terms.solve(&job.request, &DemandShape::of(job, None)?.demands);
+    Ok(solution.map_or_else(|error| error.leanest.step_ms, |solution| solution.step_ms))
 }
 
 /// What a plan is made under.
@@ -84,10 +100,7 @@ impl Terms {
     }
 
     fn with(job: &Job, pins: Pins) -> Terms {
-        let profile = match job.request.device {
-            DeviceKind::Cpu => Profile::cpu(job.request.threads, job.request.precision),
-            DeviceKind::Cuda => Profile::cuda(job.request.precision),
-        };
+        let profile = job.profile.device.at(job.request.precision);
         Terms { pins, context: context(job), budget: budget(job), profile }
     }
 
@@ -103,13 +116,54 @@ impl Terms {
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
     let terms = Terms::with(job, pins);
     let result = terms.solve(&job.request, &shape.demands);
-    let (fits, solution, advice) = match result {
-        Ok(solution) => (true, solution, vec![]),
+    Ok(match result {
+        Ok(solution) => Planned::of(job, shape, &terms, solution, true, vec![]),
         Err(SolveError { leanest, .. }) => {
             let advice = advise(job, &terms, &leanest);
-            (false, *leanest, advice)
+            Planned::of(job, shape, &terms, *leanest, false, advice)
         }
-    };
+    })
+}
+
+impl Planned {
+    fn of(
+        job: &Job,
+        shape: &DemandShape,
+        terms: &Terms,
+        solution: Solution,
+        fits: bool,
+        advice: Vec<String>,
+    ) -> Planned {
+        let mut notes = notes(job, shape, terms, &solution, fits);
+        let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
+        let step_tokens = shape.step_tokens;
+        let life = plan_life(job, &solution);
+        notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
+        let profile = job.profile.clone();
+        Planned {
+            solution,
+            budget_bytes,
+            elsewhere_budget_bytes,
+            step_tokens,
+            fits,
+            advice,
+            notes,
+            profile,
+            life,
+        }
+    }
+}
+
+/// What a command that follows would take, where that is more than the run may.
+fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
+    let later = life.iter().filter(|phase| !OF_TRAINING.contains(&phase.name));
+    let most = later.max_by_key(|phase| phase.needs.device)?;
+    let bytes = most.needs.device;
+    let needs = format_bytes(bytes);
+    (bytes > budget_bytes).then(|| format!("`smidgen {}` would need {needs} afterwards", most.name))
+}
+
+fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fits: bool) -> Vec<String> {
     let mut notes = match &job.data {
         Data::Rows(_) => vec![],
         Data::Assumed { reason } => {
@@ -123,17 +177,8 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(job.budget.note());
-    notes.extend(roomier(job, shape, &terms, &solution).filter(|_| fits));
-    let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
-    Ok(Planned {
-        solution,
-        budget_bytes,
-        elsewhere_budget_bytes,
-        step_tokens: shape.step_tokens,
-        fits,
-        advice,
-        notes,
-    })
+    notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
+    notes
 }
 
 /// What more memory would buy: the same run with everything kept on the device.
@@ -186,11 +231,21 @@ pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
     PROCESS_BYTES + threads as u64 * THREAD_BYTES + weights as u64 * WEIGHT_BYTES + steps as u64 * STEP_BYTES
 }
 
-/// What is resident beside the arena while training.
+/// What lies on the device beside the arena while training.
 fn context(job: &Job) -> Context {
-    if job.request.device == DeviceKind::Cuda {
-        return Context { bytes: job.place.gpu_context_bytes(), ..Context::default() };
+    match job.request.device {
+        DeviceKind::Cuda => gpu_context(&job.place),
+        DeviceKind::Cpu => process_context(job),
     }
+}
+
+pub fn gpu_context(place: &Place) -> Context {
+    // Pages of 4 KiB, each an entry of 8 bytes; measured.
+    Context { bytes: place.gpu_context_bytes(), host_bytes_a_table_byte: 512, ..Context::default() }
+}
+
+/// What the process takes beside the arena while training.
+pub fn process_context(job: &Job) -> Context {
     let data = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
@@ -200,17 +255,22 @@ fn context(job: &Job) -> Context {
         }
         Data::Assumed { .. } => 0,
     };
-    let tensors = job.request.spec.tensors();
+    program_context(&job.request, &job.model, data)
+}
+
+/// What the program takes beside the arena with so much data: itself, its threads, and the loading of weights.
+pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
+    let tensors = request.spec.tensors();
     let (mut loading, mut at_once) = (0, 0);
     for tensor in &tensors {
-        let Some(weight) = job.model.weight(&tensor.name) else { continue };
-        let storage = job.request.storage_of(&tensor.name);
+        let Some(weight) = model.weight(&tensor.name) else { continue };
+        let storage = request.storage_of(&tensor.name);
         loading = loading.max(load_scratch_bytes(&weight, storage) as u64);
         at_once = at_once.max(at_once_bytes(&weight, storage) as u64);
     }
-    let bytes = program_bytes(job.request.threads, tensors.len(), 0) + loading + data;
+    let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + data_bytes;
     let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
-    Context { bytes, step_bytes: STEP_BYTES, spill_bytes }
+    Context { bytes, step_bytes: STEP_BYTES, spill_bytes, ..Context::default() }
 }
 
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.
@@ -249,6 +309,11 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         policy: None,
         recompute: pinned_recompute(job)?,
         loss_chunk: None,
+        tile_tokens: match memory.tile_tokens {
+            TileTokens::Auto => None,
+            TileTokens::None => Some(0),
+            TileTokens::Tokens(tokens) => Some(tokens),
+        },
         weights_away,
         tables_away,
         activations_away: away(memory.activations),

@@ -564,6 +564,7 @@ fn train_losses(arguments: &[&str]) -> Vec<f64> {
         .args(arguments)
         .arg(format!("output.dir={}", run.display()))
         .arg("--quiet")
+        .env("SMIDGEN_CACHE", folder.path().join("cache"))
         .current_dir(root())
         .status()
         .unwrap();

@@ -4,8 +4,8 @@
 //! Transfers keep the order in which their values are needed. Positions are those of nodes before anything was
 //! inserted; a transfer that begins at one stands in front of that node.
 
-use smidgen_ir::{Node, Op};
-use std::collections::BTreeMap;
+use smidgen_ir::{Graph, Node, Op, Slice, ValueId, ValueRole};
+use std::collections::{BTreeMap, HashMap};
 
 /// A value that has to be on the device from node `first` to node `last`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +35,49 @@ pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
     needs.iter().map(begin).collect()
 }
 
-/// The last place up to `position` where something may be inserted: nodes that a device forms as one, a product with
-/// the sum behind it or the gradients of B and of h, are not parted.
+/// The last place up to `position` where something may be inserted: nodes that a device forms as one are not parted.
 pub fn seam_before(nodes: &[Node], position: usize) -> usize {
-    let is_pair = |before: &Node, behind: &Node| {
-        matches!(
-            (&before.op, &behind.op),
-            (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
-        )
+    position - usize::from(parts_a_pair(nodes, position))
+}
+
+/// The first such place from `position` on.
+pub fn seam_behind(nodes: &[Node], position: usize) -> usize {
+    position + usize::from(parts_a_pair(nodes, position))
+}
+
+/// Whether the nodes in front of a position and behind it are a product with the sum that follows it, or the gradients
+/// of B and of h.
+fn parts_a_pair(nodes: &[Node], position: usize) -> bool {
+    let Some([before, behind, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {
+        return false;
     };
-    match position.checked_sub(1).map(|before| &nodes[before..]) {
-        Some([before, behind, ..]) if is_pair(before, behind) => position - 1,
-        _ => position,
+    matches!(
+        (&before.op, &behind.op),
+        (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
+    )
+}
+
+/// Has nodes read the copy instead of a value, and rows of the copy instead of rows of the value.
+pub fn read_copy(graph: &mut Graph, nodes: &mut [Node], value: ValueId, copy: ValueId) {
+    let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
+    for node in nodes {
+        let elsewhere: Vec<bool> =
+            (0..node.inputs.len()).map(|input| node.op.reads_elsewhere(input)).collect();
+        let inputs = node.inputs.iter_mut().zip(elsewhere).filter(|(_, elsewhere)| !elsewhere);
+        for operand in inputs.map(|(id, _)| id).chain(&mut node.updates) {
+            match graph.value(*operand).role.clone() {
+                ValueRole::Slice(slice) if slice.of == value => {
+                    *operand = *rows.entry(*operand).or_insert_with(|| {
+                        let part = graph.value(*operand);
+                        let (name, ty) = (format!("{} here", part.name), part.ty.clone());
+                        let role = ValueRole::Slice(Slice { of: copy, gradient: None, ..slice });
+                        graph.add_value(name, ty, role)
+                    });
+                }
+                _ if *operand == value => *operand = copy,
+                _ => {}
+            }
+        }
     }
 }
 

@@ -97,6 +97,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
 
 /// Gives a temporary spare columns, if rows stay aligned.
 fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
+    let value = graph.whole(value);
     let value_columns = match graph.value(value).ty.shape.0.as_slice() {
         [_, Dim::Const(columns)] => *columns,
         _ => return,

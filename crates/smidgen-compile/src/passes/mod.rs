@@ -10,3 +10,4 @@ pub mod recompute;
 pub mod remove_dead;
 pub mod reuse_in_place;
 pub mod stream;
+pub mod tile;

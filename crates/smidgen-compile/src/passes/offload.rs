@@ -4,7 +4,7 @@
 //! comes back is another temporary, begun one layer ahead. Activations of the last layer are needed again at once and
 //! stay.
 
-use super::ahead::{Insertions, Need, begin_ahead, seam_before};
+use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
 use crate::options::Policy;
 use smidgen_ir::{Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
 use std::collections::{BTreeSet, HashMap};
@@ -39,16 +39,14 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) 
         let names = [format!("{name} away")];
         let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
         graph.values[copy.index()].space = space;
-        insertions.push(crossing.last_forward + 1, emitted.remove(0));
+        insertions.push(seam_behind(&nodes, crossing.last_forward + 1), emitted.remove(0));
         graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
         insertions.push(crossing.settled, emitted.remove(0));
         let place = (nodes[need.first].phase, nodes[need.first].layer);
         let names = [format!("{name} back")];
         let back = graph.emit(&mut emitted, Op::Fetch, vec![copy], vec![], &names, place)[0];
         insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
-        for node in &mut nodes[need.first..=need.last] {
-            node.inputs.iter_mut().filter(|input| **input == value).for_each(|input| *input = back);
-        }
+        read_copy(graph, &mut nodes[need.first..=need.last], value, back);
     }
     graph.entries[index].1 = insertions.into_nodes(nodes);
 }
@@ -69,12 +67,13 @@ fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossin
     let mut produced: HashMap<ValueId, usize> = HashMap::new();
     let mut last_forward: HashMap<ValueId, usize> = HashMap::new();
     for (index, node) in nodes[..split].iter().enumerate() {
-        produced.extend(node.outputs.iter().map(|output| (*output, index)));
-        last_forward.extend(node.reads().map(|value| (value, index)));
+        produced.extend(node.outputs.iter().map(|output| (graph.whole(*output), index)));
+        last_forward.extend(node.reads().map(|value| (graph.whole(value), index)));
     }
     let mut backward: HashMap<ValueId, (usize, usize)> = HashMap::new();
     for (index, node) in nodes.iter().enumerate().skip(split) {
-        for value in node.reads().filter(|value| produced.contains_key(value)) {
+        let wholes = node.reads().map(|value| graph.whole(value));
+        for value in wholes.filter(|value| produced.contains_key(value)) {
             backward.entry(value).or_insert((index, index)).1 = index;
         }
     }

@@ -1,34 +1,113 @@
 //! In-place reuse: an output takes over the buffer of an input that dies with the node.
 //!
 //! Only where the operation allows it, the sizes agree, and the input occurs once among the operands.
-//! The result maps a value to the one whose buffer it shares; chains are resolved to their first value.
+//! The result maps a value to the one whose buffer it shares; chains are resolved to their first value. What is written
+//! tile by tile takes over a value of which each tile dies where its own is written; and what lives inside a tile may
+//! lie in the place of what it becomes.
 
-use smidgen_ir::{Graph, ValueId};
-use std::collections::HashMap;
+use smidgen_ir::{Graph, Node, ValueId};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 pub type SharedBuffers = HashMap<ValueId, ValueId>;
 
 pub fn find(graph: &Graph) -> SharedBuffers {
     let mut owner = SharedBuffers::new();
     for (_, nodes) in &graph.entries {
-        let mut last_read: HashMap<ValueId, usize> = HashMap::new();
-        for (index, node) in nodes.iter().enumerate() {
-            last_read.extend(node.reads().map(|value| (value, index)));
-        }
+        let lives = Lives::of(graph, nodes);
         for (index, node) in nodes.iter().enumerate() {
             let mut taken: Vec<ValueId> = Vec::new();
             for &(output, input) in node.op.in_place() {
                 let (output, input) = (node.outputs[output], node.inputs[input]);
-                let once = node.operands().filter(|operand| *operand == input).count() == 1;
-                let dies = last_read.get(&input) == Some(&index) && graph.value(input).is_temp();
-                let same_size = graph.value(output).ty == graph.value(input).ty;
-                if once && dies && same_size && !owner.contains_key(&output) && !taken.contains(&input) {
+                let are_temps = graph.value(output).is_temp() && graph.value(input).is_temp();
+                let fits = are_temps && lives.can_follow(graph, (index, node), output, input);
+                if fits && !owner.contains_key(&output) && !taken.contains(&input) {
                     let first = owner.get(&input).copied().unwrap_or(input);
                     owner.insert(output, first);
                     taken.push(input);
                 }
             }
         }
+        share_by_tiles(graph, nodes, &lives, &mut owner);
     }
     owner
+}
+
+/// The value in whose buffer another lies.
+pub fn owner_of(graph: &Graph, shared: &SharedBuffers, value: ValueId) -> ValueId {
+    let whole = graph.whole(shared.get(&value).copied().unwrap_or(value));
+    shared.get(&whole).copied().unwrap_or(whole)
+}
+
+/// The last node that reads each value; of a value with tiles, any of them.
+struct Lives {
+    last_read: HashMap<ValueId, usize>,
+}
+
+impl Lives {
+    fn of(graph: &Graph, nodes: &[Node]) -> Lives {
+        let mut last_read = HashMap::new();
+        for (index, node) in nodes.iter().enumerate() {
+            for value in node.reads() {
+                last_read.extend([(value, index), (graph.whole(value), index)]);
+            }
+        }
+        Lives { last_read }
+    }
+
+    /// Whether the input ends with the node, and the output is of its size.
+    fn can_follow(
+        &self,
+        graph: &Graph,
+        (index, node): (usize, &Node),
+        output: ValueId,
+        input: ValueId,
+    ) -> bool {
+        let once = node.operands().filter(|operand| *operand == input).count() == 1;
+        once && self.last_read.get(&input) == Some(&index) && graph.value(output).ty == graph.value(input).ty
+    }
+}
+
+/// Outputs that are written tile by tile. A tile is a value of its own, so one that ends ends for all: no node of
+/// another tile reads it.
+fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut SharedBuffers) {
+    let is_tile = |value: ValueId| graph.whole(value) != value && graph.value(graph.whole(value)).is_temp();
+    let mut owners: HashSet<ValueId> = owner.values().copied().collect();
+    // What each output could take over as a whole, if all of its tiles agree, and where its last tile is written.
+    let mut candidates: BTreeMap<ValueId, (Option<ValueId>, usize)> = BTreeMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for &output in node.outputs.iter().filter(|output| is_tile(**output)) {
+            let pairs = node.op.in_place().iter().filter(|(own, _)| node.outputs[*own] == output);
+            let inputs: Vec<ValueId> = pairs
+                .map(|(_, input)| node.inputs[*input])
+                .filter(|input| lives.can_follow(graph, (index, node), output, *input))
+                .collect();
+            let other = inputs.iter().find(|input| is_tile(**input)).map(|input| graph.whole(*input));
+            let candidate = candidates.entry(graph.whole(output)).or_insert((other, index));
+            let agreed = candidate.0.filter(|agreed| Some(*agreed) == other);
+            *candidate = (agreed, index);
+            let inside = inputs.iter().find(|input| graph.value(**input).is_temp());
+            let is_free = |input: &&ValueId| !owner.contains_key(input) && !owners.contains(input);
+            if let (None, Some(input)) = (other, inside.filter(is_free)) {
+                owner.insert(*input, output);
+                owners.insert(output);
+            }
+        }
+    }
+    for (output, (other, written)) in candidates {
+        let Some(other) = other.filter(|other| lives.last_read.get(other) == Some(&written)) else {
+            continue;
+        };
+        owner.insert(output, other);
+    }
+    // One that was taken over may itself have taken over another.
+    let firsts: Vec<(ValueId, ValueId)> =
+        owner.keys().map(|value| (*value, first_of(owner, *value))).collect();
+    owner.extend(firsts);
+}
+
+fn first_of(owner: &SharedBuffers, mut value: ValueId) -> ValueId {
+    while let Some(before) = owner.get(&value) {
+        value = *before;
+    }
+    value
 }

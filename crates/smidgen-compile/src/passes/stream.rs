@@ -5,17 +5,17 @@
 //! rewritten to read it. Moments are changed there and go back. Vectors and small matrices stay on the device: they
 //! are not worth a transfer.
 
-use super::ahead::{Insertions, Need, begin_ahead, seam_before};
-use crate::options::Policy;
-use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Slice, Space, ValueId, ValueRole};
+use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
+use crate::options::Away;
+use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Space, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.
 pub const FEWEST_BYTES: usize = 1 << 10;
 
-/// Sends matrices of at least `fewest_bytes` to `space` as the policy says, and has them fetched.
-pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, fewest_bytes: usize) {
-    let away = leaves_away(graph, policy, extent, fewest_bytes);
+/// Sends matrices of at least `fewest_bytes` to `space` as the choice says, and has them fetched.
+pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fewest_bytes: usize) {
+    let away = leaves_away(graph, choice, extent, fewest_bytes);
     for (index, value) in graph.values.iter_mut().enumerate() {
         if away.contains(&value.role.whole(ValueId(index as u32))) {
             value.space = space;
@@ -23,13 +23,16 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space, 
     }
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
-        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, policy.away.window_bytes);
+        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, choice.window_bytes);
     }
 }
 
-fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
+fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
     let mut away = HashSet::new();
-    for node in graph.entries.iter().flat_map(|(_, nodes)| nodes) {
+    let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
+    let heads: HashSet<ValueId> =
+        all().filter(|node| is_head(&node.op)).map(|node| graph.whole(node.inputs[1])).collect();
+    for node in all() {
         for operand in node.reads() {
             let whole = graph.whole(operand);
             let Some(leaf) = graph.value(whole).leaf() else { continue };
@@ -37,14 +40,19 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
                 // What is trained is changed on the device.
                 LeafKind::Weight if leaf.gradient.is_some() => false,
                 LeafKind::Weight => match node.layer {
-                    Some(layer) => policy.away.weights.binary_search(&layer).is_ok(),
+                    Some(layer) => choice.weights.binary_search(&layer).is_ok(),
                     // Rows are looked up where they lie, so they have to lie in one piece.
                     None => {
-                        let storage = graph.value(whole).ty.storage;
-                        policy.away.tables && is_table(&node.op) && storage.rows_lie_together()
+                        let goes = match &node.op {
+                            Op::Embed { .. } => {
+                                choice.tables || (choice.embedding && !heads.contains(&whole))
+                            }
+                            _ => choice.tables && is_head(&node.op),
+                        };
+                        goes && graph.value(whole).ty.storage.rows_lie_together()
                     }
                 },
-                LeafKind::Moment => policy.away.moments,
+                LeafKind::Moment => choice.moments,
                 LeafKind::Adapter
                 | LeafKind::Gradient
                 | LeafKind::Derived
@@ -62,9 +70,8 @@ fn leaves_away(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: us
     away
 }
 
-/// Whether the operation reads the embedding or the head.
-fn is_table(op: &Op) -> bool {
-    matches!(op, Op::Embed { .. } | Op::LmHeadLoss(_) | Op::Logits { .. })
+fn is_head(op: &Op) -> bool {
+    matches!(op, Op::LmHeadLoss(_) | Op::Logits { .. })
 }
 
 /// A leaf that nodes `need.first..=need.last` of one layer's turn read, or change.
@@ -90,7 +97,7 @@ fn fetch_where_needed(
         let mut emitted = Vec::new();
         let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.leaf], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        rewrite(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
         if visit.is_changed {
             graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.leaf], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
@@ -133,28 +140,4 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         }
     }
     visits
-}
-
-/// Has nodes read the copy instead of the leaf, and rows of the copy instead of rows of the leaf.
-fn rewrite(graph: &mut Graph, nodes: &mut [Node], leaf: ValueId, copy: ValueId) {
-    let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
-    for node in nodes {
-        let elsewhere: Vec<bool> =
-            (0..node.inputs.len()).map(|input| node.op.reads_elsewhere(input)).collect();
-        let inputs = node.inputs.iter_mut().zip(elsewhere).filter(|(_, elsewhere)| !elsewhere);
-        for operand in inputs.map(|(id, _)| id).chain(&mut node.updates) {
-            match graph.value(*operand).role.clone() {
-                ValueRole::Slice(slice) if slice.of == leaf => {
-                    *operand = *rows.entry(*operand).or_insert_with(|| {
-                        let value = graph.value(*operand);
-                        let (name, ty) = (format!("{} here", value.name), value.ty.clone());
-                        let role = ValueRole::Slice(Slice { of: copy, gradient: None, ..slice });
-                        graph.add_value(name, ty, role)
-                    });
-                }
-                _ if *operand == leaf => *operand = copy,
-                _ => {}
-            }
-        }
-    }
 }

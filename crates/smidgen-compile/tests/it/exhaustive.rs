@@ -10,11 +10,13 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{
-    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Recompute, Request, compile, solve,
+    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Rates, Recompute, Request, compile,
+    solve,
 };
 use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, Storage};
 
-const CONTEXT: Context = Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000 };
+const CONTEXT: Context =
+    Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
 const BUDGETS: u64 = 9;
 /// Of the speed of the best, that the solver has to reach.
 const LEAST_SHARE: f64 = 0.95;
@@ -30,7 +32,7 @@ struct Candidate {
 struct Case {
     request: Request,
     demands: Vec<Demand>,
-    profiles: Vec<Profile>,
+    profiles: Vec<(&'static str, Profile)>,
     /// Whether the whole space is tried.
     is_whole: bool,
 }
@@ -61,23 +63,30 @@ fn demands(parts: &[usize]) -> Vec<Demand> {
     parts.iter().copied().map(demand).collect()
 }
 
-fn profile(name: &str, gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profile {
+fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profile {
+    let flops_per_s = gflops * 1e9;
     Profile {
-        name: name.into(),
-        flops_per_s: gflops * 1e9,
-        bytes_per_s: memory_gb_s * 1e9,
-        step_s: step_us * 1e-6,
+        rates: Rates {
+            product_flops_per_s: flops_per_s,
+            outer_flops_per_s: 0.6 * flops_per_s,
+            attention_flops_per_s: 0.6 * flops_per_s,
+            bytes_per_s: memory_gb_s * 1e9,
+            step_s: step_us * 1e-6,
+            plain_operand_s: 1.0 / flops_per_s,
+            coded_operand_s: 2.0 / flops_per_s,
+        },
         fetch_bytes_per_s: link_gb_s * 1e9,
         stow_bytes_per_s: 0.6 * link_gb_s * 1e9,
+        travel_s_per_byte: 1e-12,
     }
 }
 
-fn profiles() -> Vec<Profile> {
+fn profiles() -> Vec<(&'static str, Profile)> {
     vec![
-        profile("bound by arithmetic, fast link", 20.0, 50.0, 2.0, 0.5),
-        profile("bound by arithmetic, slow link", 20.0, 50.0, 0.1, 0.5),
-        profile("bound by memory", 500.0, 5.0, 0.7, 0.5),
-        profile("bound by launches", 500.0, 50.0, 0.5, 5.0),
+        ("bound by arithmetic, fast link", profile(20.0, 50.0, 2.0, 0.5)),
+        ("bound by arithmetic, slow link", profile(20.0, 50.0, 0.1, 0.5)),
+        ("bound by memory", profile(500.0, 5.0, 0.7, 0.5)),
+        ("bound by launches", profile(500.0, 50.0, 0.5, 5.0)),
     ]
 }
 
@@ -111,6 +120,8 @@ fn policies(request: &Request, is_whole: bool) -> Vec<Policy> {
     let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
     let chunks = if is_whole { vec![usual, usual / 2, usual / 4] } else { vec![usual, usual / 4] };
     let windows = if is_whole { vec![0, 1, 2, layers] } else { vec![1, 2] };
+    let mut tables = vec![(false, false), (false, true)];
+    tables.extend((!request.spec.tied_head).then_some((true, false)));
     let layer_bytes = layer_bytes(request);
     let mut all = Vec::new();
     for loss_chunk in chunks.into_iter().map(|rows| rows.max(usual.min(32))) {
@@ -120,14 +131,16 @@ fn policies(request: &Request, is_whole: bool) -> Vec<Policy> {
                 true => subsets(layers - 1),
                 false => vec![vec![], (0..layers - 1).collect()],
             };
-            for (activations, (tables, moments)) in pairs(&waiting, &pairs(&[false, true], &[false, true])) {
+            for (activations, ((embedding, tables), moments)) in
+                pairs(&waiting, &pairs(&tables, &[false, true]))
+            {
                 let is_streamed = tables || moments || !weights.is_empty();
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
                     let window_bytes = window * layer_bytes;
                     let (weights, activations) = (weights.clone(), activations.clone());
-                    let away = Away { weights, tables, activations, moments, window_bytes };
+                    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
                     let recompute = Recompute { layers: recomputed.clone() };
-                    all.push(Policy { recompute, loss_chunk, away });
+                    all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
                 }
             }
         }
@@ -145,7 +158,7 @@ fn candidates(case: &Case) -> Vec<Candidate> {
         let request = Request { extent: demand.extent, ..case.request.clone() };
         for policy in policies(&request, case.is_whole) {
             let plan = compile(&request, &policy);
-            let step_ms = case.profiles.iter().map(|profile| step_ms(profile, &plan, demand)).collect();
+            let step_ms = case.profiles.iter().map(|(_, profile)| step_ms(profile, &plan, demand)).collect();
             all.push(Candidate { policy, peak_bytes: peak_of(&plan), step_ms });
         }
     }
@@ -155,7 +168,7 @@ fn candidates(case: &Case) -> Vec<Candidate> {
 fn check(case: &Case) {
     let candidates = candidates(case);
     let leanest = candidates.iter().map(|candidate| candidate.peak_bytes).min().unwrap();
-    for (index, profile) in case.profiles.iter().enumerate() {
+    for (index, (name, profile)) in case.profiles.iter().enumerate() {
         let solved = |budget: u64| {
             let budget = Budget::device(budget);
             solve(&case.request, &case.demands, &Pins::default(), CONTEXT, budget, profile)
@@ -166,7 +179,7 @@ fn check(case: &Case) {
         };
         let (roomiest, lowest) =
             (fastest(u64::MAX).unwrap().peak_bytes, solved(1).unwrap_err().leanest.peak_bytes);
-        assert!(lowest as f64 <= 1.001 * leanest as f64, "{}: {lowest} after {leanest} bytes", profile.name);
+        assert!(lowest as f64 <= 1.001 * leanest as f64, "{name}: {lowest} after {leanest} bytes");
         for part in 0..BUDGETS {
             let budget = lowest + (roomiest - lowest) * part / (BUDGETS - 1);
             let solution = solved(budget).unwrap();
@@ -177,8 +190,7 @@ fn check(case: &Case) {
             let share = best.step_ms[index] / solution.step_ms;
             assert!(
                 share >= LEAST_SHARE,
-                "{} at {budget} bytes: {share:.3} of the best\n{:?}\ninstead of {:?}",
-                profile.name,
+                "{name} at {budget} bytes: {share:.3} of the best\n{:?}\ninstead of {:?}",
                 solution.policy,
                 best.policy
             );

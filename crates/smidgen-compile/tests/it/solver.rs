@@ -10,7 +10,8 @@ use smidgen_compile::{
 use smidgen_ir::{Entry, Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
-const CONTEXT: Context = Context { bytes: 1_000_000, step_bytes: 100, spill_bytes: 3000 };
+const CONTEXT: Context =
+    Context { bytes: 1_000_000, step_bytes: 100, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
 
 fn request() -> Request {
     let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);

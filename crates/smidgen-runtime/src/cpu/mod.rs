@@ -228,6 +228,9 @@ impl Device for Cpu {
                     if let Some(spill) = spill {
                         step.awaits.iter().try_for_each(|transfer| spill.wait(self.transfers[*transfer]))?;
                     }
+                    if step.is_idle(extent) {
+                        continue;
+                    }
                     let (arena, spill, unit) = (&self.arena, self.spill.as_ref(), self.bf16_unit);
                     self.pool.enter(|| run::run_step(arena, spill, step, extent, unit))?;
                 }

@@ -62,6 +62,7 @@ impl Spill {
             let path = path.clone();
             move |error| DeviceError::File { what, path, error }
         };
+        std::fs::create_dir_all(folder).map_err(failed("there is no folder for"))?;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true).open(&path);
         let file = file.map_err(failed("cannot make"))?;

@@ -7,7 +7,7 @@ use super::driver::{check, named};
 use super::libraries;
 use crate::device::DeviceError;
 use cudarc::driver::{result, sys};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// A GPU, looked at from outside.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,12 +67,32 @@ pub fn look(ordinal: usize) -> Result<GpuFacts, DeviceError> {
 
 /// Free bytes of a device by the management library.
 pub fn free_bytes(device: sys::CUdevice) -> Option<u64> {
+    let bus = bus_of(device)?;
+    Management::open()?.free_bytes(&bus)
+}
+
+/// A process that holds memory of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub process: u32,
+    /// Where the driver tells.
+    pub bytes: Option<u64>,
+}
+
+/// The processes that compute on a GPU, this one included; nothing where the management library does not tell, as in
+/// many containers.
+pub fn holders(ordinal: usize) -> Option<Vec<Holder>> {
+    let device = result::device::get(ordinal as i32).ok()?;
+    let bus = bus_of(device)?;
+    Management::open()?.holders(&bus)
+}
+
+fn bus_of(device: sys::CUdevice) -> Option<[c_char; 32]> {
     let mut bus = [0 as c_char; 32];
     // SAFETY: the buffer has the length that is given.
     let code = unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int, device) };
     check(code, "cuDeviceGetPCIBusId").ok()?;
-    let library = Management::open()?;
-    library.free_bytes(&bus)
+    Some(bus)
 }
 
 /// The functions of the management library that are used here.
@@ -81,6 +101,17 @@ struct Management {
     shutdown: unsafe extern "C" fn() -> c_int,
     by_bus: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
     memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
+    processes: Option<unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int>,
+}
+
+/// `nvmlProcessInfo_t`, as the third version of the function below has it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ProcessInfo {
+    process: c_uint,
+    bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
 }
 
 /// `nvmlMemory_t`.
@@ -119,8 +150,37 @@ impl Management {
                     *mut c_void,
                     unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
                 >(find(c"nvmlDeviceGetMemoryInfo")?),
+                processes: find(c"nvmlDeviceGetComputeRunningProcesses_v3").map(|symbol| {
+                    std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int,
+                    >(symbol)
+                }),
             })
         }
+    }
+
+    fn holders(&self, bus: &[c_char]) -> Option<Vec<Holder>> {
+        const MOST: usize = 64;
+        let processes = self.processes?;
+        let (mut device, mut count) = (std::ptr::null_mut(), MOST as c_uint);
+        let mut infos = [ProcessInfo::default(); MOST];
+        // SAFETY: the calls follow NVML's order; the array has as many places as `count` says.
+        let found = unsafe {
+            if (self.init)() != 0 {
+                return None;
+            }
+            let found = (self.by_bus)(bus.as_ptr(), &mut device) == 0
+                && processes(device, &mut count, infos.as_mut_ptr()) == 0;
+            (self.shutdown)();
+            found
+        };
+        let holder = |info: &ProcessInfo| Holder {
+            process: info.process,
+            // All bits set: not available.
+            bytes: Some(info.bytes).filter(|bytes| *bytes != u64::MAX),
+        };
+        found.then(|| infos[..MOST.min(count as usize)].iter().map(holder).collect())
     }
 
     fn free_bytes(&self, bus: &[c_char]) -> Option<u64> {

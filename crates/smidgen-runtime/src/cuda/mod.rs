@@ -30,6 +30,7 @@ pub mod spans;
 pub mod stage;
 mod staging;
 pub mod thin;
+pub mod transfer_rates;
 mod transfers;
 
 use crate::device::{
@@ -166,6 +167,10 @@ impl Cuda {
             // Two steps may be launched as one.
             for step in rest.iter().take(2).filter(|step| !step.op.is_transfer()) {
                 self.transfers.wait_for(&self.gpu, &step.awaits)?;
+            }
+            if first.is_idle(extent) {
+                rest = &rest[1..];
+                continue;
             }
             let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
             rest = &rest[done..];

@@ -28,7 +28,11 @@ impl Transfers {
     /// Takes so many bytes of the host, after what was held is given back.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
         self.memory = None;
-        self.memory = (bytes > 0).then(|| Pinned::new(bytes)).transpose()?;
+        let pinned = (bytes > 0).then(|| Pinned::new(bytes)).transpose();
+        self.memory = pinned.map_err(|error| match error {
+            DeviceError::Call { device, what, .. } => DeviceError::Pinned { device, bytes, what },
+            other => other,
+        })?;
         Ok(())
     }
 

@@ -7,10 +7,10 @@
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, leaf_named, phi3};
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
-use crate::subject::Subject;
+use crate::subject::{Subject, roomy};
 use smidgen_compile::forward::state;
 use smidgen_compile::options::{Away, Moments, Policy};
-use smidgen_compile::passes::{offload, recompute, stream};
+use smidgen_compile::passes::{offload, recompute, stream, tile};
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{Entry, LeafKind, Op, Space, ValueId, verify};
 use smidgen_runtime::{Cpu, Executor};
@@ -29,24 +29,36 @@ fn everything_away() -> BTreeSet<&'static str> {
     nodes.map(|node| node.op.name()).collect()
 }
 
-fn everywhere(window_bytes: usize) -> Away {
+pub fn everywhere(window_bytes: usize) -> Away {
     let layers: Vec<usize> = (0..LAYERS).collect();
-    Away { weights: layers.clone(), tables: true, activations: layers, moments: true, window_bytes }
+    Away {
+        weights: layers.clone(),
+        embedding: false,
+        tables: true,
+        activations: layers,
+        moments: true,
+        window_bytes,
+    }
 }
 
 /// The decoder with the passes behind it that send values away.
 fn sent_away(choice: &Choice, layers: &Recompute, away: Away) -> Subject {
-    let policy = Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) };
-    let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy));
-    offload::apply(&mut subject.graph, &policy, &subject.extent, Space::Disk);
+    by_policy(choice, &Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) })
+}
+
+pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
+    let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
+    tile::apply(&mut subject.graph, policy.tile_tokens, &roomy(subject.extent));
+    verify::expect_sound("tile", &verify::graph(&subject.graph));
+    offload::apply(&mut subject.graph, policy, &subject.extent, Space::Disk);
     verify::expect_sound("offload", &verify::graph(&subject.graph));
-    stream::apply(&mut subject.graph, &policy, &subject.extent, Space::Disk, 1);
+    stream::apply(&mut subject.graph, &policy.away, &subject.extent, Space::Disk, 1);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject
 }
 
 /// Losses of three updates of two micro-batches each, and every leaf that they leave.
-fn outcome(subject: &Subject) -> (Vec<f64>, Vec<Vec<u8>>) {
+pub fn outcome(subject: &Subject) -> (Vec<f64>, Vec<Vec<u8>>) {
     let folder = tempfile::tempdir().unwrap();
     let plan = subject.roomy_plan(2);
     subject.run_on_null(plan.clone()).unwrap();
@@ -88,6 +100,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Away { weights: vec![1], ..Away::default() },
         Away { weights: all.weights.clone(), window_bytes: 3000, ..Away::default() },
         Away { tables: true, ..Away::default() },
+        Away { embedding: true, ..Away::default() },
         Away { activations: all.activations.clone(), ..Away::default() },
         Away { moments: true, window_bytes: 1000, ..Away::default() },
         everywhere(0),

@@ -8,7 +8,7 @@
 use crate::decoder::{ALL_FUSED, Choice, EXTENT, gemma2, gemma3, leaf_named, llama, phi3, without_biases};
 use crate::examples::{self, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
-use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with};
+use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
 use smidgen_compile::forward::state;
 use smidgen_compile::options::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, Request, TrainedBiases};
@@ -18,6 +18,7 @@ use smidgen_ir::{
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
 use smidgen_runtime::{Cpu, Cuda, Device, Executor};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Largest error of a tensor.
 fn tolerance(precision: Precision) -> f64 {
@@ -26,6 +27,12 @@ fn tolerance(precision: Precision) -> f64 {
         Precision::Bf16 => 4e-2,
         Precision::F16 => 6e-3,
     }
+}
+
+/// One test at a time: others would show in the memory that is measured.
+fn alone() -> MutexGuard<'static, ()> {
+    static GPU: Mutex<()> = Mutex::new(());
+    GPU.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open(precision: Precision) -> Cuda {
@@ -100,10 +107,6 @@ fn compare(subject: &Subject, gpu: &Graph, got: &Outcome, want: &Outcome, most: 
     wrong
 }
 
-fn roomy(Extent { tokens, rows, segments }: Extent) -> Extent {
-    Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }
-}
-
 fn gpu_plan(graph: &Graph, extent: Extent, precision: Precision) -> Plan {
     let request = Request { device: DeviceKind::Cuda, precision, extent: roomy(extent), ..plain_request() };
     plan_with(graph, &request)
@@ -141,18 +144,21 @@ fn examples_agree(precision: Precision) {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_f32() {
+    let _alone = alone();
     examples_agree(Precision::F32);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_bf16() {
+    let _alone = alone();
     examples_agree(Precision::Bf16);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_f16() {
+    let _alone = alone();
     examples_agree(Precision::F16);
 }
 
@@ -276,6 +282,7 @@ fn decoders_agree(precision: Precision) {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_lines_up_steps_without_waiting_or_growing() {
+    let _alone = alone();
     let choice = Choice { device: DeviceKind::Cuda, precision: Precision::Bf16, ..Choice::lora() };
     let subject = choice.subject_with(Recompute::first(1));
     let request = Request { extent: roomy(EXTENT), ..choice.request() };
@@ -303,17 +310,20 @@ fn cuda_lines_up_steps_without_waiting_or_growing() {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_f32() {
+    let _alone = alone();
     decoders_agree(Precision::F32);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_bf16() {
+    let _alone = alone();
     decoders_agree(Precision::Bf16);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_f16() {
+    let _alone = alone();
     decoders_agree(Precision::F16);
 }

@@ -9,7 +9,8 @@ use smidgen_compile::forward::state;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::{
-    AdapterForm, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode, compile_eval,
+    AdapterForm, Away, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode,
+    compile_eval,
 };
 use smidgen_ir::{
     Block, Code4, DType, DeviceKind, Entry, Op, Plan, Precision, Storage, ValueId, ValueRole, verify,
@@ -77,7 +78,7 @@ fn check(name: &str, plan: &Plan) {
 #[test]
 fn a_gpu_would_take_every_step_of_an_evaluation() {
     for (name, request) in requests() {
-        let plan = compile_eval(&request, 3);
+        let plan = compile_eval(&request, &Policy::resident(Recompute::none(), 3));
         check(&name, &plan);
         let losses = plan.leaf_named(state::ROW_LOSSES).unwrap();
         assert_eq!(plan.value(losses).ty.storage, Storage::F32, "{name}");
@@ -89,7 +90,7 @@ fn a_gpu_would_take_every_step_of_an_evaluation() {
 fn a_gpu_would_take_every_step_of_a_generation() {
     for (name, request) in requests() {
         let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
-        let plan = compile_decode(&request);
+        let plan = compile_decode(&request, &Away::default());
         check(&name, &plan);
         // The host reads logits as f32 whatever products multiply; the caches hold what attention reads.
         let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap());

@@ -7,12 +7,13 @@ use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
 use smidgen_compile::forward::{input, state};
+use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::leaves::cache_names;
 use smidgen_compile::{
-    AdapterForm, DecodeShape, Policy, Recompute, Request, TrainedBiases, compile, compile_decode,
+    AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases, compile, compile_decode,
     compile_logits,
 };
-use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
+use smidgen_ir::{Entry, Extent, LeafKind, Op, Plan, ValueId};
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::BTreeSet;
 
@@ -168,7 +169,30 @@ fn compare_runs(choice: &Choice, subject: &Subject, executor: &mut Executor<Cpu>
 }
 
 fn generation_plan(choice: &Choice, threads: usize) -> Plan {
-    compile_decode(&Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() })
+    compile_decode(&generation_request(choice, threads), &Away::default())
+}
+
+fn generation_request(choice: &Choice, threads: usize) -> Request {
+    Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() }
+}
+
+/// Weights that lie on disk and come when they are needed give the logits of those that stay.
+#[test]
+fn weights_that_come_and_go_generate_the_same() {
+    for choice in choices() {
+        let subject = choice.subject_with(Recompute::none());
+        let whole = whole_logits(&choice, &subject);
+        let request = generation_request(&choice, 2);
+        for layers_here in [0, 2] {
+            let plan = compile_decode(&request, &all_weights_away(&request, layers_here));
+            assert!(plan.entry(Entry::Decode).steps.iter().any(|step| step.op == Op::Fetch));
+            let folder = tempfile::tempdir().unwrap();
+            let cpu = Cpu::new(2).unwrap().with_spill_folder(folder.path().join("new"));
+            let mut executor = Executor::load(plan, cpu).unwrap();
+            write_model(&mut executor, &subject);
+            compare_runs(&choice, &subject, &mut executor, &whole);
+        }
+    }
 }
 
 /// What an example of the two operations is: they run, and nothing else is needed to make the logits right.

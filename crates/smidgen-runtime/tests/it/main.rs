@@ -34,5 +34,6 @@ mod row_examples;
 mod row_product;
 mod subject;
 mod thread_counts;
+mod tiles_change_rounding;
 mod update_examples;
 mod workspace_sizes;

@@ -49,8 +49,7 @@ impl Subject {
 
     /// A plan with room for more than is run: sizes at run time must not come from the plan.
     pub fn roomy_plan(&self, threads: usize) -> Plan {
-        let Extent { tokens, rows, segments } = self.extent;
-        self.plan(Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }, threads)
+        self.plan(roomy(self.extent), threads)
     }
 
     pub fn trained(&self) -> Vec<(ValueId, ValueId)> {
@@ -152,6 +151,11 @@ impl Subject {
 }
 
 /// Lays a graph out as `compile` does behind its passes.
+/// More than is run.
+pub fn roomy(Extent { tokens, rows, segments }: Extent) -> Extent {
+    Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }
+}
+
 pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
     let request = Request { extent: planned, threads, ..plain_request() };
     plan_with(graph, &request)

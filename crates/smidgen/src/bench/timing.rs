@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::train::feed::Feed;
 use crate::train::trainer::{clear, device_failure};
 use smidgen_compile::forward::input;
-use smidgen_ir::{Entry, Extent, LeafKind, Phase, Plan, ValueId};
+use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor, counter};
 use std::collections::BTreeMap;
@@ -114,27 +114,16 @@ impl<D: Device> Bench<D> {
     /// Time of each operation of one step, waiting after each: (phase and operation, milliseconds, how often).
     pub fn profile(&mut self) -> Result<Vec<(String, f64, usize)>, Failure> {
         let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
-        let together = self.batch.together.min(self.batch.samples);
-        let extent = self.write_inputs(together);
+        let extent = self.begin_micro_step();
         let planned = self.executor.plan().extent;
         for (entry, extent) in
             [(Entry::MicroStep, extent), (Entry::Update, planned), (Entry::Refresh, planned)]
         {
-            let steps: Vec<(&str, Phase)> = self
-                .executor
-                .plan()
-                .entry(entry)
-                .steps
-                .iter()
-                .map(|step| (step.op.name(), step.phase))
-                .collect();
-            self.wait()?;
-            for (index, (name, phase)) in steps.into_iter().enumerate() {
-                let begin = Instant::now();
-                self.executor.run_step(entry, index, &extent).map_err(device_failure)?;
-                self.wait()?;
-                let sum = sums.entry(format!("{phase:?} {name}").to_lowercase()).or_default();
-                sum.0 += begin.elapsed().as_secs_f64() * 1e3;
+            let seconds = self.time_each(entry, &extent, 1)?;
+            for (step, seconds) in self.executor.plan().entry(entry).steps.iter().zip(seconds) {
+                let name = format!("{:?} {}", step.phase, step.op.name()).to_lowercase();
+                let sum = sums.entry(name).or_default();
+                sum.0 += seconds * 1e3;
                 sum.1 += 1;
             }
         }
@@ -142,6 +131,37 @@ impl<D: Device> Bench<D> {
             sums.into_iter().map(|(name, (ms, count))| (name, ms, count)).collect();
         rows.sort_by(|a, b| b.1.total_cmp(&a.1));
         Ok(rows)
+    }
+
+    /// Writes the inputs of a micro-batch.
+    pub fn begin_micro_step(&mut self) -> Extent {
+        self.feed.write_loss_weight(&mut self.executor, 1.0 / self.batch.step_tokens() as f64);
+        self.write_inputs(self.batch.together.min(self.batch.samples))
+    }
+
+    /// Seconds of a whole entry point.
+    pub fn time_entry(&mut self, entry: Entry, extent: &Extent) -> Result<f64, Failure> {
+        self.wait()?;
+        let begin = Instant::now();
+        self.executor.run(entry, extent).map_err(device_failure)?;
+        self.wait()?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of each step of an entry point, waiting after each; `repeats` share one wait, which is long beside the
+    /// shortest steps of a GPU.
+    pub fn time_each(&mut self, entry: Entry, extent: &Extent, repeats: usize) -> Result<Vec<f64>, Failure> {
+        self.wait()?;
+        let mut times = Vec::new();
+        for index in 0..self.executor.plan().entry(entry).steps.len() {
+            let begin = Instant::now();
+            for _ in 0..repeats {
+                self.executor.run_step(entry, index, extent).map_err(device_failure)?;
+            }
+            self.wait()?;
+            times.push(begin.elapsed().as_secs_f64() / repeats as f64);
+        }
+        Ok(times)
     }
 
     fn wait(&mut self) -> Result<(), Failure> {

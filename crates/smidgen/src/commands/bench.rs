@@ -15,6 +15,7 @@ use crate::bytes::format_bytes;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::job::{Job, Purpose};
 use crate::planning::{Planned, plan_job};
 use crate::recipe::{RecipeSource, parse_recipe};
@@ -53,6 +54,9 @@ pub struct Args {
     /// auto, none, all, every:N
     #[arg(long, default_value = "auto")]
     recompute: String,
+    /// Tokens that feed-forward blocks work on at the same time: auto, none, or a number
+    #[arg(long, default_value = "auto")]
+    tile_tokens: String,
     /// Where weights lie: auto, device, host, host:0.5, disk
     #[arg(long, default_value = "auto")]
     weights: String,
@@ -115,12 +119,16 @@ fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
 fn recipe_text(args: &Args, folder: &Path) -> String {
     let micro_tokens =
         args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
+    let tile_tokens = match args.tile_tokens.parse::<usize>() {
+        Ok(tokens) => tokens.to_string(),
+        Err(_) => format!("{:?}", args.tile_tokens),
+    };
     format!(
         "[model]\npath = {:?}\nbase = {:?}\ncompute = {:?}\n\
          [adapter]\nkind = {:?}\nrank = {}\n\
          [data]\ntrain = \"none.jsonl\"\nmax_tokens = {}\n\
          [train]\nbatch = {}\nsteps = {}\noptimizer = {:?}\n\
-         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\n\
+         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\ntile_tokens = {tile_tokens}\n\
          weights = {:?}\nactivations = {:?}\noptimizer_state = {:?}\n\
          [output]\ndir = \"none\"\n",
         folder.display().to_string(),
@@ -145,7 +153,9 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let source =
         RecipeSource { file: "bench".into(), folder: folder.to_path_buf(), text: recipe_text(args, folder) };
     let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
-    let mut job = Job::prepare(recipe, Purpose::Plan)?;
+    // Predicted as a run would be.
+    let access = Access { measured_profiles: true, ..Access::cache_only() };
+    let mut job = Job::prepare_with(recipe, Purpose::Plan, &access)?;
     let begin = Instant::now();
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
@@ -220,7 +230,9 @@ fn figures(
         "micro_tokens": batch.together * batch.tokens,
         "recompute": solution.policy.recompute.layers.len(),
         "loss_chunk": solution.policy.loss_chunk,
+        "tile_tokens": solution.policy.tile_tokens,
         "weights_away": solution.policy.away.weights.len(),
+        "embedding_away": solution.policy.away.has_tables(),
         "tables_away": solution.policy.away.tables,
         "activations_away": solution.policy.away.activations.len(),
         "moments_away": solution.policy.away.moments,
@@ -231,6 +243,7 @@ fn figures(
         "tokens_per_s": tokens_per_s,
         "model_tflops": flops_per_token(spec, args.tokens) * tokens_per_s / 1e12,
         "predicted_step_ms": solution.step_ms,
+        "predicted_by": planned.profile.describe(),
         "planned_bytes": reserved,
         "planned_gib": reserved as f64 / f64::from(1 << 30),
         "measured_bytes": taken,

@@ -31,10 +31,11 @@ use crate::job::{
 use crate::recipe::{EvalTask, Recipe, parse_recipe, read_recipe_source};
 use crate::report::eval_table::render_eval_table;
 use crate::tokenizer::Tokenizer;
+use crate::train::metrics::read_rss;
 use crate::train::progress::say;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
-use smidgen_runtime::AnyDevice;
+use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -249,6 +250,7 @@ impl Evaluated<'_> {
         if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
             self.say(largest.render(means).trim_end());
         }
+        let planned_bytes = plans.iter().map(|plan| plan.peak_bytes).max();
         let mut measured = Vec::new();
         for (subject, plan) in subjects.iter().zip(plans) {
             let (found, freed) = self.measure(subject, plan, &sets, device)?;
@@ -260,7 +262,7 @@ impl Evaluated<'_> {
             (None, Some(loss)) => questions_of_loss(&loss.set, measured[0].records.len()),
             (None, None) => unreachable!("there is something to evaluate"),
         };
-        Ok(collect(questions, measured))
+        Ok(collect(questions, measured, memory(planned_bytes, &mut device)))
     }
 
     /// Takes the device from subject to subject, so that one model at a time is on it.
@@ -305,14 +307,16 @@ impl Evaluated<'_> {
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
         drop(questions);
         let sizes = self.generation_sizes(&key, beams)?;
-        let mut measured = Vec::new();
+        let (mut measured, mut planned_bytes) = (Vec::new(), None);
         for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
             let opening = self.opening(adapter, sizes);
-            let (found, freed) = self.measure_generation(&opening, device, &key, &tokenizer, beams)?;
+            let (found, planned, freed) =
+                self.measure_generation(&opening, device, &key, &tokenizer, beams)?;
             measured.push(found);
+            planned_bytes = planned_bytes.max(Some(planned));
             device = freed;
         }
-        Ok(collect(questions_of_key(&key), measured))
+        Ok(collect(questions_of_key(&key), measured, memory(planned_bytes, &mut device)))
     }
 
     /// Sizes that fit for both models; refused before any weight is read.
@@ -359,7 +363,7 @@ impl Evaluated<'_> {
         key: &AnswerKey,
         tokenizer: &Tokenizer,
         beams: usize,
-    ) -> Result<(Measured, AnyDevice), Failure> {
+    ) -> Result<(Measured, u64, AnyDevice), Failure> {
         let name = if opening.adapter.is_some() { "adapter" } else { "base" };
         self.say(&format!("evaluating the {name}"));
         let mut session = Session::open(opening, device, |_| Ok(()))?;
@@ -369,12 +373,22 @@ impl Evaluated<'_> {
         let scores = key.score(texts.collect::<Result<_, _>>()?);
         let mut measured = Measured::default();
         measured.add_generation(&scores);
-        Ok((measured, session.into_device()))
+        Ok((measured, session.planned_bytes(), session.into_device()))
     }
 }
 
-fn collect(questions: Vec<Json>, measured: Vec<Measured>) -> Results {
+/// What the larger of the two models was planned to take, and the most that was measured.
+fn memory(planned_bytes: Option<u64>, device: &mut AnyDevice) -> Map<String, Json> {
+    let measured_bytes = match device.memory() {
+        Some(memory) => Some(memory.peak_bytes),
+        None => read_rss().map(|memory| memory.peak_bytes),
+    };
+    let both = [("planned_bytes", planned_bytes), ("measured_bytes", measured_bytes)];
+    both.into_iter().map(|(name, bytes)| (name.to_string(), json!(bytes))).collect()
+}
+
+fn collect(questions: Vec<Json>, measured: Vec<Measured>, about: Map<String, Json>) -> Results {
     let mut measured = measured.into_iter();
     let base = measured.next().expect("the base is always evaluated");
-    Results { about: Map::new(), questions, base, adapter: measured.next() }
+    Results { about, questions, base, adapter: measured.next() }
 }

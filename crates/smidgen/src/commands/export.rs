@@ -13,6 +13,8 @@ use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::Tally;
 use crate::merge::original::OriginalModel;
+use crate::planning::program_bytes;
+use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -181,6 +183,8 @@ fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
         "folded": exported.folded,
         "types": types,
         "written": tally(&total(exported)),
+        "planned_bytes": program_bytes(1, exported.base_tensors, 0) + exported.memory_bytes,
+        "measured_bytes": read_rss().map(|memory| memory.peak_bytes),
         "notes": exported.notes,
     })
 }

@@ -12,7 +12,10 @@ use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::{DECODED, OriginalModel};
+use crate::merge::write::WORKERS;
 use crate::merge::{MergeOptions, Merged, Tally, merge};
+use crate::planning::program_bytes;
+use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -58,7 +61,17 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     });
     let options = MergeOptions { element, ..MergeOptions::default() };
     let merged = merge(&adapter, &original, &args.output, options)?;
-    let mut report = Report { name, merged, difference: None, args, original: &original, adapter: &adapter };
+    // Before the logits are compared, which loads both models.
+    let measured_bytes = read_rss().map(|memory| memory.peak_bytes);
+    let mut report = Report {
+        name,
+        merged,
+        measured_bytes,
+        difference: None,
+        args,
+        original: &original,
+        adapter: &adapter,
+    };
     let mut failed = None;
     if args.check || original.is_quantized() {
         match compare_logits(&original, &adapter, &args.output) {
@@ -85,6 +98,8 @@ struct Report<'a> {
     /// Of the base.
     name: String,
     merged: Merged,
+    /// The most that the process took.
+    measured_bytes: Option<u64>,
     difference: Option<LogitsDifference>,
     args: &'a Args,
     original: &'a OriginalModel,
@@ -179,6 +194,8 @@ impl Report<'_> {
             "copied": tally(merged.copied),
             "written": tally(self.total()),
             "memory_bytes": merged.memory_bytes,
+            "planned_bytes": program_bytes(WORKERS, merged.base_tensors, 0) + merged.memory_bytes,
+            "measured_bytes": self.measured_bytes,
             "logits_difference": difference,
             "notes": merged.notes,
         })

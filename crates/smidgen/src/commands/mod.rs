@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod fit;

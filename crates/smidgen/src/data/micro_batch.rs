@@ -246,6 +246,35 @@ pub fn largest_micro_batch(
     Ok(largest)
 }
 
+/// The samples of the micro-batch of a run that has the most tokens, and of those the most supervised ones; the first
+/// of several alike.
+pub fn largest_samples(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize) -> Result<Vec<u32>, PackError> {
+    let mut packing = Packing::default();
+    let (mut largest, mut most) = (Vec::new(), (0, 0));
+    plan.for_each_distinct_batch(|samples| {
+        packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
+        for positions in packing.micro_batches() {
+            let chosen = positions.iter().map(|&position| samples[position as usize]);
+            let count = token_and_row_count(set, chosen.clone());
+            if count > most {
+                most = count;
+                largest.clear();
+                largest.extend(chosen);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(largest)
+}
+
+/// Tokens of some samples, and how many of them are supervised.
+pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (u64, u64) {
+    samples.into_iter().fold((0, 0), |(tokens, rows), sample| {
+        let sample = sample as usize;
+        (tokens + u64::from(set.length(sample)), rows + u64::from(set.supervised(sample)))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,6 +357,10 @@ mod tests {
         );
         let whole = largest_micro_batch(&plan, &set, usize::MAX).unwrap();
         assert_eq!(whole.micro_batch, Extent { tokens: 11, rows: 8, segments: 3 });
+        // Of two with 7 tokens the one that is a single sample has more that are supervised.
+        assert_eq!(largest_samples(&plan, &set, 7).unwrap(), [3]);
+        assert_eq!(largest_samples(&plan, &set, usize::MAX).unwrap(), [3, 4, 5]);
+        assert_eq!(token_and_row_count(&set, [1, 3]), (10, 8));
     }
 
     /// The definition, without any of the bookkeeping: try every bin for every sample.

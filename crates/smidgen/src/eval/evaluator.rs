@@ -12,13 +12,15 @@ use crate::data::micro_batch::MicroBatch;
 use crate::data::tokens::TokenSet;
 use crate::devices::Place;
 use crate::failure::Failure;
-use crate::planning::{eval_extent, largest_extent, program_bytes};
+use crate::planning::{eval_extent, gpu_context, largest_extent, program_context};
+use crate::report::plan_table::elsewhere_lines;
 use crate::train::adapters::read_adapter;
 use crate::train::feed::Feed;
 use crate::train::trainer::clear;
-use crate::train::weights::{load_scratch_bytes, load_weights};
+use crate::train::weights::load_weights;
+use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::options::default_loss_chunk;
-use smidgen_compile::{Request, compile_eval};
+use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
 use smidgen_ir::{Category, DeviceKind, Entry, Extent, LeafKind, Plan};
 use smidgen_runtime::{AnyDevice, Executor};
 use std::fmt::Write;
@@ -66,18 +68,26 @@ pub fn plan_evaluation(
         [MOST_TOKENS, 1024, 512, 256, 128].into_iter().filter(|tokens| *tokens > longest).collect();
     sizes.push(longest);
     let mut leanest: Option<Vec<EvalPlan>> = None;
-    for tokens in sizes {
-        let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, tokens));
-        let extent = extents.fold(Extent::default(), largest_extent);
-        let request = &subjects[0].request;
-        let first = default_loss_chunk(request.device, request.spec.vocabulary, extent.rows);
-        for chunk in [first, first.min(FEWEST_ROWS)] {
-            let plans: Vec<EvalPlan> =
-                subjects.iter().map(|subject| plan_one(subject, model, extent, chunk, means)).collect();
-            if plans.iter().all(|plan| plan.peak_bytes <= means.budget_bytes) {
-                return Ok(plans);
+    let request = &subjects[0].request;
+    // Weights elsewhere come last: they are the same for every size.
+    let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];
+    for away in ways {
+        for &tokens in &sizes {
+            let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, tokens));
+            let extent = extents.fold(Extent::default(), largest_extent);
+            let first = default_loss_chunk(request.device, request.spec.vocabulary, extent.rows);
+            for chunk in [first, first.min(FEWEST_ROWS)] {
+                let policy = Policy { away: away.clone(), ..Policy::resident(Recompute::none(), chunk) };
+                let plan = |subject: &Subject<'_>| plan_one(subject, model, extent, &policy, means);
+                let plans: Vec<EvalPlan> = subjects.iter().map(plan).collect();
+                if plans.iter().all(|plan| plan.peak_bytes <= means.budget_bytes) {
+                    return Ok(plans);
+                }
+                let most = |plans: &[EvalPlan]| plans.iter().map(|plan| plan.peak_bytes).max();
+                if leanest.as_ref().is_none_or(|leanest| most(&plans) < most(leanest)) {
+                    leanest = Some(plans);
+                }
             }
-            leanest = Some(plans);
         }
     }
     let plans = leanest.expect("there is a size to try");
@@ -89,25 +99,16 @@ fn plan_one(
     subject: &Subject<'_>,
     model: &Model,
     extent: Extent,
-    chunk: usize,
+    policy: &Policy,
     means: Means<'_>,
 ) -> EvalPlan {
     let request = Request { extent, row_losses: true, ..subject.request.clone() };
-    let plan = compile_eval(&request, chunk);
-    let tensors = request.spec.tensors();
-    let scratch = tensors.iter().filter_map(|tensor| {
-        let weight = model.weight(&tensor.name)?;
-        Some(load_scratch_bytes(&weight, request.storage_of(&tensor.name)))
-    });
-    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
-    let context_bytes = match request.device {
-        DeviceKind::Cpu => {
-            program_bytes(request.threads, tensors.len(), steps)
-                + scratch.max().unwrap_or(0) as u64
-                + means.data_bytes as u64
-        }
-        DeviceKind::Cuda => means.place.gpu_context_bytes(),
+    let plan = compile_eval(&request, policy);
+    let context = match request.device {
+        DeviceKind::Cpu => program_context(&request, model, means.data_bytes as u64),
+        DeviceKind::Cuda => gpu_context(means.place),
     };
+    let context_bytes = context.bytes_for(&plan);
     let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
     EvalPlan { plan, context_bytes, peak_bytes }
 }
@@ -159,7 +160,7 @@ impl EvalPlan {
         line("context", self.context_bytes, context);
         let spare = format_bytes(means.budget_bytes - self.peak_bytes);
         line("peak", self.peak_bytes, &format!("fits, {spare} to spare"));
-        text
+        text + &elsewhere_lines(&self.plan)
     }
 }
 

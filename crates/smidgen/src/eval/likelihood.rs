@@ -57,7 +57,7 @@ mod tests {
     use crate::adapted::build_adapted_request;
     use crate::checkpoint::model::Model;
     use smidgen_compile::forward::state;
-    use smidgen_compile::{Request, compile_eval};
+    use smidgen_compile::{Policy, Recompute, Request, compile_eval};
     use smidgen_ir::Extent;
     use smidgen_runtime::Cpu;
     use std::path::Path;
@@ -70,7 +70,11 @@ mod tests {
         let extent = Extent { tokens: 2600, rows: 2600, segments: 1 };
         let request = build_adapted_request(&model, None).unwrap();
         let request = Request { extent, row_losses: true, threads: 1, ..request };
-        let mut executor = Executor::load(compile_eval(&request, 64), Cpu::new(1).unwrap()).unwrap();
+        let mut executor = Executor::load(
+            compile_eval(&request, &Policy::resident(Recompute::none(), 64)),
+            Cpu::new(1).unwrap(),
+        )
+        .unwrap();
         let leaf = executor.plan().leaf_named(state::ROW_LOSSES).unwrap();
         let bytes: Vec<u8> = (0..2600u16).flat_map(|row| f32::from(row).to_le_bytes()).collect();
         executor.write(leaf, &bytes);

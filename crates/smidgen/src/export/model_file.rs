@@ -18,6 +18,7 @@ use crate::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::{AdapterFile, AdapterModules, StoredKind, read_modules};
 use crate::failure::Failure;
+use crate::generate::memory::TOKENIZER_TOKEN_BYTES;
 use crate::job::check_weights;
 use crate::merge::Tally;
 use crate::merge::fit::{Action, OutputTensor, fit_adapter};
@@ -79,6 +80,10 @@ pub struct ExportedModel {
     /// By the name of the type.
     pub tensors: BTreeMap<String, Tally>,
     pub folded: usize,
+    /// The block, one module's factors, what is held of a quantized tensor, and the tokenizer.
+    pub memory_bytes: u64,
+    /// Tensors of the base.
+    pub base_tensors: usize,
     pub notes: Vec<String>,
 }
 
@@ -135,6 +140,8 @@ pub fn export_model(
     })
     .map_err(Failure::world)?;
 
+    let held = buffers.held.capacity() + options.block_bytes;
+    let tokenizer = TOKENIZER_TOKEN_BYTES * spec.vocabulary as u64;
     let mut notes = described.notes;
     notes.extend(said_of_types(&tensors, options.matrices));
     Ok(ExportedModel {
@@ -142,6 +149,8 @@ pub fn export_model(
         kind,
         tensors: count_by_type(&specs),
         folded: tensors.iter().filter(|tensor| matches!(tensor.output.action, Action::Fold(_))).count(),
+        memory_bytes: factors.room_bytes() + held as u64 + tokenizer,
+        base_tensors: original.tensors().len(),
         notes,
     })
 }

@@ -11,9 +11,10 @@ use crate::checkpoint::model::Model;
 use crate::devices::Place;
 use crate::failure::Failure;
 use crate::job::JobBudget;
-use crate::planning::program_bytes;
-use crate::train::weights::load_scratch_bytes;
-use smidgen_compile::{DecodeShape, Request, compile_decode};
+use crate::planning::{gpu_context, program_context};
+use crate::report::plan_table::elsewhere_lines;
+use smidgen_compile::ladder::all_weights_away;
+use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
 use smidgen_ir::{Category, DeviceKind, Plan};
 use std::fmt::Write;
 
@@ -72,7 +73,7 @@ pub fn plan_generation(
             "a context of {context} tokens is asked for, and the model was made for {longest}"
         )));
     }
-    let attempt = |context: usize| {
+    let attempt = |context: usize, away: &Away| {
         let shape = DecodeShape {
             slots: sizes.slots,
             positions: context,
@@ -80,25 +81,35 @@ pub fn plan_generation(
             new_tokens: sizes.new_tokens.min(sizes.slots * context).max(sizes.slots),
         };
         let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
-        let plan = compile_decode(&request);
-        let context_bytes = match request.device {
-            DeviceKind::Cpu => beside_bytes(&request, model, &shape, &plan),
-            DeviceKind::Cuda => place.gpu_context_bytes(),
+        let plan = compile_decode(&request, away);
+        let beside = match request.device {
+            DeviceKind::Cpu => program_context(&request, model, beside_bytes(&request, &shape)),
+            DeviceKind::Cuda => gpu_context(place),
         };
+        let context_bytes = beside.bytes_for(&plan);
         let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
         let device = place.describe();
         GenerationPlan { plan, shape, device, context_bytes, peak_bytes, budget_bytes, stated }
     };
     let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
-    let first = attempt(wanted);
-    if first.peak_bytes <= budget_bytes {
-        return Ok(first);
+    let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];
+    let fits = |context, away: &Away| attempt(context, away).peak_bytes <= budget_bytes;
+    for away in &ways {
+        let first = attempt(wanted, away);
+        if first.peak_bytes <= budget_bytes {
+            return Ok(first);
+        }
+        let shorter = longest_that_fits(wanted, |context| fits(context, away));
+        if let Some(context) = shorter.filter(|_| sizes.context.is_none()) {
+            return Ok(attempt(context, away));
+        }
     }
-    let fitting = longest_that_fits(wanted, |context| attempt(context).peak_bytes <= budget_bytes);
-    match fitting {
-        Some(context) if sizes.context.is_none() => Ok(attempt(context)),
-        fitting => Err(refusal(&first, sizes, fitting.map(attempt), &attempt(SHORTEST.min(wanted)))),
-    }
+    let shortest = SHORTEST.min(wanted);
+    let leanest = ways.iter().min_by_key(|away| attempt(shortest, away).peak_bytes);
+    let leanest = leanest.expect("there is a way");
+    let fitting = longest_that_fits(wanted, |context| fits(context, leanest));
+    let fitting = fitting.map(|context| attempt(context, leanest));
+    Err(refusal(&attempt(wanted, leanest), sizes, fitting, &attempt(shortest, leanest)))
 }
 
 /// The largest multiple of 8 below `wanted` that fits.
@@ -146,21 +157,12 @@ fn refusal(
     }
 }
 
-/// What is resident beside the arena.
-fn beside_bytes(request: &Request, model: &Model, shape: &DecodeShape, plan: &Plan) -> u64 {
-    let tensors = request.spec.tensors();
-    let scratch = tensors.iter().filter_map(|tensor| {
-        let weight = model.weight(&tensor.name)?;
-        Some(load_scratch_bytes(&weight, request.storage_of(&tensor.name)))
-    });
-    let loading = scratch.max().unwrap_or(0) as u64;
-    let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+/// What is resident beside the arena and the program itself.
+fn beside_bytes(request: &Request, shape: &DecodeShape) -> u64 {
     let vocabulary = request.spec.vocabulary;
     let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
     let sequences = 4 * (shape.slots * shape.positions) as u64;
-    program_bytes(request.threads, tensors.len(), steps)
-        + loading
-        + decoder::heap_bytes(shape, vocabulary) as u64
+    decoder::heap_bytes(shape, vocabulary) as u64
         + sampling
         + sequences
         + TOKENIZER_TOKEN_BYTES * vocabulary as u64
@@ -210,6 +212,6 @@ impl GenerationPlan {
         }
         let spare = format_bytes(self.budget_bytes - self.peak_bytes);
         line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(self.peak_bytes)));
-        text
+        text + &elsewhere_lines(&self.plan)
     }
 }

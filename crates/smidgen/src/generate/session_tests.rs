@@ -49,7 +49,7 @@ fn open_model(name: &str) -> Model {
 }
 
 fn stated(bytes: u64) -> JobBudget {
-    JobBudget { bytes, stated: true, cut_to_free: None }
+    JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 }
 }
 
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {

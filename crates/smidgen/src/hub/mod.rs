@@ -54,6 +54,8 @@ pub enum Fetch {
 pub struct Access {
     pub fetch: Fetch,
     pub quiet: bool,
+    /// Whether a profile that was measured on this machine may serve, rather than built-in ones alone.
+    pub measured_profiles: bool,
 }
 
 impl Access {
@@ -64,12 +66,12 @@ impl Access {
             Some(_) => Fetch::Never { because: "`TRANSFORMERS_OFFLINE` is set" },
             None => Fetch::WhenMissing,
         };
-        Access { fetch, quiet }
+        Access { fetch, quiet, measured_profiles: true }
     }
 
     /// Nothing is called and nothing is said.
     pub fn cache_only() -> Access {
-        Access { fetch: Fetch::Never { because: "" }, quiet: true }
+        Access { fetch: Fetch::Never { because: "" }, quiet: true, measured_profiles: false }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::checkpoint::safetensors_write::{TensorSpec, lay_out_file, pytorch_met
 use crate::checkpoint::whole_file::{folder_of, sync_folder, write_whole};
 use crate::failure::Failure;
 
-const WORKERS: usize = 2;
+pub const WORKERS: usize = 2;
 
 /// The memory of a merge.
 pub struct Workspace {

@@ -6,9 +6,9 @@
 
 use super::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
-    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, RANK_PATTERN, RECOMPUTE,
-    SEED, SOME_TEXT, TARGETS, TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, WEIGHT_PLACEMENT,
-    count_from, words,
+    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
+    RECOMPUTE, SEED, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
+    WEIGHT_PLACEMENT, count_from, words,
 };
 use super::render::RenderValue;
 use super::sections::{Batch, Length, Recipe};
@@ -147,11 +147,12 @@ pub(super) static KEYS: &[Key] = &[
     key!(eval.answer, ANY_TEXT, "pattern that finds the answer in an output or a generation"),
     //
     key!(memory.device, DEVICE, "the device that trains; `cuda` is `cuda:0`"),
-    key!(memory.profile, SOME_TEXT, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
+    key!(memory.profile, PROFILE, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
     key!(memory.budget, BUDGET, "device memory (RAM when the device is the CPU); auto = what is free; `GB` is 10^9, `GiB` and `G` are 2^30"),
     key!(memory.host_budget, BUDGET, "host and pinned memory; auto = what is free"),
     key!(memory.threads, count_from::<usize, 0>(), "threads of the CPU; 0 = all"),
     key!(memory.micro_tokens, MICRO_TOKENS, "tokens of the largest micro-batch"),
+    key!(memory.tile_tokens, TILE_TOKENS, "tokens of a micro-batch that feed-forward blocks work on at the same time"),
     key!(memory.recompute, RECOMPUTE, "layers that are run again in the backward pass, counted from 0"),
     key!(memory.activations, words::<Placement>(), "where saved activations wait; beside a CPU, `host` is a file in the run folder"),
     key!(memory.weights, WEIGHT_PLACEMENT, "where frozen weights live; `host:0.5` is half of them in host memory"),

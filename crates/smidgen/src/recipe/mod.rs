@@ -29,8 +29,8 @@ pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
     Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MicroTokens,
-    Model, ModelPath, Output, Recipe, RecipePath, Recompute, Targets, Template, Train, Warmup,
-    WeightPlacement,
+    Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Recompute, Targets, Template, TileTokens,
+    Train, Warmup, WeightPlacement,
 };
 pub use words::{
     AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,

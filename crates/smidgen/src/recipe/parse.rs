@@ -290,9 +290,12 @@ impl Reading<'_> {
             self.recipe.data.eval.is_empty() && self.seen.get("data.eval").is_none_or(|seen| seen.taken);
         let eval_never =
             train.eval_every == 0 && self.seen.get("train.eval_every").is_none_or(|seen| seen.taken);
+        let never_saved =
+            train.save_every == 0 && self.seen.get("train.save_every").is_none_or(|seen| seen.taken);
         let inert = [
             (train.eval_every > 0 && no_eval_data, "train.eval_every", "data.eval", "names no file"),
             (train.early_stop > 0 && eval_never, "train.early_stop", "train.eval_every", "is 0"),
+            (self.recipe.memory.adapt && never_saved, "memory.adapt", "train.save_every", "is 0"),
         ];
         for (wrong, key, needed, but) in inert {
             if let Some(seen) = self.seen.get(key).filter(|_| wrong) {
@@ -300,7 +303,10 @@ impl Reading<'_> {
                     place: seen.place.clone(),
                     key: key.to_owned(),
                     message: format!("`{key}` has no effect: `{needed}` {but}"),
-                    hint: Some(format!("set `{needed}`, or `{key} = 0`")),
+                    hint: Some(match key {
+                        "memory.adapt" => format!("set `{needed}`, or `{key} = false`"),
+                        _ => format!("set `{needed}`, or `{key} = 0`"),
+                    }),
                 });
             }
         }

@@ -11,8 +11,8 @@ use crate::bytes::parse_bytes;
 use super::model_name::parse_model_path;
 use super::nearest::edit_distance;
 use super::sections::{
-    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, RecipePath, Recompute, Targets, Template,
-    Warmup, WeightPlacement,
+    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
+    Targets, Template, TileTokens, Warmup, WeightPlacement,
 };
 use super::value::Given;
 use super::words::ClosedWord;
@@ -100,8 +100,6 @@ pub(super) const BOOLEAN: Reader<bool> = reader("true or false", &["true", "fals
 
 pub(super) const ANY_TEXT: Reader<String> = reader("a string", &[], |given| given.text());
 
-pub(super) const SOME_TEXT: Reader<String> = reader("a string that is not empty", &[], read_some_text);
-
 pub(super) const MODEL_PATH: Reader<ModelPath> =
     reader("`hf:org/name`, `pypi:package`, a folder or a .gguf file", &[], |given| {
         parse_model_path(&read_some_text(given)?, given.folder)
@@ -172,6 +170,16 @@ pub(super) const TEMPLATE: Reader<Template> =
         })
     });
 
+pub(super) const PROFILE: Reader<ProfileChoice> =
+    reader("`auto`, the name of a device, or a .json file of `smidgen doctor`", &["auto"], |given| {
+        let text = read_some_text(given)?;
+        Some(match text.as_str() {
+            "auto" => ProfileChoice::Auto,
+            path if ends_in(path, "json") => ProfileChoice::File(RecipePath::resolve(path, given.folder)),
+            name => ProfileChoice::Named(name.to_owned()),
+        })
+    });
+
 pub(super) const WARMUP: Reader<Warmup> =
     reader("a whole number of steps, or a fraction of at least 0 and below 1", &[], |given| {
         match given.integer() {
@@ -203,6 +211,15 @@ pub(super) const MICRO_TOKENS: Reader<MicroTokens> =
     reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
         Some(text) if text == "auto" => Some(MicroTokens::Auto),
         _ => Some(MicroTokens::Tokens(read_count::<usize, 1>(given)?)),
+    });
+
+pub(super) const TILE_TOKENS: Reader<TileTokens> =
+    reader("`auto`, `none`, or a whole number of at least 1", &["auto", "none"], |given| {
+        match given.text().as_deref() {
+            Some("auto") => Some(TileTokens::Auto),
+            Some("none") => Some(TileTokens::None),
+            _ => Some(TileTokens::Tokens(read_count::<usize, 1>(given)?)),
+        }
     });
 
 pub(super) const RECOMPUTE: Reader<Recompute> = reader(

@@ -10,8 +10,8 @@ use crate::bytes::format_bytes_exactly;
 
 use super::keys::{KEYS, SECTIONS};
 use super::sections::{
-    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, Recipe, RecipePath, Recompute, Targets,
-    Template, Warmup, WeightPlacement,
+    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, Recipe, RecipePath, Recompute,
+    Targets, Template, TileTokens, Warmup, WeightPlacement,
 };
 use super::words::ClosedWord;
 
@@ -211,6 +211,16 @@ impl RenderValue for Template {
     }
 }
 
+impl RenderValue for ProfileChoice {
+    fn render(&self) -> String {
+        match self {
+            ProfileChoice::Auto => quoted("auto"),
+            ProfileChoice::Named(name) => quoted(name),
+            ProfileChoice::File(path) => path.render(),
+        }
+    }
+}
+
 impl RenderValue for Warmup {
     fn render(&self) -> String {
         match self {
@@ -240,6 +250,16 @@ impl RenderValue for Option<u64> {
         match self {
             None => quoted(""),
             Some(bytes) => quoted(&format_bytes_exactly(*bytes)),
+        }
+    }
+}
+
+impl RenderValue for TileTokens {
+    fn render(&self) -> String {
+        match self {
+            TileTokens::Auto => quoted("auto"),
+            TileTokens::None => quoted("none"),
+            TileTokens::Tokens(tokens) => tokens.render(),
         }
     }
 }

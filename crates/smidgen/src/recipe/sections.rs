@@ -117,13 +117,13 @@ pub struct Eval {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
     pub device: DeviceChoice,
-    /// `auto`, a built-in name or a saved profile; resolved by whoever knows the profiles.
-    pub profile: String,
+    pub profile: ProfileChoice,
     pub budget: Budget,
     pub host_budget: Budget,
     /// 0 = all.
     pub threads: usize,
     pub micro_tokens: MicroTokens,
+    pub tile_tokens: TileTokens,
     pub recompute: Recompute,
     pub activations: Placement,
     pub weights: WeightPlacement,
@@ -217,6 +217,17 @@ pub enum Template {
     File(RecipePath),
 }
 
+/// Whose rates a plan is made with (`memory.profile`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProfileChoice {
+    /// What was measured on this machine, or the built-in profile that is most like it.
+    Auto,
+    /// A built-in one; which there are is known where profiles are.
+    Named(String),
+    /// A file that ends in `.json`, as `smidgen doctor` writes it.
+    File(RecipePath),
+}
+
 /// What one optimizer step takes in, over all ranks (`train.batch` or `train.batch_tokens`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
@@ -270,6 +281,17 @@ pub enum MicroTokens {
     /// The solver chooses.
     Auto,
     /// So many tokens.
+    Tokens(usize),
+}
+
+/// How many tokens feed-forward blocks work on at the same time (`memory.tile_tokens`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TileTokens {
+    /// The solver chooses.
+    Auto,
+    /// All of a micro-batch.
+    None,
+    /// So many.
     Tokens(usize),
 }
 
@@ -356,11 +378,12 @@ impl Recipe {
             eval: Eval { task: EvalTask::Loss, limit: 0, answer: String::new() },
             memory: Memory {
                 device: DeviceChoice::Auto,
-                profile: "auto".to_owned(),
+                profile: ProfileChoice::Auto,
                 budget: Budget::Auto,
                 host_budget: Budget::Auto,
                 threads: 0,
                 micro_tokens: MicroTokens::Auto,
+                tile_tokens: TileTokens::Auto,
                 recompute: Recompute::Auto,
                 activations: Placement::Auto,
                 weights: WeightPlacement::Auto,

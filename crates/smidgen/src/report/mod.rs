@@ -6,6 +6,7 @@
 pub mod adapter_summary;
 pub mod adapter_table;
 pub mod columns;
+pub mod doctor_table;
 pub mod eval_table;
 pub mod fourier_table;
 pub mod model_table;

@@ -3,6 +3,7 @@
 //! Every size is in bytes, and the rows add up to `peak_bytes`.
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
+use crate::life::must_fit;
 use crate::planning::Planned;
 use serde_json::{Map, Value, json};
 use smidgen_ir::{DeviceKind, Entry, Space};
@@ -22,6 +23,8 @@ pub fn render_json(planned: &Planned) -> Value {
         DeviceKind::Cpu => Space::Disk.name(),
         DeviceKind::Cuda => Space::Host.name(),
     };
+    let life: Map<String, Value> =
+        planned.life.iter().map(|phase| (phase.name.to_string(), phase.needs.render_json())).collect();
     let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device.name() };
     json!({
         "fits": planned.fits,
@@ -42,10 +45,12 @@ pub fn render_json(planned: &Planned) -> Value {
             "micro_tokens": solution.demand.micro_tokens,
             "recompute": solution.policy.recompute.layers,
             "loss_chunk": solution.policy.loss_chunk,
+            "tile_tokens": solution.policy.tile_tokens,
             "activations": place_of(!away.activations.is_empty()),
             "activations_away": away.activations,
-            "weights": place_of(!away.weights.is_empty() || away.tables),
+            "weights": place_of(!away.weights.is_empty() || away.has_tables()),
             "weights_away": away.weights,
+            "embedding_away": away.has_tables(),
             "tables_away": away.tables,
             "optimizer_state": place_of(away.moments),
             "window_bytes": away.window_bytes,
@@ -73,6 +78,9 @@ pub fn render_json(planned: &Planned) -> Value {
             "eval": phase(Entry::Eval),
             "save": at_rest,
         },
+        "profile": planned.profile.render_json(),
+        "life": life,
+        "must_fit": must_fit(&planned.life).render_json(),
         "advice": planned.advice,
         "notes": planned.notes,
     })

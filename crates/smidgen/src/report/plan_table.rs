@@ -7,7 +7,7 @@ use crate::bytes::format_bytes;
 use crate::job::Job;
 use crate::planning::Planned;
 use crate::recipe::BaseFormat;
-use smidgen_ir::{Category, DeviceKind, Extent};
+use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -46,12 +46,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     };
     let place = plan.place(peak.entry, peak.step);
     line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
-    for (what, size) in [("pinned memory", plan.host), ("disk", plan.disk)] {
-        if size.bytes() > 0 {
-            let bytes = format_bytes(size.bytes() as u64);
-            line(format!("  {what:<16}{bytes:>12}   beside the device, while it is not needed there"));
-        }
-    }
+    text.push_str(&elsewhere_lines(plan));
+    let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(String::new());
     let largest: Vec<String> = peak
         .largest
@@ -71,11 +67,22 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         line(format!("  price of {}: {saved}, costs {:.0} ms a step", price.choice, price.cost_ms.max(0.0)));
     }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
-    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s", solution.step_ms));
+    let by = planned.profile.describe();
+    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s, by {by}", solution.step_ms));
     for note in planned.notes.iter().chain(&planned.advice) {
         line(format!("  note: {note}"));
     }
     text
+}
+
+/// What a plan has beside the device, a line for each kind of memory that it takes.
+pub fn elsewhere_lines(plan: &Plan) -> String {
+    let line = |(what, size): (&str, SpaceSize)| {
+        let bytes = format_bytes(size.bytes() as u64);
+        format!("  {what:<16}{bytes:>12}   beside the device, while it is not needed there\n")
+    };
+    let places = [("pinned memory", plan.host), ("disk", plan.disk)];
+    places.into_iter().filter(|(_, size)| size.bytes() > 0).map(line).collect()
 }
 
 fn note(category: Category, planned: &Planned, job: &Job) -> String {

@@ -14,7 +14,7 @@ pub struct LossScale {
     steps: u32,
 }
 
-const FIRST: f64 = 65536.0;
+/// The first and the most: too large costs a few steps that are done again, too small gradients that nobody misses.
 const MOST: f64 = 16_777_216.0;
 /// Steps without an overflow after which it doubles.
 const DOUBLES_AFTER: u32 = 2000;
@@ -23,7 +23,7 @@ impl LossScale {
     /// Nothing where gradients have the range of f32.
     pub fn of(precision: Precision) -> Option<LossScale> {
         match precision {
-            Precision::F16 => Some(LossScale { scale: FIRST, steps: 0 }),
+            Precision::F16 => Some(LossScale { scale: MOST, steps: 0 }),
             Precision::F32 | Precision::Bf16 => None,
         }
     }
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(LossScale::of(Precision::Bf16), None);
         let mut scale = LossScale::of(Precision::F16).unwrap();
         let halvings = std::iter::from_fn(|| scale.shrink().then_some(())).count();
-        assert_eq!((halvings, scale.scale()), (16, 1.0));
+        assert_eq!((halvings, scale.scale()), (24, 1.0));
         for _ in 1..DOUBLES_AFTER {
             scale.see_finite();
         }

@@ -211,6 +211,8 @@ pub fn last_step(path: &Path) -> Option<u64> {
 pub struct HostMemory {
     pub rss_bytes: u64,
     pub peak_bytes: u64,
+    /// Of `rss_bytes`, what no file could give back.
+    pub anonymous_bytes: u64,
 }
 
 /// Resident memory and its peak as the kernel counts them; `None` where there is no `/proc`.
@@ -237,7 +239,8 @@ fn parse_status(status: &[u8]) -> Option<HostMemory> {
             Some(kibibytes * 1024)
         })
     };
-    Some(HostMemory { rss_bytes: bytes_of("VmRSS:")?, peak_bytes: bytes_of("VmHWM:")? })
+    let (rss_bytes, peak_bytes) = (bytes_of("VmRSS:")?, bytes_of("VmHWM:")?);
+    Some(HostMemory { rss_bytes, peak_bytes, anonymous_bytes: bytes_of("RssAnon:").unwrap_or(rss_bytes) })
 }
 
 #[cfg(test)]
@@ -390,7 +393,11 @@ mod tests {
     #[test]
     fn memory_is_read_from_the_kernels_text() {
         let status = b"Name:\tx\nVmPeak:\t  900 kB\nVmHWM:\t  512 kB\nVmRSS:\t  256 kB\nThreads:\t1\n";
-        assert_eq!(parse_status(status), Some(HostMemory { rss_bytes: 256 * 1024, peak_bytes: 512 * 1024 }));
+        let memory =
+            HostMemory { rss_bytes: 256 * 1024, peak_bytes: 512 * 1024, anonymous_bytes: 256 * 1024 };
+        assert_eq!(parse_status(status), Some(memory));
+        let status = b"VmHWM:\t  512 kB\nVmRSS:\t  256 kB\nRssAnon:\t  200 kB\nRssFile:\t   56 kB\n";
+        assert_eq!(parse_status(status), Some(HostMemory { anonymous_bytes: 200 * 1024, ..memory }));
         assert_eq!(parse_status(b"Name:\tx\nVmRSS:\t1 kB\n"), None);
         let now = read_rss();
         assert_eq!(now.is_some(), Path::new("/proc/self/status").exists());

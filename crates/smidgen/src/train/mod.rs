@@ -3,17 +3,23 @@
 //! The loop (`trainer.rs`) decides nothing about memory: it feeds the plan's entry points and reads
 //! their report. Left out: evaluations other than the loss.
 
+pub mod adapt;
 pub mod adapters;
 pub mod cautions;
+pub mod course;
 pub mod disk;
+mod dry_step;
+mod evaluation;
 pub mod events;
 pub mod feed;
+pub mod free_memory;
 pub mod interrupt;
 pub mod journal;
 pub mod liveness;
 pub mod loss_scale;
 pub mod lr;
 pub mod metrics;
+pub mod phases;
 pub mod progress;
 pub mod replay;
 pub mod resume;

@@ -99,6 +99,7 @@ fn sample_of<D: Device>(
     let row = element / columns;
     let token = match shape.0.first()? {
         Dim::Tokens => row,
+        Dim::Tile { first, .. } => first + row,
         Dim::Rows => *batch.rows.get(row)? as usize,
         _ => return None,
     };

@@ -62,6 +62,10 @@ impl Start {
         }
     }
 
+    pub fn is_checkpoint(&self) -> bool {
+        matches!(self, Start::Checkpoint { .. })
+    }
+
     pub fn loss_scale(&self) -> Option<LossScale> {
         match self {
             Start::Beginning => None,
@@ -84,6 +88,8 @@ struct State {
     micro_tokens: usize,
     recompute: Vec<usize>,
     loss_chunk: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tile_tokens: Option<usize>,
     #[serde(default)]
     standing: Standing,
     /// What lies elsewhere than on the device; nothing where a checkpoint does not say.
@@ -101,6 +107,8 @@ struct State {
 #[derive(Default, Serialize, Deserialize)]
 struct SavedAway {
     weights: Vec<usize>,
+    #[serde(default)]
+    embedding: bool,
     tables: bool,
     activations: Vec<usize>,
     moments: bool,
@@ -109,13 +117,13 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, tables, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, tables, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, activations, moments, window_bytes } = away.clone();
+        SavedAway { weights, embedding, tables, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, tables, activations, moments, window_bytes } = self;
-        Away { weights, tables, activations, moments, window_bytes }
+        let SavedAway { weights, embedding, tables, activations, moments, window_bytes } = self;
+        Away { weights, embedding, tables, activations, moments, window_bytes }
     }
 }
 
@@ -143,6 +151,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let policy = Policy {
         recompute: Recompute { layers: state.recompute },
         loss_chunk: state.loss_chunk,
+        tile_tokens: state.tile_tokens,
         away: state.away.restored(),
     };
     let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
@@ -186,6 +195,7 @@ pub fn write_state<D: Device>(
         micro_tokens: run_policy.micro_tokens,
         recompute: run_policy.policy.recompute.layers.clone(),
         loss_chunk: run_policy.policy.loss_chunk,
+        tile_tokens: run_policy.policy.tile_tokens,
         away: SavedAway::of(&run_policy.policy.away),
         standing: *standing,
         compute: job.arithmetic.name(),

@@ -6,6 +6,7 @@
 //! extent and used again.
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
+use super::adapt::Watch;
 use super::disk::{Footprint, with_room};
 use super::feed::{Feed, StepReport};
 use super::interrupt::Interrupt;
@@ -13,7 +14,8 @@ use super::journal::Journal;
 use super::liveness::{self, Liveness};
 use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
-use super::metrics::{EvalRow, MetricsRow, read_rss};
+use super::metrics::{MetricsRow, read_rss};
+use super::phases::{Phase, PhaseMeter};
 use super::progress::Progress;
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
@@ -24,18 +26,15 @@ use super::{adapters, weights};
 use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
 use crate::data::tokens::TokenSet;
-use crate::eval::likelihood::{check_finite, log_likelihoods};
 use crate::failure::Failure;
 use crate::host;
-use crate::job::{Data, Job, Rows};
-use crate::planning::for_each_eval_batch;
+use crate::job::{Data, Job};
 use crate::recipe::{self, Batch, Warmup};
 use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
 use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, DeviceError, Executor};
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What a run reports when it ends.
@@ -60,6 +59,8 @@ pub enum Ending {
     Interrupted,
     /// It took more memory than its plan; the state is in the checkpoint of the last step.
     Exceeded { bytes: u64 },
+    /// So much memory can be had now, which calls for another plan; the state is in the checkpoint of the last step.
+    MemoryMoved { reachable_bytes: u64 },
 }
 
 /// The choices that a checkpoint holds, so that a resumed run makes the same.
@@ -71,18 +72,22 @@ pub struct RunPolicy {
 
 #[derive(Debug)]
 pub struct Trainer<'a, D> {
-    executor: Executor<D>,
-    job: &'a Job,
+    pub(super) executor: Executor<D>,
+    pub(super) job: &'a Job,
     dir: RunDir,
-    run_policy: RunPolicy,
-    feed: Feed,
-    micro_batch: MicroBatch,
+    pub(super) run_policy: RunPolicy,
+    pub(super) feed: Feed,
+    pub(super) micro_batch: MicroBatch,
     packing: Packing,
     standing: Standing,
     liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
     /// What the device may be measured to take.
-    limit_bytes: Option<u64>,
+    pub(super) limit_bytes: Option<u64>,
+    /// Told where one phase ends and the next begins.
+    meter: Option<&'a mut PhaseMeter>,
+    /// Asked at checkpoints whether memory moved.
+    watch: Option<Watch<'a>>,
     /// What it was measured to take, where that is more.
     exceeded_bytes: Option<u64>,
     /// The step whose report is under way.
@@ -114,9 +119,20 @@ impl<'a, D: Device> Trainer<'a, D> {
         run_policy: RunPolicy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
-        let feed = Feed::of(&plan, job.recipe.train.seed);
-        let extent = plan.extent;
-        let mut executor = Executor::load(plan, device).map_err(device_failure)?;
+        let executor = Executor::load(plan, device).map_err(device_failure)?;
+        Trainer::fill(job, executor, dir, run_policy, start)
+    }
+
+    /// The same where the memory is reserved already.
+    pub fn fill(
+        job: &'a Job,
+        mut executor: Executor<D>,
+        dir: RunDir,
+        run_policy: RunPolicy,
+        start: &Start,
+    ) -> Result<Trainer<'a, D>, Failure> {
+        let feed = Feed::of(executor.plan(), job.recipe.train.seed);
+        let extent = executor.plan().extent;
         weights::load_weights(&mut executor, &job.model)?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
@@ -130,6 +146,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
             limit_bytes: None,
+            meter: None,
+            watch: None,
             exceeded_bytes: None,
             standing: start.standing(),
             executor,
@@ -151,15 +169,37 @@ impl<'a, D: Device> Trainer<'a, D> {
         Trainer { limit_bytes: Some(peak_bytes + peak_bytes / 100 + MEASURE_BYTES), ..self }
     }
 
+    /// Tells the meter of every phase it goes through.
+    pub fn with_meter(self, meter: &'a mut PhaseMeter) -> Trainer<'a, D> {
+        Trainer { meter: Some(meter), ..self }
+    }
+
+    /// Ends at a checkpoint where memory moved.
+    pub fn with_watch(self, watch: Watch<'a>) -> Trainer<'a, D> {
+        Trainer { watch: Some(watch), ..self }
+    }
+
     /// Trains from `first` (updates done) to the end and saves the adapter.
     pub fn run(
-        mut self,
+        self,
         batches: &mut BatchPlan,
         first: u64,
         journal: &mut Journal,
         progress: &Progress,
         interrupt: &Interrupt,
     ) -> Result<Outcome, Failure> {
+        self.run_and_return(batches, first, journal, progress, interrupt).map(|(outcome, _)| outcome)
+    }
+
+    /// The same; where the run is to go on by another plan, the device comes back for it.
+    pub fn run_and_return(
+        mut self,
+        batches: &mut BatchPlan,
+        first: u64,
+        journal: &mut Journal,
+        progress: &Progress,
+        interrupt: &Interrupt,
+    ) -> Result<(Outcome, Option<D>), Failure> {
         let job = self.job;
         let Data::Rows(rows) = &job.data else { unreachable!("training without data is refused before") };
         let (train, total) = (&rows.train, batches.total_steps());
@@ -198,6 +238,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         // A run that was killed after it wrote a checkpoint had yet to remove another.
         self.dir.prune_checkpoints(settings.keep, self.standing.best_saved.map(|best| best.step))?;
+        self.enter(Phase::Train);
+        if first < total {
+            self.run_dry_step(batches, train, first)?;
+        }
         self.last_row = Instant::now();
         for step in first..total {
             // Also where a run was killed between its last evaluation and its end.
@@ -242,7 +286,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
             let mut is_new_best = false;
             if evaluates {
+                self.enter(Phase::Eval);
                 let row = self.evaluate(rows, done, epoch)?;
+                self.enter(Phase::Train);
                 journal.write_eval(&row).map_err(unwritten)?;
                 is_new_best = self.standing.record(Evaluated { step: done, eval_loss: row.eval_loss });
                 let best = if is_new_best { ", the best so far" } else { "" };
@@ -262,11 +308,14 @@ impl<'a, D: Device> Trainer<'a, D> {
             let ending = ending.filter(|_| !is_last);
             if saves || ending.is_some() || (is_new_best && settings.early_stop > 0) {
                 journal.sync().map_err(unwritten)?;
+                self.enter(Phase::Save);
                 self.save_checkpoint(&mut moment, journal).map_err(|failure| {
                     with_room(failure, &folder, "a checkpoint", footprint.checkpoint_bytes)
                 })?;
+                self.enter(Phase::Train);
             }
-            if let Some(ending) = ending {
+            let moved = (saves && !is_last).then(|| self.memory_moved()).flatten();
+            if let Some(ending) = ending.or(moved) {
                 outcome.ending = ending;
                 break;
             }
@@ -274,14 +323,28 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.last_row = Instant::now();
         }
         (moment.standing, outcome.standing) = (self.standing, self.standing);
-        if let Ending::Interrupted | Ending::Exceeded { .. } = outcome.ending {
-            return Ok(outcome);
+        match outcome.ending {
+            Ending::Done | Ending::StoppedEarly => {}
+            Ending::Interrupted | Ending::Exceeded { .. } => return Ok((outcome, None)),
+            Ending::MemoryMoved { .. } => return Ok((outcome, Some(self.executor.into_device()))),
         }
         journal.sync().map_err(unwritten)?;
         moment.is_end = true;
+        self.enter(Phase::Save);
         self.save_final(&moment, journal, progress)
             .map_err(|failure| with_room(failure, &folder, "an adapter", footprint.adapter_bytes))?;
-        Ok(outcome)
+        Ok((outcome, None))
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        if let Some(meter) = &mut self.meter {
+            meter.enter(phase, self.executor.device_mut().memory());
+        }
+    }
+
+    fn memory_moved(&mut self) -> Option<Ending> {
+        let reachable_bytes = self.watch.as_mut()?.look(self.executor.device_mut().memory())?;
+        Some(Ending::MemoryMoved { reachable_bytes })
     }
 
     /// Writes `adapter/`: the last state, or the best evaluated one where that is what the run was to find.
@@ -410,7 +473,11 @@ impl<'a, D: Device> Trainer<'a, D> {
         let seconds = self.last_row.elapsed().as_secs_f64();
         self.last_row = Instant::now();
         let memory = read_rss();
-        let (rss, peak) = (memory.map(|memory| memory.rss_bytes), memory.map(|memory| memory.peak_bytes));
+        let rss = memory.map(|memory| memory.rss_bytes);
+        let peak = memory.map(|memory| match &self.meter {
+            Some(meter) => meter.process_peak_bytes(&memory),
+            None => memory.peak_bytes,
+        });
         let device = self.executor.device_mut().memory();
         let row = MetricsRow {
             step: begun.step + 1,
@@ -456,96 +523,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         // Every gradient is finite: then it is their norm.
         find_culprit(&mut self.executor, Entry::Update, None)
-    }
-
-    /// The loss of the evaluation samples, and what their choices score. Rows that are choices alone have the loss of
-    /// the right ones.
-    fn evaluate(&mut self, rows: &Rows, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
-        let started = Instant::now();
-        let loss = rows.eval.as_ref().map(|set| self.evaluate_loss(set, step, epoch)).transpose()?;
-        let scored = match &rows.choices {
-            None => None,
-            Some(choices) => {
-                let set = &choices.set;
-                let found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0)?;
-                check_finite(set, &found, &format!("the evaluation after step {step}"))?;
-                Some((choices, choices.score(&found)))
-            }
-        };
-        let mut row = match (loss, &scored) {
-            (Some(row), _) => row,
-            (None, Some((choices, scores))) => EvalRow {
-                step,
-                epoch,
-                eval_loss: scores.gold_nll / scores.gold_tokens as f64,
-                eval_samples: choices.rows.len() as u64,
-                eval_tokens: choices.set.stats().tokens,
-                eval_supervised_tokens: scores.gold_tokens,
-                eval_ms: 0.0,
-                scores: BTreeMap::new(),
-            },
-            (None, None) => unreachable!("the recipe refuses `eval_every` without `data.eval`"),
-        };
-        if let Some((_, scores)) = scored {
-            let means = [("acc", scores.acc), ("acc_norm", scores.acc_norm), ("acc_bytes", scores.acc_bytes)];
-            for (name, mean) in means {
-                row.scores.insert(format!("eval_{name}"), mean.value);
-                row.scores.extend(mean.stderr.map(|stderr| (format!("eval_{name}_stderr"), stderr)));
-            }
-        }
-        row.eval_ms = started.elapsed().as_secs_f64() * 1e3;
-        Ok(row)
-    }
-
-    /// Summed NLL ÷ supervised tokens.
-    fn evaluate_loss(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
-        let micro_tokens = self.executor.plan().extent.tokens;
-        self.feed.clear_eval_loss(&mut self.executor);
-        self.feed.write_loss_weight(&mut self.executor, 1.0);
-        let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
-        for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            self.micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
-            let extent = self.micro_batch.extent();
-            samples += u64::from(range.end - range.start);
-            tokens += extent.tokens as u64;
-            supervised += extent.rows as u64;
-            self.executor.run(Entry::Eval, &extent).map_err(device_failure)
-        })?;
-        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(device_failure)?;
-        if !sum.is_finite() {
-            return Err(self.eval_not_finite(set, step, sum));
-        }
-        Ok(EvalRow {
-            step,
-            epoch,
-            eval_loss: sum / supervised as f64,
-            eval_samples: samples,
-            eval_tokens: tokens,
-            eval_supervised_tokens: supervised,
-            eval_ms: 0.0,
-            scores: BTreeMap::new(),
-        })
-    }
-
-    fn eval_not_finite(&mut self, set: &TokenSet, step: u64, sum: f64) -> Failure {
-        let micro_tokens = self.executor.plan().extent.tokens;
-        let mut culprit = None;
-        self.feed.clear_eval_loss(&mut self.executor);
-        let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            if culprit.is_none() {
-                self.micro_batch.fill(set, range).map_err(Failure::world)?;
-                self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
-                culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
-            }
-            Ok::<(), Failure>(())
-        });
-        let place = culprit.map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(set)));
-        let failure = Failure::world(format!(
-            "the evaluation after step {step} is not finite: summed loss {sum}{place}"
-        ))
-        .hint("the run so far was finite: look at the rows of `data.eval`");
-        replayed.err().unwrap_or(failure)
     }
 
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {

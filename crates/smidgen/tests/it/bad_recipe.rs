@@ -89,6 +89,11 @@ fn values_of_the_wrong_kind_say_what_is_accepted() {
         ("adapter.layers=last", "`last:8`"),
         ("memory.recompute=some", "`auto`, `none`, `all`, `every:2`"),
         ("memory.budget=0", "a size above 0"),
+        ("memory.budget=0GiB", "a size above 0"),
+        ("memory.budget=-1GiB", "a size above 0"),
+        ("memory.budget=-1", "a size above 0"),
+        ("memory.host_budget=-1", "a size above 0"),
+        ("memory.adapt=sometimes", "true or false"),
         ("data.shuffle=maybe", "true or false"),
         ("train.betas=[0.9]", "`train.betas` must be "),
     ] {
@@ -126,12 +131,11 @@ fn a_recipe_that_is_not_there() {
 #[test]
 fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
-    let overrides = ["model.compute=f16", "memory.device=cuda:0", "memory.profile=h200", "memory.adapt=true"];
+    let overrides = ["model.compute=f16", "memory.device=cuda:0", "adapter.kind=full"];
     let said = scratch.train_refused(2, &overrides, &[]);
     expect![[r#"
         error: this version cannot run the recipe
-          `memory.profile = h200` is not supported (supported: auto, cpu)
-          `memory.adapt = true` is not supported (supported: false)
+          `adapter.kind = full` is not supported (supported: lora, rslora, dora, ls-lora)
     "#]]
     .assert_eq(&said);
     scratch.train_refused(2, &["adapter.kind=full"], &["`adapter.kind = full` is not supported"]);

@@ -36,6 +36,7 @@ fn help_lists_the_commands() {
               generate  Continue a prompt, or talk with a model at the terminal
               pull      Fetch a model, or say where it is
               bench     Measure speed and memory of a run on made-up weights of a named shape
+              doctor    Check what a run needs, and measure this machine for plans
               help      Print this message or the help of the given subcommand(s)
 
             Options:
@@ -99,7 +100,7 @@ fn plan_prints_the_budget_table() {
               recompute: none, all activations fit
               micro-batch: a step in one, at most 100 tokens
               loss: 77 rows of logits at a time
-              predicted: N ms a step, N tokens/s
+              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
         "#]],
     );
     assert!(!scratch.exists("run"));
@@ -160,7 +161,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               recompute: none, all activations fit
               micro-batch: a step in one, at most 256 tokens
               loss: 256 rows of logits at a time
-              predicted: N ms a step, N tokens/s
+              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
         "#]],
     );
@@ -214,7 +215,7 @@ fn train_talks_on_stderr() {
               recompute: none, all activations fit
               micro-batch: a step in one, at most 100 tokens
               loss: 77 rows of logits at a time
-              predicted: N ms a step, N tokens/s
+              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
             step 1/6  loss X lr 0.000e0 N tok/s
             step 2/6  loss X lr 1.000e-2 N tok/s
             step 4/6  loss X lr 6.000e-3 N tok/s
@@ -232,7 +233,9 @@ fn train_talks_on_stderr() {
     names.sort();
     // Named for the time, the machine and the process.
     assert!(names.remove(1).starts_with("events.out.tfevents."));
-    assert_eq!(names, ["adapter", "job.toml", "metrics.jsonl", "plan.json", "plan.txt", "recipe.toml"]);
+    let expected =
+        ["adapter", "job.toml", "metrics.jsonl", "phases.json", "plan.json", "plan.txt", "recipe.toml"];
+    assert_eq!(names, expected);
     assert_eq!(scratch.text("run/recipe.toml"), scratch.text("recipe.toml"));
     let table = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4"]).stdout;
     let text = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4", "--text"]);

@@ -96,6 +96,9 @@ fn a_run_is_scored_beside_its_base() {
     assert!(difference.abs() < 1e-5, "{difference}");
     assert!(found["adapter"]["loss"].as_f64().unwrap() < found["base"]["loss"].as_f64().unwrap() - 0.5);
     assert_eq!(scratch.json("run/eval.json"), found);
+    let [planned, measured] = ["planned_bytes", "measured_bytes"].map(|name| found[name].as_u64());
+    assert!(planned > Some(10 << 20) && planned <= Some(64 << 20), "{planned:?}");
+    assert_eq!(measured.is_some(), cfg!(target_os = "linux"));
     let sample = &found["samples"][4];
     assert_eq!(sample["base"], base["samples"][4]["base"]);
     assert_ne!(sample["base"]["log_likelihoods"], sample["adapter"]["log_likelihoods"]);

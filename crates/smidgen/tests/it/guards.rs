@@ -253,6 +253,24 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
 
 #[cfg(unix)]
 #[test]
+fn a_disk_without_room_for_what_the_plan_puts_there_is_found_before_the_first_step() {
+    let scratch = Scratch::new();
+    let away = ["adapter.rank=64", "memory.optimizer_state=host", "train.save_every=0"];
+    scratch.train("short", &away);
+    let spilled = scratch.json("short/plan.json")["spaces"]["disk"].as_u64().unwrap();
+    let text = scratch.read("short/plan.txt").len().max(scratch.read("short/plan.json").len()) as u64;
+    let blocks = blocks_between(text, spilled);
+    let ended = run_with_limit(&scratch, blocks, &[&["train", "recipe.toml"][..], &away].concat());
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let words = regex::Regex::new(
+        r"error: there is no room for the file beside the memory, .*\n  what the plan puts on disk needs \d+\.\d\d .iB, the disk of `.*run` has \d+\.\d\d .iB free",
+    );
+    assert!(words.unwrap().is_match(&ended.stderr), "{}", ended.stderr);
+    assert!(!scratch.exists("run"));
+}
+
+#[cfg(unix)]
+#[test]
 fn rows_that_cannot_be_written_end_the_run() {
     let scratch = Scratch::new();
     let overrides = ["train.steps=4000", "train.save_every=100", "train.log_every=0"];

@@ -9,6 +9,7 @@ mod bad_data;
 mod bad_model;
 mod bad_recipe;
 mod commands;
+mod doctor;
 mod evaluating;
 mod event_file;
 mod exporting;
@@ -23,6 +24,7 @@ mod inspecting;
 mod memory;
 mod merging;
 mod plan_json;
+mod profiles;
 #[cfg(unix)]
 mod pull;
 #[cfg(unix)]
@@ -36,3 +38,4 @@ mod stopping;
 mod text_data;
 mod torture;
 mod training;
+mod whole_life;

@@ -54,4 +54,14 @@ fn check_peak(scratch: &Scratch, case: &str, output: &str) {
         measured <= planned + UNOPTIMISED_CODE_BYTES,
         "{case} {output}: measured {measured}, planned {planned}"
     );
+    let phases = scratch.json(&format!("{output}/phases.json"));
+    for (phase, bytes) in phases.as_object().unwrap() {
+        let Some(planned) = bytes["planned"]["device"].as_u64() else { continue };
+        let measured = bytes["measured"]["device"].as_u64().unwrap();
+        let (most, words) = (planned + UNOPTIMISED_CODE_BYTES, format!("{case} {output} {phase}"));
+        assert!(measured <= most, "{words}: measured {measured}, planned {planned}");
+        let [planned, measured] = ["planned", "measured"].map(|kind| bytes[kind]["disk"].as_u64());
+        assert!(measured <= planned, "{words}: {measured:?} on disk, planned {planned:?}");
+    }
+    assert!(["load", "train", "save"].iter().all(|phase| phases.get(phase).is_some()), "{phases}");
 }

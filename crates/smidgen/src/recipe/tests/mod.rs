@@ -82,6 +82,7 @@ budget = "auto"
 host_budget = "auto"
 threads = 0
 micro_tokens = "auto"
+tile_tokens = "auto"
 recompute = "auto"
 activations = "auto"
 weights = "auto"

@@ -115,6 +115,7 @@ fn job_is_every_key_in_order() {
         host_budget = "auto"
         threads = 0
         micro_tokens = "auto"
+        tile_tokens = "auto"
         recompute = "auto"
         activations = "auto"
         weights = "auto"

@@ -42,7 +42,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!((train.log_every, train.eval_every, train.save_every), (10, 0, 100));
     assert_eq!((train.keep, train.early_stop), (3, 0));
     assert_eq!((eval.task, eval.limit, eval.answer.as_str()), (EvalTask::Loss, 0, ""));
-    assert_eq!((memory.device, memory.profile.as_str()), (DeviceChoice::Auto, "auto"));
+    assert_eq!((memory.device, &memory.profile), (DeviceChoice::Auto, &ProfileChoice::Auto));
     assert_eq!((memory.budget, memory.host_budget, memory.threads), (Budget::Auto, Budget::Auto, 0));
     assert_eq!((memory.micro_tokens, memory.recompute), (MicroTokens::Auto, Recompute::Auto));
     assert_eq!((memory.activations, memory.weights), (Placement::Auto, WeightPlacement::Auto));
@@ -199,7 +199,7 @@ fn paths_start_at_the_recipe_in_the_file_and_at_the_working_directory_elsewhere(
         eval = "../eval.json"
         template = "chat.jinja"
         [memory]
-        profile = "my-card"
+        profile = "my-card.json"
         [output]
         dir = "runs/one"
     "#;
@@ -218,7 +218,8 @@ fn paths_start_at_the_recipe_in_the_file_and_at_the_working_directory_elsewhere(
     assert_eq!(resolved(&file.data.eval), ["/recipes/../eval.json"]);
     let Template::File(template) = &file.data.template else { panic!("a file") };
     assert_eq!(template.resolved, Path::new("/recipes/chat.jinja"));
-    assert_eq!(file.memory.profile, "my-card");
+    let ProfileChoice::File(profile) = &file.memory.profile else { panic!("a file") };
+    assert_eq!(profile.resolved, Path::new("/recipes/my-card.json"));
     assert_eq!(file.output.dir.resolved, Path::new("/here/runs/one"));
     assert_eq!(file.output.dir.written, "runs/one");
 
@@ -292,7 +293,7 @@ fn overrides_are_read_by_the_type_of_their_key() {
     );
     assert_eq!(recipe.adapter.layers, Layers::Last(2));
     assert_eq!(recipe.eval.answer, "[ABCD]");
-    assert_eq!(recipe.memory.profile, "4090");
+    assert_eq!(recipe.memory.profile, ProfileChoice::Named("4090".into()));
     assert_eq!(recipe.output.dir.resolved, Path::new("/here/2024"));
     assert_eq!(recipe.expect.peak_bytes, None);
     assert_eq!(recipe.data.train[0].resolved, Path::new("/here/a b.json"));

@@ -1,0 +1,104 @@
+//! Token tiles: what a layer does between two attentions is done for some tokens after the others.
+//!
+//! Between attentions every token is worked on by itself, so a stretch of nodes can run tile by tile, and what only
+//! the stretch itself needs, the wide activations of a feed-forward block and their gradients above all, exists for one
+//! tile at a time. What others read is written tile by tile into one value. Gradients of weights are added up over the
+//! tiles, as they are over micro-batches.
+
+use smidgen_ir::{Dim, Entry, Extent, Graph, Node, Op, ValueId, ValueRole};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// Cuts the stretches that hold a feed-forward block into tiles of `tile_tokens`.
+pub fn apply(graph: &mut Graph, tile_tokens: Option<usize>, extent: &Extent) {
+    let Some(most) = tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
+    let tiles: Vec<Dim> = (0..extent.tokens).step_by(most).map(|first| Dim::Tile { first, most }).collect();
+    for entry in [Entry::MicroStep, Entry::Eval] {
+        let Some(index) = graph.entries.iter().position(|(own, _)| *own == entry) else { continue };
+        let nodes = std::mem::take(&mut graph.entries[index].1);
+        graph.entries[index].1 = cut(graph, nodes, &tiles);
+    }
+}
+
+fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
+    let mut last_read: HashMap<ValueId, usize> = HashMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        last_read.extend(node.reads().map(|value| (graph.whole(value), index)));
+    }
+    let mut all = Vec::new();
+    let mut done = 0;
+    for stretch in stretches(&nodes) {
+        all.extend(nodes[done..stretch.start].iter().cloned());
+        done = stretch.end;
+        let read_behind = |value: &ValueId| last_read.get(value).is_some_and(|last| *last >= stretch.end);
+        let outputs: HashSet<ValueId> =
+            nodes[stretch.clone()].iter().flat_map(|node| node.outputs.iter().copied()).collect();
+        let handed_on = outputs.iter().copied().filter(read_behind).collect();
+        for tile in tiles {
+            let mut own =
+                Tile { graph, tile: *tile, outputs: &outputs, handed_on: &handed_on, parts: HashMap::new() };
+            all.extend(nodes[stretch.clone()].iter().map(|node| own.node(node)));
+        }
+    }
+    all.extend(nodes[done..].iter().cloned());
+    all
+}
+
+/// Runs of nodes of one layer that treat tokens one by one and hold a gated activation or its gradient.
+fn stretches(nodes: &[Node]) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut first = 0;
+    for end in 1..=nodes.len() {
+        let goes_on = |node: &Node| node.op.treats_tokens_alone() && node.layer.is_some();
+        let begun = goes_on(&nodes[first]);
+        if begun && nodes.get(end).is_some_and(|node| goes_on(node) && node.layer == nodes[first].layer) {
+            continue;
+        }
+        let is_wide = |node: &Node| matches!(node.op, Op::GatedAct(_) | Op::GatedActGrad(_));
+        if begun && nodes[first..end].iter().any(is_wide) {
+            found.push(first..end);
+        }
+        first = end;
+    }
+    found
+}
+
+/// The nodes of a stretch for one tile.
+struct Tile<'a> {
+    graph: &'a mut Graph,
+    tile: Dim,
+    /// What the stretch writes, and what of it is read behind it.
+    outputs: &'a HashSet<ValueId>,
+    handed_on: &'a HashSet<ValueId>,
+    /// What stands for a value in this tile.
+    parts: HashMap<ValueId, ValueId>,
+}
+
+impl Tile<'_> {
+    fn node(&mut self, node: &Node) -> Node {
+        let inputs = node.inputs.iter().map(|input| self.part(*input)).collect();
+        let outputs = node.outputs.iter().map(|output| self.part(*output)).collect();
+        Node { inputs, outputs, ..node.clone() }
+    }
+
+    fn part(&mut self, value: ValueId) -> ValueId {
+        if self.graph.value(value).ty.shape.0.first() != Some(&Dim::Tokens) {
+            return value;
+        }
+        if let Some(part) = self.parts.get(&value) {
+            return *part;
+        }
+        let stays_inside = self.outputs.contains(&value) && !self.handed_on.contains(&value);
+        let part = match stays_inside {
+            false => self.graph.add_tile(value, self.tile),
+            true => {
+                let whole = self.graph.value(value);
+                let (name, mut ty) = (format!("{} of {}", whole.name, self.tile), whole.ty.clone());
+                ty.shape.0[0] = self.tile;
+                self.graph.add_value(name, ty, ValueRole::Temp)
+            }
+        };
+        self.parts.insert(value, part);
+        part
+    }
+}

@@ -1,0 +1,44 @@
+//! How fast bytes pass between pinned memory and a GPU, one way at a time.
+//!
+//! Measured by the GPU's own clock, behind a copy that warms up. Takes so many bytes on either side and gives them back.
+
+use super::driver::{Event, Gpu, Pinned, copy_to_device, copy_to_host, named};
+use crate::device::{DeviceError, DeviceError::Reserve};
+use cudarc::driver::result;
+
+/// Bytes in a second to the GPU, and from it.
+pub fn transfer_rates(gpu: &Gpu, bytes: usize) -> Result<(f64, f64), DeviceError> {
+    let mut pinned = Pinned::new(bytes)?;
+    // Touched, so that no page has to be found while it is copied.
+    pinned.slice_mut(0, bytes).fill(1);
+    // SAFETY: the memory is freed once, below.
+    let device = unsafe { result::malloc_sync(bytes) };
+    let device = device.map_err(|_| Reserve { device: super::NAME, bytes })?;
+    let rates = time(gpu, &mut pinned, device);
+    let waited = gpu.wait();
+    // SAFETY: allocated above, and nothing that uses it is under way.
+    named(unsafe { result::free_sync(device) }, "cuMemFree")?;
+    waited.and(rates)
+}
+
+fn time(gpu: &Gpu, pinned: &mut Pinned, device: u64) -> Result<(f64, f64), DeviceError> {
+    const COPIES: usize = 4;
+    let bytes = pinned.bytes();
+    let host = pinned.slice_mut(0, bytes).as_mut_ptr();
+    let rate = |copy: &dyn Fn() -> Result<(), DeviceError>| -> Result<f64, DeviceError> {
+        let (begin, end) = (Event::timed()?, Event::timed()?);
+        copy()?;
+        begin.record(gpu)?;
+        for _ in 0..COPIES {
+            copy()?;
+        }
+        end.record(gpu)?;
+        end.wait()?;
+        Ok((COPIES * bytes) as f64 / (1e-3 * f64::from(begin.milliseconds_until(&end)?)))
+    };
+    // SAFETY: both sides have so many bytes, and the caller waits before it frees either.
+    let inward = rate(&|| unsafe { copy_to_device(gpu, device, host, bytes) })?;
+    // SAFETY: as above.
+    let outward = rate(&|| unsafe { copy_to_host(gpu, host, device, bytes) })?;
+    Ok((inward, outward))
+}

@@ -1,0 +1,79 @@
+//! Token tiles: the losses of a step stay bit for bit what they are, and gradients differ by the order of their sums.
+//!
+//! Whole decoders over several updates, cut into tiles that divide the tokens and that do not, planned for more tokens
+//! than there are, so that tiles are short or empty; with recomputed layers and with everything elsewhere beside it.
+
+use crate::away_changes_nothing::{by_policy, everywhere, outcome};
+use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
+use crate::numbers::decode_reals;
+use smidgen_compile::options::{Away, Policy};
+use smidgen_compile::{AdapterForm, Recompute};
+use smidgen_ir::{Entry, Op};
+
+/// Differences that the order of sums of a few dozen terms explains, after three updates.
+const TOLERANCE: f64 = 1e-4;
+
+fn choices() -> [Choice; 5] {
+    [
+        Choice::lora(),
+        Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
+        Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
+        Choice { name: "dora", form: AdapterForm::Dora, ..Choice::fused() },
+        Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
+    ]
+}
+
+#[test]
+fn tiles_of_any_size_agree() {
+    for choice in choices() {
+        for layers in [Recompute::none(), Recompute::first(LAYERS)] {
+            let whole = Policy::resident(layers.clone(), LOSS_CHUNK);
+            let want = outcome(&by_policy(&choice, &whole));
+            for (tile, away) in [
+                (1, Away::default()),
+                (4, Away::default()),
+                (5, everywhere(4000)),
+                (12, everywhere(usize::MAX)),
+                (13, Away::default()),
+            ] {
+                let policy = Policy { tile_tokens: Some(tile), away, ..whole.clone() };
+                let got = outcome(&by_policy(&choice, &policy));
+                let name = format!("{}: {layers:?} in tiles of {tile}", choice.name);
+                assert_eq!(got.0[0], want.0[0], "{name}: the loss before any update");
+                for (got, want) in got.0.iter().zip(&want.0) {
+                    assert!((got - want).abs() <= TOLERANCE * want.abs(), "{name}: loss {got}, not {want}");
+                }
+                for (got, want) in got.1.iter().zip(&want.1).filter(|(got, _)| got.len() % 4 == 0) {
+                    let error = difference(got, want);
+                    assert!(error <= TOLERANCE, "{name}: a leaf differs by {error:.1e}");
+                }
+            }
+        }
+    }
+}
+
+/// ‖got - want‖ / ‖want‖, of bytes read as f32; those that are equal as they are have no difference.
+fn difference(got: &[u8], want: &[u8]) -> f64 {
+    if got == want {
+        return 0.0;
+    }
+    let [got, want] = [got, want].map(|bytes| decode_reals(bytes));
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let apart = norm(&mut got.iter().zip(&want).map(|(got, want)| f64::from(*got) - f64::from(*want)));
+    apart / norm(&mut want.iter().map(|value| f64::from(*value)))
+}
+
+/// Feed-forward blocks hold a tile at a time: the plan is smaller, and every block runs once for each tile.
+#[test]
+fn what_is_wide_exists_for_one_tile() {
+    let choice = Choice::lora();
+    let whole = Policy::resident(Recompute::first(LAYERS), LOSS_CHUNK);
+    let plans = [None, Some(4)]
+        .map(|tile_tokens| by_policy(&choice, &Policy { tile_tokens, ..whole.clone() }).roomy_plan(2));
+    let blocks = plans.each_ref().map(|plan| {
+        let steps = &plan.entry(Entry::MicroStep).steps;
+        steps.iter().filter(|step| matches!(step.op, Op::GatedAct(_))).count()
+    });
+    assert_eq!(blocks[1], blocks[0] * plans[0].extent.tokens.div_ceil(4), "{blocks:?}");
+    assert!(plans[1].transient_bytes < plans[0].transient_bytes);
+}

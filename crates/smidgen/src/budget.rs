@@ -1,0 +1,130 @@
+//! How much memory a run may be planned for: what is free without what is left to others, and never more than the
+//! machine has.
+//!
+//! Left out: how free memory is read (`host.rs`, `cgroup.rs`) and when it is looked at again (`train/adapt.rs`).
+
+use crate::bytes::format_bytes;
+use crate::devices::Place;
+use crate::failure::Failure;
+use crate::host::HostRam;
+use crate::job::JobBudget;
+use crate::recipe::{Budget, Recipe};
+use smidgen_ir::DeviceKind;
+
+/// On a GPU: for a display, or another program that wakes up.
+const GPU_RESERVE_BYTES: u64 = 256 << 20;
+/// In RAM: a share of what is free, for what other programs do meanwhile, and at most so much.
+const RAM_RESERVE_SHARE: u64 = 32;
+const MOST_RAM_RESERVE_BYTES: u64 = 512 << 20;
+
+/// What `auto` leaves to others of so much free memory.
+pub fn reserve_bytes(device: DeviceKind, free_bytes: u64) -> u64 {
+    let reserve = match device {
+        DeviceKind::Cuda => GPU_RESERVE_BYTES,
+        DeviceKind::Cpu => (free_bytes / RAM_RESERVE_SHARE).min(MOST_RAM_RESERVE_BYTES),
+    };
+    reserve.min(free_bytes)
+}
+
+/// The budget of a run that takes what is free.
+pub fn free_budget(device: DeviceKind, free_bytes: u64) -> JobBudget {
+    let reserve_bytes = reserve_bytes(device, free_bytes);
+    JobBudget { bytes: free_bytes - reserve_bytes, stated: false, cut_to_free: None, reserve_bytes }
+}
+
+/// The budget of a run that finds so much memory when it looks again: a budget that was stated is never exceeded.
+pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) -> JobBudget {
+    let free = free_budget(device, reachable_bytes);
+    match recipe.memory.budget {
+        Budget::Bytes(bytes) => {
+            JobBudget { bytes: bytes.min(free.bytes), stated: true, cut_to_free: None, reserve_bytes: 0 }
+        }
+        Budget::Auto => free,
+    }
+}
+
+/// A run cannot be promised memory that is not there at all; what is only taken by others may become free.
+pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Result<(), Failure> {
+    let (total, owner) = match place {
+        Place::Cpu if ram.is_limited => (ram.total_bytes, "this container may use"),
+        Place::Cpu => (ram.total_bytes, "this machine has"),
+        Place::Cuda { facts, .. } => (facts.as_ref().map(|facts| facts.total_bytes), "the GPU has"),
+        Place::Elsewhere { memory_bytes, .. } => (*memory_bytes, "that GPU has"),
+    };
+    let ram_owner = if ram.is_limited { "this container may use" } else { "this machine has" };
+    let of_host = (place.kind() == DeviceKind::Cuda).then_some(ram.total_bytes).flatten();
+    let budgets = [
+        ("memory.budget", recipe.memory.budget, total, owner),
+        ("memory.host_budget", recipe.memory.host_budget, of_host, ram_owner),
+    ];
+    for (key, budget, total, owner) in budgets {
+        let (Budget::Bytes(bytes), Some(total)) = (budget, total) else { continue };
+        if bytes > total {
+            return Err(Failure::world(format!(
+                "`{key}` is {}, and {owner} {}",
+                format_bytes(bytes),
+                format_bytes(total)
+            ))
+            .hint(format!(
+                "`{key} = \"auto\"` takes what is free; `smidgen plan` plans for any budget, on any machine"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::read_recipe;
+
+    fn recipe(budget: &str) -> Recipe {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("recipe.toml");
+        let text = format!(
+            "[model]\npath = \"m\"\n[data]\ntrain = \"t\"\n[output]\ndir = \"o\"\n[memory]\nbudget = \"{budget}\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        read_recipe(&path, &[]).unwrap()
+    }
+
+    #[test]
+    fn a_share_is_left_to_others() {
+        let budget = |device, free: u64| {
+            let JobBudget { bytes, reserve_bytes, stated, .. } = free_budget(device, free << 20);
+            assert!(!stated && bytes + reserve_bytes == free << 20);
+            bytes >> 20
+        };
+        assert_eq!(budget(DeviceKind::Cpu, 3200), 3100);
+        assert_eq!(budget(DeviceKind::Cpu, 64), 62);
+        assert_eq!(budget(DeviceKind::Cpu, 0), 0);
+        assert_eq!(budget(DeviceKind::Cpu, 1 << 20), (1 << 20) - 512);
+        assert_eq!(budget(DeviceKind::Cuda, 1024), 768);
+        assert_eq!(budget(DeviceKind::Cuda, 100), 0);
+    }
+
+    #[test]
+    fn a_stated_budget_is_an_upper_bound() {
+        let within = |budget: &str, reachable: u64| {
+            budget_within(&recipe(budget), DeviceKind::Cpu, reachable << 20).bytes >> 20
+        };
+        assert_eq!(within("auto", 3200), 3100);
+        assert_eq!(within("1GiB", 3200), 1024);
+        assert_eq!(within("1GiB", 64), 62);
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_with_the_numbers() {
+        let ram = HostRam { free_bytes: Some(1 << 30), total_bytes: Some(2 << 30), is_limited: false };
+        let check = |budget: &str, ram: &HostRam| refuse_above_machine(&recipe(budget), &Place::Cpu, ram);
+        assert!(check("2GiB", &ram).is_ok() && check("auto", &ram).is_ok());
+        let said = check("3GiB", &ram).unwrap_err().to_string();
+        assert!(
+            said.contains("`memory.budget` is 3.00 GiB, and this machine has 2.00 GiB\n\nhint: "),
+            "{said}"
+        );
+        let said = check("3GiB", &HostRam { is_limited: true, ..ram }).unwrap_err().to_string();
+        assert!(said.contains("and this container may use 2.00 GiB"), "{said}");
+        assert!(check("3GiB", &HostRam::default()).is_ok());
+    }
+}

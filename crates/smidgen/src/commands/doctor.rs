@@ -1,0 +1,129 @@
+//! `smidgen doctor`: the checklist before a run, and the place where a machine is measured.
+//!
+//! Without a recipe: what is here, and how fast it is. With one: whether it can run here. What is measured is kept, and
+//! every later plan goes by it; nothing else ever measures.
+
+use super::print;
+use crate::devices::Place;
+use crate::doctor::machine::{self, Measuring};
+use crate::doctor::{self, Check, run};
+use crate::failure::Failure;
+use crate::host;
+use crate::hub::Access;
+use crate::profiles::measure::Effort;
+use crate::profiles::saved;
+use crate::recipe::{DeviceChoice, ProfileChoice, Recipe, parse_recipe, read_recipe_source};
+use crate::report::doctor_table::render_table;
+use crate::train::progress;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A recipe to go through as well, a TOML file
+    recipe: Option<PathBuf>,
+    /// Keys that replace those of the recipe, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Which device to look at: auto, cpu, cuda:0; that of the recipe by default
+    #[arg(long)]
+    device: Option<String>,
+    /// Measure nothing, and show what was measured before
+    #[arg(long)]
+    no_measure: bool,
+    /// Measure with little work: less exact, for slow machines
+    #[arg(long, conflicts_with = "no_measure")]
+    brief: bool,
+    /// The list as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let recipe = args.recipe.as_ref().map(|path| -> Result<Recipe, Failure> {
+        let source = read_recipe_source(path).map_err(Failure::recipe)?;
+        parse_recipe(&source, &args.overrides, &here).map_err(Failure::recipe)
+    });
+    let known = recipe.as_ref().and_then(|recipe| recipe.as_ref().ok());
+    let device = device(args, known)?;
+    let threads = known.map(|recipe| recipe.memory.threads).filter(|threads| *threads > 0);
+    let threads = threads.unwrap_or_else(host::processors);
+    // The nearest folder that is there: doctor makes none.
+    let output = known.map_or(here.clone(), |recipe| recipe.output.dir.resolved.clone());
+    let folder = output.ancestors().find(|folder| folder.is_dir()).map_or(here, PathBuf::from);
+
+    let mut checks = vec![machine::program(), machine::processor(threads), machine::memory()];
+    checks.extend([machine::container(), machine::locked_memory()]);
+    checks.extend(machine::gpu(device));
+    checks.extend([machine::disk_room(&folder), machine::cache()]);
+    let measuring = match (args.no_measure, args.brief) {
+        (true, _) => Measuring::Never,
+        (false, true) => Measuring::Now(Effort::Little),
+        (false, false) => Measuring::Now(Effort::Usual),
+    };
+    if measuring != Measuring::Never && !quiet {
+        progress::say("measuring, a few seconds; other programs disturb it");
+    }
+    let mut measured = None;
+    // Where the GPU that is asked for is not here, its own line has said so.
+    if let Ok(mut place) = Place::look(device) {
+        let (check, found) = machine::profile(&mut place, threads, measuring, &folder);
+        checks.push(check);
+        measured = found;
+    }
+    match &recipe {
+        None => {}
+        Some(Err(failure)) => checks.push(Check::of_failure("recipe", failure)),
+        Some(Ok(recipe)) => {
+            checks.push(Check::pass("recipe", "understood"));
+            checks.extend(run::check(recipe, &Access::from_environment(quiet)));
+        }
+    }
+    let ending = doctor::ending(&checks);
+    print(&match args.json {
+        true => format!("{:#}\n", render_json(&checks, ending.is_ok(), measured.as_ref())),
+        false => render_table(&checks),
+    })?;
+    ending
+}
+
+/// The device to look at: asked for, or the recipe's where it names no other machine's.
+fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure> {
+    if let Some(text) = &args.device {
+        return DeviceChoice::parse(text).ok_or_else(|| {
+            Failure::recipe(format!(
+                "`--device {text}` must be `auto`, `cpu` or `cuda:N` with the number of a GPU"
+            ))
+        });
+    }
+    Ok(match recipe {
+        Some(recipe) if recipe.memory.profile == ProfileChoice::Auto => recipe.memory.device,
+        _ => DeviceChoice::Auto,
+    })
+}
+
+fn render_json(
+    checks: &[Check],
+    is_fine: bool,
+    measured: Option<&(PathBuf, smidgen_compile::DeviceProfile)>,
+) -> Value {
+    let lines: Vec<Value> = checks
+        .iter()
+        .map(|check| {
+            json!({
+                "name": check.name,
+                "verdict": check.verdict.name(),
+                "finding": check.finding,
+                "remedies": check.remedies,
+            })
+        })
+        .collect();
+    let profile = measured.map(|(path, device)| {
+        let mut value = saved::render(device);
+        value["path"] = json!(path);
+        value
+    });
+    json!({ "fine": is_fine, "checks": lines, "profile": profile })
+}

@@ -1,0 +1,90 @@
+//! The checklist before a run: each line passes, warns or fails, and says what to do where it does not pass.
+//!
+//! Lines about the machine come first, then what a recipe needs of it. A warning is what may slow or stop some run; a
+//! failure is what this machine or this recipe cannot do. Nothing here changes anything.
+
+pub mod machine;
+pub mod run;
+
+use crate::failure::{Blame, Failure};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    Pass,
+    Warn,
+    Fail,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "fail",
+        }
+    }
+}
+
+/// A line of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    pub name: &'static str,
+    pub verdict: Verdict,
+    pub finding: String,
+    /// What to do about it.
+    pub remedies: Vec<String>,
+    /// Whose turn it is where it fails.
+    pub blame: Blame,
+}
+
+impl Check {
+    pub fn pass(name: &'static str, finding: impl Into<String>) -> Check {
+        Check::new(name, Verdict::Pass, finding)
+    }
+
+    pub fn warn(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Warn, finding) }
+    }
+
+    pub fn fail(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Fail, finding) }
+    }
+
+    /// What a command would have ended with.
+    pub fn of_failure(name: &'static str, failure: &Failure) -> Check {
+        let remedies = match failure.hints.as_slice() {
+            [] => vec!["mend what the message names, then run `smidgen doctor` again".to_owned()],
+            hints => hints.to_vec(),
+        };
+        Check { remedies, blame: failure.blame, ..Check::new(name, Verdict::Fail, failure.message.clone()) }
+    }
+
+    fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Check {
+        Check { name, verdict, finding: finding.into(), remedies: vec![], blame: Blame::World }
+    }
+}
+
+/// How the command ends: well unless a line fails.
+pub fn ending(checks: &[Check]) -> Result<(), Failure> {
+    let failed: Vec<&Check> = checks.iter().filter(|check| check.verdict == Verdict::Fail).collect();
+    let Some(first) = failed.first() else { return Ok(()) };
+    let names: Vec<String> = failed.iter().map(|check| format!("`{}`", check.name)).collect();
+    let message = format!("{} of {} checks failed: {}", failed.len(), checks.len(), names.join(", "));
+    Err(Failure { blame: first.blame, message, hints: vec![] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_ends_badly_where_a_line_fails() {
+        let fine = Check::pass("memory", "enough");
+        let odd = Check::warn("disk", "little", "make room");
+        assert_eq!(ending(&[fine.clone(), odd.clone()]), Ok(()));
+        let wrong = Check::of_failure("recipe", &Failure::recipe("no such key"));
+        assert!(!wrong.remedies.is_empty());
+        let failure = ending(&[fine, odd, wrong]).unwrap_err();
+        assert_eq!((failure.exit_code(), &*failure.message), (2, "1 of 3 checks failed: `recipe`"));
+    }
+}

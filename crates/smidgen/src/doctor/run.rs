@@ -1,0 +1,131 @@
+//! Lines about a recipe: whether its model can be read, whether its data is there, whether it fits.
+//!
+//! The way of `smidgen plan`, one line for what can go wrong at a time. Weights are looked at and not read.
+
+use super::{Check, Verdict};
+use crate::bytes::format_bytes;
+use crate::hub::{Access, Want};
+use crate::job::{Data, Job, Purpose, open_model};
+use crate::planning::{Planned, plan_job};
+use crate::recipe::{Length, Recipe};
+use crate::train::disk::{self, Footprint};
+
+/// Everything that a run of the recipe needs, up to the first that it does not get.
+pub fn check(recipe: &Recipe, access: &Access) -> Vec<Check> {
+    let mut lines = Vec::new();
+    match open_model(&recipe.model.path, Want::Config, access) {
+        Err(failure) => {
+            lines.push(Check::of_failure("model", &failure));
+            return lines;
+        }
+        Ok(model) => {
+            let place = model.path().display().to_string();
+            lines.push(match model.has_weights() {
+                true => Check::pass("model", format!("`{place}`, with its weights")),
+                false => Check::warn(
+                    "model",
+                    format!("`{place}` holds a config and no weights"),
+                    "`smidgen pull` fetches them; a plan needs none",
+                ),
+            });
+        }
+    }
+    let job = match Job::prepare_with(recipe.clone(), Purpose::Plan, access) {
+        Ok(job) => job,
+        Err(failure) => {
+            lines.push(Check::of_failure("run", &failure));
+            return lines;
+        }
+    };
+    lines.push(data_line(&job));
+    match plan_job(&job) {
+        Ok(planned) => {
+            lines.push(plan_line(&job, &planned));
+            lines.push(room_line(&job, &planned));
+        }
+        Err(failure) => lines.push(Check::of_failure("plan", &failure)),
+    }
+    lines
+}
+
+fn data_line(job: &Job) -> Check {
+    match &job.data {
+        Data::Rows(rows) if rows.warnings.is_empty() => Check::pass(
+            "data",
+            format!("{} samples, the longest of {} tokens", rows.train.len(), rows.train.longest()),
+        ),
+        Data::Rows(rows) => Check::warn(
+            "data",
+            rows.warnings.join("; "),
+            "`smidgen preview` shows rows as the model sees them",
+        ),
+        Data::Assumed { reason } => Check::warn(
+            "data",
+            reason.clone(),
+            "training needs it; until it is there, plans take every sample to have `data.max_tokens` tokens",
+        ),
+    }
+}
+
+fn plan_line(job: &Job, planned: &Planned) -> Check {
+    if !planned.fits {
+        return Check::of_failure("plan", &planned.refusal());
+    }
+    let solution = &planned.solution;
+    let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
+    Check::pass(
+        "plan",
+        format!(
+            "fits: {} of {} on {}, {tokens_per_s:.0} tokens/s by {}",
+            format_bytes(solution.peak_bytes),
+            format_bytes(planned.budget_bytes),
+            job.place.describe(),
+            planned.profile.describe()
+        ),
+    )
+}
+
+/// Room for what the run will write.
+fn room_line(job: &Job, planned: &Planned) -> Check {
+    const NAME: &str = "checkpoints";
+    let folder = &job.recipe.output.dir.resolved;
+    let steps = match (&job.data, job.recipe.train.length) {
+        (Data::Rows(rows), _) => rows.batches.total_steps(),
+        (Data::Assumed { .. }, Length::Steps(steps)) => steps,
+        // Without data nobody knows how many steps an epoch has: as many as are kept.
+        (Data::Assumed { .. }, Length::Epochs(_)) => {
+            job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64)
+        }
+    };
+    let footprint = Footprint::of(&planned.solution.plan, &job.recipe.train, steps);
+    let needed = footprint.total_bytes() + planned.solution.plan.disk.bytes() as u64;
+    room(needed, disk::free_bytes(folder), &folder.display().to_string(), NAME)
+}
+
+fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Check {
+    let needs = format!("{} on the disk of `{folder}`", format_bytes(needed));
+    match free {
+        Some(free) if free < needed => Check {
+            remedies: vec![
+                "free some space, lower `train.keep`, or choose an `output.dir` on another disk".to_owned(),
+            ],
+            ..Check::new(name, Verdict::Fail, format!("{needs}, which has {} free", format_bytes(free)))
+        },
+        _ => Check::pass(name, needs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_needed_to_the_byte() {
+        let line = |free| room(1 << 20, free, "runs/x", "checkpoints");
+        assert_eq!(line(Some(1 << 20)).verdict, Verdict::Pass);
+        assert_eq!(line(None), Check::pass("checkpoints", "1.00 MiB on the disk of `runs/x`"));
+        let short = line(Some((1 << 20) - 1));
+        assert_eq!(short.verdict, Verdict::Fail);
+        assert!(!short.remedies.is_empty());
+    }
+}

@@ -1,0 +1,195 @@
+//! The whole life of a run, planned: what each phase takes on the device, in pinned memory, on the host and on disk.
+//!
+//! A run reserves all of its memory when it loads and gives it back when it ends, so that no phase in between takes
+//! more; saving copies tensor by tensor through a small buffer. Merging, exporting and generating are commands of
+//! their own, with what they take if the base lies as it does now and the answer is as long as a sample.
+//! Where the device is the CPU, RAM is the device. Left out: what the driver of a GPU takes of the host.
+
+use crate::export::model_file::{ExportOptions, MatrixType};
+use crate::generate::memory::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
+use crate::job::{Data, Job, JobBudget};
+use crate::merge::MergeOptions;
+use crate::merge::write::WORKERS;
+use crate::planning::{process_context, program_bytes};
+use crate::recipe::Length;
+use crate::train::disk::Footprint;
+use serde_json::{Value, json};
+use smidgen_compile::{AdapterForm, Request, Solution};
+use smidgen_ir::{DType, DeviceKind, Extent, Storage};
+
+/// Bytes of each kind of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spaces {
+    /// RAM where the device is the CPU.
+    pub device: u64,
+    pub pinned: u64,
+    pub host: u64,
+    pub disk: u64,
+}
+
+impl Spaces {
+    /// The most of each.
+    pub fn max(self, other: Spaces) -> Spaces {
+        Spaces {
+            device: self.device.max(other.device),
+            pinned: self.pinned.max(other.pinned),
+            host: self.host.max(other.host),
+            disk: self.disk.max(other.disk),
+        }
+    }
+
+    pub fn render_json(&self) -> Value {
+        json!({"device": self.device, "pinned": self.pinned, "host": self.host, "disk": self.disk})
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LifePhase {
+    pub name: &'static str,
+    pub needs: Spaces,
+}
+
+/// Names of the phases that `train` itself goes through; the others are commands that may follow.
+pub const OF_TRAINING: [&str; 5] = ["load", "train", "eval", "save", "resume"];
+
+/// What must fit for the run itself: the most of each over its phases.
+pub fn must_fit(life: &[LifePhase]) -> Spaces {
+    let own = life.iter().filter(|phase| OF_TRAINING.contains(&phase.name));
+    own.fold(Spaces::default(), |most, phase| most.max(phase.needs))
+}
+
+/// Every phase that is known for the recipe, in the order in which they come.
+pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
+    let (plan, device) = (&solution.plan, job.request.device);
+    let footprint = Footprint::of(plan, &job.recipe.train, total_steps(job));
+    let reserved = Spaces {
+        device: solution.peak_bytes,
+        pinned: plan.host.bytes() as u64,
+        host: match device {
+            DeviceKind::Cpu => 0,
+            DeviceKind::Cuda => process_context(job).bytes_for(plan),
+        },
+        disk: plan.disk.bytes() as u64,
+    };
+    let kept = footprint.total_bytes() - footprint.adapter_bytes;
+    let beside = |bytes: u64| Spaces { disk: reserved.disk + bytes, ..reserved };
+    let mut life = Vec::new();
+    let mut add = |name, needs| life.push(LifePhase { name, needs });
+    add("load", reserved);
+    add("train", beside(kept));
+    if job.recipe.train.eval_every > 0 {
+        add("eval", beside(kept));
+    }
+    add("save", beside(footprint.total_bytes()));
+    if footprint.checkpoints > 0 {
+        add("resume", beside(kept));
+    }
+    let in_ram = |bytes: u64, disk: u64| match device {
+        DeviceKind::Cpu => Spaces { device: bytes, disk, ..Spaces::default() },
+        DeviceKind::Cuda => Spaces { host: bytes, disk, ..Spaces::default() },
+    };
+    let tensors = TensorSizes::of(job);
+    let program = |threads: usize| program_bytes(threads, tensors.count, 0);
+    let factors = factor_bytes(&job.request);
+    let blocks = (WORKERS * MergeOptions::default().block_bytes) as u64;
+    let merge = program(WORKERS) + blocks + factors + tensors.held_bytes;
+    add("merge", in_ram(merge, tensors.merged_bytes));
+    let block = ExportOptions::new(MatrixType::F16).block_bytes as u64;
+    let tokenizer = TOKENIZER_TOKEN_BYTES * job.request.spec.vocabulary as u64;
+    let export = program(1) + block + factors + tensors.held_bytes + tokenizer;
+    add("export", in_ram(export, tensors.exported_bytes));
+    if let Some(needs) = generation(job) {
+        add("generate", needs);
+    }
+    life
+}
+
+fn total_steps(job: &Job) -> u64 {
+    match (&job.data, job.recipe.train.length) {
+        (Data::Rows(rows), _) => rows.batches.total_steps(),
+        (Data::Assumed { .. }, Length::Steps(steps)) => steps,
+        // Unknown without data: as if every checkpoint that is kept were there.
+        (Data::Assumed { .. }, Length::Epochs(_)) => {
+            (job.recipe.train.keep as u64 + 1) * job.recipe.train.save_every
+        }
+    }
+}
+
+/// One answer, prompt included, as long as the longest sample may be.
+fn generation(job: &Job) -> Option<Spaces> {
+    let context = job.recipe.data.max_tokens.min(job.request.spec.max_positions);
+    let within = |bytes| JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 };
+    let sizes = |budget| Sizes {
+        slots: 1,
+        context: Some(context),
+        cache_tokens: None,
+        new_tokens: DEFAULT_NEW_TOKENS,
+        budget,
+    };
+    let plan = |bytes| plan_generation(&job.request, &job.model, &job.place, &sizes(within(bytes)));
+    let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
+    let (pinned, disk) = (plan.plan.host.bytes() as u64, plan.plan.disk.bytes() as u64);
+    Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })
+}
+
+struct TensorSizes {
+    count: usize,
+    /// The most of one tensor that stays in memory while its rows are read.
+    held_bytes: u64,
+    /// All of them, as a merge and an export write them.
+    merged_bytes: u64,
+    exported_bytes: u64,
+}
+
+impl TensorSizes {
+    /// The files are read, however they lie in memory while training.
+    fn of(job: &Job) -> TensorSizes {
+        let tensors = job.request.spec.tensors();
+        let mut sizes =
+            TensorSizes { count: tensors.len(), held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };
+        for tensor in &tensors {
+            let (rows, columns) = tensor.shape.at(&Extent::default());
+            let stored = job.model.weight(&tensor.name).and_then(|weight| weight.storage());
+            let storage = stored.unwrap_or(job.request.storage_of(&tensor.name));
+            let merged = if storage.plain().is_some() { storage } else { Storage::Plain(DType::F16) };
+            let is_matrix = tensor.shape.0.len() == 2;
+            let exported = if is_matrix { Storage::Plain(DType::F16) } else { Storage::F32 };
+            if let Storage::Bnb4 { .. } = storage {
+                sizes.held_bytes = sizes.held_bytes.max(storage.bytes(rows, columns) as u64);
+            }
+            sizes.merged_bytes += merged.bytes(rows, columns) as u64;
+            sizes.exported_bytes += exported.bytes(rows, columns) as u64;
+        }
+        sizes
+    }
+}
+
+/// A and B of the largest modules, in f32, with their magnitudes.
+fn factor_bytes(request: &Request) -> u64 {
+    let linears = request.spec.linears();
+    let sizes = request.adapters.iter().filter_map(|module| {
+        let linear = linears.iter().find(|linear| linear.path == module.path)?;
+        let magnitudes = usize::from(request.form == AdapterForm::Dora);
+        Some((module.rank * linear.k, (module.rank + magnitudes) * linear.n))
+    });
+    let (mut a, mut b) = (0, 0);
+    for (of_a, of_b) in sizes {
+        (a, b) = (a.max(of_a), b.max(of_b));
+    }
+    4 * (a + b) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_of_each_space_must_fit() {
+        let phase = |name, device, disk| LifePhase {
+            name,
+            needs: Spaces { device, disk, pinned: 1, ..Spaces::default() },
+        };
+        let life = [phase("load", 5, 0), phase("save", 3, 9), phase("generate", 99, 99)];
+        assert_eq!(must_fit(&life), Spaces { device: 5, pinned: 1, host: 0, disk: 9 });
+    }
+}

@@ -1,0 +1,402 @@
+//! Measures a device: a small decoder is planned and run as a run would be, step by step, and rates are read off.
+//!
+//! Every kind of work is divided by the time it took, at a size that is usual. Products are measured twice, with many
+//! tokens and with few: the difference is what it takes to lay out their matrices; a third time with a coded base, which
+//! is to be decoded. At last all rates are scaled so that the whole entry point takes what it really took, because steps
+//! that follow each other are not quite the sum of steps that are waited for.
+//! Left out: where the results are kept (`saved.rs`).
+
+use super::{device_name, disk_rates};
+use crate::bench::timing::{Batch, Bench};
+use crate::devices::Place;
+use crate::failure::Failure;
+use crate::job::{Job, Purpose};
+use crate::planning::plan_job;
+use crate::recipe::{RecipeSource, parse_recipe};
+use smidgen_compile::profile::{Work, work_of};
+use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
+use smidgen_ir::{Cost, DeviceKind, Entry, Op, Precision};
+use smidgen_runtime::AnyDevice;
+use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
+use smidgen_runtime::cuda::transfer_rates::transfer_rates;
+use std::path::Path;
+
+/// How much is run to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Sizes that are usual in training.
+    Usual,
+    /// As little as has any meaning, for slow machines.
+    Little,
+}
+
+/// Measures the device of a place; `folder` is where runs would put what does not fit.
+pub fn measure(
+    place: &mut Place,
+    threads: usize,
+    effort: Effort,
+    folder: &Path,
+) -> Result<DeviceProfile, Failure> {
+    let name = device_name(place, threads)
+        .ok_or_else(|| Failure::world("only a device that is here can be measured"))?;
+    match place {
+        Place::Cpu => measure_cpu(name, threads, effort, folder),
+        Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort),
+    }
+}
+
+fn measure_cpu(
+    name: String,
+    threads: usize,
+    effort: Effort,
+    folder: &Path,
+) -> Result<DeviceProfile, Failure> {
+    let usual = DeviceProfile::cpu(threads);
+    let (large, small, passes) = match effort {
+        Effort::Usual => ((4, 256), (1, 64), 5),
+        Effort::Little => ((2, 32), (1, 16), 2),
+    };
+    let sizes = Sizes { config: CPU_SHAPE, large, small, repeats: 1, passes };
+    let rates = |compute| measure_rates(&Trial { device: "cpu", compute, base: "bf16", threads }, &sizes);
+    let f32 = rates("f32")?;
+    // Without a unit for bf16 nothing is ever computed in it.
+    let half = if Bf16Unit::detect().is_some() { rates("bf16")? } else { f32 };
+    let bytes = if effort == Effort::Usual { 256 << 20 } else { 8 << 20 };
+    let disk = disk_rates::measure(folder, bytes)?;
+    let travel = disk.busy_s_per_byte.map(|seconds| seconds / threads as f64);
+    Ok(DeviceProfile {
+        name,
+        f32,
+        half,
+        fetch_bytes_per_s: disk.read_bytes_per_s,
+        stow_bytes_per_s: disk.write_bytes_per_s,
+        travel_s_per_byte: travel.unwrap_or(usual.travel_s_per_byte),
+        ..usual
+    })
+}
+
+fn measure_cuda(
+    name: String,
+    place: &mut Place,
+    threads: usize,
+    effort: Effort,
+) -> Result<DeviceProfile, Failure> {
+    const TRANSFER_BYTES: usize = 256 << 20;
+    let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
+        return Err(Failure::world("only a device that is here can be measured"));
+    };
+    let device = format!("cuda:{ordinal}");
+    let usual = cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile();
+    let memory_bytes = Some(facts.total_bytes);
+    let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
+    // The context is measured by whoever opens the device first in a process.
+    let (fetch, stow) = match place.open_and_measure(threads, Precision::Bf16)? {
+        AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES).map_err(Failure::world)?,
+        AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
+    };
+    let context_bytes = match place {
+        Place::Cuda { context_bytes, .. } => *context_bytes,
+        Place::Cpu | Place::Elsewhere { .. } => None,
+    };
+    let (large, small) = match (effort, is_roomy) {
+        (Effort::Usual, true) => ((4, 2048), (1, 1024)),
+        (Effort::Usual, false) => ((1, 2048), (1, 512)),
+        (Effort::Little, _) => ((1, 512), (1, 256)),
+    };
+    let sizes = Sizes { config: CUDA_SHAPE, large, small, repeats: 8, passes: 3 };
+    let trial = |compute, base| Trial { device: &device, compute, base, threads };
+    let half = measure_rates(&trial("bf16", "bf16"), &sizes)?;
+    let f32 = measure_rates(&trial("f32", "f32"), &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
+    Ok(DeviceProfile {
+        name,
+        memory_bytes,
+        context_bytes,
+        f32,
+        half,
+        fetch_bytes_per_s: fetch,
+        stow_bytes_per_s: stow,
+        ..usual
+    })
+}
+
+/// Two layers of SmolLM2-135M, and of Qwen2.5-7B, each with a small vocabulary.
+const CPU_SHAPE: &str = r#"{"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
+    "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192,
+    "tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 100000,
+    "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
+const CUDA_SHAPE: &str = r#"{"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 2, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 32768,
+    "tie_word_embeddings": false, "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
+    "use_sliding_window": false, "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
+
+/// What is run, and how often.
+#[derive(Clone, Copy)]
+struct Sizes {
+    config: &'static str,
+    /// Samples, and tokens of each.
+    large: (usize, usize),
+    small: (usize, usize),
+    repeats: usize,
+    passes: usize,
+}
+
+/// As which a decoder is run.
+#[derive(Clone, Copy)]
+struct Trial<'a> {
+    device: &'a str,
+    compute: &'a str,
+    base: &'a str,
+    threads: usize,
+}
+
+fn measure_rates(trial: &Trial, sizes: &Sizes) -> Result<Rates, Failure> {
+    let large = run(trial, sizes, sizes.large)?;
+    let small = run(trial, sizes, sizes.small)?;
+    let coded = run(&Trial { base: "nf4", ..*trial }, sizes, sizes.small)?;
+    let lays_out = trial.device == DeviceKind::Cpu.name();
+    Ok(fit(&large, &small, &coded, lays_out))
+}
+
+/// A step and how long it took.
+#[derive(Clone, Debug)]
+struct Timed {
+    op: Op,
+    cost: Cost,
+    seconds: f64,
+}
+
+/// All steps of a plan, and all of its micro-step at once.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    micro_step: Vec<Timed>,
+    update: Vec<Timed>,
+    whole_s: f64,
+}
+
+/// Plans the decoder for a size and times it.
+fn run(trial: &Trial, sizes: &Sizes, (samples, tokens): (usize, usize)) -> Result<Times, Failure> {
+    let folder = std::env::temp_dir().join(format!("smidgen-measure-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("config.json"), sizes.config))
+        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
+    let times = time(trial, sizes, (samples, tokens), &folder);
+    // A folder that stays behind in the temporary place harms no one.
+    let _ = std::fs::remove_dir_all(&folder);
+    times
+}
+
+fn time(
+    trial: &Trial,
+    sizes: &Sizes,
+    (samples, tokens): (usize, usize),
+    folder: &Path,
+) -> Result<Times, Failure> {
+    let Trial { device, compute, base, threads } = *trial;
+    let text = format!(
+        "[model]\npath = {:?}\nbase = {base:?}\ncompute = {compute:?}\n\
+         [data]\ntrain = \"none.jsonl\"\nmax_tokens = {tokens}\n[train]\nbatch = {samples}\n\
+         [memory]\ndevice = {device:?}\nthreads = {threads}\nmicro_tokens = {}\nrecompute = \"none\"\n\
+         weights = \"device\"\nactivations = \"device\"\noptimizer_state = \"device\"\n[output]\ndir = \"none\"\n",
+        folder.display().to_string(),
+        samples * tokens,
+    );
+    let source = RecipeSource { file: "measure".into(), folder: folder.to_path_buf(), text };
+    let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
+    let mut job = Job::prepare(recipe, Purpose::Plan)?;
+    let device = job.place.open_and_measure(threads, job.request.precision)?;
+    let planned = plan_job(&job)?;
+    if !planned.fits {
+        return Err(planned.refusal());
+    }
+    let batch = Batch { samples, tokens, together: samples };
+    let mut bench = Bench::load(planned.solution.plan, device, batch, job.request.spec.vocabulary)?;
+    let extent = bench.begin_micro_step();
+    bench.time_entry(Entry::MicroStep, &extent)?;
+    let entries = [Entry::MicroStep, Entry::Update];
+    let mut steps = entries.map(|entry| {
+        let planned = bench.executor.plan().entry(entry).steps.iter();
+        planned
+            .map(|step| Timed { op: step.op.clone(), cost: step.cost, seconds: f64::INFINITY })
+            .collect::<Vec<Timed>>()
+    });
+    // The shortest of several is what the device can do; all else is somebody else's time.
+    let mut whole_s = f64::INFINITY;
+    for _ in 0..sizes.passes {
+        whole_s = whole_s.min(bench.time_entry(Entry::MicroStep, &extent)?);
+        for (entry, steps) in entries.into_iter().zip(&mut steps) {
+            let seconds = bench.time_each(entry, &extent, sizes.repeats)?;
+            steps
+                .iter_mut()
+                .zip(seconds)
+                .for_each(|(step, seconds)| step.seconds = step.seconds.min(seconds));
+        }
+    }
+    let [micro_step, update] = steps;
+    Ok(Times { micro_step, update, whole_s })
+}
+
+/// Rates that make the costs of all steps the times that they took.
+fn fit(large: &Times, small: &Times, coded: &Times, lays_out: bool) -> Rates {
+    const TRAFFIC_BYTES: f64 = (1 << 20) as f64;
+    let of = |times: &Times, work: Work| -> Vec<Timed> {
+        times.micro_step.iter().filter(|step| work_of(&step.op) == work).cloned().collect()
+    };
+    let traffic: Vec<Timed> =
+        of(large, Work::Memory).into_iter().filter(|step| step.cost.bytes >= TRAFFIC_BYTES).collect();
+    let traffic = if traffic.is_empty() { of(large, Work::Memory) } else { traffic };
+    // The shortest step does next to nothing.
+    let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
+    let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
+    let products = |times: &Times| -> (f64, Cost) {
+        let steps = of(times, Work::Product);
+        let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
+        (seconds, steps.iter().map(|step| step.cost).sum())
+    };
+    let (large_s, of_large) = products(large);
+    let (small_s, of_small) = products(small);
+    let (coded_s, of_coded) = products(coded);
+    let (flop_s, plain_operand_s) = match lays_out {
+        true => two_rates(
+            (large_s, of_large.flops, of_large.plain_operands),
+            (small_s, of_small.flops, of_small.plain_operands),
+        ),
+        false => (large_s / of_large.flops, 0.0),
+    };
+    let coded_operand_s = (plain_operand_s + (coded_s - small_s) / of_coded.coded_operands.max(1.0)).max(0.0);
+    let rates = Rates {
+        product_flops_per_s: 1.0 / flop_s,
+        outer_flops_per_s: rate(&of(large, Work::Outer), |cost| cost.flops, step_s),
+        attention_flops_per_s: rate(&of(large, Work::Attention), |cost| cost.flops, step_s),
+        bytes_per_s,
+        step_s,
+        plain_operand_s,
+        coded_operand_s,
+    };
+    let profile = Profile { rates, ..Profile::cpu(1, Precision::F32) };
+    let predicted_s: f64 = large.micro_step.iter().map(|step| profile.seconds(&step.op, step.cost)).sum();
+    // Farther from 1 it is a disturbance, not a property of the device.
+    slower(&rates, (large.whole_s / predicted_s).clamp(0.7, 1.2))
+}
+
+/// What is done in a second, where each step takes `step_s` beside it.
+fn rate(steps: &[Timed], done: impl Fn(&Cost) -> f64, step_s: f64) -> f64 {
+    let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
+    let longest: f64 = steps.iter().map(|step| step.seconds).sum();
+    // A wrong time of a step must not make a rate out of nothing.
+    steps.iter().map(|step| done(&step.cost)).sum::<f64>() / seconds.max(0.1 * longest).max(1e-12)
+}
+
+/// Seconds of one of the first and one of the second, from two sums that mix them.
+fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
+    let ((t1, a1, b1), (t2, a2, b2)) = (one, other);
+    let a = (t1 * b2 - t2 * b1) / (a1 * b2 - a2 * b1);
+    let b = (t2 - a2 * a) / b2;
+    // Noise can make nonsense of a difference: then all is arithmetic.
+    if a.is_finite() && b.is_finite() && a > 0.0 && b >= 0.0 { (a, b) } else { (t1 / a1, 0.0) }
+}
+
+fn slower(rates: &Rates, by: f64) -> Rates {
+    Rates {
+        product_flops_per_s: rates.product_flops_per_s / by,
+        outer_flops_per_s: rates.outer_flops_per_s / by,
+        attention_flops_per_s: rates.attention_flops_per_s / by,
+        bytes_per_s: rates.bytes_per_s / by,
+        step_s: rates.step_s * by,
+        plain_operand_s: rates.plain_operand_s * by,
+        coded_operand_s: rates.coded_operand_s * by,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATES: Rates = Rates {
+        product_flops_per_s: 180e9,
+        outer_flops_per_s: 20e9,
+        attention_flops_per_s: 100e9,
+        bytes_per_s: 20e9,
+        step_s: 4e-6,
+        plain_operand_s: 0.7e-9,
+        coded_operand_s: 0.9e-9,
+    };
+
+    /// Steps that take what a device of these rates would.
+    fn times(rates: &Rates, tokens: f64, is_coded: bool, whole: f64) -> Times {
+        let profile = Profile { rates: *rates, ..Profile::cpu(1, Precision::F32) };
+        let matrix = 576.0 * 1536.0;
+        let (plain_operands, coded_operands) = if is_coded { (0.0, matrix) } else { (matrix, 0.0) };
+        let bytes = 4.0 * tokens * 1536.0;
+        let product = Cost { flops: 2.0 * tokens * matrix, bytes, plain_operands, coded_operands };
+        let cost = |flops, bytes| Cost { flops, bytes, ..Cost::default() };
+        let shape = smidgen_ir::AttentionShape {
+            heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            scale: 1.0,
+            window: None,
+            softcap: None,
+        };
+        let steps = [
+            (Op::Linear { bias: false, lora: None }, product),
+            (Op::LinearGrad { scales: vec![1.0] }, product),
+            (Op::WeightGrad { scale: 1.0 }, cost(2.0 * tokens * 16.0 * 576.0, bytes)),
+            (Op::Attention(shape), cost(4.0 * tokens * 576.0 * 128.0, bytes)),
+            (Op::Add, cost(0.0, 3.0 * bytes)),
+        ];
+        let timed = |(op, cost): &(Op, Cost)| Timed {
+            op: op.clone(),
+            cost: *cost,
+            seconds: profile.seconds(op, *cost),
+        };
+        let micro_step: Vec<Timed> = steps.iter().map(timed).collect();
+        let update = vec![timed(&(Op::Zero, cost(0.0, 0.0))), timed(&(Op::Zero, cost(0.0, 80e3)))];
+        let sum: f64 = micro_step.iter().map(|step| step.seconds).sum();
+        Times { micro_step, update, whole_s: sum * whole }
+    }
+
+    fn check(found: Rates, expected: Rates) {
+        let all = |rates: Rates| {
+            [
+                rates.product_flops_per_s,
+                rates.outer_flops_per_s,
+                rates.attention_flops_per_s,
+                rates.bytes_per_s,
+                rates.step_s,
+                rates.plain_operand_s,
+                rates.coded_operand_s,
+            ]
+        };
+        for (found, expected) in all(found).into_iter().zip(all(expected)) {
+            let near = (found - expected).abs() <= 1e-3 * expected.abs();
+            assert!(near, "{found:?} is not {expected:?}");
+        }
+    }
+
+    #[test]
+    fn rates_are_found_again() {
+        let of = |tokens, coded, whole| times(&RATES, tokens, coded, whole);
+        check(fit(&of(1024.0, false, 1.0), &of(64.0, false, 1.0), &of(64.0, true, 1.0), true), RATES);
+        // The whole takes a tenth longer than its steps: so does everything in a run.
+        let found = fit(&of(1024.0, false, 1.1), &of(64.0, false, 1.0), &of(64.0, true, 1.0), true);
+        check(found, slower(&RATES, 1.1));
+    }
+
+    #[test]
+    fn a_device_that_reads_matrices_as_they_lie_pays_for_codes_alone() {
+        let gpu = Rates { plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
+        let of = |tokens, coded| times(&gpu, tokens, coded, 1.0);
+        check(fit(&of(1024.0, false), &of(256.0, false), &of(256.0, true), false), gpu);
+    }
+
+    #[test]
+    fn noise_leaves_rates_that_are_above_zero() {
+        let large = times(&RATES, 1024.0, false, 1.0);
+        let mut small = times(&RATES, 64.0, false, 1.0);
+        small.micro_step.iter_mut().for_each(|step| step.seconds *= 0.01);
+        small.update.iter_mut().for_each(|step| step.seconds = 0.0);
+        let rates = fit(&large, &small, &small, true);
+        assert_eq!((rates.plain_operand_s, rates.coded_operand_s), (0.0, 0.0));
+        assert!(rates.product_flops_per_s > 0.0 && rates.bytes_per_s > 0.0 && rates.step_s > 0.0);
+    }
+}

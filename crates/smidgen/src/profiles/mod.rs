@@ -1,0 +1,240 @@
+//! Which profile a plan is made with: that of the recipe, the one measured on this machine, or a built-in one.
+//!
+//! A profile that the recipe names also says what kind of device is planned for, so that any card can be planned for
+//! on any machine. A run takes the rates of the profile that is named and the memory of the device that is there: it has
+//! to be of the same kind, and no more than the named one has, so that its plan is the one that was printed.
+//! Nothing is measured here: `smidgen doctor` does (`measure.rs`), and leaves a file (`saved.rs`).
+
+pub mod disk_rates;
+pub mod measure;
+pub mod saved;
+
+use crate::devices::Place;
+use crate::failure::Failure;
+use crate::host;
+use crate::hub::environment;
+use crate::recipe::{DeviceChoice, Memory, ProfileChoice, nearest};
+use serde_json::{Value, json};
+use smidgen_compile::{DeviceProfile, cards};
+use smidgen_ir::DeviceKind;
+use std::path::PathBuf;
+
+/// A profile, and where it is from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChosenProfile {
+    pub device: DeviceProfile,
+    pub origin: Origin,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// On this machine, by `smidgen doctor`.
+    Measured,
+    /// Built in, and most like what is here.
+    Nearest,
+    /// Built in, and named by the recipe.
+    Named,
+    /// A file that the recipe names.
+    File(PathBuf),
+}
+
+impl ChosenProfile {
+    /// Whether the recipe names it.
+    pub fn is_named(&self) -> bool {
+        match self.origin {
+            Origin::Named | Origin::File(_) => true,
+            Origin::Measured | Origin::Nearest => false,
+        }
+    }
+
+    /// For people.
+    pub fn describe(&self) -> String {
+        let name = &self.device.name;
+        match &self.origin {
+            Origin::Measured => "the profile measured here".to_owned(),
+            Origin::Nearest | Origin::Named => format!("the built-in profile `{name}`"),
+            Origin::File(path) => format!("the profile in `{}`", path.display()),
+        }
+    }
+
+    pub fn render_json(&self) -> Value {
+        let origin = match &self.origin {
+            Origin::Measured => "measured",
+            Origin::Nearest | Origin::Named => "built-in",
+            Origin::File(_) => "file",
+        };
+        let mut value = saved::render(&self.device);
+        value["origin"] = json!(origin);
+        value
+    }
+}
+
+/// The profile that the recipe names, if it names one.
+pub fn named(memory: &Memory) -> Result<Option<ChosenProfile>, Failure> {
+    Ok(match &memory.profile {
+        ProfileChoice::Auto => None,
+        ProfileChoice::File(path) => {
+            let device = saved::read(&path.resolved).map_err(Failure::world)?;
+            Some(ChosenProfile { device, origin: Origin::File(path.resolved.clone()) })
+        }
+        ProfileChoice::Named(name) => {
+            let threads = if memory.threads == 0 { host::processors() } else { memory.threads };
+            Some(ChosenProfile { device: built_in(name, threads)?, origin: Origin::Named })
+        }
+    })
+}
+
+/// The built-in profile of this name.
+fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
+    if name == "cpu" {
+        return Ok(DeviceProfile::cpu(threads));
+    }
+    cards::find(name).map(cards::Card::profile).ok_or_else(|| {
+        let names: Vec<&str> =
+            std::iter::once("cpu").chain(cards::CARDS.iter().map(|card| card.name)).collect();
+        let written = name.to_lowercase().replace([' ', '_'], "-");
+        let hint = match nearest::nearest(&written, names.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "a file that `smidgen doctor` wrote on another machine ends in .json".to_owned(),
+        };
+        let known = names.join(", ");
+        Failure::recipe(format!("`memory.profile = {name}`: there is no such profile\n  built in: {known}"))
+            .hint(hint)
+    })
+}
+
+/// The device that is planned for or run on, which is of the kind of the profile that the recipe names.
+pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> Result<Place, Failure> {
+    let Some(profile) = named.map(|named| &named.device) else {
+        return Place::find(memory.device, must_run);
+    };
+    let differs = |chosen: DeviceChoice| {
+        let (name, kind) = (&profile.name, if profile.device == DeviceKind::Cpu { "a CPU" } else { "a GPU" });
+        Failure::recipe(format!(
+            "`memory.profile` is that of {kind} (`{name}`), and `memory.device = \"{chosen}\"` is none"
+        ))
+        .hint("leave one of the two keys out")
+    };
+    match (profile.device, memory.device) {
+        (DeviceKind::Cpu, chosen @ DeviceChoice::Cuda(_))
+        | (DeviceKind::Cuda, chosen @ DeviceChoice::Cpu) => Err(differs(chosen)),
+        (DeviceKind::Cpu, DeviceChoice::Auto | DeviceChoice::Cpu) => Ok(Place::Cpu),
+        (DeviceKind::Cuda, chosen @ (DeviceChoice::Auto | DeviceChoice::Cuda(_))) if must_run => {
+            let ordinal = if let DeviceChoice::Cuda(ordinal) = chosen { ordinal } else { 0 };
+            Place::find(DeviceChoice::Cuda(ordinal), true).map_err(|failure| {
+                let name = &profile.name;
+                failure.hint(format!("`smidgen plan` plans for `{name}` on any machine; leave `memory.profile` out to train on this one"))
+            })
+        }
+        (DeviceKind::Cuda, DeviceChoice::Auto | DeviceChoice::Cuda(_)) => Ok(Place::Elsewhere {
+            name: profile.name.clone(),
+            memory_bytes: profile.memory_bytes,
+            context_bytes: profile.context_bytes,
+        }),
+    }
+}
+
+/// The profile of a device that the recipe does not name: measured here, or the built-in one that is most like it.
+pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
+    let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
+    if let Some(device) = found {
+        return ChosenProfile { device, origin: Origin::Measured };
+    }
+    let device = match place {
+        Place::Cpu => DeviceProfile::cpu(threads),
+        Place::Cuda { facts: Some(facts), .. } => {
+            cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile()
+        }
+        // A GPU of which nothing is known.
+        Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
+            cards::find("h200").expect("a built-in card").profile()
+        }
+    };
+    ChosenProfile { device, origin: Origin::Nearest }
+}
+
+/// What a measured profile is known by: rates of a processor depend on the threads.
+pub fn device_name(place: &Place, threads: usize) -> Option<String> {
+    match place {
+        Place::Cpu => Some(format!("{}, {threads} threads", host::processor_name())),
+        Place::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.name.clone()),
+        Place::Elsewhere { .. } => None,
+    }
+}
+
+/// What was measured of a device by this version of the program.
+fn cached(name: &str) -> Option<DeviceProfile> {
+    let path = cache_file(name).ok()?;
+    saved::read_of(&path, name).ok()
+}
+
+/// Where the profile of a device is kept.
+pub fn cache_file(name: &str) -> Result<PathBuf, Failure> {
+    let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { ' ' });
+    let words: String = letters.collect::<String>().to_lowercase();
+    let slug: Vec<&str> = words.split_whitespace().collect();
+    Ok(environment::own_cache()?.join("profiles").join(format!("{}.json", slug.join("-"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(device: DeviceChoice) -> Memory {
+        let text = "[model]\npath = \"m\"\n[data]\ntrain = \"t\"\n[output]\ndir = \"o\"\n";
+        let source =
+            crate::recipe::RecipeSource { file: "r".into(), folder: "/".into(), text: text.to_owned() };
+        let recipe = crate::recipe::parse_recipe(&source, &[], std::path::Path::new("/")).unwrap();
+        Memory { device, ..recipe.memory }
+    }
+
+    fn with_profile(name: &str) -> Memory {
+        Memory { profile: ProfileChoice::Named(name.to_owned()), threads: 3, ..memory(DeviceChoice::Auto) }
+    }
+
+    fn chosen(name: &str) -> ChosenProfile {
+        named(&with_profile(name)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_card_is_planned_for_where_it_is_not() {
+        let card = chosen("rtx-4090");
+        for device in [DeviceChoice::Auto, DeviceChoice::Cuda(1)] {
+            let place = place(&memory(device), Some(&card), false).unwrap();
+            assert_eq!((place.kind(), place.describe()), (DeviceKind::Cuda, "rtx-4090".to_owned()));
+            assert_eq!(place.free_bytes(), Some(24_210 << 20));
+        }
+        let refused = place(&memory(DeviceChoice::Cpu), Some(&card), false).unwrap_err();
+        assert!(
+            refused.message.contains("that of a GPU (`rtx-4090`), and `memory.device = \"cpu\"` is none")
+        );
+    }
+
+    #[test]
+    fn a_processor_is_planned_for_beside_a_gpu() {
+        let cpu = chosen("cpu");
+        assert_eq!(cpu.device, DeviceProfile::cpu(3));
+        for must_run in [false, true] {
+            assert_eq!(place(&memory(DeviceChoice::Auto), Some(&cpu), must_run).unwrap(), Place::Cpu);
+        }
+        assert!(place(&memory(DeviceChoice::Cuda(0)), Some(&cpu), false).is_err());
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_nearest() {
+        let refused = |name: &str| named(&with_profile(name)).unwrap_err().to_string();
+        let said = refused("RTX 4090");
+        assert!(said.contains("`memory.profile = RTX 4090`: there is no such profile"), "{said}");
+        assert!(said.contains("built in: cpu, rtx-5090, rtx-4090"), "{said}");
+        assert!(said.contains("hint: did you mean `rtx-4090`?"), "{said}");
+        assert!(refused("banana").contains("ends in .json"));
+    }
+
+    #[test]
+    fn what_is_not_measured_is_taken_for_what_is_most_like_it() {
+        let chosen = of_place(&Place::Cpu, 3, false);
+        assert_eq!((chosen.device, chosen.origin), (DeviceProfile::cpu(3), Origin::Nearest));
+        let unknown = Place::Cuda { ordinal: 0, facts: None, context_bytes: None };
+        assert_eq!(of_place(&unknown, 1, false).device.name, "h200");
+    }
+}

@@ -1,0 +1,229 @@
+//! A profile as a JSON file: what `smidgen doctor` measured, to be read by every plan after it.
+//!
+//! The file names its device and the version that measured it; a plan for this machine takes it only where both are
+//! right, a recipe may name any. Every number is checked: rates are above zero, times at least that.
+
+use crate::checkpoint::whole_file::{WriteFileError, write_whole};
+use serde_json::{Map, Value, json};
+use smidgen_compile::{DeviceProfile, Rates};
+use smidgen_ir::DeviceKind;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Debug, Error)]
+pub enum ProfileError {
+    #[error("the profile `{}` cannot be read: {error}", path.display())]
+    Read { path: PathBuf, error: std::io::Error },
+    #[error("the profile `{}` is no JSON: {error}", path.display())]
+    Json { path: PathBuf, error: serde_json::Error },
+    #[error("the profile `{}`: `{field}` must be {expected}", path.display())]
+    Field { path: PathBuf, field: String, expected: &'static str },
+    #[error("the profile `{}` is that of `{name}`, measured by smidgen {version}", path.display())]
+    Other { path: PathBuf, name: String, version: String },
+}
+
+/// Any profile that was saved.
+pub fn read(path: &Path) -> Result<DeviceProfile, ProfileError> {
+    read_value(path).and_then(|value| parse(&value).map_err(|wrong| wrong.in_file(path)))
+}
+
+/// The profile of a device, measured by this version.
+pub fn read_of(path: &Path, name: &str) -> Result<DeviceProfile, ProfileError> {
+    let value = read_value(path)?;
+    let profile = parse(&value).map_err(|wrong| wrong.in_file(path))?;
+    let version = value["smidgen"].as_str().unwrap_or("unknown").to_owned();
+    match profile.name == name && version == VERSION {
+        true => Ok(profile),
+        false => Err(ProfileError::Other { path: path.to_path_buf(), name: profile.name, version }),
+    }
+}
+
+pub fn write(path: &Path, profile: &DeviceProfile) -> Result<(), WriteFileError> {
+    if let Some(folder) = path.parent() {
+        let step = "making its folder";
+        std::fs::create_dir_all(folder).map_err(|source| WriteFileError {
+            path: path.to_path_buf(),
+            step,
+            source,
+        })?;
+    }
+    let text = format!("{:#}\n", render(profile));
+    write_whole(path, |out| out.write_all(text.as_bytes()))
+}
+
+pub fn render(profile: &DeviceProfile) -> Value {
+    json!({
+        "smidgen": VERSION,
+        "name": profile.name,
+        "device": profile.device.name(),
+        "memory_bytes": profile.memory_bytes,
+        "context_bytes": profile.context_bytes,
+        "f32": render_rates(&profile.f32),
+        "bf16": render_rates(&profile.half),
+        "fetch_bytes_per_s": profile.fetch_bytes_per_s,
+        "stow_bytes_per_s": profile.stow_bytes_per_s,
+        "travel_s_per_byte": profile.travel_s_per_byte,
+    })
+}
+
+fn render_rates(rates: &Rates) -> Value {
+    json!({
+        "product_flops_per_s": rates.product_flops_per_s,
+        "outer_flops_per_s": rates.outer_flops_per_s,
+        "attention_flops_per_s": rates.attention_flops_per_s,
+        "bytes_per_s": rates.bytes_per_s,
+        "step_s": rates.step_s,
+        "plain_operand_s": rates.plain_operand_s,
+        "coded_operand_s": rates.coded_operand_s,
+    })
+}
+
+fn read_value(path: &Path) -> Result<Value, ProfileError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ProfileError::Read { path: path.to_path_buf(), error })?;
+    serde_json::from_str(&text).map_err(|error| ProfileError::Json { path: path.to_path_buf(), error })
+}
+
+/// A field that is not what it should be.
+#[derive(Debug, PartialEq, Eq)]
+struct Wrong {
+    field: String,
+    expected: &'static str,
+}
+
+impl Wrong {
+    fn in_file(self, path: &Path) -> ProfileError {
+        ProfileError::Field { path: path.to_path_buf(), field: self.field, expected: self.expected }
+    }
+}
+
+fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
+    let none = Map::new();
+    let fields = Fields { within: "", map: value.as_object().unwrap_or(&none) };
+    let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
+    let device = kinds.into_iter().find(|kind| value["device"] == kind.name());
+    Ok(DeviceProfile {
+        name: fields.text("name")?,
+        device: device.ok_or_else(|| fields.wrong("device", "`cpu` or `cuda`"))?,
+        memory_bytes: fields.bytes("memory_bytes")?,
+        context_bytes: fields.bytes("context_bytes")?,
+        f32: parse_rates("f32.", &value["f32"])?,
+        half: parse_rates("bf16.", &value["bf16"])?,
+        fetch_bytes_per_s: fields.rate("fetch_bytes_per_s")?,
+        stow_bytes_per_s: fields.rate("stow_bytes_per_s")?,
+        travel_s_per_byte: fields.time("travel_s_per_byte")?,
+    })
+}
+
+fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
+    let none = Map::new();
+    let fields = Fields { within, map: value.as_object().unwrap_or(&none) };
+    Ok(Rates {
+        product_flops_per_s: fields.rate("product_flops_per_s")?,
+        outer_flops_per_s: fields.rate("outer_flops_per_s")?,
+        attention_flops_per_s: fields.rate("attention_flops_per_s")?,
+        bytes_per_s: fields.rate("bytes_per_s")?,
+        step_s: fields.time("step_s")?,
+        plain_operand_s: fields.time("plain_operand_s")?,
+        coded_operand_s: fields.time("coded_operand_s")?,
+    })
+}
+
+struct Fields<'a> {
+    within: &'static str,
+    map: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    fn wrong(&self, field: &str, expected: &'static str) -> Wrong {
+        Wrong { field: format!("{}{field}", self.within), expected }
+    }
+
+    fn number(&self, field: &str) -> Option<f64> {
+        self.map.get(field)?.as_f64().filter(|number| number.is_finite())
+    }
+
+    fn rate(&self, field: &str) -> Result<f64, Wrong> {
+        let number = self.number(field).filter(|number| *number > 0.0);
+        number.ok_or_else(|| self.wrong(field, "a number above 0"))
+    }
+
+    fn time(&self, field: &str) -> Result<f64, Wrong> {
+        let number = self.number(field).filter(|number| *number >= 0.0);
+        number.ok_or_else(|| self.wrong(field, "a number of at least 0"))
+    }
+
+    fn bytes(&self, field: &str) -> Result<Option<u64>, Wrong> {
+        match self.map.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                value.as_u64().map(Some).ok_or_else(|| self.wrong(field, "a whole number of bytes, or null"))
+            }
+        }
+    }
+
+    fn text(&self, field: &str) -> Result<String, Wrong> {
+        let text = self.map.get(field).and_then(Value::as_str);
+        text.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smidgen_compile::cards;
+
+    #[test]
+    fn a_profile_comes_back_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        for (index, profile) in
+            [DeviceProfile::cpu(2), cards::find("h200").unwrap().profile()].into_iter().enumerate()
+        {
+            let path = folder.path().join(format!("not/yet/there/{index}.json"));
+            write(&path, &profile).unwrap();
+            assert_eq!(read(&path).unwrap(), profile);
+            assert_eq!(read_of(&path, &profile.name).unwrap(), profile);
+            let other = read_of(&path, "another").unwrap_err().to_string();
+            assert!(other.contains(&format!("that of `{}`", profile.name)), "{other}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_another_profile() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.json");
+        let mut value = render(&DeviceProfile::cpu(2));
+        value["smidgen"] = json!("0.0.1");
+        std::fs::write(&path, value.to_string()).unwrap();
+        assert!(read(&path).is_ok());
+        let refused = read_of(&path, "cpu").unwrap_err().to_string();
+        assert!(refused.ends_with("is that of `cpu`, measured by smidgen 0.0.1"), "{refused}");
+    }
+
+    #[test]
+    fn every_field_is_needed_and_checked() {
+        let sound = render(&DeviceProfile::cpu(2));
+        assert!(parse(&sound).is_ok());
+        let broken = |pointer: &str, with: Value| {
+            let mut value = sound.clone();
+            *value.pointer_mut(pointer).unwrap() = with;
+            parse(&value).unwrap_err()
+        };
+        let above = "a number above 0";
+        for (pointer, with, field, expected) in [
+            ("/name", json!(3), "name", "a string"),
+            ("/device", json!("tpu"), "device", "`cpu` or `cuda`"),
+            ("/memory_bytes", json!(-1), "memory_bytes", "a whole number of bytes, or null"),
+            ("/fetch_bytes_per_s", json!(0), "fetch_bytes_per_s", above),
+            ("/f32/bytes_per_s", json!("fast"), "f32.bytes_per_s", above),
+            ("/f32", json!([]), "f32.product_flops_per_s", above),
+            ("/bf16/product_flops_per_s", json!(-1e9), "bf16.product_flops_per_s", above),
+            ("/bf16/step_s", json!(null), "bf16.step_s", "a number of at least 0"),
+        ] {
+            assert_eq!(broken(pointer, with), Wrong { field: field.into(), expected });
+        }
+        assert!(parse(&json!([1])).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! The checklist for people: a verdict, a name and what was found, and below it what to do.
+//!
+//! Left out: colour, so that it reads the same in a file.
+
+use crate::doctor::{Check, Verdict};
+
+pub fn render_table(checks: &[Check]) -> String {
+    let mut text = String::new();
+    for check in checks {
+        let mut lines = check.finding.lines();
+        let first = lines.next().unwrap_or_default();
+        text += &format!("  {}  {:<14} {first}\n", check.verdict.name(), check.name);
+        for line in lines {
+            text += &format!("{:23}{}\n", "", line.trim_end());
+        }
+        if check.verdict != Verdict::Pass {
+            for remedy in &check.remedies {
+                text += &format!("{:23}remedy: {remedy}\n", "");
+            }
+        }
+    }
+    let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let (warned, failed) = (count(Verdict::Warn), count(Verdict::Fail));
+    let plural = if warned == 1 { "" } else { "s" };
+    text + &format!(
+        "{} checks: {} passed, {warned} warning{plural}, {failed} failed\n",
+        checks.len(),
+        count(Verdict::Pass)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_stand_below_what_they_are_for() {
+        let checks = [
+            Check::pass("memory", "7.00 GiB free"),
+            Check::warn("disk", "little\nvery little", "make room"),
+            Check::fail("gpu", "none", "buy one"),
+        ];
+        expect_test::expect![[r#"
+              pass  memory         7.00 GiB free
+              warn  disk           little
+                                   very little
+                                   remedy: make room
+              fail  gpu            none
+                                   remedy: buy one
+            3 checks: 1 passed, 1 warning, 1 failed
+        "#]]
+        .assert_eq(&render_table(&checks));
+    }
+}

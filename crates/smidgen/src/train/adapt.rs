@@ -1,0 +1,144 @@
+//! When memory moves: whether a run looks for another plan, and which it takes.
+//!
+//! Smaller micro-batches come first, with all other choices as they were; what the solver finds is taken where it is
+//! faster by more than predictions are worth. A run grows back only for a plan that is faster by as much. Neither
+//! changes a result: the batch is the same, its sums are cut elsewhere.
+
+use super::free_memory::FreeMemory;
+use super::trainer::RunPolicy;
+use crate::budget::budget_within;
+use crate::bytes::format_bytes;
+use crate::failure::Failure;
+use crate::job::{Data, Job};
+use crate::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};
+use crate::recipe::MicroTokens;
+use smidgen_runtime::device::DeviceMemory;
+
+/// A plan must be predicted faster by this to be preferred.
+const WORTHWHILE: f64 = 1.05;
+/// Memory must have grown by this share, and by so many times the noise, before a run looks for a faster plan.
+const GROWTH_SHARE: u64 = 10;
+const GROWTH_OVER_NOISE: u64 = 8;
+
+/// What a run is to watch for at its checkpoints.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    pub free_memory: &'a mut dyn FreeMemory,
+    pub job: &'a Job,
+    /// Of the plan, with what lies beside the reservation.
+    pub peak_bytes: u64,
+    /// What the plan was made for.
+    pub budget_bytes: u64,
+    /// Whether more memory would make the run faster.
+    pub may_grow: bool,
+}
+
+impl Watch<'_> {
+    /// What can be had now, where that calls for another plan.
+    pub fn look(&mut self, device: Option<DeviceMemory>) -> Option<u64> {
+        let reachable = self.free_memory.reachable_bytes(device, self.peak_bytes)?;
+        let noise = self.free_memory.noise_bytes();
+        let is_short = lacks(self.peak_bytes, reachable, noise);
+        let budget = budget_within(&self.job.recipe, self.job.request.device, reachable).bytes;
+        let grown = budget.saturating_sub(self.budget_bytes);
+        let has_grown = grown >= GROWTH_OVER_NOISE * noise && grown >= self.budget_bytes / GROWTH_SHARE;
+        (is_short || (has_grown && self.may_grow)).then_some(reachable)
+    }
+}
+
+/// Whether a plan no longer fits into what can be had, by more than measuring is worth.
+pub fn lacks(peak_bytes: u64, reachable_bytes: u64, noise_bytes: u64) -> bool {
+    let tolerance = noise_bytes + if noise_bytes > 0 { peak_bytes / 100 } else { 0 };
+    reachable_bytes + tolerance < peak_bytes
+}
+
+/// Whether a run that had all the memory in the world would be faster by enough.
+pub fn may_grow(job: &Job, planned: &Planned) -> Result<bool, Failure> {
+    Ok(planned.solution.step_ms >= WORTHWHILE * unlimited_step_ms(job)?)
+}
+
+/// A plan for what the job's budget now is, where the one before no longer fits.
+pub fn plan_smaller(job: &Job, before: &RunPolicy) -> Result<Planned, Failure> {
+    let halved = halved_micro_batches(job, before)?;
+    let solved = plan_job(job)?;
+    match halved {
+        Some(halved) if !solved.fits || is_close(&halved, &solved) => Ok(halved),
+        _ if solved.fits => Ok(solved),
+        _ => Err(solved.refusal()),
+    }
+}
+
+fn is_close(one: &Planned, other: &Planned) -> bool {
+    one.solution.step_ms <= WORTHWHILE * other.solution.step_ms
+}
+
+/// All choices as before, with the largest of the halves of its micro-batches that fits.
+fn halved_micro_batches(job: &Job, before: &RunPolicy) -> Result<Option<Planned>, Failure> {
+    let Data::Rows(rows) = &job.data else { return Ok(None) };
+    if job.recipe.memory.micro_tokens != MicroTokens::Auto {
+        return Ok(None);
+    }
+    let longest = rows.train.longest();
+    let mut micro_tokens = before.micro_tokens;
+    while micro_tokens > longest {
+        micro_tokens = (micro_tokens / 2).max(longest);
+        if let Some(planned) = plan_job_as_before(job, micro_tokens, &before.policy)? {
+            return Ok(Some(planned));
+        }
+    }
+    Ok(None)
+}
+
+/// A plan for what the job's budget now is, where there is more: the one before unless another is faster by enough.
+pub fn plan_larger(job: &Job, before: &RunPolicy) -> Result<Planned, Failure> {
+    let Some(kept) = plan_job_as_before(job, before.micro_tokens, &before.policy)? else {
+        return plan_smaller(job, before);
+    };
+    let solved = plan_job(job)?;
+    Ok(if solved.fits && !is_close(&kept, &solved) { solved } else { kept })
+}
+
+/// What changed between two plans, for people.
+pub fn describe_change(job: &Job, before: &RunPolicy, before_bytes: u64, planned: &Planned) -> String {
+    let (solution, layers) = (&planned.solution, job.request.spec.layers);
+    let now = &solution.policy;
+    let mut changes = Vec::new();
+    if solution.demand.micro_tokens != before.micro_tokens {
+        let (is, was) = (solution.demand.micro_tokens, before.micro_tokens);
+        changes.push(format!("micro-batches of {is} tokens (were {was})"));
+    }
+    let mut count = |what: &str, is: usize, was: usize| {
+        if is != was {
+            changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
+        }
+    };
+    let (away, was_away) = (&now.away, &before.policy.away);
+    count("recompute", now.recompute.layers.len(), before.policy.recompute.layers.len());
+    count("activations elsewhere", away.activations.len(), was_away.activations.len());
+    count("weights elsewhere", away.weights.len(), was_away.weights.len());
+    if away.moments != was_away.moments {
+        changes.push(format!("optimizer state {}", if away.moments { "elsewhere" } else { "on the device" }));
+    }
+    if changes.is_empty() {
+        changes.push("the same choices".into());
+    }
+    format!(
+        "now {}, {} instead of {}",
+        changes.join(", "),
+        format_bytes(solution.peak_bytes),
+        format_bytes(before_bytes)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_measuring_is_worth_is_no_lack() {
+        let lacks = |reachable: u64, noise: u64| lacks(1000 << 20, reachable << 20, noise << 20);
+        // 8 MiB and a hundredth.
+        assert!(!lacks(1000, 8) && !lacks(982, 8) && lacks(981, 8) && lacks(0, 8) && !lacks(2000, 8));
+        assert!(!lacks(1000, 0) && lacks(999, 0));
+    }
+}

@@ -1,0 +1,312 @@
+//! The course of a run: reserve, load, train, save; and the same again by another plan where memory moved.
+//!
+//! Just before memory is reserved it is looked at once more: what was free when the plan was made may be taken. A plan
+//! that no longer fits, or whose reservation fails, gives way to a smaller one, and only where none fits the run is
+//! refused. With `memory.adapt` a run also looks at each checkpoint, and goes on from it by the plan that suits.
+//! Everything is said, and nothing that is trained is lost: a run that changes its plan is a run that was resumed.
+
+use super::adapt::{Watch, describe_change, lacks, may_grow, plan_larger, plan_smaller};
+use super::disk::{Footprint, check_room, with_room};
+use super::free_memory::FreeMemory;
+use super::interrupt::Interrupt;
+use super::journal::Journal;
+use super::phases::{Phase, PhaseMeter, folder_bytes};
+use super::progress::Progress;
+use super::resume::{self, Start};
+use super::run_dir::RunDir;
+use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
+use crate::budget::budget_within;
+use crate::bytes::format_bytes;
+use crate::failure::Failure;
+use crate::host;
+use crate::job::{Data, Job, Rows};
+use crate::life::LifePhase;
+use crate::planning::Planned;
+use crate::recipe::{Budget, render_job};
+use crate::report::{plan_json, plan_table};
+use smidgen_ir::text::render_plan;
+use smidgen_runtime::device::Reservation;
+use smidgen_runtime::{Device, DeviceError, Executor};
+
+/// Plans that are tried before a run is given up.
+const MOST_ATTEMPTS: usize = 12;
+
+/// What a run is made of, beside its job and its plan.
+pub struct Course<'a> {
+    pub dir: RunDir,
+    /// The recipe as it was written.
+    pub recipe_text: &'a str,
+    pub free_memory: &'a mut dyn FreeMemory,
+    pub quiet: bool,
+    pub say: &'a dyn Fn(&str),
+}
+
+/// Memory after a step.
+#[derive(Clone, Copy)]
+struct Moved {
+    step: u64,
+    reachable_bytes: u64,
+}
+
+/// How a run went, over all of its plans.
+#[derive(Clone, Debug)]
+pub struct Went {
+    pub outcome: Outcome,
+    pub total_steps: u64,
+    /// Of the last plan.
+    pub planned_bytes: u64,
+    /// Plans that the run went by.
+    pub plans: usize,
+}
+
+/// What is left of a plan once its steps are on the device.
+#[derive(Clone, Debug)]
+struct Chosen {
+    run_policy: RunPolicy,
+    peak_bytes: u64,
+    context_bytes: u64,
+    disk_bytes: u64,
+    life: Vec<LifePhase>,
+}
+
+impl Chosen {
+    fn of(planned: &Planned) -> Chosen {
+        let solution = &planned.solution;
+        Chosen {
+            run_policy: RunPolicy {
+                micro_tokens: solution.demand.micro_tokens,
+                policy: solution.policy.clone(),
+            },
+            peak_bytes: solution.peak_bytes,
+            context_bytes: solution.context_bytes,
+            disk_bytes: solution.plan.disk.bytes() as u64,
+            life: planned.life.clone(),
+        }
+    }
+}
+
+impl Course<'_> {
+    /// Runs a job by its plan, from a start to its end.
+    pub fn run<D: Device>(
+        mut self,
+        job: &mut Job,
+        mut planned: Planned,
+        mut device: D,
+        mut start: Start,
+    ) -> Result<Went, Failure> {
+        let mut meter = PhaseMeter::begin();
+        let (mut journal, mut interrupt, mut progress) = (None, None, None);
+        let (mut first_loss, mut plans) = (f64::NAN, 1);
+        let total_steps = rows_of(job).batches.total_steps();
+        loop {
+            planned = self.settle(job, planned, &mut device)?;
+            if plans == 1 {
+                (self.say)(plan_table::render_table(job, &planned).trim_end());
+            }
+            check_room(&self.dir, &Footprint::of(&planned.solution.plan, &job.recipe.train, total_steps))?;
+            let grows = job.recipe.memory.adapt && may_grow(job, &planned)?;
+            // Everything that can be refused is refused above: from here on the folder is written.
+            let is_new = !self.dir.path().exists();
+            self.dir.make()?;
+            if plans == 1 {
+                self.dir.sweep()?;
+                self.dir.set_adapter_aside()?;
+            }
+            let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
+            meter.enter(phase, device.memory());
+            let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
+                if is_new {
+                    // Nothing was trained: a run that cannot begin leaves nothing behind.
+                    let _ = std::fs::remove_dir_all(self.dir.path());
+                }
+            })?;
+            let first = start.updates_done();
+            // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
+            let mut batches = std::mem::take(&mut rows_of(job).batches);
+            let journal = match &mut journal {
+                Some(journal) => journal,
+                none => none.insert(Journal::resume(self.dir.path(), first)?),
+            };
+            let run_policy = chosen.run_policy.clone();
+            let trainer = Trainer::fill(job, executor, self.dir.clone(), run_policy, &start)?;
+            let mut trainer = trainer.with_planned_peak(chosen.peak_bytes).with_meter(&mut meter);
+            if job.recipe.memory.adapt {
+                trainer = trainer.with_watch(Watch {
+                    free_memory: &mut *self.free_memory,
+                    job,
+                    peak_bytes: chosen.peak_bytes,
+                    budget_bytes: job.budget.bytes,
+                    may_grow: grows,
+                });
+            }
+            let (log_every, quiet) = (job.recipe.train.log_every, self.quiet);
+            let bar = progress.get_or_insert_with(|| Progress::new(total_steps, first, log_every, quiet));
+            let interrupt = interrupt.get_or_insert_with(Interrupt::listen);
+            let result = trainer.run_and_return(&mut batches, first, journal, bar, interrupt);
+            meter.enter(Phase::Prepare, None);
+            self.write_phases(&meter, &chosen);
+            let (mut outcome, returned) = result.inspect_err(|_| bar.finish())?;
+            if first_loss.is_nan() {
+                first_loss = outcome.first_loss;
+            }
+            outcome.first_loss = first_loss;
+            let (Ending::MemoryMoved { reachable_bytes }, Some(returned)) = (outcome.ending, returned) else {
+                bar.finish();
+                return Ok(Went { outcome, total_steps, planned_bytes: chosen.peak_bytes, plans });
+            };
+            device = returned;
+            // Given back before the next plan is made: what planning takes is not in this one.
+            device.reserve(&Reservation::default()).map_err(Failure::world)?;
+            rows_of(job).batches = batches;
+            start = resume::find_start(&self.dir)?;
+            let moved = Moved { step: outcome.steps, reachable_bytes };
+            planned = self.plan_for(job, &chosen, moved, &|line| bar.say(line))?;
+            plans += 1;
+        }
+    }
+
+    /// The plan, or a smaller one where memory was taken since it was made.
+    fn settle<D: Device>(
+        &mut self,
+        job: &mut Job,
+        mut planned: Planned,
+        device: &mut D,
+    ) -> Result<Planned, Failure> {
+        let noise = self.free_memory.noise_bytes();
+        for _ in 0..MOST_ATTEMPTS {
+            let chosen = Chosen::of(&planned);
+            let reachable = self.free_memory.reachable_bytes(device.memory(), chosen.context_bytes);
+            let Some(reachable) = reachable.filter(|reachable| lacks(chosen.peak_bytes, *reachable, noise))
+            else {
+                break;
+            };
+            (self.say)(&format!(
+                "memory was taken since the plan was made: it needs {}, and {} can be had",
+                format_bytes(chosen.peak_bytes),
+                format_bytes(reachable)
+            ));
+            job.budget = budget_within(&job.recipe, job.request.device, reachable);
+            planned = self.shrink(job, &chosen)?;
+        }
+        Ok(planned)
+    }
+
+    /// Reserves the memory of the plan, or of a smaller one where that is refused.
+    fn reserve<D: Device>(
+        &mut self,
+        job: &mut Job,
+        mut planned: Planned,
+        mut device: D,
+    ) -> Result<(Executor<D>, Chosen), Failure> {
+        let mut attempts = 0;
+        loop {
+            self.write_run_files(job, &planned)?;
+            let chosen = Chosen::of(&planned);
+            // Moved, not copied: a plan has to be somewhere, and is counted once.
+            let (error, returned) = match Executor::try_load(planned.solution.plan, device) {
+                Ok(executor) => return Ok((executor, chosen)),
+                Err(failed) => failed,
+            };
+            attempts += 1;
+            let is_refused = matches!(error, DeviceError::Reserve { .. });
+            if !is_refused || attempts == MOST_ATTEMPTS {
+                return Err(self.with_numbers(job, &chosen, error));
+            }
+            device = returned;
+            (self.say)(&format!("{error}, for a plan of {}", format_bytes(chosen.peak_bytes)));
+            // What is free was not enough, whatever it says.
+            let below = chosen.peak_bytes - chosen.peak_bytes / 8;
+            let reachable = self.free_memory.reachable_bytes(device.memory(), chosen.context_bytes);
+            job.budget = budget_within(&job.recipe, job.request.device, reachable.unwrap_or(below));
+            job.budget.bytes = job.budget.bytes.min(below);
+            planned = self.shrink(job, &chosen)?;
+        }
+    }
+
+    fn shrink(&self, job: &Job, before: &Chosen) -> Result<Planned, Failure> {
+        let planned = plan_smaller(job, &before.run_policy)?;
+        let change = describe_change(job, &before.run_policy, before.peak_bytes, &planned);
+        (self.say)(&format!("{change}; results equal within rounding"));
+        Ok(planned)
+    }
+
+    /// A plan for what can be had now, which may be the one before.
+    fn plan_for(
+        &self,
+        job: &mut Job,
+        before: &Chosen,
+        moved: Moved,
+        say: &dyn Fn(&str),
+    ) -> Result<Planned, Failure> {
+        let Moved { step, reachable_bytes } = moved;
+        job.budget = budget_within(&job.recipe, job.request.device, reachable_bytes);
+        let planned = match lacks(before.peak_bytes, reachable_bytes, self.free_memory.noise_bytes()) {
+            true => plan_smaller(job, &before.run_policy)?,
+            false => plan_larger(job, &before.run_policy)?,
+        };
+        if Chosen::of(&planned).run_policy == before.run_policy {
+            return Ok(planned);
+        }
+        say(&format!(
+            "after step {step} {} of memory can be had: {}; results equal within rounding",
+            format_bytes(reachable_bytes),
+            describe_change(job, &before.run_policy, before.peak_bytes, &planned)
+        ));
+        let (now, kept) = (self.dir.file("plan.json"), format!("plan-until-{step}.json"));
+        std::fs::copy(&now, self.dir.file(&kept))
+            .map_err(|error| Failure::world(format!("`{}` could not be copied: {error}", now.display())))?;
+        Ok(planned)
+    }
+
+    /// What a device could not have, beside what there is of it.
+    fn with_numbers(&self, job: &Job, chosen: &Chosen, error: DeviceError) -> Failure {
+        let failure = Failure::world(&error);
+        match error {
+            DeviceError::File { .. } => {
+                with_room(failure, self.dir.path(), "what the plan puts on disk", chosen.disk_bytes)
+            }
+            DeviceError::Pinned { bytes, .. } => {
+                let free = host::free_memory_bytes().map_or("unknown".into(), format_bytes);
+                let budget = match job.recipe.memory.host_budget {
+                    Budget::Auto => "auto".to_owned(),
+                    Budget::Bytes(bytes) => format_bytes(bytes),
+                };
+                let message = format!(
+                    "{}\n  the plan pins {} of host memory; {free} are free, `memory.host_budget` is {budget}",
+                    failure.message,
+                    format_bytes(bytes as u64)
+                );
+                let less = format_bytes(bytes as u64 / 2);
+                Failure { message, ..failure }.hint(format!(
+                    "`memory.host_budget` below {less} plans with less; `ulimit -l` limits what a process may pin"
+                ))
+            }
+            _ => failure,
+        }
+    }
+
+    fn write_run_files(&self, job: &Job, planned: &Planned) -> Result<(), Failure> {
+        let table = plan_table::render_table(job, planned);
+        let dir = &self.dir;
+        dir.write_text("recipe.toml", self.recipe_text)?;
+        dir.write_text("plan.json", &format!("{:#}\n", plan_json::render_json(planned)))?;
+        dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
+        dir.write_text("job.toml", &render_job(&job.recipe))
+    }
+
+    /// What was trained is worth more than what was measured: a failure is only said.
+    fn write_phases(&self, meter: &PhaseMeter, chosen: &Chosen) {
+        let disk_bytes = folder_bytes(self.dir.path()) + chosen.disk_bytes;
+        let phases = meter.render_json(&chosen.life, disk_bytes);
+        if let Err(failure) = self.dir.write_text("phases.json", &format!("{phases:#}\n")) {
+            (self.say)(&format!("warning: {}", failure.message));
+        }
+    }
+}
+
+fn rows_of(job: &mut Job) -> &mut Rows {
+    match &mut job.data {
+        Data::Rows(rows) => rows,
+        Data::Assumed { .. } => unreachable!("training without data is refused before"),
+    }
+}

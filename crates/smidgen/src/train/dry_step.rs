@@ -1,0 +1,63 @@
+//! The dry step: before the first step the largest micro-batch of the run is run once, and forgotten.
+//!
+//! What could fail at some later step for want of memory, or be measured above the plan, shows before anything was
+//! trained. It changes no result: gradients and what is summed up beside them are set back to the zeros they were, and
+//! nothing is counted. Left out where the run begins with a micro-batch as large.
+
+use super::metrics::read_rss;
+use super::trainer::{Trainer, clear, device_failure};
+use crate::bytes::format_bytes;
+use crate::data::batch::BatchPlan;
+use crate::data::micro_batch::{Packing, largest_samples, token_and_row_count};
+use crate::data::tokens::TokenSet;
+use crate::failure::Failure;
+use smidgen_ir::{Entry, LeafKind};
+use smidgen_runtime::Device;
+
+impl<D: Device> Trainer<'_, D> {
+    /// Says whether it was run.
+    pub(super) fn run_dry_step(
+        &mut self,
+        batches: &mut BatchPlan,
+        train: &TokenSet,
+        first: u64,
+    ) -> Result<bool, Failure> {
+        let micro_tokens = self.run_policy.micro_tokens;
+        let largest = largest_samples(batches, train, micro_tokens).map_err(Failure::world)?;
+        let step = batches.step_samples(first).samples;
+        let mut packing = Packing::default();
+        let lengths = step.iter().map(|sample| train.length(*sample as usize));
+        packing.pack(lengths, micro_tokens).map_err(Failure::world)?;
+        let begins = packing.micro_batches().next().unwrap_or_default();
+        let begins = begins.iter().map(|position| step[*position as usize]);
+        if token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied()) {
+            return Ok(false);
+        }
+        self.micro_batch.fill(train, largest).map_err(Failure::world)?;
+        self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
+        self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
+        let extent = self.micro_batch.extent();
+        self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
+        // Waits for a device that is still at work, so that its failure is known here.
+        self.feed.read_report(&mut self.executor).map_err(device_failure)?;
+        clear(&mut self.executor, LeafKind::Gradient)?;
+        clear(&mut self.executor, LeafKind::State)?;
+        self.refuse_above_plan()?;
+        Ok(true)
+    }
+
+    fn refuse_above_plan(&mut self) -> Result<(), Failure> {
+        let Some(limit) = self.limit_bytes else { return Ok(()) };
+        let device = self.executor.device_mut().memory().map(|memory| memory.bytes);
+        let Some(bytes) = device.or_else(|| read_rss().map(|memory| memory.rss_bytes)) else { return Ok(()) };
+        if bytes <= limit {
+            return Ok(());
+        }
+        Err(Failure::world(format!(
+            "the largest micro-batch takes {}, the plan allows {}: nothing was trained",
+            format_bytes(bytes),
+            format_bytes(limit)
+        ))
+        .hint("this is a fault of smidgen's plan, or another program on the GPU; a lower `memory.budget` plans with less"))
+    }
+}

@@ -1,0 +1,109 @@
+//! Evaluations while a run goes on: the loss of rows that are not trained on, and what their choices score.
+//!
+//! They run between two steps by the plan's own `eval`, in the memory that the steps use too, and change nothing that
+//! a step reads. Left out: generated answers, which `smidgen eval` scores after training.
+
+use super::metrics::EvalRow;
+use super::replay::find_culprit;
+use super::trainer::{Trainer, device_failure};
+use crate::data::tokens::TokenSet;
+use crate::eval::likelihood::{check_finite, log_likelihoods};
+use crate::failure::Failure;
+use crate::job::Rows;
+use crate::planning::for_each_eval_batch;
+use smidgen_ir::Entry;
+use smidgen_runtime::Device;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+impl<D: Device> Trainer<'_, D> {
+    /// The loss of the evaluation samples, and what their choices score. Rows that are choices alone have the loss of
+    /// the right ones.
+    pub(super) fn evaluate(&mut self, rows: &Rows, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+        let started = Instant::now();
+        let loss = rows.eval.as_ref().map(|set| self.evaluate_loss(set, step, epoch)).transpose()?;
+        let scored = match &rows.choices {
+            None => None,
+            Some(choices) => {
+                let set = &choices.set;
+                let found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0)?;
+                check_finite(set, &found, &format!("the evaluation after step {step}"))?;
+                Some((choices, choices.score(&found)))
+            }
+        };
+        let mut row = match (loss, &scored) {
+            (Some(row), _) => row,
+            (None, Some((choices, scores))) => EvalRow {
+                step,
+                epoch,
+                eval_loss: scores.gold_nll / scores.gold_tokens as f64,
+                eval_samples: choices.rows.len() as u64,
+                eval_tokens: choices.set.stats().tokens,
+                eval_supervised_tokens: scores.gold_tokens,
+                eval_ms: 0.0,
+                scores: BTreeMap::new(),
+            },
+            (None, None) => unreachable!("the recipe refuses `eval_every` without `data.eval`"),
+        };
+        if let Some((_, scores)) = scored {
+            let means = [("acc", scores.acc), ("acc_norm", scores.acc_norm), ("acc_bytes", scores.acc_bytes)];
+            for (name, mean) in means {
+                row.scores.insert(format!("eval_{name}"), mean.value);
+                row.scores.extend(mean.stderr.map(|stderr| (format!("eval_{name}_stderr"), stderr)));
+            }
+        }
+        row.eval_ms = started.elapsed().as_secs_f64() * 1e3;
+        Ok(row)
+    }
+
+    /// Summed NLL ÷ supervised tokens.
+    fn evaluate_loss(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+        let micro_tokens = self.executor.plan().extent.tokens;
+        self.feed.clear_eval_loss(&mut self.executor);
+        self.feed.write_loss_weight(&mut self.executor, 1.0);
+        let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
+        for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
+            self.micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+            let extent = self.micro_batch.extent();
+            samples += u64::from(range.end - range.start);
+            tokens += extent.tokens as u64;
+            supervised += extent.rows as u64;
+            self.executor.run(Entry::Eval, &extent).map_err(device_failure)
+        })?;
+        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(device_failure)?;
+        if !sum.is_finite() {
+            return Err(self.eval_not_finite(set, step, sum));
+        }
+        Ok(EvalRow {
+            step,
+            epoch,
+            eval_loss: sum / supervised as f64,
+            eval_samples: samples,
+            eval_tokens: tokens,
+            eval_supervised_tokens: supervised,
+            eval_ms: 0.0,
+            scores: BTreeMap::new(),
+        })
+    }
+
+    fn eval_not_finite(&mut self, set: &TokenSet, step: u64, sum: f64) -> Failure {
+        let micro_tokens = self.executor.plan().extent.tokens;
+        let mut culprit = None;
+        self.feed.clear_eval_loss(&mut self.executor);
+        let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
+            if culprit.is_none() {
+                self.micro_batch.fill(set, range).map_err(Failure::world)?;
+                self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+                culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
+            }
+            Ok::<(), Failure>(())
+        });
+        let place = culprit.map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(set)));
+        let failure = Failure::world(format!(
+            "the evaluation after step {step} is not finite: summed loss {sum}{place}"
+        ))
+        .hint("the run so far was finite: look at the rows of `data.eval`");
+        replayed.err().unwrap_or(failure)
+    }
+}

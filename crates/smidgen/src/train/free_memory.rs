@@ -1,0 +1,47 @@
+//! What memory a run could have if it asked now.
+//!
+//! A trait, so that a test can have memory come and go; outside of tests it is the machine.
+
+use super::metrics::read_rss;
+use crate::host;
+use smidgen_runtime::device::DeviceMemory;
+use std::fmt::Debug;
+
+pub trait FreeMemory: Debug {
+    /// Bytes of the budgeted memory that this process holds or could take; nothing where that cannot be told.
+    /// `device` is what a device with memory of its own says, of which the run holds `held_bytes`.
+    fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64>;
+
+    /// What measuring is worth: less than this is no difference.
+    fn noise_bytes(&self) -> u64 {
+        8 << 20
+    }
+}
+
+/// The machine that the run is on, with the limits of its container.
+#[derive(Debug)]
+pub struct Machine;
+
+impl FreeMemory for Machine {
+    fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64> {
+        match device {
+            Some(device) => Some(device.free_bytes + held_bytes),
+            // What files lie behind counts as free already.
+            None => Some(host::free_memory_bytes()? + read_rss()?.anonymous_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_can_be_had() {
+        let device = DeviceMemory { bytes: 900, peak_bytes: 900, free_bytes: 100, pinned_bytes: 0 };
+        // Others may have taken what was free when the device was opened: what it says it took is not ours alone.
+        assert_eq!(Machine.reachable_bytes(Some(device), 300), Some(400));
+        let reachable = Machine.reachable_bytes(None, 0);
+        assert!(reachable.is_none_or(|bytes| bytes > 0));
+    }
+}

@@ -1,0 +1,123 @@
+//! `smidgen doctor`: the list, the profile that it leaves, and how it ends.
+//!
+//! The processor is looked at, so that the lines are the same with and without a GPU. Measured with little work: what
+//! comes out is a profile, not a good one.
+
+use crate::scratch::Scratch;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+fn doctor(scratch: &Scratch, code: i32, arguments: &[&str]) -> Value {
+    let ended = scratch.run(&[&["doctor", "--device", "cpu", "--quiet", "--json"], arguments].concat());
+    assert_eq!(ended.code, Some(code), "{}{}", ended.stdout, ended.stderr);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+fn line<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let lines = report["checks"].as_array().unwrap();
+    lines.iter().find(|line| line["name"] == name).unwrap_or_else(|| panic!("no line {name}: {report}"))
+}
+
+fn verdicts(report: &Value, names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| line(report, name)["verdict"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_is_measured_is_kept_and_plans_go_by_it() {
+    let scratch = Scratch::new();
+    let threads = "memory.threads=2";
+    let before = scratch.plan(&[]);
+    assert_eq!(before["profile"]["origin"], "built-in");
+    let first = doctor(&scratch, 0, &["recipe.toml", threads, "--no-measure"]);
+    assert_eq!((verdicts(&first, &["profile"]), &first["profile"]), (vec!["warn".to_owned()], &Value::Null));
+
+    let report = doctor(&scratch, 0, &["recipe.toml", threads, "--brief"]);
+    let names: Vec<&str> =
+        report["checks"].as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect();
+    let expected = [
+        "program",
+        "processor",
+        "memory",
+        "container",
+        "locked memory",
+        "gpu",
+        "libraries",
+        "disk",
+        "cache",
+        "profile",
+        "recipe",
+        "model",
+        "data",
+        "plan",
+        "checkpoints",
+    ];
+    assert_eq!(names.into_iter().filter(|name| *name != "gpu memory").collect::<Vec<_>>(), expected);
+    assert_eq!(report["fine"], true);
+    for name in ["profile", "recipe", "model", "data", "plan", "checkpoints"] {
+        assert_eq!(line(&report, name)["verdict"], "pass", "{report:#}");
+    }
+    assert!(line(&report, "plan")["finding"].as_str().unwrap().ends_with("by the profile measured here"));
+
+    let path = PathBuf::from(report["profile"]["path"].as_str().unwrap());
+    assert!(path.starts_with(scratch.cache()));
+    let kept: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for rates in ["f32", "bf16"] {
+        assert!(kept[rates]["product_flops_per_s"].as_f64().unwrap() > 1e6, "{kept:#}");
+    }
+    let after = scratch.plan(&[]);
+    assert_eq!((&after["profile"]["origin"], &after["profile"]["f32"]), (&json!("measured"), &kept["f32"]));
+    assert_eq!(scratch.plan(&[])["step_ms"], after["step_ms"], "a plan measures nothing");
+    // The profile is that of two threads.
+    assert_eq!(scratch.plan(&["memory.threads=1"])["profile"]["origin"], "built-in");
+    assert_eq!(scratch.plan(&["memory.profile=cpu"])["profile"]["origin"], "built-in");
+
+    // A file that is broken, or of another version, is as good as none, and is measured anew.
+    std::fs::write(&path, "{\"smidgen\": ").unwrap();
+    assert_eq!(scratch.plan(&[])["profile"]["origin"], "built-in");
+    let mut old = kept.clone();
+    old["smidgen"] = json!("0.0.1");
+    std::fs::write(&path, old.to_string()).unwrap();
+    assert_eq!(scratch.plan(&[])["profile"]["origin"], "built-in");
+    let unread = doctor(&scratch, 0, &["recipe.toml", threads, "--no-measure"]);
+    assert_eq!(verdicts(&unread, &["profile"]), ["warn"]);
+    doctor(&scratch, 0, &["recipe.toml", threads, "--brief"]);
+    assert_eq!(scratch.plan(&[])["profile"]["origin"], "measured");
+    assert!(!scratch.exists("run"), "doctor writes nothing where runs go");
+}
+
+#[test]
+fn a_line_that_fails_says_what_to_do_and_ends_the_command_badly() {
+    let scratch = Scratch::new();
+    let absent = doctor(&scratch, 2, &["absent.toml", "--no-measure"]);
+    assert_eq!((verdicts(&absent, &["recipe"]), &absent["fine"]), (vec!["fail".to_owned()], &json!(false)));
+    assert!(line(&absent, "recipe")["finding"].as_str().unwrap().contains("absent.toml"));
+    let wrong = doctor(&scratch, 2, &["recipe.toml", "adapter.rnak=3", "--no-measure"]);
+    assert!(line(&wrong, "recipe")["finding"].as_str().unwrap().contains("`adapter.rnak`"));
+    assert!(!line(&wrong, "recipe")["remedies"].as_array().unwrap().is_empty());
+
+    let tight = doctor(&scratch, 1, &["recipe.toml", "memory.budget=1MiB", "--no-measure"]);
+    assert_eq!(verdicts(&tight, &["recipe", "model", "data", "plan"]), ["pass", "pass", "pass", "fail"]);
+    assert!(!line(&tight, "plan")["remedies"].as_array().unwrap().is_empty(), "{tight:#}");
+
+    let elsewhere = doctor(&scratch, 1, &["recipe.toml", "model.path=absent", "--no-measure"]);
+    assert_eq!(verdicts(&elsewhere, &["recipe", "model"]), ["pass", "fail"]);
+    let dataless = doctor(&scratch, 0, &["recipe.toml", "data.train=absent.jsonl", "--no-measure"]);
+    assert_eq!(verdicts(&dataless, &["data", "plan"]), ["warn", "pass"]);
+}
+
+#[test]
+fn the_list_reads_well() {
+    let scratch = Scratch::new();
+    let ended = scratch.run(&["doctor", "--device", "cuda:77", "--no-measure"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stdout.contains("  fail  gpu            "), "{}", ended.stdout);
+    assert!(
+        ended.stdout.contains("remedy: `memory.device = \"cpu\"` runs without a GPU\n"),
+        "{}",
+        ended.stdout
+    );
+    assert!(ended.stderr.starts_with("error: ") && ended.stderr.contains("checks failed: `gpu`"));
+    let said = scratch.run(&["doctor", "--device", "gpu"]);
+    assert_eq!((said.code, &*said.stdout), (Some(2), ""));
+    assert!(said.stderr.contains("`--device gpu` must be `auto`, `cpu` or `cuda:N`"), "{}", said.stderr);
+}
