@@ -105,30 +105,45 @@ pub fn most_alive(lives: &[Life]) -> usize {
     totals.max().unwrap_or(0)
 }
 
+/// Steps that share a list of what is placed: most lives are shorter.
+const BLOCK_STEPS: usize = 32;
+/// A life over more blocks looks at everything that is placed.
+const MOST_BLOCKS: usize = 4;
+
 fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..lives.len()).collect();
-    order.sort_by_key(|&index| (key(&lives[index]), index));
+    order.sort_by_cached_key(|&index| (key(&lives[index]), index));
     let mut offsets = vec![0; lives.len()];
     let mut span = 0;
-    // Placed so far, by offset.
+    // Placed so far, by offset; and those that are alive in a block of steps, in any order.
     let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    let steps = lives.iter().map(|life| life.last + 1).max().unwrap_or(0);
+    let mut blocks: Vec<Vec<usize>> = vec![Vec::new(); steps.div_ceil(BLOCK_STEPS)];
+    let mut near: Vec<usize> = Vec::new();
     for index in order {
         let life = &lives[index];
+        let own_blocks = life.first / BLOCK_STEPS..=life.last / BLOCK_STEPS;
+        let is_beside = |other: &usize| lives[*other].first <= life.last && lives[*other].last >= life.first;
+        near.clear();
+        if own_blocks.clone().count() <= MOST_BLOCKS {
+            let blocks = blocks[own_blocks.clone()].iter().flatten().copied();
+            near.extend(blocks.filter(is_beside));
+            near.sort_unstable_by_key(|&other| offsets[other]);
+        } else {
+            near.extend(placed.iter().copied().filter(is_beside));
+        }
         let mut offset = 0;
-        for &other in &placed {
-            let neighbour = &lives[other];
-            if neighbour.first > life.last || neighbour.last < life.first {
-                continue;
-            }
+        for &other in &near {
             if offsets[other] >= offset + life.bytes {
                 break;
             }
-            offset = offset.max(offsets[other] + neighbour.bytes);
+            offset = offset.max(offsets[other] + lives[other].bytes);
         }
         offsets[index] = offset;
         span = span.max(offset + life.bytes);
         let position = placed.partition_point(|&other| offsets[other] <= offset);
         placed.insert(position, index);
+        blocks[own_blocks].iter_mut().for_each(|block| block.push(index));
     }
     (offsets, span)
 }

@@ -8,10 +8,12 @@
 
 pub mod adapter;
 pub mod arena;
+mod attempt;
 pub mod autodiff;
 pub mod cards;
 pub mod error;
 pub mod forward;
+mod improve;
 pub mod ladder;
 pub mod leaves;
 mod linear;

@@ -21,13 +21,17 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Bytes that any packing needs: the persistent region and the most that is alive at one step.
-    pub fn least_bytes(&self) -> usize {
-        let live = |entry: &EntryPlan| self.plan.live_bytes(entry.entry).into_iter().max().unwrap_or(0);
-        let transient = self.plan.entries.iter().map(live).max().unwrap_or(0);
+    /// Bytes of the device that are taken from the first step to the last; any packing needs these and what is alive.
+    pub fn persistent_bytes(&self) -> usize {
         let here = self.plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
         let leaves = here.filter(|buffer| buffer.lifetime == Lifetime::Run);
-        leaves.map(|buffer| align_up(buffer.bytes)).sum::<usize>() + transient
+        leaves.map(|buffer| align_up(buffer.bytes)).sum()
+    }
+
+    /// Bytes that lie elsewhere: leaves, and activations, which are all there when backward begins.
+    pub fn elsewhere_bytes(&self) -> usize {
+        let there = self.plan.buffers.iter().filter(|buffer| buffer.space != Space::Device);
+        there.map(|buffer| align_up(buffer.bytes)).sum()
     }
 }
 

@@ -1,18 +1,19 @@
 //! The budget: the fastest policy whose plan fits.
 //!
-//! Candidates are micro-batch sizes from the whole batch down to the longest sample. For each there are two ladders of
-//! policies, from the fastest to the leanest: one computes layers again before it sends weights away, one the other
-//! way round; the lowest rung that fits is searched, with the usual chunk of logits and with the smallest, and
-//! the predicted step time decides among them. Every candidate is compiled and measured by its own
-//! buffer table, never estimated. Only memory choices are searched: nothing here changes a result.
+//! Candidates are micro-batch sizes from the whole batch down to the longest sample. At each there are ladders of
+//! choices from the fastest to the leanest; the lowest rungs that fit are where the search for mixtures begins
+//! (`improve.rs`). Small models have every size searched, large ones those around the best until an effort is spent.
+//! Every candidate is scheduled and measured by its own steps, never estimated, and what is returned is packed and
+//! checked. Only memory choices are searched: nothing here changes a result.
 
+use crate::attempt::{Attempt, Effort};
+use crate::compile;
 use crate::error::SolveError;
-use crate::ladder::{self, Ladder};
+use crate::improve::improve;
+use crate::ladder::{Choices, Freedom};
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
-use crate::schedule::Schedule;
-use crate::{arena, compile, differentiated, with_policy};
-use smidgen_ir::{Entry, Extent, Graph, Plan, Space};
+use smidgen_ir::{Extent, Plan, Space};
 
 /// What the data asks for at one size of micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,73 +127,21 @@ pub fn solve(
     budget: Budget,
     profile: &Profile,
 ) -> Result<Solution, SolveError> {
-    let mut best: Option<Solution> = None;
-    let mut leanest: Option<SolveError> = None;
-    for demand in demands {
-        let mut request = request.clone();
-        request.extent = demand.extent;
-        let chunks = loss_chunks(&request, pins);
-        let attempt = |loss_chunk| Attempt {
-            request: &request,
-            demand,
-            pins,
-            loss_chunk,
-            graph: differentiated(&request, loss_chunk, |_, _| {}),
-            context,
-            budget,
-            profile,
-        };
-        // The usual chunk of logits, and the smallest where that lets more be kept.
-        let mut found: Option<Solution> = None;
-        for loss_chunk in [Some(chunks[0]), chunks[1..].last().copied()].into_iter().flatten() {
-            match attempt(loss_chunk).fastest() {
-                Ok(solution) => {
-                    let is_faster = |other: &Solution| solution.step_ms < other.step_ms;
-                    if found.as_ref().is_none_or(is_faster) {
-                        found = Some(solution);
-                    }
-                }
-                Err(error) => {
-                    let is_leaner = |other: &SolveError| error.leanest.peak_bytes < other.leanest.peak_bytes;
-                    if leanest.as_ref().is_none_or(is_leaner) {
-                        leanest = Some(error);
-                    }
-                }
-            }
-            if found.as_ref().is_some_and(|found| keeps_everything(&found.policy)) {
-                break;
-            }
-        }
-        let Some(mut solution) = found else { continue };
-        // As many rows of logits as the same choices leave room for.
-        let more = chunks.iter().copied().filter(|rows| *rows > solution.policy.loss_chunk);
-        let mut larger = more.map(|rows| attempt(rows).with(&solution.policy));
-        if let Some(larger) = larger.find_map(|larger| larger) {
-            solution = larger;
-        }
-        // A smaller micro-batch that also keeps everything is never faster.
-        let kept_everything = keeps_everything(&solution.policy);
-        if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
-            best = Some(solution);
-        }
-        if kept_everything {
-            break;
-        }
-    }
-    match (best, leanest) {
-        (Some(solution), _) => {
-            let request = Request { extent: solution.demand.extent, ..request.clone() };
-            let (demand, loss_chunk) = (&solution.demand, solution.policy.loss_chunk);
-            let graph = differentiated(&request, loss_chunk, |_, _| {});
-            let attempt =
-                Attempt { request: &request, demand, pins, loss_chunk, graph, context, budget, profile };
-            let prices = attempt.prices(&solution.policy);
-            // Through every check; the same plan comes out.
-            Ok(Solution { plan: compile(&request, &solution.policy), prices, ..solution })
-        }
-        (None, Some(error)) => Err(error),
-        (None, None) => panic!("solve needs at least one demand"),
-    }
+    assert!(!demands.is_empty(), "solve needs at least one demand");
+    let (effort, freedom) = (Effort::default(), Freedom::of(request, pins));
+    let attempt = |demand: &Demand| {
+        let chunks = loss_chunks(&Request { extent: demand.extent, ..request.clone() }, pins);
+        Attempt::new(request, demand, freedom.clone(), chunks, (context, budget, profile), &effort)
+    };
+    let attempts: Vec<Attempt> = demands.iter().map(attempt).collect();
+    search(&attempts);
+    let Some((attempt, policy)) = settle(&attempts) else {
+        return Err(leanest(&attempts, budget));
+    };
+    let prices = prices(attempt, &policy);
+    // Through every check; the same plan comes out as in the search.
+    let plan = compile(&attempt.request, &policy);
+    Ok(Solution { prices, ..solution(attempt, plan, policy) })
 }
 
 /// Whether any policy fits, which takes less time than finding the fastest: the leanest is looked at.
@@ -204,275 +153,224 @@ pub fn can_fit(
     budget: Budget,
     profile: &Profile,
 ) -> bool {
-    let request = Request { extent: demand.extent, ..request.clone() };
-    let loss_chunk = *loss_chunks(&request, pins).last().expect("there is a chunk of logits");
-    let graph = differentiated(&request, loss_chunk, |_, _| {});
-    let attempt = Attempt { request: &request, demand, pins, loss_chunk, graph, context, budget, profile };
-    let leanest = attempt.ladders().into_iter().filter_map(|mut ladder| ladder.rungs.pop());
+    let (effort, freedom) = (Effort::default(), Freedom::of(request, pins));
+    let chunks = loss_chunks(&Request { extent: demand.extent, ..request.clone() }, pins);
+    let loss_chunk = *chunks.last().expect("there is a chunk of logits");
+    let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, profile), &effort);
+    let leanest = attempt.ladders(loss_chunk).into_iter().filter_map(|mut ladder| ladder.rungs.pop());
     // Where room elsewhere is short or the model tiny, a policy that is less lean may fit.
-    leanest.filter_map(|policy| attempt.fits(&policy)).any(|plan| attempt.fits_elsewhere(&plan))
-        || attempt.fastest().is_ok()
+    leanest.map(|rung| attempt.freedom.policy(&rung)).any(|policy| attempt.packed(&policy).is_some())
+        || attempt.lowest_packed(loss_chunk).is_some()
 }
 
-fn keeps_everything(policy: &Policy) -> bool {
-    policy.recompute.layers.is_empty() && policy.tile_tokens.is_none() && policy.away.is_empty()
+/// Measures what promises to be fast. Sizes are looked at from both ends towards the best so far, all of them
+/// where the model is small.
+fn search(attempts: &[Attempt]) {
+    let mut looked_at: Vec<Option<f64>> = vec![None; attempts.len()];
+    let mut rungs: Vec<Vec<Choices>> = vec![vec![]; attempts.len()];
+    let mut end = attempts.len();
+    while let Some(index) = next_size(&looked_at[..end]) {
+        let attempt = &attempts[index];
+        if attempt.is_spent(SHARE_OF_LADDERS) && looked_at.iter().flatten().count() > 1 {
+            break;
+        }
+        if attempt.is_within(&attempt.taken(&attempt.start())) {
+            // A smaller micro-batch that also keeps everything is never faster.
+            end = index + 1;
+        } else {
+            let chunks = [Some(attempt.chunks[0]), attempt.chunks[1..].last().copied()];
+            let found = chunks.into_iter().flatten().map(|chunk| attempt.lowest_rungs(chunk));
+            rungs[index] = found.into_iter().find(|rungs| !rungs.is_empty()).unwrap_or_default();
+        }
+        looked_at[index] = Some(fastest_ms(attempt));
+        attempt.rest();
+    }
+    let mut order: Vec<usize> = (0..end).filter(|index| !rungs[*index].is_empty()).collect();
+    order.sort_by(|one, other| fastest_ms(&attempts[*one]).total_cmp(&fastest_ms(&attempts[*other])));
+    for index in order {
+        let attempt = &attempts[index];
+        let best_ms = attempts.iter().map(fastest_ms).fold(f64::INFINITY, f64::min);
+        let is_hopeless = attempt.taken(&attempt.start()).ms >= best_ms;
+        rungs[index].sort_by(|one, other| attempt.taken(one).ms.total_cmp(&attempt.taken(other).ms));
+        // The ladders' best, and the first of them with everything away, from where the same is bought back in
+        // another order.
+        let leaner = Choices {
+            weights_away: attempt.freedom.layers,
+            tables_away: true,
+            moments_away: true,
+            window_layers: 1,
+            ..rungs[index][0]
+        };
+        let points = rungs[index].iter().chain([&leaner]).filter(|_| !is_hopeless);
+        points
+            .filter(|point| attempt.is_within(&attempt.taken(point)))
+            .for_each(|point| improve(attempt, *point));
+        attempt.rest();
+    }
 }
 
-fn elsewhere_bytes(plan: &Plan) -> u64 {
+/// Of all effort; the rest is for mixtures.
+const SHARE_OF_LADDERS: f64 = 0.5;
+
+fn fastest_ms(attempt: &Attempt) -> f64 {
+    attempt.candidates().first().map_or(f64::INFINITY, |(_, taken)| taken.ms)
+}
+
+/// The size to look at next, if any is left: the ends, then the middle of the widest gap, those beside the best first.
+fn next_size(looked_at: &[Option<f64>]) -> Option<usize> {
+    let last = looked_at.len() - 1;
+    if let Some(end) = [0, last].into_iter().find(|end| looked_at[*end].is_none()) {
+        return Some(end);
+    }
+    let known: Vec<(usize, f64)> =
+        looked_at.iter().enumerate().filter_map(|(index, ms)| ms.map(|ms| (index, ms))).collect();
+    let (best, _) = known.iter().copied().min_by(|one, other| one.1.total_cmp(&other.1))?;
+    let gaps = known.windows(2).map(|pair| (pair[0].0, pair[1].0)).filter(|(from, to)| to - from > 1);
+    let widest = gaps.max_by_key(|(from, to)| (*from == best || *to == best, to - from));
+    widest.map(|(from, to)| from.midpoint(to))
+}
+
+/// The fastest of what was measured that also fits when it is packed.
+fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy)> {
+    let of = |attempt: &'a Attempt<'a>| {
+        attempt.candidates().into_iter().map(move |(policy, taken)| (taken, attempt, policy))
+    };
+    let mut all: Vec<_> = attempts.iter().flat_map(of).collect();
+    all.sort_by(|one, other| {
+        one.0.ms.total_cmp(&other.0.ms).then(one.0.elsewhere_bytes.cmp(&other.0.elsewhere_bytes))
+    });
+    let packs = |(_, attempt, policy): (_, &'a Attempt<'a>, Policy)| {
+        attempt.packed(&policy).is_some().then_some((attempt, policy))
+    };
+    all.into_iter().find_map(packs).or_else(|| {
+        let chunks = |attempt: &'a Attempt<'a>| attempt.chunks.iter().map(move |chunk| (attempt, *chunk));
+        let mut rungs = attempts.iter().flat_map(chunks);
+        rungs.find_map(|(attempt, chunk)| Some((attempt, attempt.lowest_packed(chunk)?)))
+    })
+}
+
+/// What the leanest choices need, of the sizes that were looked at.
+fn leanest(attempts: &[Attempt], budget: Budget) -> SolveError {
+    /// Packing may turn the order of what differs by less.
+    const NEAR: f64 = 1.01;
+    let mut ends: Vec<(u64, &Attempt, Policy)> = Vec::new();
+    for attempt in attempts.iter().filter(|attempt| attempt.is_looked_at()) {
+        for chunk in [Some(attempt.chunks[0]), attempt.chunks[1..].last().copied()].into_iter().flatten() {
+            for ladder in attempt.ladders(chunk) {
+                let (bytes, rung) = attempt.leanest(&ladder);
+                ends.push((bytes, attempt, attempt.freedom.policy(&ladder.rungs[rung])));
+            }
+        }
+    }
+    let least = ends.iter().map(|end| end.0).min().expect("a size was looked at") as f64;
+    let mut near: Vec<_> = ends.into_iter().filter(|end| end.0 as f64 <= NEAR * least).collect();
+    near.dedup_by(|one, other| (one.1.demand, &one.2) == (other.1.demand, &other.2));
+    let solutions = near
+        .into_iter()
+        .map(|(_, attempt, policy)| solution(attempt, compile(&attempt.request, &policy), policy));
+    let leanest = solutions.min_by_key(|solution| solution.peak_bytes);
+    SolveError { budget_bytes: budget.device_bytes, leanest: Box::new(leanest.expect("a ladder has a rung")) }
+}
+
+pub(crate) fn elsewhere_bytes(plan: &Plan) -> u64 {
     [Space::Host, Space::Disk].map(|space| plan.size(space).bytes() as u64).iter().sum()
 }
 
-/// Rows of logits to try: the usual number, then halves of it.
+/// Rows of logits to try: the usual number, then halves of it down to the fewest.
 fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
     const FEWEST_ROWS: usize = 32;
     if let Some(pinned) = pins.policy.as_ref().map(|policy| policy.loss_chunk).or(pins.loss_chunk) {
         return vec![pinned];
     }
     let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
-    let halves = std::iter::successors(Some(usual), |rows| Some(rows / 2));
-    halves.take_while(|rows| *rows == usual || *rows >= FEWEST_ROWS).collect()
+    let half = |rows: &usize| (*rows > FEWEST_ROWS).then_some((rows / 2).max(FEWEST_ROWS));
+    std::iter::successors(Some(usual), half).collect()
 }
 
-struct Attempt<'a> {
-    request: &'a Request,
-    demand: &'a Demand,
-    pins: &'a Pins,
-    loss_chunk: usize,
-    /// What every policy begins with.
-    graph: Graph,
-    context: Context,
-    budget: Budget,
-    profile: &'a Profile,
+fn solution(attempt: &Attempt, plan: Plan, policy: Policy) -> Solution {
+    let (peak_bytes, context_bytes) = (attempt.peak_bytes(&plan), attempt.context.bytes_for(&plan));
+    let reasons = reasons(attempt, &policy, peak_bytes <= attempt.budget.device_bytes);
+    let step_ms = 1e3 * attempt.step_seconds(&plan);
+    let (demand, prices) = (attempt.demand, vec![]);
+    Solution { plan, policy, demand, peak_bytes, context_bytes, step_ms, reasons, prices }
 }
 
-impl Attempt<'_> {
-    /// Candidates are not checked between their stages; the one that is chosen is.
-    fn scheduled(&self, policy: &Policy) -> Schedule {
-        with_policy(self.graph.clone(), self.request, policy, |_, _| {})
-    }
+/// What each choice of a policy saves and costs, by what is alive without it.
+fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
+    let away = &policy.away;
+    let without = |change: Away| Policy { away: change, ..policy.clone() };
+    let choices = [
+        (
+            "recompute",
+            !policy.recompute.layers.is_empty(),
+            Policy { recompute: Recompute::none(), ..policy.clone() },
+        ),
+        (
+            "weights away",
+            !away.weights.is_empty() || away.tables,
+            without(Away { weights: vec![], tables: false, ..away.clone() }),
+        ),
+        ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
+        (
+            "activations away",
+            !away.activations.is_empty(),
+            without(Away { activations: vec![], ..away.clone() }),
+        ),
+        ("tiles", policy.tile_tokens.is_some(), Policy { tile_tokens: None, ..policy.clone() }),
+        ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
+    ];
+    let taken = attempt.taken_by(policy);
+    let price = |(choice, _, other): (&'static str, bool, Policy)| {
+        let other = attempt.taken_by(&other);
+        let saved_bytes = other.bytes as i64 - taken.bytes as i64;
+        Price { choice, saved_bytes, cost_ms: taken.ms - other.ms }
+    };
+    choices.into_iter().filter(|choice| choice.1).map(price).collect()
+}
 
-    /// Peak before packing: a lower bound that is cheap to have.
-    fn least_bytes(&self, schedule: &Schedule) -> u64 {
-        self.context.bytes_for(&schedule.plan) + schedule.least_bytes() as u64
-    }
-
-    /// The plan of a policy, if it fits the device.
-    fn fits(&self, policy: &Policy) -> Option<Plan> {
-        let schedule = self.scheduled(policy);
-        if self.least_bytes(&schedule) > self.budget.device_bytes {
-            return None;
+fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
+    let (recomputed, layers) = (policy.recompute.layers.len(), attempt.request.spec.layers);
+    let is_pinned = attempt.freedom.pins.recompute.is_some() || attempt.freedom.pins.policy.is_some();
+    let recompute = match recomputed {
+        _ if is_pinned => format!("recompute: {recomputed} of {layers} layers, as pinned"),
+        0 if policy.away.activations.is_empty() => "recompute: none, all activations fit".into(),
+        0 => "recompute: none".into(),
+        _ if fits => {
+            format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")
         }
-        let plan = arena::plan_memory_unchecked(schedule);
-        (self.peak_bytes(&plan) <= self.budget.device_bytes).then_some(plan)
+        _ => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
+    };
+    let (tokens, steps) = (attempt.demand.extent.tokens, attempt.demand.micro_steps);
+    let micro = match steps {
+        steps if steps <= 1.0 => format!("micro-batch: a step in one, at most {tokens} tokens"),
+        steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
+    };
+    let mut reasons = vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)];
+    let place = match attempt.request.elsewhere() {
+        Space::Disk => "on disk",
+        Space::Host | Space::Device => "in pinned memory of the host",
+    };
+    if let Some(tokens) = policy.tile_tokens {
+        reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
     }
-
-    fn fits_elsewhere(&self, plan: &Plan) -> bool {
-        elsewhere_bytes(plan) <= self.budget.elsewhere_bytes
+    let away = &policy.away;
+    if !away.weights.is_empty() {
+        let (count, tables) = (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
+        reasons.push(format!(
+            "weights: those of {count} of {layers} layers {place}{tables}, brought ahead of use"
+        ));
+    } else if away.tables {
+        reasons.push(format!("weights: embedding and head {place}"));
     }
-
-    fn peak_bytes(&self, plan: &Plan) -> u64 {
-        self.context.bytes_for(plan) + plan.reserved_bytes() as u64
+    if away.embedding {
+        reasons.push(format!("embedding: {place}, its rows looked up there"));
     }
-
-    /// The choices of another attempt with this chunk of logits, if they fit.
-    fn with(&self, policy: &Policy) -> Option<Solution> {
-        let policy = Policy { loss_chunk: self.loss_chunk, ..policy.clone() };
-        let plan = self.fits(&policy).filter(|plan| self.fits_elsewhere(plan))?;
-        Some(self.solution(plan, policy))
+    if !away.activations.is_empty() {
+        let count = away.activations.len();
+        reasons.push(format!("activations: those of {count} of {layers} layers wait {place} for backward"));
     }
-
-    fn ladders(&self) -> Vec<Ladder> {
-        ladder::all(self.request, self.pins, self.loss_chunk, |count| {
-            self.least_bytes(&self.scheduled(&Policy::resident(Recompute::first(count), self.loss_chunk)))
-        })
+    if away.moments {
+        reasons.push(format!("optimizer: its moments lie {place}"));
     }
-
-    /// The faster of the lowest rungs that fit, or the leanest policy there is.
-    fn fastest(&self) -> Result<Solution, SolveError> {
-        let ladders = self.ladders();
-        let mut best: Option<Solution> = None;
-        for ladder in &ladders {
-            let Some((plan, policy)) = self.lowest_that_fits(ladder) else { continue };
-            let solution = self.solution(plan, policy);
-            if best.as_ref().is_none_or(|best| solution.step_ms < best.step_ms) {
-                best = Some(solution);
-            }
-            if best.as_ref().is_some_and(|best| keeps_everything(&best.policy)) {
-                break;
-            }
-        }
-        best.ok_or_else(|| {
-            let leanest = ladders.iter().map(|ladder| ladder.rungs[self.leanest(ladder).1].clone());
-            let solutions = leanest.map(|policy| self.solution(compile(self.request, &policy), policy));
-            let leanest = solutions.min_by_key(|solution| solution.peak_bytes);
-            let leanest = Box::new(leanest.expect("a ladder has a rung"));
-            SolveError { budget_bytes: self.budget.device_bytes, leanest }
-        })
-    }
-
-    /// Higher rungs have less on the device and more elsewhere, so if the lowest that fits the device does not fit
-    /// there, none does.
-    fn lowest_that_fits(&self, ladder: &Ladder) -> Option<(Plan, Policy)> {
-        self.lowest_on_device(ladder).filter(|(plan, _)| self.fits_elsewhere(plan))
-    }
-
-    /// Packing never needs less than what is alive, and seldom more: rungs are searched by what is alive, and from the
-    /// lowest on packed until one fits.
-    fn lowest_on_device(&self, ladder: &Ladder) -> Option<(Plan, Policy)> {
-        let first = self.lowest_alive(ladder)?;
-        ladder.rungs[first..].iter().find_map(|policy| Some((self.fits(policy)?, policy.clone())))
-    }
-
-    fn alive(&self, policy: &Policy) -> u64 {
-        self.least_bytes(&self.scheduled(policy))
-    }
-
-    /// The rung of which least is alive, and how much.
-    fn leanest(&self, ladder: &Ladder) -> (u64, usize) {
-        let ends = ladder.ends.iter().map(|end| (self.alive(&ladder.rungs[*end]), *end));
-        ends.min().expect("a ladder has a rung")
-    }
-
-    /// The first rung of which no more is alive than the budget allows. Bytes fall along a ladder in a few straight
-    /// stretches, so a guess along the line between two rungs and a look beside it mostly end the search; halves are
-    /// for the rest.
-    fn lowest_alive(&self, ladder: &Ladder) -> Option<usize> {
-        let alive = |rung: usize| self.alive(&ladder.rungs[rung]);
-        let budget_bytes = self.budget.device_bytes;
-        let (mut low, mut high) = (0, ladder.rungs.len() - 1);
-        let mut low_bytes = alive(low);
-        if low_bytes <= budget_bytes {
-            return Some(low);
-        }
-        let mut high_bytes = alive(high);
-        if high_bytes > budget_bytes {
-            (high_bytes, high) = self.leanest(ladder);
-        }
-        if high_bytes > budget_bytes {
-            return None;
-        }
-        for turn in 0.. {
-            // Rung `low` is too large, rung `high` is not.
-            if high - low <= 1 {
-                break;
-            }
-            let along = (low_bytes - budget_bytes) as f64 / (low_bytes - high_bytes) as f64;
-            let middle = match turn % 3 {
-                0 => low + (along * (high - low) as f64).ceil() as usize,
-                1 => high - 1,
-                _ => low + (high - low) / 2,
-            };
-            let middle = middle.clamp(low + 1, high - 1);
-            match alive(middle) {
-                bytes if bytes <= budget_bytes => (high, high_bytes) = (middle, bytes),
-                bytes => (low, low_bytes) = (middle, bytes),
-            }
-        }
-        Some(high)
-    }
-
-    fn solution(&self, plan: Plan, policy: Policy) -> Solution {
-        let seconds = self.step_seconds(&plan);
-        let (peak_bytes, context_bytes) = (self.peak_bytes(&plan), self.context.bytes_for(&plan));
-        let reasons = self.reasons(&policy, peak_bytes <= self.budget.device_bytes);
-        let step_ms = seconds * 1e3;
-        let (demand, prices) = (*self.demand, vec![]);
-        Solution { plan, policy, demand, peak_bytes, context_bytes, step_ms, reasons, prices }
-    }
-
-    /// What each choice of a policy saves and costs, by what is alive without it.
-    fn prices(&self, policy: &Policy) -> Vec<Price> {
-        let away = &policy.away;
-        let without = |change: Away| Policy { away: change, ..policy.clone() };
-        let choices = [
-            (
-                "recompute",
-                !policy.recompute.layers.is_empty(),
-                Policy { recompute: Recompute::none(), ..policy.clone() },
-            ),
-            (
-                "weights away",
-                !away.weights.is_empty() || away.tables,
-                without(Away { weights: vec![], tables: false, ..away.clone() }),
-            ),
-            ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
-            (
-                "activations away",
-                !away.activations.is_empty(),
-                without(Away { activations: vec![], ..away.clone() }),
-            ),
-            ("tiles", policy.tile_tokens.is_some(), Policy { tile_tokens: None, ..policy.clone() }),
-            ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
-        ];
-        let made: Vec<(&'static str, Policy)> =
-            choices.into_iter().filter(|choice| choice.1).map(|(name, _, policy)| (name, policy)).collect();
-        if made.is_empty() {
-            return vec![];
-        }
-        let measure = |policy: &Policy| {
-            let schedule = self.scheduled(policy);
-            (self.least_bytes(&schedule) as i64, 1e3 * self.step_seconds(&schedule.plan))
-        };
-        let (bytes, ms) = measure(policy);
-        let price = |(choice, other): (&'static str, Policy)| {
-            let (other_bytes, other_ms) = measure(&other);
-            Price { choice, saved_bytes: other_bytes - bytes, cost_ms: ms - other_ms }
-        };
-        made.into_iter().map(price).collect()
-    }
-
-    fn step_seconds(&self, plan: &Plan) -> f64 {
-        let micro_step = self.profile.entry_seconds(plan, Entry::MicroStep);
-        micro_step * self.demand.micro_steps + self.profile.entry_seconds(plan, Entry::Update)
-    }
-
-    fn reasons(&self, policy: &Policy, fits: bool) -> Vec<String> {
-        let (recomputed, layers) = (policy.recompute.layers.len(), self.request.spec.layers);
-        let is_pinned = self.pins.recompute.is_some() || self.pins.policy.is_some();
-        let recompute = match recomputed {
-            _ if is_pinned => format!("recompute: {recomputed} of {layers} layers, as pinned"),
-            0 if policy.away.activations.is_empty() => "recompute: none, all activations fit".into(),
-            0 => "recompute: none".into(),
-            _ if fits => {
-                format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")
-            }
-            _ => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
-        };
-        let (tokens, steps) = (self.demand.extent.tokens, self.demand.micro_steps);
-        let micro = match steps {
-            steps if steps <= 1.0 => format!("micro-batch: a step in one, at most {tokens} tokens"),
-            steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
-        };
-        let mut reasons =
-            vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)];
-        let place = match self.request.elsewhere() {
-            Space::Disk => "on disk",
-            Space::Host | Space::Device => "in pinned memory of the host",
-        };
-        if let Some(tokens) = policy.tile_tokens {
-            reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
-        }
-        let away = &policy.away;
-        if !away.weights.is_empty() {
-            let (count, tables) =
-                (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
-            reasons.push(format!(
-                "weights: those of {count} of {layers} layers {place}{tables}, brought ahead of use"
-            ));
-        } else if away.tables {
-            reasons.push(format!("weights: embedding and head {place}"));
-        }
-        if away.embedding {
-            reasons.push(format!("embedding: {place}, its rows looked up there"));
-        }
-        if !away.activations.is_empty() {
-            let count = away.activations.len();
-            reasons
-                .push(format!("activations: those of {count} of {layers} layers wait {place} for backward"));
-        }
-        if away.moments {
-            reasons.push(format!("optimizer: its moments lie {place}"));
-        }
-        reasons
-    }
+    reasons
 }

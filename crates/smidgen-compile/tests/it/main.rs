@@ -5,6 +5,7 @@
 mod adapter_structure;
 mod cuda_layout;
 mod determinism;
+mod exhaustive;
 mod packing;
 mod random_graph;
 mod random_graphs;

@@ -1,0 +1,232 @@
+//! The solver against every policy there is, on models small enough to try them all.
+//!
+//! Each case compiles a space of policies once: any set of layers computed again, any set of layers whose weights or
+//! activations lie elsewhere, tables, moments, windows, chunks of logits and micro-batches. Peaks are those of the
+//! buffer tables and times those of the profiles, so at any budget the best is known, and what the solver returns
+//! is held to it. The whole space takes minutes and is for `--ignored`; every run of the tests tries a third of it,
+//! which leaves out activations of some layers but not of others, and some windows and chunks.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::options::default_loss_chunk;
+use smidgen_compile::{
+    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Rates, Recompute, Request, compile,
+    solve,
+};
+use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, Storage};
+
+const CONTEXT: Context =
+    Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
+const BUDGETS: u64 = 9;
+/// Of the speed of the best, that the solver has to reach.
+const LEAST_SHARE: f64 = 0.95;
+
+/// What one policy takes at one size of micro-batch.
+struct Candidate {
+    policy: Policy,
+    peak_bytes: u64,
+    /// By the profiles of the case.
+    step_ms: Vec<f64>,
+}
+
+struct Case {
+    request: Request,
+    demands: Vec<Demand>,
+    profiles: Vec<(&'static str, Profile)>,
+    /// Whether the whole space is tried.
+    is_whole: bool,
+}
+
+fn request(spec: DecoderSpec, device: DeviceKind) -> Request {
+    let precision = match device {
+        DeviceKind::Cpu => Precision::F32,
+        DeviceKind::Cuda => Precision::Bf16,
+    };
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 192, 4);
+    Request { device, precision, ..request }
+}
+
+/// Linears of the layers in another storage.
+fn stored(mut request: Request, storage: Storage) -> Request {
+    let linears = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("proj"));
+    request.storage = linears.map(|tensor| (tensor.name, storage)).collect();
+    request
+}
+
+/// A step of 192 tokens in so many micro-batches.
+fn demands(parts: &[usize]) -> Vec<Demand> {
+    let demand = |parts: usize| {
+        let tokens = 192 / parts;
+        let extent = Extent { tokens, rows: tokens - 2, segments: 4usize.div_ceil(parts) };
+        Demand { micro_tokens: tokens, extent, micro_steps: parts as f64 }
+    };
+    parts.iter().copied().map(demand).collect()
+}
+
+fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profile {
+    let flops_per_s = gflops * 1e9;
+    Profile {
+        rates: Rates {
+            product_flops_per_s: flops_per_s,
+            outer_flops_per_s: 0.6 * flops_per_s,
+            attention_flops_per_s: 0.6 * flops_per_s,
+            bytes_per_s: memory_gb_s * 1e9,
+            step_s: step_us * 1e-6,
+            plain_operand_s: 1.0 / flops_per_s,
+            coded_operand_s: 2.0 / flops_per_s,
+        },
+        fetch_bytes_per_s: link_gb_s * 1e9,
+        stow_bytes_per_s: 0.6 * link_gb_s * 1e9,
+        travel_s_per_byte: 1e-12,
+    }
+}
+
+fn profiles() -> Vec<(&'static str, Profile)> {
+    vec![
+        ("bound by arithmetic, fast link", profile(20.0, 50.0, 2.0, 0.5)),
+        ("bound by arithmetic, slow link", profile(20.0, 50.0, 0.1, 0.5)),
+        ("bound by memory", profile(500.0, 5.0, 0.7, 0.5)),
+        ("bound by launches", profile(500.0, 50.0, 0.5, 5.0)),
+    ]
+}
+
+fn subsets(layers: usize) -> Vec<Vec<usize>> {
+    let members = |bits: usize| (0..layers).filter(|layer| bits >> layer & 1 == 1).collect();
+    (0..1usize << layers).map(members).collect()
+}
+
+fn peak_of(plan: &Plan) -> u64 {
+    CONTEXT.bytes_for(plan) + plan.reserved_bytes() as u64
+}
+
+fn step_ms(profile: &Profile, plan: &Plan, demand: &Demand) -> f64 {
+    let (micro_step, update) =
+        (profile.entry_seconds(plan, Entry::MicroStep), profile.entry_seconds(plan, Entry::Update));
+    1e3 * (micro_step * demand.micro_steps + update)
+}
+
+/// Bytes of a layer's weights.
+fn layer_bytes(request: &Request) -> usize {
+    let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
+    let bytes = tensors.map(|tensor| {
+        let (rows, columns) = tensor.shape.at(&Extent::default());
+        request.storage_of(&tensor.name).bytes(rows, columns)
+    });
+    bytes.sum()
+}
+
+fn policies(request: &Request, is_whole: bool) -> Vec<Policy> {
+    let layers = request.spec.layers;
+    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
+    let chunks = if is_whole { vec![usual, usual / 2, usual / 4] } else { vec![usual, usual / 4] };
+    let windows = if is_whole { vec![0, 1, 2, layers] } else { vec![1, 2] };
+    let mut tables = vec![(false, false), (false, true)];
+    tables.extend((!request.spec.tied_head).then_some((true, false)));
+    let layer_bytes = layer_bytes(request);
+    let mut all = Vec::new();
+    for loss_chunk in chunks.into_iter().map(|rows| rows.max(usual.min(32))) {
+        for (recomputed, weights) in pairs(&subsets(layers), &subsets(layers)) {
+            // Those of the last layer stay in any case.
+            let waiting = match is_whole {
+                true => subsets(layers - 1),
+                false => vec![vec![], (0..layers - 1).collect()],
+            };
+            for (activations, ((embedding, tables), moments)) in
+                pairs(&waiting, &pairs(&tables, &[false, true]))
+            {
+                let is_streamed = tables || moments || !weights.is_empty();
+                for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
+                    let window_bytes = window * layer_bytes;
+                    let (weights, activations) = (weights.clone(), activations.clone());
+                    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+                    let recompute = Recompute { layers: recomputed.clone() };
+                    all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
+                }
+            }
+        }
+    }
+    all
+}
+
+fn pairs<A: Clone, B: Clone>(first: &[A], second: &[B]) -> Vec<(A, B)> {
+    first.iter().flat_map(|one| second.iter().map(move |other| (one.clone(), other.clone()))).collect()
+}
+
+fn candidates(case: &Case) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    for demand in &case.demands {
+        let request = Request { extent: demand.extent, ..case.request.clone() };
+        for policy in policies(&request, case.is_whole) {
+            let plan = compile(&request, &policy);
+            let step_ms = case.profiles.iter().map(|(_, profile)| step_ms(profile, &plan, demand)).collect();
+            all.push(Candidate { policy, peak_bytes: peak_of(&plan), step_ms });
+        }
+    }
+    all
+}
+
+fn check(case: &Case) {
+    let candidates = candidates(case);
+    let leanest = candidates.iter().map(|candidate| candidate.peak_bytes).min().unwrap();
+    for (index, (name, profile)) in case.profiles.iter().enumerate() {
+        let solved = |budget: u64| {
+            let budget = Budget::device(budget);
+            solve(&case.request, &case.demands, &Pins::default(), CONTEXT, budget, profile)
+        };
+        let fastest = |budget: u64| {
+            let fitting = candidates.iter().filter(|candidate| candidate.peak_bytes <= budget);
+            fitting.min_by(|one, other| one.step_ms[index].total_cmp(&other.step_ms[index]))
+        };
+        let (roomiest, lowest) =
+            (fastest(u64::MAX).unwrap().peak_bytes, solved(1).unwrap_err().leanest.peak_bytes);
+        assert!(lowest as f64 <= 1.001 * leanest as f64, "{name}: {lowest} after {leanest} bytes");
+        for part in 0..BUDGETS {
+            let budget = lowest + (roomiest - lowest) * part / (BUDGETS - 1);
+            let solution = solved(budget).unwrap();
+            assert!(solution.peak_bytes <= budget, "{} bytes for {budget}", solution.peak_bytes);
+            assert_eq!(solution.peak_bytes, peak_of(&solution.plan), "the peak is that of the plan");
+            // A part of the space may have nothing as lean.
+            let Some(best) = fastest(budget) else { continue };
+            let share = best.step_ms[index] / solution.step_ms;
+            assert!(
+                share >= LEAST_SHARE,
+                "{name} at {budget} bytes: {share:.3} of the best\n{:?}\ninstead of {:?}",
+                solution.policy,
+                best.policy
+            );
+        }
+    }
+}
+
+fn llama_in_8_bits_on_a_cpu(is_whole: bool) -> Case {
+    let spec = shapes::llama(64, 160, 3, (4, 2), 512, false);
+    let request = stored(request(spec, DeviceKind::Cpu), Storage::Int8Rows);
+    Case { request, demands: demands(&[1, 2]), profiles: profiles(), is_whole }
+}
+
+fn tied_llama_on_a_gpu(is_whole: bool) -> Case {
+    let spec = shapes::llama(64, 128, 3, (2, 1), 512, true);
+    Case {
+        request: request(spec, DeviceKind::Cuda),
+        demands: demands(&[1, 2]),
+        profiles: profiles(),
+        is_whole,
+    }
+}
+
+#[test]
+fn hardly_any_policy_is_faster_on_a_cpu() {
+    check(&llama_in_8_bits_on_a_cpu(false));
+}
+
+#[test]
+fn hardly_any_policy_is_faster_on_a_gpu() {
+    check(&tied_llama_on_a_gpu(false));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn hardly_any_policy_at_all_is_faster() {
+    check(&llama_in_8_bits_on_a_cpu(true));
+    check(&tied_llama_on_a_gpu(true));
+}
