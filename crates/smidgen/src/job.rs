@@ -5,7 +5,7 @@
 
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
-use crate::budget::{free_budget, refuse_above_machine};
+use crate::budget::{budget_within, free_budget, refuse_above_machine};
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::ModulePattern;
@@ -161,6 +161,12 @@ impl Job {
 }
 
 impl Job {
+    /// The budget of a run that finds so much memory when it looks again.
+    pub fn budget_for(&self, reachable_bytes: u64) -> JobBudget {
+        let budget = budget_within(&self.recipe, self.request.device, reachable_bytes);
+        budget.within(self.recipe.memory.budget, &self.profile)
+    }
+
     /// Computes otherwise than the recipe alone would have it.
     pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
         self.arithmetic = arithmetic;

@@ -138,7 +138,15 @@ fn policies(request: &Request, is_whole: bool) -> Vec<Policy> {
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
                     let window_bytes = window * layer_bytes;
                     let (weights, activations) = (weights.clone(), activations.clone());
-                    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+                    let away = Away {
+                        weights,
+                        embedding,
+                        tables,
+                        activations,
+                        moments,
+                        window_bytes,
+                        ..Away::default()
+                    };
                     let recompute = Recompute { layers: recomputed.clone() };
                     all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
                 }

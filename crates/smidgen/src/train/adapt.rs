@@ -6,7 +6,6 @@
 
 use super::free_memory::FreeMemory;
 use super::trainer::RunPolicy;
-use crate::budget::budget_within;
 use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::job::{Data, Job};
@@ -39,7 +38,7 @@ impl Watch<'_> {
         let reachable = self.free_memory.reachable_bytes(device, self.peak_bytes)?;
         let noise = self.free_memory.noise_bytes();
         let is_short = lacks(self.peak_bytes, reachable, noise);
-        let budget = budget_within(&self.job.recipe, self.job.request.device, reachable).bytes;
+        let budget = self.job.budget_for(reachable).bytes;
         let grown = budget.saturating_sub(self.budget_bytes);
         let has_grown = grown >= GROWTH_OVER_NOISE * noise && grown >= self.budget_bytes / GROWTH_SHARE;
         (is_short || (has_grown && self.may_grow)).then_some(reachable)
@@ -118,6 +117,12 @@ pub fn describe_change(job: &Job, before: &RunPolicy, before_bytes: u64, planned
     count("weights elsewhere", away.weights.len(), was_away.weights.len());
     if away.moments != was_away.moments {
         changes.push(format!("optimizer state {}", if away.moments { "elsewhere" } else { "on the device" }));
+    }
+    if now.tile_tokens != before.policy.tile_tokens {
+        changes.push(match now.tile_tokens {
+            Some(tokens) => format!("wide activations of {tokens} tokens at a time"),
+            None => "wide activations of a whole micro-batch".into(),
+        });
     }
     if changes.is_empty() {
         changes.push("the same choices".into());

@@ -15,7 +15,6 @@ use super::progress::Progress;
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
 use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
-use crate::budget::budget_within;
 use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::host;
@@ -185,7 +184,7 @@ impl Course<'_> {
                 format_bytes(chosen.peak_bytes),
                 format_bytes(reachable)
             ));
-            job.budget = budget_within(&job.recipe, job.request.device, reachable);
+            job.budget = job.budget_for(reachable);
             planned = self.shrink(job, &chosen)?;
         }
         Ok(planned)
@@ -217,7 +216,7 @@ impl Course<'_> {
             // What is free was not enough, whatever it says.
             let below = chosen.peak_bytes - chosen.peak_bytes / 8;
             let reachable = self.free_memory.reachable_bytes(device.memory(), chosen.context_bytes);
-            job.budget = budget_within(&job.recipe, job.request.device, reachable.unwrap_or(below));
+            job.budget = job.budget_for(reachable.unwrap_or(below));
             job.budget.bytes = job.budget.bytes.min(below);
             planned = self.shrink(job, &chosen)?;
         }
@@ -239,7 +238,7 @@ impl Course<'_> {
         say: &dyn Fn(&str),
     ) -> Result<Planned, Failure> {
         let Moved { step, reachable_bytes } = moved;
-        job.budget = budget_within(&job.recipe, job.request.device, reachable_bytes);
+        job.budget = job.budget_for(reachable_bytes);
         let planned = match lacks(before.peak_bytes, reachable_bytes, self.free_memory.noise_bytes()) {
             true => plan_smaller(job, &before.run_policy)?,
             false => plan_larger(job, &before.run_policy)?,
