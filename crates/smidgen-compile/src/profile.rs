@@ -45,7 +45,7 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    /// A server core with AVX-512 sustains about 95 GFLOP/s in our f32 products, one with AMX about 500 in those
+    /// A server core with AVX-512 sustains about 110 GFLOP/s in our f32 products, one with AMX about 380 in those
     /// of bf16; few of them share all of memory.
     pub fn cpu(threads: usize) -> DeviceProfile {
         let threads = threads.max(1) as f64;
@@ -53,8 +53,8 @@ impl DeviceProfile {
             product_flops_per_s: threads * product,
             outer_flops_per_s: threads * outer,
             attention_flops_per_s: threads * attention,
-            bytes_per_s: 11e9 * threads.min(4.0),
-            step_s: 4e-6,
+            bytes_per_s: 14e9 * threads.min(4.0),
+            step_s: 1e-6,
             plain_operand_s: operand_s / threads,
             coded_operand_s: operand_s / threads,
         };
@@ -63,11 +63,11 @@ impl DeviceProfile {
             device: DeviceKind::Cpu,
             memory_bytes: None,
             context_bytes: None,
-            f32: rates(95e9, 35e9, 58e9, 1.2e-9),
-            half: rates(500e9, 60e9, 120e9, 0.8e-9),
+            f32: rates(110e9, 46e9, 68e9, 1.05e-9),
+            half: rates(380e9, 34e9, 100e9, 0.6e-9),
             fetch_bytes_per_s: 1.5e9,
             stow_bytes_per_s: 0.8e9,
-            travel_s_per_byte: 0.8e-9 / threads,
+            travel_s_per_byte: 0.6e-9 / threads,
         }
     }
 

@@ -35,7 +35,7 @@ fn measure_with(path: &Path, most_bytes: usize) -> io::Result<DiskRates> {
     let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
     std::fs::remove_file(path)?;
     // Not a constant byte, which a file system may compress.
-    let mut piece: Vec<u8> = (0..PIECE_BYTES as u64).map(|index| (index * index >> 7) as u8).collect();
+    let mut piece: Vec<u8> = (0..PIECE_BYTES as u64).map(|index| ((index * index) >> 7) as u8).collect();
     let busy_before = busy_seconds();
     let begin = Instant::now();
     let mut bytes = 0;

@@ -52,11 +52,12 @@ fn measure_cpu(
     folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     let usual = DeviceProfile::cpu(threads);
-    let (large, small, passes) = match effort {
-        Effort::Usual => ((4, 256), (1, 64), 5),
-        Effort::Little => ((2, 32), (1, 16), 2),
+    // Enough layers that activations lie in memory by the time they are read, as they do in a run.
+    let (layers, large, small, passes) = match effort {
+        Effort::Usual => (8, (2, 256), (1, 64), 4),
+        Effort::Little => (1, (2, 32), (1, 16), 2),
     };
-    let sizes = Sizes { config: CPU_SHAPE, large, small, repeats: 1, passes };
+    let sizes = Sizes { config: CPU_SHAPE, layers, large, small, repeats: 1, passes };
     let rates = |compute| measure_rates(&Trial { device: "cpu", compute, base: "bf16", threads }, &sizes);
     let f32 = rates("f32")?;
     // Without a unit for bf16 nothing is ever computed in it.
@@ -103,7 +104,7 @@ fn measure_cuda(
         (Effort::Usual, false) => ((1, 2048), (1, 512)),
         (Effort::Little, _) => ((1, 512), (1, 256)),
     };
-    let sizes = Sizes { config: CUDA_SHAPE, large, small, repeats: 8, passes: 3 };
+    let sizes = Sizes { config: CUDA_SHAPE, layers: 2, large, small, repeats: 8, passes: 3 };
     let trial = |compute, base| Trial { device: &device, compute, base, threads };
     let half = measure_rates(&trial("bf16", "bf16"), &sizes)?;
     let f32 = measure_rates(&trial("f32", "f32"), &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
@@ -119,13 +120,13 @@ fn measure_cuda(
     })
 }
 
-/// Two layers of SmolLM2-135M, and of Qwen2.5-7B, each with a small vocabulary.
+/// Some layers of SmolLM2-135M, and of Qwen2.5-7B, each with a small vocabulary.
 const CPU_SHAPE: &str = r#"{"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
-    "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192,
     "tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 100000,
     "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
 const CUDA_SHAPE: &str = r#"{"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
-    "num_hidden_layers": 2, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 32768,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 32768,
     "tie_word_embeddings": false, "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
     "use_sliding_window": false, "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
 
@@ -133,6 +134,7 @@ const CUDA_SHAPE: &str = r#"{"model_type": "qwen2", "hidden_size": 3584, "interm
 #[derive(Clone, Copy)]
 struct Sizes {
     config: &'static str,
+    layers: usize,
     /// Samples, and tokens of each.
     large: (usize, usize),
     small: (usize, usize),
@@ -176,8 +178,9 @@ struct Times {
 /// Plans the decoder for a size and times it.
 fn run(trial: &Trial, sizes: &Sizes, (samples, tokens): (usize, usize)) -> Result<Times, Failure> {
     let folder = std::env::temp_dir().join(format!("smidgen-measure-{}", std::process::id()));
+    let config = sizes.config.replace("LAYERS", &sizes.layers.to_string());
     std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(folder.join("config.json"), sizes.config))
+        .and_then(|()| std::fs::write(folder.join("config.json"), config))
         .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
     let times = time(trial, sizes, (samples, tokens), &folder);
     // A folder that stays behind in the temporary place harms no one.
