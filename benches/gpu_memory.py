@@ -32,6 +32,7 @@ ROWS = [
     ("2048 tokens a sample, budget 17 GiB", {**QWEN, "tokens": 2048, "budget": "17GiB"}),
     ("budget 8 GiB", {**NF4, "budget": "8GiB"}),
     ("one sample, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB"}),
+    ("one sample, layers here, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB", "weights": "host:0.01"}),
     ("one sample, budget 2.5 GiB", {**NF4, "batch": 1, "budget": "2.5GiB"}),
     ("one sample of 16384 tokens", {**LLAMA, **LONG, "tokens": 16384, "budget": "7.4GiB"}),
     ("one sample of 32768 tokens", {**LLAMA, **LONG, "tokens": 32768, "budget": "8.5GiB"}),

@@ -161,13 +161,16 @@ pub fn node_cost(
         | Op::Zero => moved,
     };
     let (mut plain_operands, mut coded_operands) = (0.0, 0.0);
+    let mut bytes = bytes as f64;
     for (matrix, times) in multiplied(op, inputs, extent) {
+        // It is read again each time.
+        bytes += (times - 1.0).max(0.0) * matrix.bytes(extent) as f64;
         match matrix.storage.plain() {
             Some(_) => plain_operands += times * size(matrix),
             None => coded_operands += times * size(matrix),
         }
     }
-    Cost { flops, bytes: bytes as f64, plain_operands, coded_operands }
+    Cost { flops, bytes, plain_operands, coded_operands }
 }
 
 /// The matrices that an operation multiplies by, and how often each.

@@ -297,7 +297,8 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         WeightPlacement::Auto => (None, None),
         WeightPlacement::Device => (Some(0), Some(false)),
         WeightPlacement::Host(share) if share < 1.0 => {
-            (Some((share * layers as f64).round() as usize), Some(false))
+            // A share of the layers; embedding and head are nobody's share.
+            (Some((share * layers as f64).round() as usize), None)
         }
         WeightPlacement::Host(_) | WeightPlacement::Disk => (Some(layers), Some(true)),
     };

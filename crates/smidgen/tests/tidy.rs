@@ -395,7 +395,35 @@ fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let readme = with_block(&readme, "gpu", &render_gpu_results(&gpu));
     let memory = serde_json::from_str(&read("results/memory-cpu.json")).expect("results are JSON");
     let readme = with_block(&readme, "memory", &render_memory_results(&memory));
+    let gpu_memory = serde_json::from_str(&read("results/memory-h200.json")).expect("results are JSON");
+    let readme = with_block(&readme, "gpu-memory", &render_gpu_memory_results(&gpu_memory));
     expect_file("README.md", &with_block(&readme, "results", &results));
+}
+
+/// The file that `benches/gpu_memory.py` writes, as a table.
+fn render_gpu_memory_results(results: &Value) -> String {
+    let mut table = String::from(
+        "| | planned | measured | pinned | tokens/s | predicted |\n|---|--:|--:|--:|--:|--:|\n",
+    );
+    for row in results["rows"].as_array().expect("rows in order") {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| missing("/rows/*"));
+        let gib = |key: &str| number(key) / f64::from(1 << 30);
+        let word = |key: &str| row[key].as_str().unwrap_or_else(|| missing("/rows/*"));
+        writeln!(
+            table,
+            "| {} {}: {} | {:.2} GiB | {:.2} GiB | {:.1} GiB | {:.0} | {:.0} |",
+            word("model"),
+            word("base"),
+            word("name"),
+            gib("planned_bytes"),
+            gib("measured_bytes"),
+            gib("elsewhere_bytes"),
+            number("tokens_per_s"),
+            number("predicted_tokens_per_s"),
+        )
+        .unwrap();
+    }
+    table
 }
 
 /// The file that `benches/memory.py` writes, as a table.

@@ -4,6 +4,10 @@
 //! tells by a number in pinned memory that the place of a value is free; the thread then reads the value from its file
 //! piece by piece through two slots and copies it there on a stream of its own, which tells by another number that it
 //! has come. Values only come: what changes lies in pinned memory.
+//!
+//! While a stream waits for the thread, nothing may wait for the whole GPU, or both wait for ever: allocations and the
+//! first use of a kernel do. So all memory is taken before the thread starts, and it starts after every step has run
+//! once, in `Device::prepare`; until then nothing comes.
 
 use super::driver::{self, Context, Event, Flags, Gpu, Pinned, RowCopy, Stream};
 use crate::cpu::spill::SpillFile;
@@ -36,8 +40,8 @@ impl Disk {
         &self.file
     }
 
-    /// Starts the thread for transfers of steps below `steps`.
-    pub fn prepare(&mut self, gpu: &Gpu, steps: usize) -> Result<(), DeviceError> {
+    /// Starts the thread for transfers of steps below `steps`; every step has run once.
+    pub fn start(&mut self, gpu: &Gpu, steps: usize) -> Result<(), DeviceError> {
         self.reader = None;
         self.reader = Some(Reader::start(gpu.context(), Arc::clone(&self.file), steps)?);
         Ok(())
@@ -57,13 +61,13 @@ impl Disk {
         to: u64,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        self.reader().begin(gpu, step, offset, to, bytes)
+        self.reader.as_ref().map_or(Ok(()), |reader| reader.begin(gpu, step, offset, to, bytes))
     }
 
     /// Has the stream of steps wait for the transfer that a step began last.
     pub fn hold(&self, gpu: &Gpu, step: usize) -> Result<(), DeviceError> {
-        let reader = self.reader();
-        match reader.last[step].get() {
+        let Some(reader) = &self.reader else { return Ok(()) };
+        match reader.last.get(step).map_or(0, Cell::get) {
             0 => Ok(()),
             number => reader.flags.hold(gpu.stream, come(step), number),
         }
@@ -72,10 +76,6 @@ impl Disk {
     /// What the thread failed at, once.
     pub fn failure(&self) -> Option<DeviceError> {
         self.reader.as_ref().and_then(|reader| lock(&reader.failed).take())
-    }
-
-    fn reader(&self) -> &Reader {
-        self.reader.as_ref().expect("`prepare` has started it")
     }
 }
 
@@ -116,9 +116,10 @@ impl Reader {
         let (failed, is_over) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let (own_flags, own_failed, own_over) =
             (Arc::clone(&flags), Arc::clone(&failed), Arc::clone(&is_over));
+        let lane = Lane::new()?;
         let worker = move || {
-            let result =
-                Worker::new(context, &file, &own_flags, &own_over).and_then(|mut worker| worker.work(&inbox));
+            let mut worker = Worker { file: &file, flags: &own_flags, is_over: &own_over, lane };
+            let result = context.enter().and_then(|()| worker.work(&inbox));
             if let Err(error) = result {
                 lock(&own_failed).get_or_insert(error);
                 // Whoever waits goes on, and is told when something is asked of the device.
@@ -162,29 +163,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the thread works with.
-struct Worker<'a> {
-    file: &'a SpillFile,
-    flags: &'a Flags,
-    is_over: &'a AtomicBool,
+/// The way from the file to the device.
+struct Lane {
     stream: Stream,
     /// Each with a mark behind the last copy from it.
     slots: [(Pinned, Event); 2],
     next: usize,
 }
 
-impl<'a> Worker<'a> {
-    fn new(
-        context: Context,
-        file: &'a SpillFile,
-        flags: &'a Flags,
-        is_over: &'a AtomicBool,
-    ) -> Result<Worker<'a>, DeviceError> {
-        context.enter()?;
+impl Lane {
+    fn new() -> Result<Lane, DeviceError> {
         let slot = || Ok((Pinned::new(SLOT_BYTES)?, Event::new()?));
-        Ok(Worker { file, flags, is_over, stream: Stream::new()?, slots: [slot()?, slot()?], next: 0 })
+        Ok(Lane { stream: Stream::new()?, slots: [slot()?, slot()?], next: 0 })
     }
+}
 
+/// What the thread works with.
+struct Worker<'a> {
+    file: &'a SpillFile,
+    flags: &'a Flags,
+    is_over: &'a AtomicBool,
+    lane: Lane,
+}
+
+impl Worker<'_> {
     fn work(&mut self, inbox: &Receiver<Job>) -> Result<(), DeviceError> {
         for job in inbox {
             while self.flags.number(free(job.step)).load(Ordering::Acquire) < job.number {
@@ -197,20 +199,21 @@ impl<'a> Worker<'a> {
                 let bytes = SLOT_BYTES.min(job.bytes - first);
                 self.bring(job.offset + first, job.to + first as u64, bytes)?;
             }
-            self.flags.tell(self.stream.handle, come(job.step), job.number)?;
+            self.flags.tell(self.lane.stream.handle, come(job.step), job.number)?;
         }
-        self.slots.iter().try_for_each(|(_, copied)| copied.wait())
+        self.lane.slots.iter().try_for_each(|(_, copied)| copied.wait())
     }
 
     fn bring(&mut self, offset: usize, to: u64, bytes: usize) -> Result<(), DeviceError> {
-        let (slot, copied) = &mut self.slots[self.next];
-        self.next = 1 - self.next;
+        let Lane { stream, slots, next } = &mut self.lane;
+        let (slot, copied) = &mut slots[*next];
+        *next = 1 - *next;
         copied.wait()?;
         self.file.read(offset, slot.slice_mut(0, bytes))?;
         let copy =
             RowCopy { from: (slot.pointer() as u64, bytes), to: (to, bytes), row_bytes: bytes, rows: 1 };
         // SAFETY: the slot is not touched before its mark has passed, and the place on the device is this transfer's.
-        unsafe { driver::copy_rows(self.stream.handle, &copy)? };
-        copied.record_in(self.stream.handle)
+        unsafe { driver::copy_rows(stream.handle, &copy)? };
+        copied.record_in(stream.handle)
     }
 }

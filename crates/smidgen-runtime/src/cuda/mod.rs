@@ -252,7 +252,7 @@ impl Device for Cuda {
         else {
             return Ok(());
         };
-        self.transfers.prepare(&self.gpu, steps.iter().flat_map(|(_, steps)| *steps))?;
+        self.transfers.prepare(steps.iter().flat_map(|(_, steps)| *steps))?;
         self.fill_with_noise(step, &extent)?;
         self.products.set_timing(true);
         let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
@@ -260,7 +260,8 @@ impl Device for Cuda {
         timed?;
         self.products.keep();
         self.clear()?;
-        self.gpu.wait()
+        self.gpu.wait()?;
+        self.transfers.start(&self.gpu)
     }
 
     fn write(&mut self, at: Address, from: &[u8]) {

@@ -51,11 +51,7 @@ impl Transfers {
     }
 
     /// Makes a mark for every transfer of some entry points.
-    pub fn prepare<'a>(
-        &mut self,
-        gpu: &Gpu,
-        steps: impl Iterator<Item = &'a BoundStep>,
-    ) -> Result<(), DeviceError> {
+    pub fn prepare<'a>(&mut self, steps: impl Iterator<Item = &'a BoundStep>) -> Result<(), DeviceError> {
         let mut indices = 0;
         for step in steps.filter(|step| step.op.is_transfer()) {
             indices = indices.max(step.index + 1);
@@ -69,7 +65,13 @@ impl Transfers {
         }
         let more = indices.saturating_sub(self.over.len());
         self.over.extend((0..more).map(|_| None));
-        self.disk.as_mut().map_or(Ok(()), |disk| disk.prepare(gpu, indices))
+        Ok(())
+    }
+
+    /// From now on values come from disk: every step has run once.
+    pub fn start(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
+        let steps = self.over.len();
+        self.disk.as_mut().map_or(Ok(()), |disk| disk.start(gpu, steps))
     }
 
     /// What lies on disk.

@@ -12,7 +12,7 @@
 use super::adapters::{AdapterPlace, adapter_places};
 use crate::failure::Failure;
 use crate::job::Job;
-use smidgen_ir::{LeafKind, Plan, ValueId, ValueRole};
+use smidgen_ir::{LeafKind, Plan, Precision, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// Updates with a rate above zero after which everything must have moved.
@@ -35,6 +35,8 @@ pub struct Liveness {
     dropout: f64,
     /// A row with a loss had more than one token to attend to.
     attends: bool,
+    /// Gradients pass through f16, in which small ones vanish.
+    in_f16: bool,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,7 @@ impl Liveness {
             clip: job.recipe.train.clip,
             dropout: job.recipe.adapter.dropout,
             attends: false,
+            in_f16: job.request.precision == Precision::F16,
         })
     }
 
@@ -145,11 +148,16 @@ impl Liveness {
                 self.largest_lr
             ));
         }
-        let excused = |key: &String| self.dropout > HIGH_DROPOUT || (!self.attends && is_query_or_key(key));
+        // What reaches A comes through B, which begins at zero and grows.
+        let is_tiny = |key: &String| self.in_f16 && key.contains(".lora_A.");
+        let excused = |key: &String| {
+            self.dropout > HIGH_DROPOUT || is_tiny(key) || (!self.attends && is_query_or_key(key))
+        };
         let (right, wrong): (Vec<String>, Vec<String>) =
             findings.without_gradient.iter().cloned().partition(excused);
         if !right.is_empty() {
             let why = match self.attends {
+                _ if self.in_f16 => "so far they are too small for f16, which bf16 and f32 would hold",
                 true => "with this dropout that may be chance",
                 false => "no token with a loss has another to attend to",
             };
@@ -225,7 +233,8 @@ mod tests {
     use super::*;
 
     fn liveness(dropout: f64, attends: bool) -> Liveness {
-        Liveness { tensors: vec![], updates: 3, largest_lr: 1e-3, eps: 1e-8, clip: 1.0, dropout, attends }
+        let (tensors, in_f16) = (vec![], false);
+        Liveness { tensors, updates: 3, largest_lr: 1e-3, eps: 1e-8, clip: 1.0, dropout, attends, in_f16 }
     }
 
     fn keys(names: &[&str]) -> Vec<String> {
@@ -266,6 +275,15 @@ mod tests {
         );
         assert_eq!(liveness(0.95, true).judge(&findings).unwrap().len(), 1);
         assert!(liveness(0.5, true).judge(&findings).is_err());
+    }
+
+    #[test]
+    fn what_is_too_small_for_f16_is_a_warning_for_a_alone() {
+        let findings = |names| Findings { without_gradient: keys(names), ..Findings::default() };
+        let half = Liveness { in_f16: true, ..liveness(0.0, true) };
+        let said = half.judge(&findings(&["q_proj.lora_A.weight"])).unwrap();
+        assert!(said[0].contains("too small for f16"), "{said:?}");
+        assert!(half.judge(&findings(&["q_proj.lora_B.weight"])).is_err());
     }
 
     #[test]
