@@ -164,8 +164,6 @@ pub struct Away {
     pub embedding: bool,
     /// The embedding and the head.
     pub tables: bool,
-    /// Weights that are brought lie on disk, also beside a GPU.
-    pub on_disk: bool,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
     /// The optimizer's moments.

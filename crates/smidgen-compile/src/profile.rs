@@ -5,7 +5,7 @@
 //! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
 //! what it takes to bring the matrices of a product into the form that the product wants.
 
-use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
+use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision};
 
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,9 +85,6 @@ impl DeviceProfile {
     }
 }
 
-/// What a usual disk beside a GPU reads in a second.
-const GPU_DISK_BYTES_PER_S: f64 = 2.5e9;
-
 /// A device's rates in the numbers of one plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
@@ -101,15 +98,6 @@ impl Profile {
     /// A usual processor.
     pub fn cpu(threads: usize, precision: Precision) -> Profile {
         DeviceProfile::cpu(threads).at(precision)
-    }
-
-    /// Bytes a second at which what a step fetches comes.
-    fn fetch_rate(&self, plan: &Plan, step: &Step) -> f64 {
-        let from = plan.value(step.inputs[0]).buffer.map(|buffer| plan.buffer(buffer).space);
-        match (plan.device, from) {
-            (DeviceKind::Cuda, Some(Space::Disk)) => self.fetch_bytes_per_s.min(GPU_DISK_BYTES_PER_S),
-            _ => self.fetch_bytes_per_s,
-        }
     }
 
     pub fn seconds(&self, op: &Op, cost: Cost) -> f64 {
@@ -134,7 +122,7 @@ impl Profile {
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
             match step.op {
                 Op::Fetch => {
-                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_rate(plan, step);
+                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_bytes_per_s;
                     over[index] = inward;
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }

@@ -79,8 +79,6 @@ pub struct Pins {
     /// How many layers' weights lie elsewhere, and whether the tables do.
     pub weights_away: Option<usize>,
     pub tables_away: Option<bool>,
-    /// Whether those that are away are on disk, also beside a GPU.
-    pub weights_on_disk: bool,
     /// Whether activations for the backward pass wait elsewhere.
     pub activations_away: Option<bool>,
     pub moments_away: Option<bool>,

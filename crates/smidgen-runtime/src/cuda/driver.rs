@@ -5,7 +5,6 @@
 
 use crate::device::DeviceError;
 use cudarc::driver::{result, sys};
-use std::sync::atomic::AtomicU32;
 
 pub const NAME: &str = "cuda";
 
@@ -39,7 +38,6 @@ pub struct Gpu {
     pub multiprocessors: usize,
     pub stream: sys::CUstream,
     device: sys::CUdevice,
-    context: sys::CUcontext,
 }
 
 // SAFETY: the handles may be used from any thread that has the context current; a device is moved between threads
@@ -70,12 +68,7 @@ impl Gpu {
         let stream =
             named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         let name = named(result::device::get_name(device), "cuDeviceGetName")?;
-        Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device, context })
-    }
-
-    /// For another thread to work with this GPU.
-    pub fn context(&self) -> Context {
-        Context { handle: self.context }
+        Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device })
     }
 
     /// Free bytes as the management library sees them.
@@ -93,68 +86,6 @@ impl Gpu {
     pub fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is this GPU's own.
         named(unsafe { result::stream::synchronize(self.stream) }, "cuStreamSynchronize")
-    }
-}
-
-/// The context of a GPU.
-#[derive(Clone, Copy, Debug)]
-pub struct Context {
-    handle: sys::CUcontext,
-}
-
-// SAFETY: the primary context stays retained as long as the process lives, and may be current on any thread.
-unsafe impl Send for Context {}
-
-impl Context {
-    /// Makes it the calling thread's.
-    pub fn enter(self) -> Result<(), DeviceError> {
-        // SAFETY: the context is retained.
-        named(unsafe { result::ctx::set_current(self.handle) }, "cuCtxSetCurrent")
-    }
-}
-
-/// Numbers in pinned memory by which streams and threads tell each other how far they are; each only grows.
-#[derive(Debug)]
-pub struct Flags {
-    memory: Pinned,
-    count: usize,
-}
-
-// SAFETY: the numbers are read and written as atomics, or by the GPU.
-unsafe impl Sync for Flags {}
-
-impl Flags {
-    /// All of them 0.
-    pub fn new(count: usize) -> Result<Flags, DeviceError> {
-        let mut memory = Pinned::new(4 * count.max(1))?;
-        memory.slice_mut(0, 4 * count).fill(0);
-        Ok(Flags { memory, count })
-    }
-
-    pub fn number(&self, index: usize) -> &AtomicU32 {
-        assert!(index < self.count);
-        // SAFETY: in bounds and aligned; nobody accesses it but as an atomic, or the GPU in whole words.
-        unsafe { &*self.memory.pointer().cast::<AtomicU32>().add(index) }
-    }
-
-    fn address(&self, index: usize) -> u64 {
-        std::ptr::from_ref(self.number(index)) as u64
-    }
-
-    /// Has a stream wait until the number is at least `least`; the host goes on.
-    pub fn hold(&self, stream: sys::CUstream, index: usize, least: u32) -> Result<(), DeviceError> {
-        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        // SAFETY: pinned memory has the same address on the GPU, and outlives the stream's work.
-        let code = unsafe { sys::cuStreamWaitValue32_v2(stream, self.address(index), least, flags) };
-        check(code, "cuStreamWaitValue32")
-    }
-
-    /// Has a stream write the number when it gets there.
-    pub fn tell(&self, stream: sys::CUstream, index: usize, number: u32) -> Result<(), DeviceError> {
-        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: as above.
-        let code = unsafe { sys::cuStreamWriteValue32_v2(stream, self.address(index), number, flags) };
-        check(code, "cuStreamWriteValue32")
     }
 }
 

@@ -11,7 +11,6 @@ pub mod attention_hopper;
 pub mod cached_attention;
 pub mod columns;
 pub mod decode;
-mod disk;
 pub mod driver;
 pub mod elementwise;
 pub mod embed;
@@ -34,7 +33,6 @@ pub mod thin;
 pub mod transfer_rates;
 mod transfers;
 
-use crate::cpu::spill::PIECE_BYTES;
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
 };
@@ -188,13 +186,7 @@ impl Cuda {
     }
 
     fn check_health(&mut self) -> Result<(), DeviceError> {
-        self.failed.take().or_else(|| self.transfers.failure()).map_or(Ok(()), Err)
-    }
-
-    /// With a folder for the file of values that a plan puts on disk.
-    pub fn with_spill_folder(mut self, folder: PathBuf) -> Cuda {
-        self.transfers.set_folder(folder);
-        self
+        self.failed.take().map_or(Ok(()), Err)
     }
 
     /// Waits until everything launched so far is done.
@@ -225,7 +217,10 @@ impl Device for Cuda {
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         self.release()?;
-        self.transfers.reserve(spaces.host, spaces.disk)?;
+        if spaces.disk > 0 {
+            return Err(DeviceError::Space { device: NAME, space: Space::Disk });
+        }
+        self.transfers.reserve(spaces.host)?;
         let bytes = spaces.device;
         // SAFETY: the memory is freed once, in `release`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
@@ -260,15 +255,10 @@ impl Device for Cuda {
         timed?;
         self.products.keep();
         self.clear()?;
-        self.gpu.wait()?;
-        self.transfers.start(&self.gpu)
+        self.gpu.wait()
     }
 
     fn write(&mut self, at: Address, from: &[u8]) {
-        if at.space == Space::Disk {
-            let written = self.gpu.wait().and_then(|()| self.transfers.disk().file().write(at.offset, from));
-            return self.fallible(written);
-        }
         if at.space == Space::Host {
             let waited = self.gpu.wait();
             self.fallible(waited);
@@ -283,10 +273,6 @@ impl Device for Cuda {
 
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
         self.check_health()?;
-        if at.space == Space::Disk {
-            self.gpu.wait()?;
-            return self.transfers.disk().file().read(at.offset, into);
-        }
         if at.space == Space::Host {
             // The stream of steps waits for every transfer at the end of an entry point.
             self.gpu.wait()?;
@@ -319,10 +305,6 @@ impl Device for Cuda {
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
-        if to.at.space == Space::Disk {
-            let most = if to.in_one_piece { to.bytes } else { PIECE_BYTES };
-            return self.transfers.disk().file().fill(to.at.offset, to.bytes, most, fill);
-        }
         if to.at.space == Space::Host {
             self.gpu.wait().map_err(FillError::Device)?;
             return fill(0, self.transfers.slice_mut(to.at.offset, to.bytes)).map_err(FillError::Source);

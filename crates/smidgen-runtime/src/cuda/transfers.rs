@@ -2,20 +2,15 @@
 //!
 //! A transfer begins when everything launched before it is done and runs beside what is launched after it; a step that
 //! awaits it makes the stream of steps wait, never the host. The GPU reaches pinned memory at its own address, so a
-//! table of which few rows are needed is read where it lies. What lies on disk comes by a thread (`disk.rs`).
+//! table of which few rows are needed is read where it lies.
 
-use super::disk::Disk;
 use super::driver::{self, Event, Gpu, Pinned, Stream};
 use crate::device::{BoundStep, DeviceError, Operand, Transfer};
 use smidgen_ir::{DType, Extent, Space};
-use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Transfers {
     memory: Option<Pinned>,
-    disk: Option<Disk>,
-    /// Of the file on disk.
-    folder: Option<PathBuf>,
     inward: Stream,
     outward: Stream,
     /// What is launched before a transfer.
@@ -27,21 +22,12 @@ pub struct Transfers {
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
         let (inward, outward) = (Stream::new()?, Stream::new()?);
-        let (memory, disk, folder) = (None, None, None);
-        Ok(Transfers { memory, disk, folder, inward, outward, before: Event::new()?, over: Vec::new() })
+        Ok(Transfers { memory: None, inward, outward, before: Event::new()?, over: Vec::new() })
     }
 
-    pub fn set_folder(&mut self, folder: PathBuf) {
-        self.folder = Some(folder);
-    }
-
-    /// Takes so many bytes of the host and of the disk, after what was held is given back.
-    pub fn reserve(&mut self, bytes: usize, disk_bytes: usize) -> Result<(), DeviceError> {
-        (self.memory, self.disk) = (None, None);
-        if disk_bytes > 0 {
-            let no_folder = DeviceError::Space { device: driver::NAME, space: Space::Disk };
-            self.disk = Some(Disk::open(self.folder.as_ref().ok_or(no_folder)?, disk_bytes)?);
-        }
+    /// Takes so many bytes of the host, after what was held is given back.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        self.memory = None;
         let pinned = (bytes > 0).then(|| Pinned::new(bytes)).transpose();
         self.memory = pinned.map_err(|error| match error {
             DeviceError::Call { device, what, .. } => DeviceError::Pinned { device, bytes, what },
@@ -52,40 +38,17 @@ impl Transfers {
 
     /// Makes a mark for every transfer of some entry points.
     pub fn prepare<'a>(&mut self, steps: impl Iterator<Item = &'a BoundStep>) -> Result<(), DeviceError> {
-        let mut indices = 0;
         for step in steps.filter(|step| step.op.is_transfer()) {
-            indices = indices.max(step.index + 1);
-            if is_from_disk(step) {
-                continue;
-            }
             let more = (step.index + 1).saturating_sub(self.over.len());
             self.over.extend((0..more).map(|_| None));
             let mark = &mut self.over[step.index];
             *mark = Some(mark.take().map_or_else(Event::new, Ok)?);
         }
-        let more = indices.saturating_sub(self.over.len());
-        self.over.extend((0..more).map(|_| None));
         Ok(())
     }
 
-    /// From now on values come from disk: every step has run once.
-    pub fn start(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        let steps = self.over.len();
-        self.disk.as_mut().map_or(Ok(()), |disk| disk.start(gpu, steps))
-    }
-
-    /// What lies on disk.
-    pub fn disk(&self) -> &Disk {
-        self.disk.as_ref().expect("the plan has values on disk")
-    }
-
-    /// What went wrong beside the steps.
-    pub fn failure(&self) -> Option<DeviceError> {
-        self.disk.as_ref().and_then(Disk::failure)
-    }
-
     pub fn bytes(&self) -> usize {
-        self.memory.as_ref().map_or(0, Pinned::bytes) + self.disk.as_ref().map_or(0, Disk::pinned_bytes)
+        self.memory.as_ref().map_or(0, Pinned::bytes)
     }
 
     /// Address of the pinned memory, for both sides.
@@ -100,22 +63,15 @@ impl Transfers {
 
     /// Has the stream of steps wait for what a step awaits.
     pub fn wait_for(&self, gpu: &Gpu, awaits: &[usize]) -> Result<(), DeviceError> {
-        for &transfer in awaits {
-            // The same number may stand for one of either kind in different entry points; one that is over holds nobody.
-            self.over[transfer].as_ref().map_or(Ok(()), |over| over.hold(gpu.stream))?;
-            self.disk.as_ref().map_or(Ok(()), |disk| disk.hold(gpu, transfer))?;
-        }
-        Ok(())
+        awaits
+            .iter()
+            .filter_map(|transfer| self.over[*transfer].as_ref())
+            .try_for_each(|over| over.hold(gpu.stream))
     }
 
     /// Begins the transfer of a step. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let Transfer { here, there, is_inward } = step.transfer().expect("only transfers come here");
-        if is_from_disk(step) {
-            assert!(here.space == Space::Device && here.is_dense() && step.awaits.is_empty());
-            let to = arena + here.offset as u64;
-            return self.disk().begin(gpu, step.index, there.offset, to, here.bytes_at(extent));
-        }
         let stream = if is_inward { &self.inward } else { &self.outward };
         assert!(here.space == Space::Device && there.space == Space::Host && there.is_dense());
         let over = self.over[step.index].as_ref().expect("every transfer has a mark");
@@ -137,10 +93,6 @@ impl Transfers {
     ) -> Result<(), DeviceError> {
         steps.filter(|step| step.op.is_transfer()).try_for_each(|step| self.wait_for(gpu, &[step.index]))
     }
-}
-
-fn is_from_disk(step: &BoundStep) -> bool {
-    step.transfer().is_some_and(|transfer| transfer.is_inward && transfer.there.space == Space::Disk)
 }
 
 /// The two ends of a transfer, row by row.

@@ -110,8 +110,6 @@ struct SavedAway {
     #[serde(default)]
     embedding: bool,
     tables: bool,
-    #[serde(default)]
-    on_disk: bool,
     activations: Vec<usize>,
     moments: bool,
     window_bytes: usize,
@@ -119,13 +117,13 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, embedding, tables, on_disk, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, activations, moments, window_bytes } = away.clone();
+        SavedAway { weights, embedding, tables, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes } = self;
-        Away { weights, embedding, tables, on_disk, activations, moments, window_bytes }
+        let SavedAway { weights, embedding, tables, activations, moments, window_bytes } = self;
+        Away { weights, embedding, tables, activations, moments, window_bytes }
     }
 }
 
