@@ -57,7 +57,7 @@ fn difference(got: &[u8], want: &[u8]) -> f64 {
     if got == want {
         return 0.0;
     }
-    let [got, want] = [got, want].map(|bytes| decode_reals(bytes));
+    let [got, want] = [got, want].map(decode_reals);
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let apart = norm(&mut got.iter().zip(&want).map(|(got, want)| f64::from(*got) - f64::from(*want)));
     apart / norm(&mut want.iter().map(|value| f64::from(*value)))
