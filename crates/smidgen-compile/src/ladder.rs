@@ -262,14 +262,15 @@ fn rungs(
     numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
 }
 
-/// Tokens of a tile to try, the most first: a fourth of them and a sixteenth, as long as products have rows enough.
+/// Tokens of a tile to try: a fourth of all, as long as products have rows enough. With fewer still, attention needs
+/// more than a tile does, and the plan grows by its steps.
 pub fn tile_choices(device: DeviceKind, tokens: usize) -> Vec<usize> {
     let fewest = match device {
         DeviceKind::Cpu => 256,
         DeviceKind::Cuda => 2048,
     };
-    let sizes = [4, 16].map(|tiles| tokens.div_ceil(tiles).next_multiple_of(128));
-    sizes.into_iter().filter(|size| *size >= fewest && *size < tokens).collect()
+    let size = tokens.div_ceil(4).next_multiple_of(128);
+    Some(size).filter(|size| *size >= fewest && *size < tokens).into_iter().collect()
 }
 
 /// All weights elsewhere, so many layers of them on the device at the same time.
