@@ -175,7 +175,7 @@ fn changes(attempt: &Attempt, point: Choices, here: Taken) -> ([Vec<Change>; 2],
         if streams { vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW] } else { vec![point.window_layers] };
     let has_embedding = attempt.freedom.has_own_embedding && !point.tables_away;
     let mut tiles = vec![None];
-    tiles.extend(attempt.freedom.tiles(attempt.demand.extent.tokens).into_iter().map(Some));
+    tiles.extend(attempt.freedom.tile(attempt.demand.extent.tokens).map(Some));
     let kinds = vec![
         axis(
             is_free && pins.tables_away.is_none() && has_embedding,

@@ -133,9 +133,15 @@ impl<'a> Freedom<'a> {
         Policy { recompute, loss_chunk, tile_tokens, away }
     }
 
-    /// Tokens of a tile to try, the most first.
-    pub fn tiles(&self, tokens: usize) -> Vec<usize> {
-        tile_choices(self.device, tokens)
+    /// Tokens of a tile to try: a fourth of all, as long as products have rows enough. With fewer still, attention needs
+    /// more than a tile does, and the plan grows by its steps.
+    pub fn tile(&self, tokens: usize) -> Option<usize> {
+        let fewest = match self.device {
+            DeviceKind::Cpu => 256,
+            DeviceKind::Cuda => 2048,
+        };
+        let size = tokens.div_ceil(4).next_multiple_of(128);
+        Some(size).filter(|size| *size >= fewest && *size < tokens)
     }
 
     /// The ladders that the pins leave, each with at least one rung, for micro-batches of so many tokens.
@@ -242,8 +248,8 @@ fn rungs(
         vec![counts.collect(), vec![Choices { weights_away: layers, tables_away: true, ..from }]]
     };
     let tile = |from: Choices| {
-        let sizes = freedom.tiles(tokens).into_iter();
-        vec![sizes.map(|tokens| Choices { tile_tokens: Some(tokens), ..from }).collect()]
+        let size = freedom.tile(tokens);
+        vec![size.map(|tokens| Choices { tile_tokens: Some(tokens), ..from }).into_iter().collect()]
     };
     // Rows of the embedding are few: looking them up elsewhere costs next to nothing.
     let mut last = Choices { embedding_away: freedom.has_own_embedding, ..start };
@@ -260,17 +266,6 @@ fn rungs(
     kinds.push(vec![moments, Choices { window_layers: 0, ..moments }]);
     let numbered = kinds.into_iter().enumerate();
     numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
-}
-
-/// Tokens of a tile to try: a fourth of all, as long as products have rows enough. With fewer still, attention needs
-/// more than a tile does, and the plan grows by its steps.
-pub fn tile_choices(device: DeviceKind, tokens: usize) -> Vec<usize> {
-    let fewest = match device {
-        DeviceKind::Cpu => 256,
-        DeviceKind::Cuda => 2048,
-    };
-    let size = tokens.div_ceil(4).next_multiple_of(128);
-    Some(size).filter(|size| *size >= fewest && *size < tokens).into_iter().collect()
 }
 
 /// All weights elsewhere, so many layers of them on the device at the same time.

@@ -1,7 +1,8 @@
 //! The device of a run: found before anything is planned, opened once the plan is made.
 //!
 //! `auto` is the first GPU that can train, else the processor, unless `memory.profile` names a device of one kind. A
-//! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the device is opened, and assumed before.
+//! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the
+//! device is opened, and assumed before.
 
 use crate::failure::Failure;
 use crate::hub::environment;
