@@ -196,3 +196,18 @@ fn prices_are_those_of_plans_without_a_choice() {
         assert!((cost - price.cost_ms).abs() < 1e-6, "{price:?}: {cost}");
     }
 }
+
+/// Memory of the host within a GPU's reach takes tables of the GPU, in whole steps.
+#[test]
+fn pinned_memory_takes_tables_of_the_device() {
+    let request = Request { device: smidgen_ir::DeviceKind::Cuda, ..request() };
+    let away = smidgen_compile::ladder::all_weights_away(&request, 2);
+    let plan = compile(&request, &Policy { away, ..Policy::resident(Recompute::none(), 8) });
+    let host_bytes = plan.host.bytes() as u64;
+    assert!(host_bytes > 4096);
+    let context = Context { bytes: 7, host_bytes_a_table_byte: 512, ..Context::default() };
+    assert_eq!(context.bytes_for(&plan), 7 + (2 << 20));
+    let context = Context { host_bytes_a_table_byte: 1, ..context };
+    assert_eq!(context.bytes_for(&plan), 7 + host_bytes.next_multiple_of(2 << 20));
+    assert_eq!(Context { host_bytes_a_table_byte: 0, ..context }.bytes_for(&plan), 7);
+}
