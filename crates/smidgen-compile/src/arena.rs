@@ -106,44 +106,62 @@ pub fn most_alive(lives: &[Life]) -> usize {
 }
 
 /// Steps that share a list of what is placed: most lives are shorter.
-const BLOCK_STEPS: usize = 32;
+const BLOCK_STEPS: usize = 128;
 /// A life over more blocks looks at everything that is placed.
-const MOST_BLOCKS: usize = 4;
+const MOST_BLOCKS: usize = 3;
 
 fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize>, usize) {
-    let mut order: Vec<usize> = (0..lives.len()).collect();
-    order.sort_by_cached_key(|&index| (key(&lives[index]), index));
+    let mut order: Vec<u32> = (0..lives.len() as u32).collect();
+    order.sort_by_cached_key(|&index| (key(&lives[index as usize]), index));
     let mut offsets = vec![0; lives.len()];
     let mut span = 0;
-    // Placed so far, by offset; and those that are alive in a block of steps, in any order.
-    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    // Placed so far, and those of them that are alive in a block of steps; each by offset.
+    let mut placed: Vec<u32> = Vec::with_capacity(lives.len());
     let steps = lives.iter().map(|life| life.last + 1).max().unwrap_or(0);
-    let mut blocks: Vec<Vec<usize>> = vec![Vec::new(); steps.div_ceil(BLOCK_STEPS)];
-    let mut near: Vec<usize> = Vec::new();
+    let mut blocks: Vec<Vec<u32>> = vec![Vec::new(); steps.div_ceil(BLOCK_STEPS)];
     for index in order {
-        let life = &lives[index];
+        let life = &lives[index as usize];
         let own_blocks = life.first / BLOCK_STEPS..=life.last / BLOCK_STEPS;
-        let is_beside = |other: &usize| lives[*other].first <= life.last && lives[*other].last >= life.first;
-        near.clear();
-        if own_blocks.clone().count() <= MOST_BLOCKS {
-            let blocks = blocks[own_blocks.clone()].iter().flatten().copied();
-            near.extend(blocks.filter(is_beside));
-            near.sort_unstable_by_key(|&other| offsets[other]);
-        } else {
-            near.extend(placed.iter().copied().filter(is_beside));
-        }
-        let mut offset = 0;
-        for &other in &near {
-            if offsets[other] >= offset + life.bytes {
-                break;
-            }
-            offset = offset.max(offsets[other] + lives[other].bytes);
-        }
-        offsets[index] = offset;
+        let offset = match &blocks[own_blocks.clone()] {
+            [block] => lowest_gap(life, lives, &offsets, block.iter().copied()),
+            few if few.len() <= MOST_BLOCKS => lowest_gap(life, lives, &offsets, by_offset(few, &offsets)),
+            _ => lowest_gap(life, lives, &offsets, placed.iter().copied()),
+        };
+        offsets[index as usize] = offset;
         span = span.max(offset + life.bytes);
-        let position = placed.partition_point(|&other| offsets[other] <= offset);
-        placed.insert(position, index);
-        blocks[own_blocks].iter_mut().for_each(|block| block.push(index));
+        for list in blocks[own_blocks].iter_mut().chain([&mut placed]) {
+            let position = list.partition_point(|&other| offsets[other as usize] <= offset);
+            list.insert(position, index);
+        }
     }
     (offsets, span)
+}
+
+/// The lowest offset at which a life lies beside none of `placed`, which come by offset.
+fn lowest_gap(life: &Life, lives: &[Life], offsets: &[usize], placed: impl Iterator<Item = u32>) -> usize {
+    let mut offset = 0;
+    for other in placed {
+        let (at, other) = (offsets[other as usize], &lives[other as usize]);
+        if other.first > life.last || other.last < life.first {
+            continue;
+        }
+        if at >= offset + life.bytes {
+            break;
+        }
+        offset = offset.max(at + other.bytes);
+    }
+    offset
+}
+
+/// What is in a few lists, each by offset, as one; what is in several comes several times.
+fn by_offset<'a>(lists: &'a [Vec<u32>], offsets: &'a [usize]) -> impl Iterator<Item = u32> + 'a {
+    let mut rests = [&[] as &[u32]; MOST_BLOCKS];
+    rests.iter_mut().zip(lists).for_each(|(rest, list)| *rest = list);
+    std::iter::from_fn(move || {
+        let heads = rests.iter_mut().filter(|rest| !rest.is_empty());
+        let lowest = heads.min_by_key(|rest| offsets[rest[0] as usize])?;
+        let (first, rest) = lowest.split_first()?;
+        *lowest = rest;
+        Some(*first)
+    })
 }

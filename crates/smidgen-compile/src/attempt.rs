@@ -38,7 +38,7 @@ pub struct Effort {
 
 impl Effort {
     /// Under a second of one processor core.
-    const MOST_STEPS: usize = 400_000;
+    const MOST_STEPS: usize = 300_000;
 
     /// Whether this share of it is used up.
     pub fn is_spent(&self, share: f64) -> bool {
@@ -104,7 +104,7 @@ impl<'a> Attempt<'a> {
             return taken;
         }
         let mut schedule = self.scheduled(policy);
-        let elsewhere_bytes = schedule.elsewhere_bytes() as u64;
+        let elsewhere_bytes = schedule.elsewhere_bytes(self.request.elsewhere()) as u64;
         // Before packing a plan does not know it, and the context may depend on it.
         if self.request.elsewhere() == Space::Host {
             schedule.plan.host.persistent_bytes = elsewhere_bytes as usize;

@@ -34,6 +34,8 @@ pub struct Card {
 const F32_SHARE: f64 = 0.67;
 const MEMORY_SHARE: f64 = 0.75;
 const BUS_SHARE: f64 = 0.78;
+/// What a usual disk reads; nobody knows it of another machine.
+const DISK_BYTES_PER_S: f64 = 2e9;
 /// A launch.
 const STEP_S: f64 = 4e-6;
 /// A code is read, and plain numbers are written for the product.
@@ -127,6 +129,7 @@ impl Card {
             half: rates(half, self.attention_share * half),
             fetch_bytes_per_s: bus_bytes_per_s,
             stow_bytes_per_s: bus_bytes_per_s,
+            disk_bytes_per_s: DISK_BYTES_PER_S,
             travel_s_per_byte: 0.0,
         }
     }

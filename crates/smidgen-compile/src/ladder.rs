@@ -128,7 +128,8 @@ impl<'a> Freedom<'a> {
             false => choices.window_layers * self.layer_bytes,
         };
         let embedding = choices.embedding_away && self.has_own_embedding && !tables;
-        let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+        let on_disk = self.pins.weights_on_disk;
+        let away = Away { weights, embedding, tables, on_disk, activations, moments, window_bytes };
         let (loss_chunk, tile_tokens) = (choices.loss_chunk, choices.tile_tokens);
         Policy { recompute, loss_chunk, tile_tokens, away }
     }

@@ -68,10 +68,7 @@ impl Request {
 
     /// Where a value lies that is not on the device.
     pub fn elsewhere(&self) -> Space {
-        match self.device {
-            DeviceKind::Cpu => Space::Disk,
-            DeviceKind::Cuda => Space::Host,
-        }
+        self.device.elsewhere()
     }
 
     /// Whether products take adapters in other numbers than those they are trained in.
@@ -164,6 +161,8 @@ pub struct Away {
     pub embedding: bool,
     /// The embedding and the head.
     pub tables: bool,
+    /// Weights that are brought lie on disk, also beside a GPU.
+    pub on_disk: bool,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
     /// The optimizer's moments.

@@ -5,7 +5,7 @@
 //! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
 //! what it takes to bring the matrices of a product into the form that the product wants.
 
-use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision};
+use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
 
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +40,8 @@ pub struct DeviceProfile {
     /// Between the device and where its values lie else: pinned memory beside a GPU, a disk beside a CPU.
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
+    /// From a disk; beside a CPU that is what `fetch_bytes_per_s` says too.
+    pub disk_bytes_per_s: f64,
     /// Time that the steps lose for each byte that travels beside them, because it takes the processor too.
     pub travel_s_per_byte: f64,
 }
@@ -67,6 +69,7 @@ impl DeviceProfile {
             half: rates(380e9, 34e9, 100e9, 0.6e-9),
             fetch_bytes_per_s: 1.5e9,
             stow_bytes_per_s: 0.8e9,
+            disk_bytes_per_s: 1.5e9,
             travel_s_per_byte: 0.6e-9 / threads,
         }
     }
@@ -80,6 +83,7 @@ impl DeviceProfile {
             },
             fetch_bytes_per_s: self.fetch_bytes_per_s,
             stow_bytes_per_s: self.stow_bytes_per_s,
+            disk_bytes_per_s: self.disk_bytes_per_s,
             travel_s_per_byte: self.travel_s_per_byte,
         }
     }
@@ -91,6 +95,7 @@ pub struct Profile {
     pub rates: Rates,
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
+    pub disk_bytes_per_s: f64,
     pub travel_s_per_byte: f64,
 }
 
@@ -98,6 +103,14 @@ impl Profile {
     /// A usual processor.
     pub fn cpu(threads: usize, precision: Precision) -> Profile {
         DeviceProfile::cpu(threads).at(precision)
+    }
+
+    /// Bytes a second at which what a step fetches comes.
+    fn fetch_rate(&self, plan: &Plan, step: &Step) -> f64 {
+        match plan.value(step.inputs[0]).buffer.map(|buffer| plan.buffer(buffer).space) {
+            Some(Space::Disk) => self.disk_bytes_per_s,
+            _ => self.fetch_bytes_per_s,
+        }
     }
 
     pub fn seconds(&self, op: &Op, cost: Cost) -> f64 {
@@ -122,7 +135,7 @@ impl Profile {
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
             match step.op {
                 Op::Fetch => {
-                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_bytes_per_s;
+                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_rate(plan, step);
                     over[index] = inward;
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }

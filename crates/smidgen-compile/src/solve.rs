@@ -79,6 +79,8 @@ pub struct Pins {
     /// How many layers' weights lie elsewhere, and whether the tables do.
     pub weights_away: Option<usize>,
     pub tables_away: Option<bool>,
+    /// Whether those that are away are on disk, also beside a GPU.
+    pub weights_on_disk: bool,
     /// Whether activations for the backward pass wait elsewhere.
     pub activations_away: Option<bool>,
     pub moments_away: Option<bool>,
@@ -110,7 +112,7 @@ pub struct Price {
 }
 
 impl Solution {
-    /// Bytes that lie in pinned memory or on disk.
+    /// Bytes that lie in pinned memory beside a GPU, on disk beside a CPU.
     pub fn elsewhere_bytes(&self) -> u64 {
         elsewhere_bytes(&self.plan)
     }
@@ -270,8 +272,9 @@ fn leanest(attempts: &[Attempt], budget: Budget) -> SolveError {
     SolveError { budget_bytes: budget.device_bytes, leanest: Box::new(leanest.expect("a ladder has a rung")) }
 }
 
+/// What the budget for elsewhere counts: pinned memory beside a GPU, where disk is bounded by the disk alone.
 pub(crate) fn elsewhere_bytes(plan: &Plan) -> u64 {
-    [Space::Host, Space::Disk].map(|space| plan.size(space).bytes() as u64).iter().sum()
+    plan.size(plan.device.elsewhere()).bytes() as u64
 }
 
 /// Rows of logits to try: the usual number, then halves of it down to the fewest.
@@ -326,6 +329,13 @@ fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
     choices.into_iter().filter(|choice| choice.1).map(price).collect()
 }
 
+fn place_of(space: Space) -> &'static str {
+    match space {
+        Space::Disk => "on disk",
+        Space::Host | Space::Device => "in pinned memory of the host",
+    }
+}
+
 fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
     let (recomputed, layers) = (policy.recompute.layers.len(), attempt.request.spec.layers);
     let is_pinned = attempt.freedom.pins.recompute.is_some() || attempt.freedom.pins.policy.is_some();
@@ -344,10 +354,8 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
         steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
     };
     let mut reasons = vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)];
-    let place = match attempt.request.elsewhere() {
-        Space::Disk => "on disk",
-        Space::Host | Space::Device => "in pinned memory of the host",
-    };
+    let place = place_of(attempt.request.elsewhere());
+    let weights_place = if policy.away.on_disk { place_of(Space::Disk) } else { place };
     if let Some(tokens) = policy.tile_tokens {
         reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
     }
@@ -355,7 +363,7 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
     if !away.weights.is_empty() {
         let (count, tables) = (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
         reasons.push(format!(
-            "weights: those of {count} of {layers} layers {place}{tables}, brought ahead of use"
+            "weights: those of {count} of {layers} layers {weights_place}{tables}, brought ahead of use"
         ));
     } else if away.tables {
         reasons.push(format!("weights: embedding and head {place}"));

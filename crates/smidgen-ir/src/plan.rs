@@ -214,6 +214,14 @@ impl DeviceKind {
         }
     }
 
+    /// Where values lie that are not on the device, unless they are sent further.
+    pub fn elsewhere(self) -> Space {
+        match self {
+            DeviceKind::Cpu => Space::Disk,
+            DeviceKind::Cuda => Space::Host,
+        }
+    }
+
     /// What activations and their gradients lie in memory as: on a GPU what products take, on a CPU always f32.
     pub fn activations(self, precision: Precision) -> DType {
         match (self, precision) {

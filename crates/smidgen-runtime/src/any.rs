@@ -18,11 +18,11 @@ pub enum AnyDevice {
 }
 
 impl AnyDevice {
-    /// With a folder for the file of values that a plan puts on disk; a GPU has no such file.
+    /// With a folder for the file of values that a plan puts on disk.
     pub fn with_spill_folder(self, folder: PathBuf) -> AnyDevice {
         match self {
             AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu.with_spill_folder(folder)),
-            cuda @ AnyDevice::Cuda(_) => cuda,
+            AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.with_spill_folder(folder))),
         }
     }
 }
@@ -53,6 +53,20 @@ impl Device for AnyDevice {
         match self {
             AnyDevice::Cpu(device) => device.prepare(steps),
             AnyDevice::Cuda(device) => device.prepare(steps),
+        }
+    }
+
+    fn chosen(&self) -> Option<String> {
+        match self {
+            AnyDevice::Cpu(device) => device.chosen(),
+            AnyDevice::Cuda(device) => device.chosen(),
+        }
+    }
+
+    fn adopt(&mut self, chosen: &str) -> bool {
+        match self {
+            AnyDevice::Cpu(device) => device.adopt(chosen),
+            AnyDevice::Cuda(device) => device.adopt(chosen),
         }
     }
 

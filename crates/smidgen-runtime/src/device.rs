@@ -287,6 +287,17 @@ pub trait Device {
         Ok(())
     }
 
+    /// How the loaded plan's products are formed, where a device chose that by timing: text for [`Device::adopt`].
+    fn chosen(&self) -> Option<String> {
+        None
+    }
+
+    /// Takes over choices that were made before, so that a plan loaded after it forms the same sums in the same order.
+    /// False where they were made by another device or library, whose choices mean nothing here.
+    fn adopt(&mut self, _chosen: &str) -> bool {
+        false
+    }
+
     /// Writes before whatever runs next. A device that fails says so when it is asked for something.
     fn write(&mut self, at: Address, from: &[u8]);
 

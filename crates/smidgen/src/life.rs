@@ -10,7 +10,7 @@ use crate::generate::memory::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, 
 use crate::job::{Data, Job, JobBudget};
 use crate::merge::MergeOptions;
 use crate::merge::write::WORKERS;
-use crate::planning::{process_context, program_bytes};
+use crate::planning::{pinned_bytes, process_context, program_bytes};
 use crate::recipe::Length;
 use crate::train::disk::Footprint;
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let footprint = Footprint::of(plan, &job.recipe.train, total_steps(job));
     let reserved = Spaces {
         device: solution.peak_bytes,
-        pinned: plan.host.bytes() as u64,
+        pinned: pinned_bytes(plan),
         host: match device {
             DeviceKind::Cpu => 0,
             DeviceKind::Cuda => process_context(job).bytes_for(plan),
@@ -128,7 +128,7 @@ fn generation(job: &Job) -> Option<Spaces> {
     };
     let plan = |bytes| plan_generation(&job.request, &job.model, &job.place, &sizes(within(bytes)));
     let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
-    let (pinned, disk) = (plan.plan.host.bytes() as u64, plan.plan.disk.bytes() as u64);
+    let (pinned, disk) = (pinned_bytes(&plan.plan), plan.plan.disk.bytes() as u64);
     Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })
 }
 

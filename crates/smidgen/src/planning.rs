@@ -25,8 +25,9 @@ use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options, solve,
 };
-use smidgen_ir::{DeviceKind, Extent};
+use smidgen_ir::{DeviceKind, Extent, Plan};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
+use smidgen_runtime::cuda::DISK_SLOT_BYTES;
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
@@ -108,14 +109,29 @@ impl Terms {
         solve(request, demands, &self.pins, self.context, self.budget, &self.profile)
     }
 
+    /// The same with weights on disk, where pinned memory is what was short and the recipe leaves it open.
+    fn with_weights_on_disk(&self, job: &Job, error: &SolveError) -> Option<Terms> {
+        let is_open = job.recipe.memory.weights == WeightPlacement::Auto && !self.pins.weights_on_disk;
+        let is_short_of_host = error.leanest.peak_bytes <= self.budget.device_bytes;
+        let pins = Pins { weights_on_disk: true, ..self.pins.clone() };
+        let is_gpu = job.request.device == DeviceKind::Cuda;
+        (is_gpu && is_open && is_short_of_host).then(|| Terms { pins, ..self.clone() })
+    }
+
     pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
         can_fit(request, demand, &self.pins, self.context, self.budget, &self.profile)
     }
 }
 
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
-    let terms = Terms::with(job, pins);
-    let result = terms.solve(&job.request, &shape.demands);
+    let mut terms = Terms::with(job, pins);
+    let mut result = terms.solve(&job.request, &shape.demands);
+    if let Some(on_disk) = result.as_ref().err().and_then(|error| terms.with_weights_on_disk(job, error)) {
+        let other = on_disk.solve(&job.request, &shape.demands);
+        if other.is_ok() {
+            (terms, result) = (on_disk, other);
+        }
+    }
     Ok(match result {
         Ok(solution) => Planned::of(job, shape, &terms, solution, true, vec![]),
         Err(SolveError { leanest, .. }) => {
@@ -211,7 +227,10 @@ impl Planned {
             ),
             false => {
                 let plan = &self.solution.plan;
-                let place = if plan.disk.bytes() > 0 { "on disk" } else { "of pinned memory" };
+                let place = match plan.device {
+                    DeviceKind::Cpu => "on disk",
+                    DeviceKind::Cuda => "of pinned memory",
+                };
                 format!(
                     "plans that fit the budget of {} need up to {} {place}, and there are {}",
                     format_bytes(self.budget_bytes),
@@ -224,6 +243,12 @@ impl Planned {
         failure.hints = self.advice.clone();
         failure
     }
+}
+
+/// Memory of the host that a GPU reaches: what lies there, and the slot by which values on disk come.
+pub fn pinned_bytes(plan: &Plan) -> u64 {
+    let is_slot_used = plan.device == DeviceKind::Cuda && plan.disk.bytes() > 0;
+    plan.host.bytes() as u64 + if is_slot_used { DISK_SLOT_BYTES as u64 } else { 0 }
 }
 
 /// What the program takes beside the arena, without data.
@@ -293,10 +318,6 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         Placement::Device => Some(false),
         Placement::Host => Some(true),
     };
-    if memory.weights == WeightPlacement::Disk && job.request.device == DeviceKind::Cuda {
-        return Err(Failure::recipe("`memory.weights = \"disk\"` is not supported on a GPU")
-            .hint("`memory.weights = \"host\"` streams them from pinned memory"));
-    }
     let (weights_away, tables_away) = match memory.weights {
         WeightPlacement::Auto => (None, None),
         WeightPlacement::Device => (Some(0), Some(false)),
@@ -317,6 +338,7 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
         },
         weights_away,
         tables_away,
+        weights_on_disk: memory.weights == WeightPlacement::Disk && job.request.device == DeviceKind::Cuda,
         activations_away: away(memory.activations),
         moments_away: away(memory.optimizer_state),
     })

@@ -13,7 +13,7 @@ use smidgen::recipe::read_recipe;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::progress::Progress;
-use smidgen::train::resume::{Start, find_start};
+use smidgen::train::resume::{Start, adopt_products, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{Ending, RunPolicy, Trainer};
 use smidgen_ir::{Extent, Op, Precision, Space};
@@ -25,6 +25,8 @@ use std::path::{Path, PathBuf};
 struct Late {
     cpu: Cpu,
     slots: [Vec<u8>; READ_SLOTS],
+    /// How it says that it forms products.
+    way: String,
 }
 
 impl Device for Late {
@@ -61,6 +63,16 @@ impl Device for Late {
 
     fn is_asynchronous(&self) -> bool {
         true
+    }
+
+    fn chosen(&self) -> Option<String> {
+        Some(format!("a late device\n{}", self.way))
+    }
+
+    fn adopt(&mut self, chosen: &str) -> bool {
+        let way = chosen.strip_prefix("a late device\n").map(str::to_owned);
+        self.way = way.clone().unwrap_or(std::mem::take(&mut self.way));
+        way.is_some()
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
@@ -163,7 +175,7 @@ fn in_f32(step: &BoundStep) -> BoundStep {
 }
 
 fn late() -> Late {
-    Late { cpu: Cpu::new(1).unwrap(), slots: Default::default() }
+    Late { cpu: Cpu::new(1).unwrap(), slots: Default::default(), way: "one by one".into() }
 }
 
 fn recipe(folder: &Path, lr: f64) -> PathBuf {
@@ -264,6 +276,22 @@ fn reports_that_come_late_are_the_same() {
     assert_eq!(failed, None);
     assert_eq!(losses(&plain).len(), 11);
     assert_same(&coated, &plain);
+}
+
+/// A checkpoint holds how its products were formed; a device that goes on from it takes that over, another says no.
+#[test]
+fn products_are_formed_as_the_checkpoint_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), 1e-2);
+    let (failed, run) = train(&recipe, "late", late());
+    assert_eq!(failed, None);
+    let checkpoint = run.join("checkpoint-8");
+    let mut other = Late { way: "all at once".into(), ..late() };
+    assert_eq!(adopt_products(&mut other, &checkpoint), None);
+    assert_eq!(other.way, "one by one");
+    let obstacle = adopt_products(&mut Cpu::new(1).unwrap(), &checkpoint);
+    assert_eq!(obstacle.unwrap(), "the products of this run were formed by a late device");
+    assert_eq!(adopt_products(&mut other, folder.path()), None, "nothing was kept");
 }
 
 #[test]

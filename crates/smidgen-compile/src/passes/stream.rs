@@ -16,9 +16,11 @@ pub const FEWEST_BYTES: usize = 1 << 10;
 /// Sends matrices of at least `fewest_bytes` to `space` as the choice says, and has them fetched.
 pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fewest_bytes: usize) {
     let away = leaves_away(graph, choice, extent, fewest_bytes);
+    let on_disk = if choice.on_disk { brought_weights(graph, &away) } else { HashSet::new() };
     for (index, value) in graph.values.iter_mut().enumerate() {
-        if away.contains(&value.role.whole(ValueId(index as u32))) {
-            value.space = space;
+        let whole = value.role.whole(ValueId(index as u32));
+        if away.contains(&whole) {
+            value.space = if on_disk.contains(&whole) { Space::Disk } else { space };
         }
     }
     for index in 0..graph.entries.len() {
@@ -68,6 +70,15 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
         }
     }
     away
+}
+
+/// Weights that are brought as a whole: rows are looked up in memory, and moments go back there.
+fn brought_weights(graph: &Graph, away: &HashSet<ValueId>) -> HashSet<ValueId> {
+    let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
+    let embeds = nodes.filter(|node| matches!(node.op, Op::Embed { .. }));
+    let looked_up: HashSet<ValueId> = embeds.map(|node| graph.whole(node.inputs[1])).collect();
+    let is_weight = |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight);
+    away.difference(&looked_up).copied().filter(is_weight).collect()
 }
 
 fn is_head(op: &Op) -> bool {

@@ -75,6 +75,7 @@ fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profi
         },
         fetch_bytes_per_s: link_gb_s * 1e9,
         stow_bytes_per_s: 0.6 * link_gb_s * 1e9,
+        disk_bytes_per_s: link_gb_s * 1e9,
         travel_s_per_byte: 1e-12,
     }
 }
@@ -132,7 +133,15 @@ fn policies(request: &Request) -> Vec<Policy> {
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
                     let window_bytes = window * layer_bytes;
                     let (weights, activations) = (weights.clone(), activations.clone());
-                    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+                    let away = Away {
+                        weights,
+                        embedding,
+                        tables,
+                        on_disk: false,
+                        activations,
+                        moments,
+                        window_bytes,
+                    };
                     let recompute = Recompute { layers: recomputed.clone() };
                     all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
                 }

@@ -172,7 +172,7 @@ impl Device for Cpu {
     fn write(&mut self, at: Address, from: &[u8]) {
         match &self.spill {
             Some(spill) if at.space != Space::Device => {
-                let result = spill.write(at.offset, from);
+                let result = spill.file().write(at.offset, from);
                 self.failed = self.failed.take().or(result.err());
             }
             _ => self.arena.bytes_mut(at.offset, from.len()).copy_from_slice(from),
@@ -181,7 +181,7 @@ impl Device for Cpu {
 
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
         match &self.spill {
-            Some(spill) if at.space != Space::Device => spill.read(at.offset, into),
+            Some(spill) if at.space != Space::Device => spill.file().read(at.offset, into),
             _ => {
                 into.copy_from_slice(self.arena.bytes_mut(at.offset, into.len()));
                 Ok(())
@@ -193,14 +193,8 @@ impl Device for Cpu {
         assert!(to.rows.is_none(), "the CPU's rows have no gaps");
         match &self.spill {
             Some(spill) if to.at.space != Space::Device => {
-                let most = if to.in_one_piece { to.bytes } else { to.bytes.min(spill::PIECE_BYTES) };
-                let mut piece = vec![0u8; most];
-                for first in (0..to.bytes).step_by(most.max(1)) {
-                    let piece = &mut piece[..most.min(to.bytes - first)];
-                    fill(first, piece).map_err(FillError::Source)?;
-                    spill.write(to.at.offset + first, piece).map_err(FillError::Device)?;
-                }
-                Ok(())
+                let most = if to.in_one_piece { to.bytes } else { spill::PIECE_BYTES };
+                spill.file().fill(to.at.offset, to.bytes, most, fill)
             }
             _ => fill(0, self.arena.bytes_mut(to.at.offset, to.bytes)).map_err(FillError::Source),
         }

@@ -242,7 +242,7 @@ impl Run<'_> {
             for (row, bytes) in bytes.chunks_exact_mut(row_bytes).take(count).enumerate() {
                 let id = ids.get(first + row) as usize;
                 assert!(id < vocabulary, "id {id} is outside a vocabulary of {vocabulary}");
-                spill.read(table.offset + id * row_bytes, bytes)?;
+                spill.file().read(table.offset + id * row_bytes, bytes)?;
             }
             let rows = stored::Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
             // SAFETY: so many places are there, and rows `first..first + count` of y.

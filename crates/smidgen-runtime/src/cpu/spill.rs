@@ -4,7 +4,7 @@
 //! any more once it is open: nothing is left behind when the process dies. What was read or written is dropped from
 //! the system's own cache, which would otherwise hold in memory what the plan put out of it.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Fill, FillError};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,10 +16,69 @@ use std::thread::JoinHandle;
 /// Bytes that pass through host memory at a time where a value is filled.
 pub const PIECE_BYTES: usize = 1 << 20;
 
+/// The file without its thread.
+#[derive(Debug)]
+pub struct SpillFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl SpillFile {
+    /// So many bytes in a folder, which is made where it is not there.
+    pub fn open(folder: &Path, bytes: usize) -> Result<SpillFile, DeviceError> {
+        let path = folder.join(format!(".smidgen-{}.spill", std::process::id()));
+        let failed = |what| {
+            let path = path.clone();
+            move |error| DeviceError::File { what, path, error }
+        };
+        std::fs::create_dir_all(folder).map_err(failed("there is no folder for"))?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path);
+        let file = file.map_err(failed("cannot make"))?;
+        std::fs::remove_file(&path).map_err(failed("cannot unlink"))?;
+        allocate(&file, bytes).map_err(failed("there is no room for"))?;
+        Ok(SpillFile { file, path })
+    }
+
+    /// Reads at once; no transfer may be under way there.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        let read = self.file.read_exact_at(into, offset as u64);
+        drop_from_cache(&self.file, offset as u64, into.len(), Direction::In);
+        read.map_err(|error| self.failure("cannot read", error))
+    }
+
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.file.write_all_at(from, offset as u64).map_err(|error| self.failure("cannot write", error))?;
+        drop_from_cache(&self.file, offset as u64, from.len(), Direction::Out);
+        Ok(())
+    }
+
+    /// Lets the caller write a value of so many bytes, in pieces of at most `most`.
+    pub fn fill<E>(
+        &self,
+        offset: usize,
+        bytes: usize,
+        most: usize,
+        fill: Fill<'_, E>,
+    ) -> Result<(), FillError<E>> {
+        let most = bytes.min(most).max(1);
+        let mut piece = vec![0u8; most];
+        for first in (0..bytes).step_by(most) {
+            let piece = &mut piece[..most.min(bytes - first)];
+            fill(first, piece).map_err(FillError::Source)?;
+            self.write(offset + first, piece).map_err(FillError::Device)?;
+        }
+        Ok(())
+    }
+
+    fn failure(&self, what: &'static str, error: io::Error) -> DeviceError {
+        DeviceError::File { what, path: self.path.clone(), error }
+    }
+}
+
 #[derive(Debug)]
 pub struct Spill {
-    file: Arc<File>,
-    path: PathBuf,
+    file: Arc<SpillFile>,
     jobs: Option<Sender<Job>>,
     state: Arc<(Mutex<State>, Condvar)>,
     begun: u64,
@@ -55,26 +114,19 @@ struct Memory {
 unsafe impl Send for Memory {}
 
 impl Spill {
-    /// A file of so many bytes in a folder, which is made where it is not there.
     pub fn open(folder: &Path, bytes: usize) -> Result<Spill, DeviceError> {
-        let path = folder.join(format!(".smidgen-{}.spill", std::process::id()));
-        let failed = |what| {
-            let path = path.clone();
-            move |error| DeviceError::File { what, path, error }
-        };
-        std::fs::create_dir_all(folder).map_err(failed("there is no folder for"))?;
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.map_err(failed("cannot make"))?;
-        std::fs::remove_file(&path).map_err(failed("cannot unlink"))?;
-        allocate(&file, bytes).map_err(failed("there is no room for"))?;
+        let file = Arc::new(SpillFile::open(folder, bytes)?);
         let (jobs, inbox) = channel();
-        let (file, state) = (Arc::new(file), Arc::new((Mutex::new(State::default()), Condvar::new())));
+        let state = Arc::new((Mutex::new(State::default()), Condvar::new()));
         let (own_file, own_state) = (Arc::clone(&file), Arc::clone(&state));
-        let worker = move || transfer_all(&own_file, &own_state, &inbox);
+        let worker = move || transfer_all(&own_file.file, &own_state, &inbox);
         let thread = std::thread::Builder::new().name("smidgen-disk".into()).spawn(worker);
-        let thread = Some(thread.map_err(failed("no thread for"))?);
-        Ok(Spill { file, path, jobs: Some(jobs), state, begun: 0, thread })
+        let thread = Some(thread.map_err(|error| file.failure("no thread for", error))?);
+        Ok(Spill { file, jobs: Some(jobs), state, begun: 0, thread })
+    }
+
+    pub fn file(&self) -> &SpillFile {
+        &self.file
     }
 
     /// Begins a transfer and returns its number.
@@ -103,27 +155,14 @@ impl Spill {
         }
         match &state.failed {
             None => Ok(()),
-            Some((what, error)) => Err(self.failure(what, io::Error::new(error.kind(), error.to_string()))),
+            Some((what, error)) => {
+                Err(self.file.failure(what, io::Error::new(error.kind(), error.to_string())))
+            }
         }
     }
 
     pub fn wait_for_all(&self) -> Result<(), DeviceError> {
         self.wait(self.begun)
-    }
-
-    /// Reads at once; no transfer may be under way there.
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.file.read_exact_at(into, offset as u64).map_err(|error| self.failure("cannot read", error))
-    }
-
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
-        self.file.write_all_at(from, offset as u64).map_err(|error| self.failure("cannot write", error))?;
-        drop_from_cache(&self.file, offset as u64, from.len(), Direction::Out);
-        Ok(())
-    }
-
-    fn failure(&self, what: &'static str, error: io::Error) -> DeviceError {
-        DeviceError::File { what, path: self.path.clone(), error }
     }
 }
 
@@ -213,8 +252,8 @@ mod tests {
         first[700..5700].fill(7);
         assert!(back == first);
         let mut some = [0u8; 10];
-        spill.write(310, &[9; 5]).unwrap();
-        spill.read(305, &mut some).unwrap();
+        spill.file().write(310, &[9; 5]).unwrap();
+        spill.file().read(305, &mut some).unwrap();
         assert_eq!(some, [5, 6, 7, 8, 9, 9, 9, 9, 9, 9]);
     }
 

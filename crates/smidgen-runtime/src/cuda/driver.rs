@@ -103,6 +103,32 @@ impl Stream {
         let kind = result::stream::StreamKind::NonBlocking;
         Ok(Stream { handle: named(result::stream::create(kind), "cuStreamCreate")? })
     }
+
+    /// Waits until everything in it is done.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream belongs to the current context.
+        named(unsafe { result::stream::synchronize(self.handle) }, "cuStreamSynchronize")
+    }
+}
+
+type HostWork = Box<dyn FnOnce() + Send>;
+
+/// Has the driver call `work` on a thread of its own once everything before it in the stream is done; what comes behind
+/// it waits until it returns. `work` makes no call of the driver.
+pub fn call_in_order(stream: sys::CUstream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
+    unsafe extern "C" fn call(work: *mut std::ffi::c_void) {
+        // SAFETY: made below from such a box, and called once.
+        let work = unsafe { Box::from_raw(work.cast::<HostWork>()) };
+        work();
+    }
+    let work = Box::into_raw(Box::new(Box::new(work) as HostWork));
+    // SAFETY: the stream belongs to the current context, and `call` takes what it is given.
+    let code = unsafe { sys::cuLaunchHostFunc(stream, Some(call), work.cast()) };
+    if code != sys::CUresult::CUDA_SUCCESS {
+        // SAFETY: it was not taken.
+        drop(unsafe { Box::from_raw(work) });
+    }
+    check(code, "cuLaunchHostFunc")
 }
 
 impl Drop for Stream {

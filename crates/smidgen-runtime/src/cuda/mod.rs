@@ -11,6 +11,7 @@ pub mod attention_hopper;
 pub mod cached_attention;
 pub mod columns;
 pub mod decode;
+mod disk;
 pub mod driver;
 pub mod elementwise;
 pub mod embed;
@@ -33,11 +34,13 @@ pub mod thin;
 pub mod transfer_rates;
 mod transfers;
 
+use crate::cpu::spill::PIECE_BYTES;
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
 };
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use cudarc::driver::{result, sys};
+pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
 use modules::Kernels;
@@ -186,7 +189,13 @@ impl Cuda {
     }
 
     fn check_health(&mut self) -> Result<(), DeviceError> {
-        self.failed.take().map_or(Ok(()), Err)
+        self.failed.take().or_else(|| self.transfers.failure()).map_or(Ok(()), Err)
+    }
+
+    /// With a folder for the file of values that a plan puts on disk.
+    pub fn with_spill_folder(mut self, folder: PathBuf) -> Cuda {
+        self.transfers.set_folder(folder);
+        self
     }
 
     /// Waits until everything launched so far is done.
@@ -217,10 +226,7 @@ impl Device for Cuda {
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         self.release()?;
-        if spaces.disk > 0 {
-            return Err(DeviceError::Space { device: NAME, space: Space::Disk });
-        }
-        self.transfers.reserve(spaces.host)?;
+        self.transfers.reserve(spaces.host, spaces.disk)?;
         let bytes = spaces.device;
         // SAFETY: the memory is freed once, in `release`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
@@ -249,6 +255,7 @@ impl Device for Cuda {
         };
         self.transfers.prepare(steps.iter().flat_map(|(_, steps)| *steps))?;
         self.fill_with_noise(step, &extent)?;
+        self.products.begin_plan();
         self.products.set_timing(true);
         let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
         self.products.set_timing(false);
@@ -258,7 +265,19 @@ impl Device for Cuda {
         self.gpu.wait()
     }
 
+    fn chosen(&self) -> Option<String> {
+        Some(self.products.chosen())
+    }
+
+    fn adopt(&mut self, chosen: &str) -> bool {
+        self.products.adopt(chosen)
+    }
+
     fn write(&mut self, at: Address, from: &[u8]) {
+        if at.space == Space::Disk {
+            let written = self.gpu.wait().and_then(|()| self.transfers.disk().file().write(at.offset, from));
+            return self.fallible(written);
+        }
         if at.space == Space::Host {
             let waited = self.gpu.wait();
             self.fallible(waited);
@@ -273,6 +292,10 @@ impl Device for Cuda {
 
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
         self.check_health()?;
+        if at.space == Space::Disk {
+            self.gpu.wait()?;
+            return self.transfers.disk().file().read(at.offset, into);
+        }
         if at.space == Space::Host {
             // The stream of steps waits for every transfer at the end of an entry point.
             self.gpu.wait()?;
@@ -305,6 +328,10 @@ impl Device for Cuda {
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
+        if to.at.space == Space::Disk {
+            let most = if to.in_one_piece { to.bytes } else { PIECE_BYTES };
+            return self.transfers.disk().file().fill(to.at.offset, to.bytes, most, fill);
+        }
         if to.at.space == Space::Host {
             self.gpu.wait().map_err(FillError::Device)?;
             return fill(0, self.transfers.slice_mut(to.at.offset, to.bytes)).map_err(FillError::Source);

@@ -1,8 +1,9 @@
 //! Matrix products by cuBLASLt: D (M, N) = alpha · L (M, K) · R (K, N) + C, row by row in memory.
 //!
 //! The library knows several ways to form a product of a shape. They are timed once, before a run, and the fastest
-//! is kept by the shape, in memory and on disk, so that a later run forms the same sums in the same order. A
-//! micro-batch with fewer tokens than planned uses the way of the planned shape.
+//! is kept by the shape, in memory and on disk, so that a later run forms the same sums in the same order; those of a
+//! plan can be told, and taken over by a run that continues it elsewhere. A micro-batch with fewer tokens than planned
+//! uses the way of the planned shape.
 //! Every way that the library offers repeats to the byte; another way may round otherwise.
 
 use super::driver::{Event, Gpu, NAME};
@@ -12,7 +13,7 @@ use cudarc::cublaslt::{result, sys};
 use smidgen_ir::DType;
 use smidgen_ir::workspace_cuda::PRODUCT_BYTES;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -85,10 +86,14 @@ struct Way {
 pub struct Products {
     handle: sys::cublasLtHandle_t,
     ways: RefCell<BTreeMap<Key, Way>>,
+    /// Those that the plan at hand uses.
+    of_plan: RefCell<BTreeSet<Key>>,
     descriptions: RefCell<HashMap<(Key, [usize; 4]), Description>>,
     /// Whether a product without a way is timed.
     timing: Cell<bool>,
     is_changed: Cell<bool>,
+    /// Whose ways these are: the GPU's name, its multiprocessors and the library's version.
+    owner: String,
     file: Option<PathBuf>,
 }
 
@@ -101,18 +106,19 @@ impl Products {
         let handle = result::create_handle().map_err(|error| failure("cublasLtCreate", error))?;
         // SAFETY: the library is loaded.
         let version = unsafe { sys::cublasLtGetVersion() };
-        let file = folder.map(|folder| {
-            let of = modules::hash(&[&gpu.name, &version.to_string(), &gpu.multiprocessors.to_string()]);
-            folder.join(format!("products-{of:016x}.txt"))
-        });
+        let owner = format!("{}, {} multiprocessors, cuBLASLt {version}", gpu.name, gpu.multiprocessors);
+        let file =
+            folder.map(|folder| folder.join(format!("products-{:016x}.txt", modules::hash(&[&owner]))));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         let ways = text.lines().filter_map(read_line).collect();
         Ok(Products {
             handle,
             ways: RefCell::new(ways),
+            of_plan: RefCell::default(),
             descriptions: RefCell::default(),
             timing: Cell::new(false),
             is_changed: Cell::new(false),
+            owner,
             file,
         })
     }
@@ -135,6 +141,31 @@ impl Products {
         }
     }
 
+    /// Forgets which ways the plan before used; see [`Products::chosen`].
+    pub fn begin_plan(&self) {
+        self.of_plan.borrow_mut().clear();
+    }
+
+    /// The ways of the plan at hand, behind a line that says whose they are.
+    pub fn chosen(&self) -> String {
+        let (ways, of_plan) = (self.ways.borrow(), self.of_plan.borrow());
+        let lines = of_plan.iter().filter_map(|key| Some(write_line(key, ways.get(key)?)));
+        format!("{}\n{}", self.owner, lines.collect::<String>())
+    }
+
+    /// Takes over such ways, if they are of such a GPU and library.
+    pub fn adopt(&self, chosen: &str) -> bool {
+        let (owner, lines) = chosen.split_once('\n').unwrap_or((chosen, ""));
+        let is_ours = owner == self.owner;
+        if is_ours {
+            let mut ways = self.ways.borrow_mut();
+            let before = ways.clone();
+            ways.extend(lines.lines().filter_map(read_line));
+            self.is_changed.set(self.is_changed.get() || *ways != before);
+        }
+        is_ours
+    }
+
     pub fn run(&self, gpu: &Gpu, product: &Product) -> Result<(), DeviceError> {
         if product.sizes.rows == 0 || product.sizes.columns == 0 {
             return Ok(());
@@ -142,6 +173,7 @@ impl Products {
         assert!(product.sizes.depth > 0, "a product without depth");
         let key = product.key(product.planned);
         if self.timing.get() {
+            self.of_plan.borrow_mut().insert(key);
             return if self.ways.borrow().contains_key(&key) { Ok(()) } else { self.time(gpu, product, key) };
         }
         let known = self.ways.borrow().get(&key).copied();
@@ -167,6 +199,7 @@ impl Products {
     fn first_way(&self, product: &Product, key: Key) -> Result<Way, DeviceError> {
         let ways = self.candidates(product, key, 1)?;
         self.ways.borrow_mut().insert(key, ways[0]);
+        self.of_plan.borrow_mut().insert(key);
         self.is_changed.set(true);
         Ok(ways[0])
     }

@@ -54,7 +54,7 @@ impl Stage<'_> {
         let start = match operand.space {
             Space::Device => self.arena,
             Space::Host => self.host,
-            Space::Disk => unreachable!("`reserve` refuses a file"),
+            Space::Disk => unreachable!("what lies on disk is brought before it is used"),
         };
         start + operand.offset as u64
     }

@@ -2,15 +2,21 @@
 //!
 //! A transfer begins when everything launched before it is done and runs beside what is launched after it; a step that
 //! awaits it makes the stream of steps wait, never the host. The GPU reaches pinned memory at its own address, so a
-//! table of which few rows are needed is read where it lies.
+//! table of which few rows are needed is read where it lies. What lies on disk comes by way of a slot in pinned memory
+//! (`disk.rs`).
 
+use super::disk::Disk;
 use super::driver::{self, Event, Gpu, Pinned, Stream};
 use crate::device::{BoundStep, DeviceError, Operand, Transfer};
 use smidgen_ir::{DType, Extent, Space};
+use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Transfers {
     memory: Option<Pinned>,
+    disk: Option<Disk>,
+    /// Of the file on disk.
+    folder: Option<PathBuf>,
     inward: Stream,
     outward: Stream,
     /// What is launched before a transfer.
@@ -22,12 +28,21 @@ pub struct Transfers {
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
         let (inward, outward) = (Stream::new()?, Stream::new()?);
-        Ok(Transfers { memory: None, inward, outward, before: Event::new()?, over: Vec::new() })
+        let (memory, disk, folder) = (None, None, None);
+        Ok(Transfers { memory, disk, folder, inward, outward, before: Event::new()?, over: Vec::new() })
     }
 
-    /// Takes so many bytes of the host, after what was held is given back.
-    pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        self.memory = None;
+    pub fn set_folder(&mut self, folder: PathBuf) {
+        self.folder = Some(folder);
+    }
+
+    /// Takes so many bytes of the host and of the disk, after what was held is given back.
+    pub fn reserve(&mut self, bytes: usize, disk_bytes: usize) -> Result<(), DeviceError> {
+        (self.memory, self.disk) = (None, None);
+        if disk_bytes > 0 {
+            let no_folder = DeviceError::Space { device: driver::NAME, space: Space::Disk };
+            self.disk = Some(Disk::open(self.folder.as_ref().ok_or(no_folder)?, disk_bytes)?);
+        }
         let pinned = (bytes > 0).then(|| Pinned::new(bytes)).transpose();
         self.memory = pinned.map_err(|error| match error {
             DeviceError::Call { device, what, .. } => DeviceError::Pinned { device, bytes, what },
@@ -47,8 +62,18 @@ impl Transfers {
         Ok(())
     }
 
+    /// What lies on disk.
+    pub fn disk(&self) -> &Disk {
+        self.disk.as_ref().expect("the plan has values on disk")
+    }
+
+    /// What went wrong beside the steps.
+    pub fn failure(&self) -> Option<DeviceError> {
+        self.disk.as_ref().and_then(Disk::failure)
+    }
+
     pub fn bytes(&self) -> usize {
-        self.memory.as_ref().map_or(0, Pinned::bytes)
+        self.memory.as_ref().map_or(0, Pinned::bytes) + self.disk.as_ref().map_or(0, Disk::pinned_bytes)
     }
 
     /// Address of the pinned memory, for both sides.
@@ -72,16 +97,26 @@ impl Transfers {
     /// Begins the transfer of a step. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let Transfer { here, there, is_inward } = step.transfer().expect("only transfers come here");
-        let stream = if is_inward { &self.inward } else { &self.outward };
-        assert!(here.space == Space::Device && there.space == Space::Host && there.is_dense());
+        let stream = match (there.space, is_inward) {
+            (Space::Disk, _) => self.disk().stream(),
+            (_, true) => &self.inward,
+            (_, false) => &self.outward,
+        };
+        assert!(here.space == Space::Device && there.is_dense());
         let over = self.over[step.index].as_ref().expect("every transfer has a mark");
         self.before.record(gpu)?;
         self.before.hold(stream.handle)?;
         let awaited = step.awaits.iter().filter_map(|transfer| self.over[*transfer].as_ref());
         awaited.into_iter().try_for_each(|other| other.hold(stream.handle))?;
-        let sides = Sides::of(here, arena, there, self.address(), extent);
-        // SAFETY: both ranges are reserved, and `verify` has shown that nobody touches them until somebody awaits this.
-        unsafe { driver::copy_rows(stream.handle, &sides.copy(is_inward))? };
+        if there.space == Space::Disk {
+            assert!(is_inward && here.is_dense(), "values only come from disk, row behind row");
+            self.disk().bring(there.offset, arena + here.offset as u64, here.bytes_at(extent))?;
+        } else {
+            let sides = Sides::of(here, arena, there, self.address(), extent);
+            // SAFETY: both ranges are reserved, and `verify` has shown that nobody touches them until somebody awaits
+            // this.
+            unsafe { driver::copy_rows(stream.handle, &sides.copy(is_inward))? };
+        }
         over.record_in(stream.handle)
     }
 

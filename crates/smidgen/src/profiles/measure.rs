@@ -41,7 +41,7 @@ pub fn measure(
         .ok_or_else(|| Failure::world("only a device that is here can be measured"))?;
     match place {
         Place::Cpu => measure_cpu(name, threads, effort, folder),
-        Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort),
+        Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort, folder),
     }
 }
 
@@ -62,8 +62,7 @@ fn measure_cpu(
     let f32 = rates("f32")?;
     // Without a unit for bf16 nothing is ever computed in it.
     let half = if Bf16Unit::detect().is_some() { rates("bf16")? } else { f32 };
-    let bytes = if effort == Effort::Usual { 256 << 20 } else { 8 << 20 };
-    let disk = disk_rates::measure(folder, bytes)?;
+    let disk = disk_rates::measure(folder, disk_bytes(effort))?;
     let travel = disk.busy_s_per_byte.map(|seconds| seconds / threads as f64);
     Ok(DeviceProfile {
         name,
@@ -71,9 +70,14 @@ fn measure_cpu(
         half,
         fetch_bytes_per_s: disk.read_bytes_per_s,
         stow_bytes_per_s: disk.write_bytes_per_s,
+        disk_bytes_per_s: disk.read_bytes_per_s,
         travel_s_per_byte: travel.unwrap_or(usual.travel_s_per_byte),
         ..usual
     })
+}
+
+fn disk_bytes(effort: Effort) -> usize {
+    if effort == Effort::Usual { 256 << 20 } else { 8 << 20 }
 }
 
 fn measure_cuda(
@@ -81,6 +85,7 @@ fn measure_cuda(
     place: &mut Place,
     threads: usize,
     effort: Effort,
+    folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     const TRANSFER_BYTES: usize = 256 << 20;
     let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
@@ -116,6 +121,7 @@ fn measure_cuda(
         half,
         fetch_bytes_per_s: fetch,
         stow_bytes_per_s: stow,
+        disk_bytes_per_s: disk_rates::measure(folder, disk_bytes(effort))?.read_bytes_per_s,
         ..usual
     })
 }

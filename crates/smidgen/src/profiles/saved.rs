@@ -64,6 +64,7 @@ pub fn render(profile: &DeviceProfile) -> Value {
         "bf16": render_rates(&profile.half),
         "fetch_bytes_per_s": profile.fetch_bytes_per_s,
         "stow_bytes_per_s": profile.stow_bytes_per_s,
+        "disk_bytes_per_s": profile.disk_bytes_per_s,
         "travel_s_per_byte": profile.travel_s_per_byte,
     })
 }
@@ -113,6 +114,7 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
         half: parse_rates("bf16.", &value["bf16"])?,
         fetch_bytes_per_s: fields.rate("fetch_bytes_per_s")?,
         stow_bytes_per_s: fields.rate("stow_bytes_per_s")?,
+        disk_bytes_per_s: fields.rate("disk_bytes_per_s")?,
         travel_s_per_byte: fields.time("travel_s_per_byte")?,
     })
 }

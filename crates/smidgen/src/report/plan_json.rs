@@ -4,9 +4,9 @@
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
 use crate::life::must_fit;
-use crate::planning::Planned;
+use crate::planning::{Planned, pinned_bytes};
 use serde_json::{Map, Value, json};
-use smidgen_ir::{DeviceKind, Entry, Space};
+use smidgen_ir::{Entry, Space};
 
 /// One object; every size in bytes. Rows add up to `peak_bytes`.
 pub fn render_json(planned: &Planned) -> Value {
@@ -19,13 +19,14 @@ pub fn render_json(planned: &Planned) -> Value {
     let at_rest = planned.solution.context_bytes + plan.persistent_bytes as u64;
     let phase = |entry: Entry| at_rest + live(entry) as u64;
     let away = &solution.policy.away;
-    let elsewhere = match plan.device {
-        DeviceKind::Cpu => Space::Disk.name(),
-        DeviceKind::Cuda => Space::Host.name(),
-    };
+    let elsewhere = plan.device.elsewhere();
     let life: Map<String, Value> =
         planned.life.iter().map(|phase| (phase.name.to_string(), phase.needs.render_json())).collect();
-    let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device.name() };
+    let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device }.name();
+    let weights_place = match !away.weights.is_empty() || away.has_tables() {
+        true if away.on_disk => Space::Disk.name(),
+        is_away => place_of(is_away),
+    };
     json!({
         "fits": planned.fits,
         "budget_bytes": planned.budget_bytes,
@@ -34,7 +35,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "largest_at_peak": peak.largest.iter().map(|(name, bytes)| json!({"name": name, "bytes": bytes})).collect::<Vec<_>>(),
         "spaces": {
             "device": solution.peak_bytes,
-            "pinned": plan.host.bytes(),
+            "pinned": pinned_bytes(plan),
             "host": 0,
             "disk": plan.disk.bytes(),
         },
@@ -48,7 +49,7 @@ pub fn render_json(planned: &Planned) -> Value {
             "tile_tokens": solution.policy.tile_tokens,
             "activations": place_of(!away.activations.is_empty()),
             "activations_away": away.activations,
-            "weights": place_of(!away.weights.is_empty() || away.has_tables()),
+            "weights": weights_place,
             "weights_away": away.weights,
             "embedding_away": away.has_tables(),
             "tables_away": away.tables,

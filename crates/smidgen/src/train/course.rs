@@ -113,6 +113,11 @@ impl Course<'_> {
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
             meter.enter(phase, device.memory());
+            if let Start::Checkpoint { folder, .. } = &start
+                && let Some(obstacle) = resume::adopt_products(&mut device, folder)
+            {
+                (self.say)(&format!("warning: {obstacle}: results go on equal within rounding"));
+            }
             let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
                 if is_new {
                     // Nothing was trained: a run that cannot begin leaves nothing behind.
@@ -203,7 +208,12 @@ impl Course<'_> {
             let chosen = Chosen::of(&planned);
             // Moved, not copied: a plan has to be somewhere, and is counted once.
             let (error, returned) = match Executor::try_load(planned.solution.plan, device) {
-                Ok(executor) => return Ok((executor, chosen)),
+                Ok(executor) => {
+                    if let Some(products) = executor.device().chosen() {
+                        self.dir.write_text(resume::PRODUCTS_FILE, &products)?;
+                    }
+                    return Ok((executor, chosen));
+                }
                 Err(failed) => failed,
             };
             attempts += 1;

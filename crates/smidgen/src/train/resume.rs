@@ -35,6 +35,8 @@ const STATE_FILE: &str = "smidgen_state.json";
 const MOMENTS_FILE: &str = "optimizer.safetensors";
 /// The job that made the checkpoint: that of the run folder may have been resumed with other memory since.
 const JOB_FILE: &str = "job.toml";
+/// How a device formed its products, where that was chosen by timing.
+pub const PRODUCTS_FILE: &str = "products.txt";
 
 /// Where a run begins.
 #[derive(Clone, Debug)]
@@ -110,6 +112,8 @@ struct SavedAway {
     #[serde(default)]
     embedding: bool,
     tables: bool,
+    #[serde(default)]
+    on_disk: bool,
     activations: Vec<usize>,
     moments: bool,
     window_bytes: usize,
@@ -117,13 +121,13 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, embedding, tables, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, embedding, tables, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, on_disk, activations, moments, window_bytes } = away.clone();
+        SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, embedding, tables, activations, moments, window_bytes } = self;
-        Away { weights, embedding, tables, activations, moments, window_bytes }
+        let SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes } = self;
+        Away { weights, embedding, tables, on_disk, activations, moments, window_bytes }
     }
 }
 
@@ -202,10 +206,24 @@ pub fn write_state<D: Device>(
         loss_scale,
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
-    for (name, text) in [(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)] {
+    let products = executor.device().chosen().map(|chosen| (PRODUCTS_FILE, chosen));
+    for (name, text) in products.into_iter().chain([(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)])
+    {
         write_whole(&folder.join(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)?;
     }
     Ok(())
+}
+
+/// Has a device form its products as the run did that wrote the checkpoint. What keeps it from that is returned.
+pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String> {
+    let path = folder.join(PRODUCTS_FILE);
+    let chosen = match std::fs::read_to_string(&path) {
+        Ok(chosen) => chosen,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => return Some(format!("`{}` cannot be read: {error}", path.display())),
+    };
+    let owner = chosen.lines().next().unwrap_or_default();
+    (!device.adopt(&chosen)).then(|| format!("the products of this run were formed by {owner}"))
 }
 
 /// Reads the adapter and the moments of a checkpoint.

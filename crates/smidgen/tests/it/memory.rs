@@ -22,6 +22,34 @@ fn a_run_never_takes_more_than_its_plan() {
     }
 }
 
+/// Beside a GPU weights lie in pinned memory; on disk where the recipe says so, or where pinned memory is too short.
+#[test]
+fn weights_beside_a_gpu_lie_on_disk_where_pinned_memory_is_short() {
+    let scratch = Scratch::new();
+    let shape =
+        concat!("model.path=", env!("CARGO_MANIFEST_DIR"), "/../../recipes/shapes/qwen2.5-0.5b-instruct");
+    let plan = |overrides: &[&str]| {
+        let large = [shape, "data.train=absent.jsonl", "data.max_tokens=256", "train.batch=1"];
+        let gpu = ["memory.device=cuda:0", "memory.profile=h200", "memory.optimizer_state=device"];
+        scratch.plan(&[&large, &gpu[..], overrides].concat())
+    };
+    let place = |plan: &serde_json::Value| {
+        let bytes = |space: &str| plan["spaces"][space].as_u64().unwrap();
+        (plan["policy"]["weights"].as_str().unwrap().to_owned(), bytes("pinned"), bytes("disk"))
+    };
+    let here = plan(&["memory.weights=host", "memory.activations=device"]);
+    let (weights, pinned, disk) = place(&here);
+    assert!(weights == "host" && pinned > 0 && disk == 0, "{weights} {pinned} {disk}");
+    let stated = place(&plan(&["memory.weights=disk"]));
+    // The embedding is looked up where it lies; the rest comes by way of one slot.
+    assert!(stated.0 == "disk" && stated.2 > 0 && stated.1 > 16 << 20, "{stated:?}");
+    let budget = format!("memory.budget={}", here["peak_bytes"]);
+    let [enough, short] = [pinned, pinned - 1].map(|bytes| format!("memory.host_budget={bytes}"));
+    assert_eq!(place(&plan(&[&budget, &enough])).0, "host");
+    let chosen = plan(&[&budget, &short]);
+    assert_eq!((chosen["fits"].as_bool(), place(&chosen).0.as_str()), (Some(true), "disk"));
+}
+
 /// The order of an epoch and the lengths of its samples are held once, however often they are looked at.
 #[test]
 fn a_large_data_set_is_held_once() {
