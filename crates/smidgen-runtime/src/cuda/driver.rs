@@ -76,6 +76,11 @@ impl Gpu {
         super::facts::free_bytes(self.device)
     }
 
+    /// What this process holds, as the management library sees it.
+    pub fn held_bytes(&self) -> Option<u64> {
+        super::facts::held_bytes(self.device)
+    }
+
     /// Free and total bytes of the GPU, all processes counted.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;

@@ -71,6 +71,12 @@ pub fn free_bytes(device: sys::CUdevice) -> Option<u64> {
     Management::open()?.free_bytes(&bus)
 }
 
+/// What this process holds of a device by the management library, where that knows it.
+pub fn held_bytes(device: sys::CUdevice) -> Option<u64> {
+    let own = std::process::id();
+    Management::open()?.holders(&bus_of(device)?)?.into_iter().find(|holder| holder.process == own)?.bytes
+}
+
 /// A process that holds memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {

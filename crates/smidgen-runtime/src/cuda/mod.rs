@@ -24,6 +24,7 @@ pub mod loss;
 pub mod modules;
 pub mod norm;
 pub mod optimizer;
+mod own_memory;
 pub mod product;
 pub mod rope;
 mod run;
@@ -44,6 +45,7 @@ pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
 use modules::Kernels;
+use own_memory::OwnMemory;
 use product::Products;
 pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
@@ -77,6 +79,7 @@ pub struct Cuda {
     context_bytes: Option<u64>,
     /// What was free before it was opened.
     free_before: Option<u64>,
+    own_memory: OwnMemory,
     peak_bytes: u64,
     /// What went wrong where nobody could be told.
     failed: Option<DeviceError>,
@@ -110,6 +113,7 @@ impl Cuda {
         Ok(Cuda {
             context_bytes,
             free_before: before,
+            own_memory: OwnMemory::default(),
             peak_bytes: 0,
             staging,
             transfers,
@@ -321,7 +325,8 @@ impl Device for Cuda {
 
     fn memory(&mut self) -> Option<DeviceMemory> {
         let (free_bytes, _) = self.gpu.memory().ok()?;
-        let bytes = self.free_before.map_or(0, |before| before.saturating_sub(free_bytes));
+        let taken = self.free_before.map_or(0, |before| before.saturating_sub(free_bytes));
+        let bytes = self.own_memory.of(taken, || self.gpu.held_bytes());
         self.peak_bytes = self.peak_bytes.max(bytes);
         let pinned_bytes = self.pinned_bytes() as u64;
         Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes })
