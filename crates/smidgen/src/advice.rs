@@ -39,7 +39,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let solution = terms.solve(&job.request, &[one_sample(tokens, segments)]).ok();
         offer(&change, "; shorter samples change results", solution);
     }
-    if let Some(smallest) = demands.last() {
+    if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
         let fits = |rank: usize| terms.can_fit(&with_rank(&job.request, rank), smallest);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
@@ -54,7 +54,8 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         offer(change, " and changes results", terms.solve(&request, &demands).ok());
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
-        let storage = job::build_storage(base, &job.request.spec, &job.model);
+        let mut storage = job::build_storage(base, &job.request.spec, &job.model);
+        job::train_in_f32(&mut storage, &job.request.trained);
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");
