@@ -2,7 +2,7 @@
 //!
 //! How close the two are on larger models is measured elsewhere; these models are smaller than the program.
 
-use crate::scratch::Scratch;
+use crate::scratch::{RECIPE, Scratch};
 use std::fmt::Write;
 
 #[test]
@@ -17,6 +17,26 @@ fn a_run_never_takes_more_than_its_plan() {
             ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
         ] {
             scratch.train(output, overrides);
+            check_peak(&scratch, case, output);
+        }
+    }
+}
+
+#[test]
+fn a_run_that_trains_the_base_never_takes_more_than_its_plan() {
+    for (case, model) in
+        [("llama-gqa-tied", "model"), ("llama-bias-linear", "model"), ("gguf-full", "model.gguf")]
+    {
+        let scratch = Scratch::of(case);
+        let recipe = RECIPE.replace("rank = 4\nalpha = 8\n", "kind = \"full\"\n");
+        scratch.write("recipe.toml", recipe.replace("\"model\"", &format!("\"{model}\"")));
+        for (output, overrides) in [
+            ("plain", &[][..]),
+            ("last", &["adapter.layers=last:1", "train.save_every=2", "memory.recompute=all"]),
+            ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
+            ("bits", &["train.optimizer=adamw-8bit", "data.eval=data.jsonl", "train.eval_every=3"]),
+        ] {
+            scratch.train(output, &[overrides, &["train.lr=1e-4"]].concat());
             check_peak(&scratch, case, output);
         }
     }
