@@ -5,7 +5,8 @@
 Both begin with the decoded weights of the GGUF file and compute in f32; the frozen layers of `smidgen` stay in
 blocks. Rows are the project's own documents in the model's tokens, all supervised. AdamW, clipping and the two
 groups of weight decay are those of the Trainer of transformers. Printed and written: every loss of both, their
-largest difference, and the memory that was planned and measured.
+largest difference, and the memory that was planned and measured. What lies in WORK is not made again, so it can
+be stopped and called again.
 Left out: speed, for which `compare.py` is.
 """
 
@@ -64,11 +65,12 @@ def write_rows(file: GgufFile, path: Path) -> list[list[int]]:
     return rows
 
 
-def torch_losses(file: GgufFile, rows: list[list[int]], layers: str, steps: int) -> list[float]:
+def torch_losses(file: GgufFile, rows: list[list[int]], layers: str, steps: int, kept: Path) -> list[float]:
+    if kept.exists():
+        return json.loads(kept.read_text())
     import torch
     import transformers
 
-    torch.manual_seed(0)
     model = load_model(file).eval()
     count = model.config.num_hidden_layers
     first = 0 if layers == "all" else count - int(layers.removeprefix("last:"))
@@ -92,19 +94,21 @@ def torch_losses(file: GgufFile, rows: list[list[int]], layers: str, steps: int)
         torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
         optimizer.step()
         losses.append(loss.item())
+    kept.write_text(json.dumps(losses))
     return losses
 
 
 def smidgen_run(binary: str, gguf: Path, work: Path, layers: str, steps: int) -> dict:
     name = "run-" + layers.replace(":", "-")
-    shutil.rmtree(work / name, ignore_errors=True)
     recipe = work / f"{name}.toml"
     recipe.write_text(RECIPE.format(
         gguf=gguf.resolve(), layers=layers, work=work.resolve(), tokens=TOKENS, batch=BATCH, steps=steps, lr=LR,
         decay=DECAY, name=name,
     ))
-    subprocess.run([binary, "train", str(recipe)], check=True)
     run = work / name
+    if not (run / "model").exists():
+        shutil.rmtree(run, ignore_errors=True)
+        subprocess.run([binary, "train", str(recipe)], check=True)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     plan = json.loads((run / "plan.json").read_text())
     return {
@@ -140,7 +144,8 @@ def main() -> None:
     results = {"setting": {"tokens": TOKENS, "batch": BATCH, "lr": LR, "weight_decay": DECAY, "compute": "f32"}}
     for layers in arguments.layers:
         run = smidgen_run(arguments.binary, arguments.gguf, arguments.work, layers, arguments.steps)
-        run["torch_losses"] = torch_losses(file, rows, layers, arguments.steps)
+        kept = arguments.work / f"torch-{layers.replace(':', '-')}.json"
+        run["torch_losses"] = torch_losses(file, rows, layers, arguments.steps, kept)
         run["largest_difference"] = max(abs(a - b) for a, b in zip(run["losses"], run["torch_losses"], strict=True))
         run["parameters_of_the_model"] = check_model(arguments.work / ("run-" + layers.replace(":", "-")) / "model")
         results[layers] = run

@@ -425,6 +425,17 @@ fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String
     Ok(trained)
 }
 
+/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
+pub fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
+    let mut recipe = job.recipe.clone();
+    recipe.adapter.layers = Layers::Last(count);
+    let spec = &job.request.spec;
+    let trained = chosen_tensors(&recipe, spec).ok()?;
+    let mut storage = build_storage(recipe.model.base, spec, &job.model);
+    train_in_f32(&mut storage, &trained);
+    Some(Request { storage, trained, ..job.request.clone() })
+}
+
 /// The recipe's targets and layers as the compiler has them.
 fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
     let targets = match &recipe.adapter.targets {

@@ -166,7 +166,10 @@ mod tests {
         for (facts, words) in [
             (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
-            (Facts { is_full: true, ..USUAL }, "`train.lr = 0.0002` is high where the base itself is trained"),
+            (
+                Facts { is_full: true, ..USUAL },
+                "`train.lr = 0.0002` is high where the base itself is trained",
+            ),
             (Facts { warmup_steps: 200, ..USUAL }, "`train.warmup` takes 200 steps of a run of 200"),
             (Facts { weight_decay: 1.5, ..USUAL }, "`train.weight_decay = 1.5` is high"),
             (Facts { samples: 15, ..USUAL }, "`train.batch = 16` is more than the 15 samples"),

@@ -219,6 +219,23 @@ fn what_cannot_be_is_refused() {
     scratch.refused(1, &["train", "recipe.toml", "output.dir=other", "--resume"], &["would replace"]);
 }
 
+/// Where the whole model does not fit, fewer layers may, and it is said how many.
+#[test]
+fn a_budget_that_is_too_small_is_answered_with_layers() {
+    let scratch = scratch();
+    let least = |layers: &str| {
+        let plan = scratch.plan(&["memory.budget=1MiB", &format!("adapter.layers={layers}")]);
+        assert_eq!(plan["fits"], Value::Bool(false));
+        plan["peak_bytes"].as_u64().unwrap()
+    };
+    let (all, last) = (least("all"), least("last:1"));
+    assert!(last < all, "{last} {all}");
+    let budget = format!("memory.budget={}", (last + all) / 2);
+    let said = scratch.train_refused(1, &[&budget], &["`adapter.layers = \"last:1\"` would need"]);
+    assert!(!said.contains("adapter.rank"), "{said}");
+    scratch.train("run", &[&budget, "adapter.layers=last:1"]);
+}
+
 #[test]
 fn commands_for_adapters_say_that_there_is_a_model() {
     let scratch = scratch();
