@@ -1,10 +1,12 @@
-//! Which linears carry an adapter, and of which rank and scale.
+//! Which linears carry an adapter, and of which rank and scale; which tensors are trained themselves.
 //!
 //! Targets are matched as PEFT matches a list: a name equals the module's path or ends it behind a dot.
-//! `all-linear` is every linear but the head.
+//! `all-linear` is every linear but the head; where the base itself is trained, it is every tensor of the layers, and
+//! with all layers the embedding, the final norm and the head too.
 
 use crate::error::ModelError;
-use crate::model::spec::DecoderSpec;
+use crate::model::spec::{DecoderSpec, HEAD};
+use std::collections::BTreeSet;
 
 /// Low-rank matrices beside one linear: y += scale · (x·Aᵀ)·Bᵀ.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,22 +56,7 @@ pub fn target_paths(
     targets: &Targets,
     layers: &Layers,
 ) -> Result<Vec<String>, ModelError> {
-    if let Layers::List(list) = layers
-        && let Some(&layer) = list.iter().find(|layer| **layer >= spec.layers)
-    {
-        return Err(ModelError::UnknownLayer { layer, last: spec.layers - 1 });
-    }
-    if let Layers::Last(count) = layers
-        && *count > spec.layers
-    {
-        return Err(ModelError::TooManyLayers { count: *count, layers: spec.layers });
-    }
-    let chosen_layer = |layer: Option<usize>| match (layers, layer) {
-        (Layers::All, _) => true,
-        (Layers::Last(count), Some(layer)) => layer + count >= spec.layers,
-        (Layers::List(list), Some(layer)) => list.contains(&layer),
-        (Layers::Last(_) | Layers::List(_), None) => false,
-    };
+    check_layers(spec, layers)?;
     let linears = spec.linears();
     if let Targets::Names(names) = targets {
         for name in names {
@@ -83,9 +70,59 @@ pub fn target_paths(
             Targets::AllLinear => linear.layer.is_some(),
             Targets::Names(names) => names.iter().any(|name| path_matches(&linear.path, name)),
         };
-        named && chosen_layer(linear.layer)
+        named && layers.contains(linear.layer, spec.layers)
     });
     Ok(chosen.map(|linear| linear.path).collect())
+}
+
+/// Names of the tensors that are trained where the base itself is. A list of targets means the weights and biases of
+/// these linears alone; a tied head is the embedding.
+pub fn trained_tensors(
+    spec: &DecoderSpec,
+    targets: &Targets,
+    layers: &Layers,
+) -> Result<BTreeSet<String>, ModelError> {
+    let paths: BTreeSet<String> = match targets {
+        Targets::AllLinear => {
+            check_layers(spec, layers)?;
+            let chosen = spec.tensors().into_iter();
+            let chosen = chosen.filter(|tensor| layers.contains(tensor.layer, spec.layers));
+            return Ok(chosen.map(|tensor| tensor.name).collect());
+        }
+        Targets::Names(_) => target_paths(spec, targets, layers)?.into_iter().collect(),
+    };
+    let chosen = spec.linears().into_iter().filter(|linear| paths.contains(&linear.path));
+    let names = chosen.flat_map(|linear| match linear.path.as_str() {
+        HEAD => vec![spec.head_tensor().to_string()],
+        path if linear.bias => vec![format!("{path}.weight"), format!("{path}.bias")],
+        path => vec![format!("{path}.weight")],
+    });
+    Ok(names.collect())
+}
+
+impl Layers {
+    /// Whether a tensor of that layer is among them; what belongs to no layer is where all are.
+    fn contains(&self, layer: Option<usize>, count: usize) -> bool {
+        match (self, layer) {
+            (Layers::All, _) => true,
+            (Layers::Last(last), Some(layer)) => layer + last >= count,
+            (Layers::List(list), Some(layer)) => list.contains(&layer),
+            (Layers::Last(_) | Layers::List(_), None) => false,
+        }
+    }
+}
+
+fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
+    match layers {
+        Layers::List(list) => match list.iter().find(|layer| **layer >= spec.layers) {
+            Some(&layer) => Err(ModelError::UnknownLayer { layer, last: spec.layers - 1 }),
+            None => Ok(()),
+        },
+        Layers::Last(count) if *count > spec.layers => {
+            Err(ModelError::TooManyLayers { count: *count, layers: spec.layers })
+        }
+        Layers::Last(_) | Layers::All => Ok(()),
+    }
 }
 
 fn path_matches(path: &str, name: &str) -> bool {
@@ -127,6 +164,31 @@ mod tests {
         assert_eq!(last, ["model.layers.1.mlp.down_proj"]);
         let head = paths(Targets::Names(vec!["lm_head".into()]), Layers::All);
         assert_eq!(head, ["lm_head"]);
+    }
+
+    #[test]
+    fn trained_tensors_are_those_of_the_layers() {
+        let all = trained_tensors(&tiny(), &Targets::AllLinear, &Layers::All).unwrap();
+        assert_eq!(all, tiny().tensors().into_iter().map(|tensor| tensor.name).collect());
+        let last = trained_tensors(&tiny(), &Targets::AllLinear, &Layers::Last(1)).unwrap();
+        assert_eq!(last.len(), 7 + 2);
+        assert!(last.iter().all(|name| name.starts_with("model.layers.1.")), "{last:?}");
+        let error = trained_tensors(&tiny(), &Targets::AllLinear, &Layers::Last(3)).unwrap_err();
+        assert_eq!(error, ModelError::TooManyLayers { count: 3, layers: 2 });
+    }
+
+    #[test]
+    fn named_linears_are_trained_with_their_biases_and_a_tied_head_is_the_embedding() {
+        let spec = DecoderSpec { qkv_bias: true, tied_head: true, ..tiny() };
+        let names = |names: &[&str], layers| {
+            let targets = Targets::Names(names.iter().map(|name| name.to_string()).collect());
+            trained_tensors(&spec, &targets, &layers).unwrap().into_iter().collect::<Vec<_>>()
+        };
+        let path = "model.layers.0.self_attn.q_proj";
+        let q = names(&["q_proj"], Layers::List(vec![0]));
+        assert_eq!(q, [format!("{path}.bias"), format!("{path}.weight")]);
+        assert_eq!(names(&["lm_head"], Layers::All), ["model.embed_tokens.weight"]);
+        assert_eq!(names(&["lm_head"], Layers::Last(1)), [""; 0]);
     }
 
     #[test]

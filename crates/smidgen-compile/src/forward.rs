@@ -140,7 +140,7 @@ fn build_entry(
     builder.nodes
 }
 
-/// What follows from trained leaves and changes with every update: adapters in the numbers of products, and the
+/// What follows from trained leaves and changes with every update: they in the numbers of products, and the
 /// row norms of weight and adapter together by which DoRA divides.
 fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<Node> {
     let mut nodes = Vec::new();
@@ -304,7 +304,7 @@ impl Builder<'_> {
     /// Final norm, head and loss over the supervised rows.
     fn loss(&mut self, x: ValueId, chunk: usize, gradient: bool, row_losses: bool) {
         let (n, adapter) = self.head_input(x);
-        let head = self.leaf(self.spec.head_tensor());
+        let head = self.leaves.multiplied(self.spec.head_tensor());
         let mut inputs = vec![n, head, self.leaf(input::LABELS), self.leaf(input::LOSS_WEIGHT)];
         let loss = self.leaf(if gradient { state::LOSS } else { state::EVAL_LOSS });
         let (mut updates, mut outputs) = (vec![loss], Vec::new());
@@ -337,7 +337,7 @@ impl Builder<'_> {
     /// The logits of the chosen rows, for the host to read.
     fn logits(&mut self, x: ValueId) {
         let (n, adapter) = self.head_input(x);
-        let mut inputs = vec![n, self.leaf(self.spec.head_tensor())];
+        let mut inputs = vec![n, self.leaves.multiplied(self.spec.head_tensor())];
         if let Some((h, b, _)) = adapter {
             inputs.extend([h, b]);
         }

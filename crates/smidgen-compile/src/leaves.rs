@@ -1,11 +1,13 @@
-//! The leaves of a graph: weights, adapters with their gradients, inputs, state.
+//! The leaves of a graph: weights, adapters and trained weights with their gradients, inputs, state.
 //!
+//! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, never elsewhere than on the
+//! device, and where products take other numbers, with a copy in them.
 //! A leaf is found by its name, which is that of the checkpoint's tensor or one of `forward::input` and
 //! `forward::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
 use crate::adapter::LoraModule;
 use crate::forward::{input, state};
-use crate::model::spec::HEAD;
+use crate::model::spec::{EMBEDDING, HEAD};
 use crate::options::{AdapterForm, DecodeShape, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
@@ -27,6 +29,11 @@ impl Leaves {
 
     pub fn get(&self, name: &str) -> ValueId {
         self.find(name).unwrap_or_else(|| panic!("no leaf `{name}`"))
+    }
+
+    /// A weight in the numbers of products.
+    pub fn multiplied(&self, name: &str) -> ValueId {
+        self.find(&rounded_name(name)).unwrap_or_else(|| self.get(name))
     }
 
     /// Rows of a leaf; the leaf itself where they are all of it.
@@ -66,8 +73,13 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
     let biases = trained_biases(request);
     let mut trained = Vec::new();
     for tensor in request.spec.tensors() {
-        if biases.contains(&tensor.name) {
+        if biases.contains(&tensor.name) || request.trained.contains(&tensor.name) {
+            let is_multiplied = tensor.shape.0.len() == 2
+                && (tensor.name != EMBEDDING || request.spec.head_tensor() == EMBEDDING);
             trained.push(leaves.add(graph, &tensor.name, Type::f32(tensor.shape), LeafKind::Adapter));
+            if is_multiplied && request.rounds_trained() {
+                add_rounded(graph, &mut leaves, request, &tensor.name, 1.0);
+            }
         } else {
             let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
             leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
@@ -116,14 +128,9 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
         for (name, shape) in tensors {
             trained.push(leaves.add(graph, &name, Type::f32(shape), LeafKind::Adapter));
         }
-        if request.rounds_adapters() {
+        if request.rounds_trained() {
             for (name, scale) in [(module.a_name(), 1.0), (module.b_name(), factor_in_b(request, module))] {
-                let of = leaves.get(&name);
-                let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));
-                let rounded = leaves.add(graph, &rounded_name(&name), ty, LeafKind::Derived);
-                if let ValueRole::Leaf(leaf) = &mut graph.values[rounded.index()].role {
-                    leaf.rounded = Some(Rounded { of, scale });
-                }
+                add_rounded(graph, leaves, request, &name, scale);
             }
         }
     }
@@ -137,7 +144,17 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
     trained
 }
 
-/// The leaf that holds an adapter's matrix in the numbers of products.
+/// A leaf beside a trained one, in the numbers of products; `refresh` fills it.
+fn add_rounded(graph: &mut Graph, leaves: &mut Leaves, request: &Request, name: &str, scale: f32) {
+    let of = leaves.get(name);
+    let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));
+    let rounded = leaves.add(graph, &rounded_name(name), ty, LeafKind::Derived);
+    if let ValueRole::Leaf(leaf) = &mut graph.values[rounded.index()].role {
+        leaf.rounded = Some(Rounded { of, scale });
+    }
+}
+
+/// The leaf that holds a trained matrix in the numbers of products.
 pub fn rounded_name(name: &str) -> String {
     format!("{name} rounded")
 }

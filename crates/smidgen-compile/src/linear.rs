@@ -113,7 +113,7 @@ impl Builder<'_> {
     }
 
     fn part(&mut self, x: ValueId, path: &str, attached: Option<Attached>, part: Part<'_>) -> ValueId {
-        let weight = self.leaf(&format!("{path}.weight"));
+        let weight = self.leaves.multiplied(&format!("{path}.weight"));
         let weight = self.rows_of(weight, part);
         let bias = self.leaves.find(&format!("{path}.bias")).map(|bias| self.rows_of(bias, part));
         let Some(attached) = attached else { return self.product(x, weight, bias, None, part.output) };

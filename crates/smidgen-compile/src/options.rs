@@ -3,9 +3,9 @@
 //! The split is the promise: two policies for one request give the same losses and gradients.
 
 use crate::adapter::LoraModule;
-use crate::model::spec::DecoderSpec;
+use crate::model::spec::{DecoderSpec, EMBEDDING};
 use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Space, Storage, Workload};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Request {
     /// Storage by tensor name; tensors that are not named here have `spec.stored`.
     pub storage: HashMap<String, Storage>,
     pub adapters: Vec<LoraModule>,
+    /// Tensors of the base that are trained themselves, in f32.
+    pub trained: BTreeSet<String>,
     pub form: AdapterForm,
     pub biases: TrainedBiases,
     pub dropout: f32,
@@ -71,8 +73,8 @@ impl Request {
         self.device.elsewhere()
     }
 
-    /// Whether products take adapters in other numbers than those they are trained in.
-    pub fn rounds_adapters(&self) -> bool {
+    /// Whether products take what is trained in other numbers than those they are trained in.
+    pub fn rounds_trained(&self) -> bool {
         self.activations() != DType::F32
     }
 }
@@ -113,7 +115,7 @@ pub enum Moments {
     #[default]
     F32,
     /// A byte an element and a scale for each block of them, as bitsandbytes has it; in f32 where a
-    /// parameter has fewer than [`Moments::FEWEST_IN_8_BIT`] elements.
+    /// parameter has fewer than [`Moments::FEWEST_IN_8_BIT`] elements, and for embeddings.
     Bits8,
 }
 
@@ -121,10 +123,11 @@ impl Moments {
     /// What bitsandbytes calls `min_8bit_size`, by default.
     pub const FEWEST_IN_8_BIT: usize = 4096;
 
-    /// Storages of the first and the second moment of a parameter of so many elements.
-    pub fn storage(self, elements: usize) -> [Storage; 2] {
+    /// Storages of the first and the second moment of a parameter of that name and so many elements. Those of an
+    /// embedding stay f32, as the Trainer of transformers asks of bitsandbytes.
+    pub fn storage(self, name: &str, elements: usize) -> [Storage; 2] {
         match self {
-            Moments::Bits8 if elements >= Self::FEWEST_IN_8_BIT => {
+            Moments::Bits8 if elements >= Self::FEWEST_IN_8_BIT && name != EMBEDDING => {
                 [true, false].map(|signed| Storage::Dynamic8 { signed })
             }
             Moments::F32 | Moments::Bits8 => [Storage::F32; 2],

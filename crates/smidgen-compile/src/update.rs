@@ -32,12 +32,11 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
     for &(parameter, gradient) in &trained {
         let (name, shape) = (graph.value(parameter).name.clone(), graph.value(parameter).ty.shape.clone());
-        let storages = optimizer.moments.storage(graph.value(parameter).ty.elements(&request.extent));
+        let storages = optimizer.moments.storage(&name, graph.value(parameter).ty.elements(&request.extent));
         let [first, second] = [("m", storages[0]), ("v", storages[1])].map(|(letter, storage)| {
             graph.add_leaf(format!("{letter} {name}"), Type::new(shape.clone(), storage), LeafKind::Moment)
         });
-        // Biases never decay, as trainers have it.
-        let weight_decay = if name.ends_with(".bias") { 0.0 } else { optimizer.adamw.weight_decay };
+        let weight_decay = if decays(&name) { optimizer.adamw.weight_decay } else { 0.0 };
         let settings = AdamW { weight_decay, ..optimizer.adamw };
         let op = if storages == [Storage::F32; 2] { Op::AdamW(settings) } else { Op::AdamW8(settings) };
         let inputs = vec![gradient, report, hyper];
@@ -48,4 +47,9 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     }
     let update = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Update);
     update.expect("the forward stage adds every entry point").1 = nodes;
+}
+
+/// Neither biases nor norms decay, as the Trainer of transformers has it; all else does, embeddings included.
+fn decays(name: &str) -> bool {
+    !name.ends_with(".bias") && !name.ends_with("norm.weight")
 }

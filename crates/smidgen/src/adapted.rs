@@ -40,6 +40,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         storage: build_storage(BaseFormat::AsStored, &spec, model),
         spec,
         adapters,
+        trained: Default::default(),
         form,
         biases,
         dropout: 0.0,

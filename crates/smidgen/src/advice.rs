@@ -6,7 +6,7 @@
 use crate::bytes::format_bytes;
 use crate::job::{self, Job};
 use crate::planning::{DemandShape, Terms};
-use crate::recipe::{BaseFormat, MicroTokens};
+use crate::recipe::{BaseFormat, Layers, MicroTokens};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Request, Solution};
 use smidgen_ir::{Extent, Storage};
@@ -39,12 +39,26 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let solution = terms.solve(&job.request, &[one_sample(tokens, segments)]).ok();
         offer(&change, "; shorter samples change results", solution);
     }
-    if let Some(smallest) = demands.last() {
+    if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
         let fits = |rank: usize| terms.can_fit(&with_rank(&job.request, rank), smallest);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
             let solution = terms.solve(&with_rank(&job.request, rank), &demands).ok();
             offer(&format!("`adapter.rank = {rank}`"), " and changes results", solution);
+        }
+    }
+    if let Some(smallest) = demands.last() {
+        let most = match job.recipe.adapter.layers {
+            _ if job.request.trained.is_empty() => 0,
+            Layers::All => job.request.spec.layers,
+            Layers::Last(count) => count - 1,
+            Layers::List(_) => 0,
+        };
+        let with = |count: usize| job::with_last_layers(job, count);
+        let fits = |count: usize| with(count).is_some_and(|request| terms.can_fit(&request, smallest));
+        if let Some(count) = largest(most, fits) {
+            let solution = with(count).and_then(|request| terms.solve(&request, &demands).ok());
+            offer(&format!("`adapter.layers = \"last:{count}\"`"), " and changes results", solution);
         }
     }
     if job.request.optimizer.moments == Moments::F32 {
@@ -54,7 +68,8 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         offer(change, " and changes results", terms.solve(&request, &demands).ok());
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
-        let storage = job::build_storage(base, &job.request.spec, &job.model);
+        let mut storage = job::build_storage(base, &job.request.spec, &job.model);
+        job::train_in_f32(&mut storage, &job.request.trained);
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");

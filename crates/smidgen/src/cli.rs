@@ -22,7 +22,7 @@ use crate::train::course::{Course, Went};
 use crate::train::free_memory::Machine;
 use crate::train::progress;
 use crate::train::resume::{self, Start};
-use crate::train::run_dir::RunDir;
+use crate::train::run_dir::{Product, RunDir};
 use crate::train::trainer::{Ending, Outcome};
 use clap::{Args, Parser, Subcommand};
 use smidgen_ir::DeviceKind;
@@ -196,6 +196,9 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         dir.refuse_run()?;
     }
     let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
+    if Product::of(&job.recipe) == Product::Model {
+        dir.refuse_foreign_model(job.model.path())?;
+    }
     if !quiet {
         print_warnings(&job);
     }
@@ -274,7 +277,7 @@ fn is_finished(job: &Job, dir: &RunDir) -> bool {
     resume::is_finished(dir, &job.recipe, rows.batches.total_steps())
 }
 
-/// What is said of a run that came to its end: how evaluations went, then which state the adapter holds.
+/// What is said of a run that came to its end: how evaluations went, then which state was saved.
 fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
     let (standing, early_stop) = (&outcome.standing, recipe.train.early_stop);
     let mut lines = Vec::new();
@@ -295,7 +298,7 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
             format!("{total} steps")
         }
     };
-    // A run that was stopped after its last step has only the adapter left to write.
+    // A run that was stopped after its last step has only its result left to write.
     let losses = match outcome.last_loss.is_nan() {
         false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
         true => String::new(),
@@ -304,8 +307,9 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
         Some(best) if early_stop > 0 => format!(" of step {}", best.step),
         _ => String::new(),
     };
-    let adapter = recipe.output.dir.resolved.join("adapter");
-    lines.push(format!("done: {steps}{losses}, adapter{state} in `{}`", adapter.display()));
+    let product = Product::of(recipe).folder();
+    let made = recipe.output.dir.resolved.join(product);
+    lines.push(format!("done: {steps}{losses}, {product}{state} in `{}`", made.display()));
     lines
 }
 

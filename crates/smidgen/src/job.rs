@@ -32,7 +32,7 @@ use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{AdamW, Code4, DType, DeviceKind, Extent, Shape, Storage, Workload};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
 /// What will run.
@@ -188,10 +188,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
     let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
         refused.push((key, got.to_string(), supported));
     };
-    match recipe.adapter.kind {
-        AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {}
-        kind @ AdapterKind::Full => refuse("adapter.kind", &kind, "lora, rslora, dora, ls-lora"),
-    }
     match (recipe.eval.task, is_trained) {
         (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate, false) => {}
         (task @ EvalTask::Generate, true) => {
@@ -327,12 +323,20 @@ fn build_request(
     model: &Model,
     device: DeviceKind,
 ) -> Result<Request, Failure> {
-    let storage = build_storage(recipe.model.base, spec, model);
+    let (adapters, trained) = match recipe.adapter.kind {
+        AdapterKind::Full => (vec![], chosen_tensors(recipe, spec)?),
+        AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {
+            (build_adapters(recipe, spec)?, BTreeSet::new())
+        }
+    };
+    let mut storage = build_storage(recipe.model.base, spec, model);
+    train_in_f32(&mut storage, &trained);
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
         title: title(recipe, Arithmetic::of(recipe.model.compute, device)),
-        adapters: build_adapters(recipe, &spec)?,
+        adapters,
+        trained,
         form: match recipe.adapter.kind {
             AdapterKind::Dora => AdapterForm::Dora,
             AdapterKind::LsLora => AdapterForm::Fourier { reg: recipe.adapter.reg },
@@ -372,6 +376,11 @@ fn build_request(
     })
 }
 
+/// What is trained lies in f32, however the checkpoint has it.
+pub fn train_in_f32(storage: &mut HashMap<String, Storage>, trained: &BTreeSet<String>) {
+    storage.extend(trained.iter().map(|name| (name.clone(), Storage::F32)));
+}
+
 fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
     let written = recipe.model.path.to_string();
     let name = written.trim_end_matches('/').rsplit('/').next().unwrap_or(&written);
@@ -379,27 +388,72 @@ fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
         Batch::Samples(samples) => format!("batch {samples}"),
         Batch::Tokens(tokens) => format!("batch of {tokens} tokens"),
     };
+    let rank = recipe.adapter.rank;
     let kind = match recipe.adapter.kind {
-        AdapterKind::Lora | AdapterKind::Full => "LoRA",
-        AdapterKind::RsLora => "rsLoRA",
-        AdapterKind::Dora => "DoRA",
-        AdapterKind::LsLora => "LS-LoRA",
+        AdapterKind::Lora => format!("LoRA r={rank}"),
+        AdapterKind::RsLora => format!("rsLoRA r={rank}"),
+        AdapterKind::Dora => format!("DoRA r={rank}"),
+        AdapterKind::LsLora => format!("LS-LoRA r={rank}"),
+        AdapterKind::Full => format!("full, {}", chosen_words(recipe)),
     };
-    format!("{name} · {kind} r={} · {} · {batch}", recipe.adapter.rank, arithmetic.name())
+    format!("{name} · {kind} · {} · {batch}", arithmetic.name())
+}
+
+/// What of the base is trained, in a few words.
+fn chosen_words(recipe: &Recipe) -> String {
+    let layers = match &recipe.adapter.layers {
+        Layers::All => "all layers".to_owned(),
+        Layers::Last(1) => "the last layer".to_owned(),
+        Layers::Last(count) => format!("the last {count} layers"),
+        Layers::List(list) if list.len() == 1 => "1 layer".to_owned(),
+        Layers::List(list) => format!("{} layers", list.len()),
+    };
+    match &recipe.adapter.targets {
+        Targets::AllLinear => layers,
+        Targets::Names(names) => format!("{} of {layers}", names.join(", ")),
+    }
+}
+
+/// The tensors of the base that are trained.
+fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String>, Failure> {
+    let (targets, layers) = choices(recipe);
+    let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
+    if trained.is_empty() {
+        return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
+            .hint("the head belongs to no layer: it is trained with `adapter.layers = \"all\"`"));
+    }
+    Ok(trained)
+}
+
+/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
+pub fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
+    let mut recipe = job.recipe.clone();
+    recipe.adapter.layers = Layers::Last(count);
+    let spec = &job.request.spec;
+    let trained = chosen_tensors(&recipe, spec).ok()?;
+    let mut storage = build_storage(recipe.model.base, spec, &job.model);
+    train_in_f32(&mut storage, &trained);
+    Some(Request { storage, trained, ..job.request.clone() })
+}
+
+/// The recipe's targets and layers as the compiler has them.
+fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
+    let targets = match &recipe.adapter.targets {
+        Targets::AllLinear => adapter::Targets::AllLinear,
+        Targets::Names(names) => adapter::Targets::Names(names.clone()),
+    };
+    let layers = match &recipe.adapter.layers {
+        Layers::All => adapter::Layers::All,
+        Layers::Last(count) => adapter::Layers::Last(*count),
+        Layers::List(list) => adapter::Layers::List(list.clone()),
+    };
+    (targets, layers)
 }
 
 /// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.
 fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>, Failure> {
     let adapter = &recipe.adapter;
-    let targets = match &adapter.targets {
-        Targets::AllLinear => adapter::Targets::AllLinear,
-        Targets::Names(names) => adapter::Targets::Names(names.clone()),
-    };
-    let layers = match &adapter.layers {
-        Layers::All => adapter::Layers::All,
-        Layers::Last(count) => adapter::Layers::Last(*count),
-        Layers::List(list) => adapter::Layers::List(list.clone()),
-    };
+    let (targets, layers) = choices(recipe);
     let paths = adapter::target_paths(spec, &targets, &layers).map_err(Failure::recipe)?;
     if paths.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no linear"));

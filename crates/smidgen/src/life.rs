@@ -13,6 +13,7 @@ use crate::merge::write::WORKERS;
 use crate::planning::{pinned_bytes, process_context, program_bytes};
 use crate::recipe::Length;
 use crate::train::disk::Footprint;
+use crate::train::trained_weights::written_storage;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
 use smidgen_ir::{DType, DeviceKind, Extent, Storage};
@@ -61,7 +62,7 @@ pub fn must_fit(life: &[LifePhase]) -> Spaces {
 /// Every phase that is known for the recipe, in the order in which they come.
 pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let (plan, device) = (&solution.plan, job.request.device);
-    let footprint = Footprint::of(plan, &job.recipe.train, total_steps(job));
+    let footprint = Footprint::of(plan, job, total_steps(job));
     let reserved = Spaces {
         device: solution.peak_bytes,
         pinned: pinned_bytes(plan),
@@ -71,7 +72,7 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
         },
         disk: plan.disk.bytes() as u64,
     };
-    let kept = footprint.total_bytes() - footprint.adapter_bytes;
+    let kept = footprint.total_bytes() - footprint.product_bytes;
     let beside = |bytes: u64| Spaces { disk: reserved.disk + bytes, ..reserved };
     let mut life = Vec::new();
     let mut add = |name, needs| life.push(LifePhase { name, needs });
@@ -92,8 +93,11 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let program = |threads: usize| program_bytes(threads, tensors.count, 0);
     let factors = factor_bytes(&job.request);
     let blocks = (WORKERS * MergeOptions::default().block_bytes) as u64;
-    let merge = program(WORKERS) + blocks + factors + tensors.held_bytes;
-    add("merge", in_ram(merge, tensors.merged_bytes));
+    // A model has nothing to be merged.
+    if job.request.trained.is_empty() {
+        let merge = program(WORKERS) + blocks + factors + tensors.held_bytes;
+        add("merge", in_ram(merge, tensors.merged_bytes));
+    }
     let block = ExportOptions::new(MatrixType::F16).block_bytes as u64;
     let tokenizer = TOKENIZER_TOKEN_BYTES * job.request.spec.vocabulary as u64;
     let export = program(1) + block + factors + tensors.held_bytes + tokenizer;
@@ -126,10 +130,26 @@ fn generation(job: &Job) -> Option<Spaces> {
         new_tokens: DEFAULT_NEW_TOKENS,
         budget,
     };
-    let plan = |bytes| plan_generation(&job.request, &job.model, &job.place, &sizes(within(bytes)));
+    let request = made_request(job);
+    let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(within(bytes)));
     let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
     let (pinned, disk) = (pinned_bytes(&plan.plan), plan.plan.disk.bytes() as u64);
     Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })
+}
+
+/// What the run makes, to be run: with its adapter, or as the model that it writes.
+fn made_request(job: &Job) -> Request {
+    let mut request = job.request.clone();
+    if !request.trained.is_empty() {
+        let tensors = request.spec.tensors().into_iter();
+        let written = tensors.filter_map(|tensor| {
+            let storage = written_storage(&job.model, &tensor.name)?;
+            Some((tensor.name, storage))
+        });
+        request.storage = written.collect();
+        request.trained.clear();
+    }
+    request
 }
 
 struct TensorSizes {

@@ -20,14 +20,16 @@ use crate::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::profiles::ChosenProfile;
 use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
+use crate::train::trained_weights::{save_scratch_bytes, written_storage};
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options, solve,
 };
-use smidgen_ir::{DeviceKind, Extent, Plan};
+use smidgen_ir::{DeviceKind, Extent, Plan, Storage};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
+use std::collections::BTreeSet;
 
 /// A job and the plan it will run by.
 #[derive(Debug)]
@@ -192,9 +194,28 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     if job.recipe.model.compute == Compute::Bf16 && job.arithmetic == Arithmetic::F32 {
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
+    notes.extend(trained_note(job));
     notes.extend(job.budget.note());
     notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
     notes
+}
+
+/// What becomes of trained weights that the base does not have in f32.
+fn trained_note(job: &Job) -> Option<String> {
+    let trained = &job.request.trained;
+    let stored = trained.iter().filter_map(|name| job.model.weight(name)?.storage());
+    let names: BTreeSet<String> =
+        stored.filter(|storage| *storage != Storage::F32).map(|storage| storage.to_string()).collect();
+    let first = trained.iter().find_map(|name| {
+        let storage = job.model.weight(name)?.storage()?;
+        (storage != Storage::F32).then(|| written_storage(&job.model, name)).flatten()
+    });
+    let names: Vec<String> = names.into_iter().collect();
+    let written = first?;
+    Some(format!(
+        "trained weights, {} in the base, are f32 while they are trained and rounded to {written} in the model",
+        names.join(" and ")
+    ))
 }
 
 /// What more memory would buy: the same run with everything kept on the device.
@@ -292,6 +313,9 @@ pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Con
         let storage = request.storage_of(&tensor.name);
         loading = loading.max(load_scratch_bytes(&weight, storage) as u64);
         at_once = at_once.max(at_once_bytes(&weight, storage) as u64);
+        if !request.trained.is_empty() {
+            loading = loading.max(save_scratch_bytes(&weight) as u64);
+        }
     }
     let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + data_bytes;
     let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);

@@ -51,7 +51,7 @@ pub fn strided_bytes(ty: &Type, spare: usize, extent: &Extent) -> usize {
 
 pub fn find(graph: &Graph, request: &Request) -> Layout {
     let mut layout = Layout::default();
-    if request.device == DeviceKind::Cpu || !request.rounds_adapters() {
+    if request.device == DeviceKind::Cpu || !request.rounds_trained() {
         return layout;
     }
     let nodes: Vec<&Node> = graph.entries.iter().flat_map(|(_, nodes)| nodes).collect();

@@ -112,6 +112,7 @@ pub fn request(
         storage: HashMap::new(),
         adapters: paths.into_iter().map(|path| LoraModule { path, rank: 16, scale: 2.0 }).collect(),
         form: AdapterForm::Lora,
+        trained: Default::default(),
         biases: TrainedBiases::None,
         dropout: 0.0,
         optimizer: optimizer(),

@@ -4,7 +4,7 @@
 //! together, with and without recomputed layers, in windows of bytes that let nothing, something or everything come
 //! ahead of its use. `Null` sees that nobody touches what a transfer is at work on.
 
-use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, leaf_named, phi3};
+use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, leaf_named, phi3};
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
@@ -87,6 +87,8 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
         Choice { name: "dora", form: dora, ..Choice::fused() },
+        Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() },
+        Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
     let all = everywhere(4000);

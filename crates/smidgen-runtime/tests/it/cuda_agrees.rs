@@ -5,7 +5,9 @@
 //! allow for: 8 bits of mantissa are 4e-3 a rounding, 11 bits 5e-4, and gradients pass through a dozen of them.
 //! Errors are those of a whole tensor, ‖got - want‖ / ‖want‖.
 
-use crate::decoder::{ALL_FUSED, Choice, EXTENT, gemma2, gemma3, leaf_named, llama, phi3, without_biases};
+use crate::decoder::{
+    ALL_FUSED, Choice, EXTENT, Trained, gemma2, gemma3, leaf_named, llama, phi3, without_biases,
+};
 use crate::examples::{self, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
@@ -192,15 +194,13 @@ fn choices() -> Vec<Choice> {
         with("dropout", Choice { dropout: 0.3, ..Choice::lora() }),
         with("trained biases", Choice { biases: TrainedBiases::All, ..Choice::lora() }),
         with("8-bit moments", Choice { moments: Moments::Bits8, ..Choice::lora() }),
-        // What is trained is f32, whatever the checkpoint holds.
-        with(
-            "everything trained",
-            Choice {
-                train_everything: true,
-                spec: DecoderSpec { stored: DType::F32, ..llama() },
-                ..Choice::lora()
-            },
-        ),
+        with("everything trained", Choice { trained: Trained::Everything, ..Choice::lora() }),
+        with("full", Choice::full()),
+        with("full, last layer", Choice { trained: Trained::LastLayer, ..Choice::full() }),
+        with("full, tied", Choice { spec: gemma3(), ..Choice::full() }),
+        with("full, fused", Choice { adapted: &[], trained: Trained::Everything, ..Choice::fused() }),
+        with("full, aligned", Choice { spec: aligned(llama()), ..Choice::full() }),
+        with("full in 8 bits", Choice { moments: Moments::Bits8, ..Choice::full() }),
     ]
 }
 

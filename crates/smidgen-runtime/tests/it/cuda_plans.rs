@@ -3,7 +3,7 @@
 //! Families, forms, storages and an adapter on the head; the checks are those that the device makes before it runs
 //! anything. What the steps compute is compared with the CPU where there is a GPU (`cuda_agrees`).
 
-use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, gemma2, llama, phi3};
+use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::forward::state;
 use smidgen_compile::leaves::{cache_names, rounded_name};
@@ -54,6 +54,20 @@ fn requests() -> Vec<(String, Request)> {
             }
         }
     }
+    for (family, spec) in [("llama", llama()), ("fused", phi3()), ("gemma2", gemma2())] {
+        for (trained, precision) in [Trained::Everything, Trained::LastLayer]
+            .into_iter()
+            .flat_map(|trained| [Precision::Bf16, Precision::F32].map(|precision| (trained, precision)))
+        {
+            let (device, spec) = (DeviceKind::Cuda, wide(spec.clone()));
+            let choice = Choice { spec, device, precision, trained, ..Choice::full() };
+            let mut request = Request { row_losses: true, ..choice.request() };
+            for linear in request.spec.linears().into_iter().filter(|linear| linear.layer.is_some()) {
+                request.storage.insert(format!("{}.weight", linear.path), NF4);
+            }
+            requests.push((format!("{family} {trained:?} {precision:?}"), request));
+        }
+    }
     requests
 }
 
@@ -82,7 +96,7 @@ fn a_gpu_would_take_every_step_of_an_evaluation() {
         check(&name, &plan);
         let losses = plan.leaf_named(state::ROW_LOSSES).unwrap();
         assert_eq!(plan.value(losses).ty.storage, Storage::F32, "{name}");
-        rounds_every_adapter(&name, &request, &plan);
+        rounds_every_matrix(&name, &request, &plan);
     }
 }
 
@@ -99,7 +113,7 @@ fn a_gpu_would_take_every_step_of_a_generation() {
             let cache = plan.value(plan.leaf_named(&cache).unwrap());
             assert_eq!(cache.ty.storage, Storage::Plain(request.activations()), "{name}");
         }
-        rounds_every_adapter(&name, &request, &plan);
+        rounds_every_matrix(&name, &request, &plan);
     }
 }
 
@@ -111,28 +125,37 @@ fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
         let plan = compile(&request, &policy);
         assert_eq!(plan.extent, EXTENT);
         check(&name, &plan);
-        rounds_every_adapter(&name, &request, &plan);
+        rounds_every_matrix(&name, &request, &plan);
     }
 }
 
-/// `refresh` brings the adapters that were read into the numbers of products, where those are not f32.
-fn rounds_every_adapter(name: &str, request: &Request, plan: &Plan) {
+/// `refresh` brings trained matrices into the numbers of products, where those are not f32; of a tied embedding rows
+/// are looked up in f32.
+fn rounds_every_matrix(name: &str, request: &Request, plan: &Plan) {
     let steps = &plan.entry(Entry::Refresh).steps;
     let rounds = steps.iter().filter(|step| matches!(step.op, Op::Round { .. })).count();
-    let expected = if request.precision == Precision::F32 { 0 } else { 2 * request.adapters.len() };
-    assert_eq!(rounds, expected, "{name}");
-    for module in request.adapters.iter().filter(|_| expected > 0) {
-        for matrix in [module.a_name(), module.b_name()] {
-            let rounded = plan.leaf_named(&rounded_name(&matrix)).unwrap();
-            assert!(steps.iter().any(|step| step.updates.contains(&rounded)), "{name}: {matrix}");
-            let [read, original] = [rounded, plan.leaf_named(&matrix).unwrap()].map(|leaf| {
-                let entries = plan.entries.iter().filter(|entry| entry.entry != Entry::Refresh);
-                let steps =
-                    entries.filter(|entry| entry.entry != Entry::Update).flat_map(|entry| &entry.steps);
-                steps.filter(|step| step.inputs.iter().any(|input| is_of(plan, *input, leaf))).count()
-            });
-            assert!(read > 0 && original == 0, "{name}: {matrix} is read {read} and {original} times");
-        }
+    let of_adapters = request.adapters.iter().flat_map(|module| [module.a_name(), module.b_name()]);
+    let mut multiplied: Vec<String> =
+        request.spec.linears().iter().map(|l| format!("{}.weight", l.path)).collect();
+    multiplied.push(request.spec.head_tensor().into());
+    multiplied.dedup();
+    let of_base = multiplied.into_iter().filter(|name| request.trained.contains(name));
+    let rounded: Vec<String> = of_adapters.chain(of_base).collect();
+    if request.precision == Precision::F32 {
+        assert_eq!(rounds, 0, "{name}");
+        return;
+    }
+    assert_eq!(rounds, rounded.len(), "{name}");
+    for matrix in rounded {
+        let rounded = plan.leaf_named(&rounded_name(&matrix)).unwrap();
+        assert!(steps.iter().any(|step| step.updates.contains(&rounded)), "{name}: {matrix}");
+        let [read, original] = [rounded, plan.leaf_named(&matrix).unwrap()].map(|leaf| {
+            let entries = plan.entries.iter().filter(|entry| entry.entry != Entry::Refresh);
+            let steps = entries.filter(|entry| entry.entry != Entry::Update).flat_map(|entry| &entry.steps);
+            let multiplies = steps.filter(|step| !matches!(step.op, Op::Embed { .. }));
+            multiplies.filter(|step| step.inputs.iter().any(|input| is_of(plan, *input, leaf))).count()
+        });
+        assert!(read > 0 && original == 0, "{name}: {matrix} is read {read} and {original} times");
     }
 }
 

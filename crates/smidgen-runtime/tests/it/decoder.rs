@@ -1,13 +1,13 @@
 //! A whole decoder as a subject: two layers, grouped heads, small odd sizes.
 //!
-//! The stages are those of `compile`, written out here so that a test can mark any leaf as trained and
-//! hand any keep set to recompute.
+//! The stages are those of `compile`, written out here so that a test can hand any keep set to
+//! recompute.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
-use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
 use smidgen_compile::forward::{self, input, state};
-use smidgen_compile::leaves::{self, FOURIER_COEFFICIENTS, FOURIER_SIGMA};
+use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
@@ -16,9 +16,10 @@ use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
 use smidgen_ir::{
-    Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, LossHead, Norm, Op, Precision,
-    RopeScaling, RopeSpec, Slice, ValueId, ValueRole, Workload, verify,
+    Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Precision, RopeScaling, RopeSpec,
+    ValueId, Workload, verify,
 };
+use std::collections::BTreeSet;
 
 /// What a test chooses of the decoder.
 #[derive(Clone, Debug)]
@@ -34,8 +35,15 @@ pub struct Choice {
     pub moments: Moments,
     pub device: DeviceKind,
     pub precision: Precision,
-    /// Whether every tensor of the model is trained as well.
-    pub train_everything: bool,
+    /// What of the base is trained as well.
+    pub trained: Trained,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Trained {
+    Nothing,
+    Everything,
+    LastLayer,
 }
 
 pub const LAYERS: usize = 2;
@@ -134,7 +142,7 @@ impl Choice {
             moments: Moments::F32,
             device: DeviceKind::Cpu,
             precision: Precision::F32,
-            train_everything: false,
+            trained: Trained::Nothing,
         }
     }
 
@@ -155,6 +163,13 @@ impl Choice {
             title: self.name.into(),
             spec: self.spec.clone(),
             adapters,
+            trained: match self.trained {
+                Trained::Nothing => BTreeSet::new(),
+                Trained::Everything => self.spec.tensors().into_iter().map(|tensor| tensor.name).collect(),
+                Trained::LastLayer => {
+                    trained_tensors(&self.spec, &Targets::AllLinear, &Layers::Last(1)).unwrap()
+                }
+            },
             form: self.form,
             biases: self.biases,
             dropout: self.dropout,
@@ -170,9 +185,6 @@ impl Choice {
     /// Forward and backward, before any pass.
     pub fn differentiated(&self) -> Graph {
         let mut graph = forward::build_graph(&self.request(), LOSS_CHUNK);
-        if self.train_everything {
-            train_all_weights(&mut graph);
-        }
         verify::expect_sound("forward", &verify::graph(&graph));
         autodiff::append_backward(&mut graph);
         verify::expect_sound("autodiff", &verify::graph(&graph));
@@ -199,6 +211,11 @@ impl Choice {
         Subject { name: self.name.into(), graph, extent: EXTENT, contents, scalar }
     }
 
+    /// Nothing but the base is trained.
+    pub fn full() -> Choice {
+        Choice { name: "full", adapted: &[], trained: Trained::Everything, ..Choice::lora() }
+    }
+
     /// The decoder as `compile` would keep its activations.
     pub fn subject_with(&self, layers: Recompute) -> Subject {
         let policy = Policy::resident(layers, LOSS_CHUNK);
@@ -209,36 +226,6 @@ impl Choice {
 pub fn leaf_named(graph: &Graph, name: &str) -> ValueId {
     let found = graph.values.iter().position(|value| value.name == name && !value.is_temp());
     ValueId(found.unwrap_or_else(|| panic!("no leaf `{name}`")) as u32)
-}
-
-/// Marks every weight, and asks the loss for the head's gradient.
-fn train_all_weights(graph: &mut Graph) {
-    let weights: Vec<ValueId> = (0..graph.values.len() as u32)
-        .map(ValueId)
-        .filter(|id| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight))
-        .collect();
-    for weight in weights {
-        leaves::train_leaf(graph, weight);
-    }
-    // Slices were made before their leaves were trained.
-    for id in (0..graph.values.len() as u32).map(ValueId) {
-        let ValueRole::Slice(Slice { of, first_row, gradient: None }) = graph.value(id).role else {
-            continue;
-        };
-        let (rows, _) = graph.value(id).ty.shape.at(&EXTENT);
-        let part = graph.gradient_of(of).map(|gradient| graph.add_slice(gradient, first_row, rows));
-        if let ValueRole::Slice(slice) = &mut graph.values[id.index()].role {
-            slice.gradient = part;
-        }
-    }
-    let values = graph.clone();
-    let micro_step = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::MicroStep);
-    for node in &mut micro_step.expect("the forward stage builds micro_step").1 {
-        if let Op::LmHeadLoss(LossHead { train_head, .. }) = &mut node.op {
-            *train_head = true;
-            node.updates.extend(values.gradient_of(node.inputs[1]));
-        }
-    }
 }
 
 /// Contents at which every part of the model matters: norms and magnitudes near 1, products of size 1, sigmas of

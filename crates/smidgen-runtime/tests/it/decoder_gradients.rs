@@ -3,10 +3,12 @@
 //! Curvature and rounding add up over two layers, so the tolerance is wider than for one operation.
 
 use crate::check::check_subject;
-use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, LAYERS, gemma2, gemma3, llama, phi3, without_biases};
+use crate::decoder::{
+    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, phi3, without_biases,
+};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, TrainedBiases};
-use smidgen_ir::{Activation, DType, Entry};
+use smidgen_ir::{Activation, DType, Entry, Phase};
 
 const TOLERANCE: f64 = 5e-3;
 
@@ -61,7 +63,7 @@ fn adapters_with_dropout_on_the_head_too() {
 #[test]
 fn every_tensor_of_the_model() {
     let choice =
-        Choice { name: "everything", spec: in_f32(llama()), train_everything: true, ..Choice::lora() };
+        Choice { name: "everything", spec: in_f32(llama()), trained: Trained::Everything, ..Choice::lora() };
     let trained = check(&choice);
     let tensors = choice.request().spec.tensors().len();
     assert_eq!(trained.len(), tensors + 2 * 2 * ALL_LINEARS.len());
@@ -77,11 +79,23 @@ fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
             attention: LayerAttention::uniform(LAYERS, Some(3)),
             ..in_f32(without_biases(llama()))
         },
-        train_everything: true,
+        trained: Trained::Everything,
         ..Choice::lora()
     };
     let trained = check(&choice);
     assert!(trained.iter().any(|name| name.ends_with("q_norm.weight")), "{trained:?}");
+}
+
+/// Whatever the checkpoint holds, what is trained is f32; what is frozen stays as it lies.
+#[test]
+fn every_tensor_of_the_last_layer() {
+    let choice = Choice { name: "last layer", trained: Trained::LastLayer, ..Choice::full() };
+    let trained = check(&choice);
+    assert_eq!(trained.len(), 2 * 7 + 2, "{trained:?}");
+    assert!(trained.iter().all(|name| name.starts_with("model.layers.1.")), "{trained:?}");
+    let subject = choice.subject_with(Recompute::none());
+    let first = subject.graph.nodes(Entry::MicroStep).iter().filter(|node| node.layer == Some(0));
+    assert!(first.clone().count() > 0 && first.clone().all(|node| node.phase == Phase::Forward));
 }
 
 /// The embedding is the head: both gradients meet in one leaf.
@@ -90,7 +104,7 @@ fn every_tensor_of_a_model_with_a_tied_head() {
     let choice = Choice {
         name: "everything, tied",
         spec: DecoderSpec { tied_head: true, ..in_f32(without_biases(llama())) },
-        train_everything: true,
+        trained: Trained::Everything,
         adapted: &[],
         ..Choice::lora()
     };
@@ -118,7 +132,7 @@ fn every_tensor_of_a_model_like_phi_3() {
         name: "like phi 3",
         spec: in_f32(phi3()),
         adapted: ALL_FUSED,
-        train_everything: true,
+        trained: Trained::Everything,
         ..Choice::lora()
     };
     let trained = check(&choice);
@@ -135,8 +149,12 @@ fn adapters_of_a_model_like_phi_3_with_dropout() {
 /// Four norms of 1 + weight a layer, caps, a scaled and tied embedding.
 #[test]
 fn every_tensor_of_a_model_like_gemma_2() {
-    let choice =
-        Choice { name: "like gemma 2", spec: in_f32(gemma2()), train_everything: true, ..Choice::lora() };
+    let choice = Choice {
+        name: "like gemma 2",
+        spec: in_f32(gemma2()),
+        trained: Trained::Everything,
+        ..Choice::lora()
+    };
     let trained = check(&choice);
     assert!(trained.iter().any(|name| name.ends_with("pre_feedforward_layernorm.weight")), "{trained:?}");
 }
@@ -152,8 +170,12 @@ fn adapters_of_a_model_like_gemma_2_on_the_head_too() {
 /// Two rotary embeddings, and norms of 1 + weight over each head.
 #[test]
 fn every_tensor_of_a_model_like_gemma_3() {
-    let choice =
-        Choice { name: "like gemma 3", spec: in_f32(gemma3()), train_everything: true, ..Choice::lora() };
+    let choice = Choice {
+        name: "like gemma 3",
+        spec: in_f32(gemma3()),
+        trained: Trained::Everything,
+        ..Choice::lora()
+    };
     let trained = check(&choice);
     assert!(trained.iter().any(|name| name.ends_with("k_norm.weight")), "{trained:?}");
 }
@@ -188,7 +210,7 @@ fn dora_on_fused_linears() {
 
 #[test]
 fn dora_beside_every_tensor_of_the_model() {
-    let everything = Choice { spec: in_f32(llama()), train_everything: true, ..Choice::lora() };
+    let everything = Choice { spec: in_f32(llama()), trained: Trained::Everything, ..Choice::lora() };
     let choice = dora("dora, everything", everything);
     assert_eq!(check(&choice).len(), choice.request().spec.tensors().len() + 3 * LAYERS * ALL_LINEARS.len());
 }

@@ -50,6 +50,8 @@ fn all_choices() -> Vec<Choice> {
         Choice { name: "dora without dropout", form: dora, dropout: 0.0, ..lora.clone() },
         Choice { name: "ls-lora", form: fourier, ..lora.clone() },
         Choice { name: "biases", biases: TrainedBiases::All, ..lora },
+        Choice::full(),
+        Choice { name: "full, gemma 3", spec: gemma3(), ..Choice::full() },
         Choice { name: "dora, fused", form: dora, ..fused.clone() },
         Choice { name: "ls-lora, fused", form: fourier, biases: TrainedBiases::Adapted, ..fused.clone() },
         fused,

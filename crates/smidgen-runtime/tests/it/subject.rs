@@ -176,6 +176,7 @@ pub fn plain_request() -> Request {
         storage: HashMap::new(),
         adapters: vec![],
         form: AdapterForm::Lora,
+        trained: Default::default(),
         biases: TrainedBiases::None,
         dropout: 0.0,
         optimizer: optimizer(),

@@ -174,7 +174,7 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
     }
     let got = update.memory(&mut executors[0], &[LeafKind::Adapter]);
     for (reference, got) in parameters.iter().zip(&got) {
-        let in_8_bits = moments.storage(reference.start.len()) != [Storage::F32; 2];
+        let in_8_bits = moments.storage("parameter", reference.start.len()) != [Storage::F32; 2];
         let error = reference.largest_error(&decode_reals(got));
         // f32 keeps parameters near 1 to 6e-8 a step; a code is within 5 % of most moments.
         assert!(error < if in_8_bits { 2e-3 } else { 1e-6 }, "{moments:?}: off by {error}");

@@ -4,6 +4,7 @@
 //! to stderr. Every row's record goes to a file: `eval.json` in the folder of a run, or where `--out` says.
 //! Left out: tasks that the rows do not describe themselves.
 
+use super::original::{made_model, open_adapter};
 use super::print;
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
@@ -28,11 +29,12 @@ use crate::hub::{Access, Want};
 use crate::job::{
     JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
 };
-use crate::recipe::{EvalTask, Recipe, parse_recipe, read_recipe_source};
+use crate::recipe::{BaseFormat, EvalTask, ModelPath, Recipe, parse_recipe, read_recipe_source};
 use crate::report::eval_table::render_eval_table;
 use crate::tokenizer::Tokenizer;
 use crate::train::metrics::read_rss;
 use crate::train::progress::say;
+use crate::train::run_dir::Product;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
 use smidgen_runtime::{AnyDevice, Device};
@@ -76,7 +78,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if args.beams == 0 {
         return Err(Failure::recipe("`--beams 0` searches nothing"));
     }
-    let (recipe, run_folder) = read_target(args)?;
+    let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
     if recipe.data.eval.is_empty() {
         return Err(Failure::recipe("`data.eval` names no file: there is nothing to evaluate")
@@ -88,12 +90,22 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             recipe.eval.task
         )));
     }
+    let made = trained_model(args, &recipe, run_folder.as_deref());
+    if let Some(made) = &made {
+        if !quiet {
+            say(&format!("the run trained the base itself: `{}` is evaluated", made.display()));
+        }
+        (recipe.model.path, recipe.model.base) = (ModelPath::folder(made), BaseFormat::AsStored);
+    }
     let model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
     if !model.has_weights() {
         let place = model.path().display();
         return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
     }
-    let adapter = open_adapter(args, &recipe, run_folder.as_deref(), quiet)?;
+    let adapter = match made {
+        Some(_) => None,
+        None => find_adapter(args, &recipe, run_folder.as_deref(), quiet)?,
+    };
     let mut place = Place::find(recipe.memory.device, true)?;
     check_compute(recipe.model.compute, &place)?;
     let budget = job_budget(&recipe, &place)?;
@@ -144,13 +156,19 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
     Ok((recipe, is_run.then(|| args.target.clone())))
 }
 
-fn open_adapter(
+/// What a run made that trained the base itself, unless another subject is asked for.
+fn trained_model(args: &Args, recipe: &Recipe, run_folder: Option<&Path>) -> Option<PathBuf> {
+    let is_asked_for = !args.base && args.adapter.is_none() && Product::of(recipe) == Product::Model;
+    made_model(run_folder.unwrap_or(&recipe.output.dir.resolved)).filter(|_| is_asked_for)
+}
+
+fn find_adapter(
     args: &Args,
     recipe: &Recipe,
     run_folder: Option<&Path>,
     quiet: bool,
 ) -> Result<Option<AdapterFile>, Failure> {
-    let open = |path: &Path| AdapterFile::open_adapter_or_run(path).map(Some).map_err(Failure::world);
+    let open = |path: &Path| open_adapter(path).map(Some);
     if args.base {
         return Ok(None);
     }
@@ -162,7 +180,8 @@ fn open_adapter(
         return open(trained);
     }
     if !quiet {
-        say(&format!("there is no adapter in `{}` yet: the base model alone", trained.display()));
+        let product = Product::of(recipe).folder();
+        say(&format!("there is no {product} in `{}` yet: the base model alone", trained.display()));
     }
     Ok(None)
 }

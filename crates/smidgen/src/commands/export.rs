@@ -3,7 +3,7 @@
 //! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model, which may also
 //! be one without an adapter.
 
-use super::original::{Original, open_named, open_original};
+use super::original::{Original, made_model, open_adapter, open_named, open_original};
 use super::print;
 use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
@@ -52,7 +52,10 @@ enum Type {
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = Access::from_environment(quiet);
     if !args.merged {
-        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
+        let adapter = open_adapter(&args.adapter).map_err(|failure| match made_model(&args.adapter) {
+            Some(_) => failure.hint("`--merged` writes that model as a GGUF file"),
+            None => failure,
+        })?;
         let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Config, &access)?;
         let exported = export_lora(&adapter, &model, &args.output)?;
         return print(&match args.json {
@@ -89,7 +92,8 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
         let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
         return Ok((Some(adapter), original));
     }
-    let name = args.adapter.to_string_lossy().into_owned();
+    let model = made_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
+    let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
         return Err(Failure::recipe(format!("`{name}` is no adapter, so that `--base` means nothing")));
     }

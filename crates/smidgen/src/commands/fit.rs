@@ -77,6 +77,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let smallest = demands.last().expect("there is a size of micro-batch");
     let most = job.request.spec.hidden;
     let rank = largest(most, |rank| terms.can_fit(&with_rank(&job.request, rank), smallest)).unwrap_or(0);
+    let has_rank = job.request.trained.is_empty();
     let mut models = Vec::new();
     for (name, config) in shapes::SHAPES {
         models.push(fit_shape(name, config, recipe, access)?);
@@ -90,18 +91,18 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
             "fits": planned.fits,
             "peak_bytes": planned.solution.peak_bytes,
             "max_tokens": recipe.data.max_tokens,
-            "rank": recipe.adapter.rank,
+            "rank": has_rank.then_some(recipe.adapter.rank),
         },
         "max_tokens": {
             "most": max_tokens,
             "peak_bytes": one(terms.solve(&job.request, &[one_sample(max_tokens.max(1), 1)])),
             "model_has": context,
         },
-        "rank": {
+        "rank": has_rank.then(|| json!({
             "most": rank,
             "model_has": most,
             "peak_bytes": one(terms.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
-        },
+        })),
         "largest_model": largest_model.map(|model| model["name"].clone()),
         "models": models,
     }))
@@ -150,7 +151,9 @@ fn render(answers: &Value) -> String {
         false => longest["most"].to_string(),
     };
     row("longest `data.max_tokens`", most, &longest["peak_bytes"]);
-    row("highest `adapter.rank`", answers["rank"]["most"].to_string(), &answers["rank"]["peak_bytes"]);
+    if let Some(most) = answers["rank"]["most"].as_u64() {
+        row("highest `adapter.rank`", most.to_string(), &answers["rank"]["peak_bytes"]);
+    }
     for model in answers["models"].as_array().into_iter().flatten() {
         let verdict = match (&model["error"], &model["fits"]) {
             (Value::String(_), _) => "other linears",

@@ -6,7 +6,7 @@
 //! Left out: serving others, and drafts by a smaller model.
 
 use super::chat::{Talk, run_chat};
-use super::original::open_named;
+use super::original::{made_model, open_adapter, open_named};
 use super::print;
 use crate::arithmetic::Arithmetic;
 use crate::bytes::{format_bytes, parse_bytes};
@@ -29,6 +29,7 @@ use crate::recipe::{
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::chat_template::ChatInput;
 use crate::train::progress::say;
+use crate::train::run_dir::Product;
 use serde_json::{Value as Json, json};
 use smidgen_ir::DeviceKind;
 use std::io::{IsTerminal, Read};
@@ -187,7 +188,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     let target = Path::new(&args.target);
     let job = target.join("job.toml");
     let is_recipe = target.is_file() && target.extension().is_some_and(|extension| extension == "toml");
-    let given = |path: &Path| AdapterFile::open_adapter_or_run(path).map_err(Failure::world);
+    let given = |path: &Path| open_adapter(path);
     if !is_recipe && !job.is_file() {
         let model = open_named(&args.target, Want::Weights, access)?;
         let adapter = args.adapter.as_deref().map(given).transpose()?;
@@ -201,29 +202,41 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         });
     }
     let recipe = read_recipe(if is_recipe { target } else { &job })?;
-    let located = hub::locate(&recipe.model.path, Want::Weights, access)?;
+    let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
+    let product = Product::of(&recipe);
+    let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
+    let located = match &made {
+        Some(made) => Located::Folder(made.clone()),
+        None => hub::locate(&recipe.model.path, Want::Weights, access)?,
+    };
     let model = match &located {
         Located::Folder(folder) => Model::open_folder(folder),
         Located::GgufFile(file) => Model::open_gguf(file),
     }
     .map_err(Failure::world)?;
-    let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let adapter = match &args.adapter {
         Some(path) => Some(given(path)?),
+        None if made.is_some() => None,
         None if trained.join("adapter").is_dir() => Some(given(&trained)?),
         None if is_recipe => {
-            say(&format!("there is no adapter in `{}` yet: the base model answers", trained.display()));
+            let product = product.folder();
+            say(&format!("there is no {product} in `{}` yet: the base model answers", trained.display()));
             None
         }
         None => {
-            return Err(Failure::world(format!("the run in `{}` has no adapter yet", trained.display()))
-                .hint("`--adapter` names one of its checkpoints"));
+            let (place, made) = (trained.display(), product.folder());
+            return Err(Failure::world(format!("the run in `{place}` has no {made} yet")).hint(
+                match product {
+                    Product::Adapter => "`--adapter` names one of its checkpoints",
+                    Product::Model => "it is written when the run ends: `smidgen train --resume` goes on",
+                },
+            ));
         }
     };
     Ok(Subject {
         model,
         adapter,
-        base: recipe.model.base,
+        base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.base },
         budget: budget.unwrap_or(recipe.memory.budget),
         device: device.unwrap_or(recipe.memory.device),
         compute: compute.unwrap_or(recipe.model.compute),

@@ -4,6 +4,7 @@
 //! and its tensors by type. Nothing is written.
 //! Left out: what a run did, which its own files tell.
 
+use super::original::made_model;
 use super::print;
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
@@ -30,8 +31,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let has = |name: &str| args.path.join(name).exists();
     let is_gguf = args.path.is_file() && args.path.extension().is_some_and(|extension| extension == "gguf");
     let is_model = has("config.json") && !has("adapter_config.json");
-    if is_model || is_gguf {
-        let model = Model::open(&args.path).map_err(Failure::world)?;
+    let made = made_model(&args.path);
+    if is_model || is_gguf || made.is_some() {
+        let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::world)?;
         return print(&match args.json {
             true => format!("{:#}\n", model_json(&model)),
             false => render_model(&model),

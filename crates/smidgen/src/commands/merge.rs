@@ -3,7 +3,7 @@
 //! The base is the one the adapter names unless `--base` gives another: a folder, a GGUF file or a name. What is
 //! quantized in it is decoded, and the report says how far the merged model's logits are from those of base + adapter.
 
-use super::original::{Original, open_original};
+use super::original::{Original, open_adapter, open_original};
 use super::print;
 use crate::bytes::format_bytes;
 use crate::checkpoint::element::Element;
@@ -50,7 +50,7 @@ enum Dtype {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
+    let adapter = open_adapter(&args.adapter)?;
     let access = Access::from_environment(quiet);
     let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
     let original = OriginalModel::new(model)?;

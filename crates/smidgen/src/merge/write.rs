@@ -69,7 +69,8 @@ pub fn write_shards(
         write_shard(&path, &outputs[range.clone()], workspace)?;
     }
     if shards.len() > 1 {
-        let text = render_index(outputs, shards);
+        let named = outputs.iter().map(|output| (output.original.name(), output.bytes()));
+        let text = render_index(&named.collect::<Vec<_>>(), shards);
         write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes()))
             .map_err(Failure::world)?;
     }

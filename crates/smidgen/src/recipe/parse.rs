@@ -14,11 +14,12 @@ use super::foreign::{foreign_key_hint, section_for_foreign};
 use super::keys::{KEYS, SECTIONS, find_key};
 use super::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 use super::nearest::nearest;
-use super::sections::{Recipe, default_alpha};
+use super::sections::{Adapter, Recipe, default_alpha};
 use super::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
 };
 use super::value::{Given, Value, value_of_toml};
+use super::words::AdapterKind;
 
 /// A recipe file as read, before it is understood.
 #[derive(Debug, Clone)]
@@ -79,6 +80,7 @@ pub fn parse_recipe(
             reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
         }
         reading.check_across_keys();
+        reading.check_full();
         reading.check_required();
     }
 
@@ -312,6 +314,25 @@ impl Reading<'_> {
         }
     }
 
+    /// Keys that only adapters have, where there is none.
+    fn check_full(&mut self) {
+        if self.recipe.adapter.kind != AdapterKind::Full {
+            return;
+        }
+        for (key, is_default) in keys_of_adapters(&self.recipe.adapter) {
+            if let Some(seen) = self.seen.get(key).filter(|seen| seen.taken && !is_default) {
+                self.mistakes.push(Mistake {
+                    place: seen.place.clone(),
+                    key: key.to_owned(),
+                    message: format!(
+                        "`{key}` has no effect: `adapter.kind = \"full\"` trains the base itself"
+                    ),
+                    hint: Some("leave it out, or choose a kind of adapter".to_owned()),
+                });
+            }
+        }
+    }
+
     fn check_required(&mut self) {
         for key in KEYS.iter().filter(|key| key.required) {
             let path = key.path();
@@ -325,6 +346,23 @@ impl Reading<'_> {
             }
         }
     }
+}
+
+/// Keys that say something of an adapter alone, and whether they are what they are without being written. A resolved
+/// recipe has all of them.
+fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 9] {
+    let default = Recipe::with_defaults().adapter;
+    [
+        ("adapter.rank", adapter.rank == default.rank),
+        ("adapter.alpha", adapter.alpha == default_alpha(adapter.rank)),
+        ("adapter.dropout", adapter.dropout == default.dropout),
+        ("adapter.init", adapter.init == default.init),
+        ("adapter.rank_pattern", adapter.rank_pattern.is_empty()),
+        ("adapter.alpha_pattern", adapter.alpha_pattern.is_empty()),
+        ("adapter.bias", adapter.bias == default.bias),
+        ("adapter.reg", adapter.reg == default.reg),
+        ("adapter.sigma", adapter.sigma == default.sigma),
+    ]
 }
 
 /// Offset behind the last character of a value, wherever the keys of a table stand.

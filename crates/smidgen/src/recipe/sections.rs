@@ -96,7 +96,7 @@ pub struct Train {
     pub log_every: u64,
     /// 0 = never.
     pub eval_every: u64,
-    /// 0 = only the final adapter.
+    /// 0 = only the final adapter or model.
     pub save_every: u64,
     pub keep: usize,
     /// 0 = off.

@@ -23,7 +23,10 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(title);
     for (category, bytes) in &peak.rows {
-        let name = category.name().replace('_', " ");
+        let name = match category {
+            Category::Adapters if !job.request.trained.is_empty() => "trained weights".to_owned(),
+            _ => category.name().replace('_', " "),
+        };
         line(format!("  {name:<16}{:>12}   {}", format_bytes(*bytes as u64), note(*category, planned, job)));
     }
     line(format!(
@@ -103,13 +106,17 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
 /// The storages of the base weights, most bytes first.
 fn storages(job: &Job) -> String {
     let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
-    for tensor in job.request.spec.tensors() {
+    let tensors = job.request.spec.tensors().into_iter();
+    for tensor in tensors.filter(|tensor| !job.request.trained.contains(&tensor.name)) {
         let storage = job.request.storage_of(&tensor.name);
         let (rows, columns) = tensor.shape.at(&Extent::default());
         *bytes.entry(storage.to_string()).or_default() += storage.bytes(rows, columns);
     }
     let mut names: Vec<(String, usize)> = bytes.into_iter().collect();
     names.sort_by_key(|(_, bytes)| Reverse(*bytes));
+    if names.is_empty() {
+        return "all are trained".into();
+    }
     let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
     let origin = match (job.model.has_weights(), job.recipe.model.base) {
         (false, _) => ", by the config alone: there are no weights",

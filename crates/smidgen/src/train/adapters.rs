@@ -2,8 +2,10 @@
 //!
 //! A tensor of the adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
 //! one leaf. What was written is read back and compared, so that a saved adapter is the trained one.
+//! Where the base itself is trained there is no adapter, and its tensors go the way of `trained_weights.rs`.
 
 use super::resume::Start;
+use super::trained_weights;
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::checkpoint::element::Element;
 use crate::checkpoint::load::read_tensor_into;
@@ -25,7 +27,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// A tensor of the adapter and where it lies on the device.
+/// A trained tensor and where it lies on the device.
 #[derive(Clone, Debug)]
 pub struct AdapterPlace {
     pub leaf: ValueId,
@@ -35,7 +37,17 @@ pub struct AdapterPlace {
     pub tensor: AdapterTensor,
 }
 
-/// Every tensor of the adapter, module by module, then the trained biases.
+impl AdapterPlace {
+    /// Its key in the adapter, or the name of a tensor of the base.
+    pub fn name(&self) -> String {
+        match &self.tensor.key {
+            AdapterKey::BaseTensor(name) => name.clone(),
+            key => key.to_string(),
+        }
+    }
+}
+
+/// Every trained tensor: the adapter's, module by module, then trained biases, then other tensors of the base.
 pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     let mut places = Vec::new();
     for (index, module) in request.adapters.iter().enumerate() {
@@ -70,6 +82,8 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
             places.push(whole(plan, &name, key));
         }
     }
+    let of_base = request.trained.iter().map(|name| whole(plan, name, AdapterKey::BaseTensor(name.clone())));
+    places.extend(of_base);
     places
 }
 
@@ -81,8 +95,11 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
     AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor }
 }
 
-/// Fills every adapter tensor: from another adapter, or as a fresh one begins.
+/// Fills every trained tensor: from another adapter, or as a fresh one begins.
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    if !job.request.trained.is_empty() {
+        return trained_weights::start_trained(executor, &job.request, &job.model);
+    }
     match &job.recipe.adapter.init {
         Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
         Init::Default => init_adapters(executor, job),
@@ -154,6 +171,12 @@ fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) 
 /// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
 /// headers only, so that it can be had before anything is written.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+    if !job.request.trained.is_empty() {
+        return match start {
+            Start::Checkpoint { folder, .. } => trained_weights::check_trained(plan, &job.request, folder),
+            Start::Beginning => Ok(()),
+        };
+    }
     let places = adapter_places(plan, &job.request);
     let tensors: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
     check_agreement(&adapter_config(job), &tensors).map_err(Failure::recipe)?;
@@ -175,6 +198,14 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
         .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
     }
     find_tensors(&places, &file).map(|_| ())
+}
+
+/// Reads what a checkpoint holds of the trained tensors.
+pub fn read_saved<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
+    match job.request.trained.is_empty() {
+        true => read_adapter(executor, &job.request, folder),
+        false => trained_weights::read_trained(executor, &job.request, folder),
+    }
 }
 
 /// Reads a PEFT adapter whose tensors are exactly those of the job.
@@ -208,6 +239,14 @@ fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<Tenso
     match_adapter(&expected, file).map_err(Failure::world)
 }
 
+/// Writes the trained tensors into a checkpoint.
+pub fn save_trained<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
+    match job.request.trained.is_empty() {
+        true => save_adapter(executor, job, folder),
+        false => trained_weights::write_trained(executor, &job.request, folder),
+    }
+}
+
 /// Writes the adapter as PEFT has it, then reads it back and compares every byte.
 pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     let places = adapter_places(executor.plan(), &job.request);
@@ -232,10 +271,10 @@ fn verify_adapter<D: Device>(
             Failure::world(format!("the adapter saved in `{place}` does not read back: `{key}` {what}"))
         };
         let stored = file.tensor(&place.tensor.key).ok_or_else(|| differs("is missing"))?;
-        let mut comparison = Comparison { stored: &stored, offset: 0, same: true };
+        let mut comparison = Comparison::with(&stored);
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut comparison)
             .map_err(|error| differs(&error.to_string()))?;
-        if !comparison.same || comparison.offset != stored.bytes() {
+        if !comparison.is_same() {
             return Err(differs("has other values"));
         }
     }
@@ -243,10 +282,21 @@ fn verify_adapter<D: Device>(
 }
 
 /// A sink that compares what is written to it with a stored tensor.
-struct Comparison<'a> {
+pub(super) struct Comparison<'a> {
     stored: &'a TensorRef,
     offset: u64,
     same: bool,
+}
+
+impl Comparison<'_> {
+    pub(super) fn with(stored: &TensorRef) -> Comparison<'_> {
+        Comparison { stored, offset: 0, same: true }
+    }
+
+    /// Whether all of it was written, and nothing else.
+    pub(super) fn is_same(&self) -> bool {
+        self.same && self.offset == self.stored.bytes()
+    }
 }
 
 impl Write for Comparison<'_> {

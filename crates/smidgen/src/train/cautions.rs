@@ -11,6 +11,8 @@ use crate::recipe::{Batch, Warmup};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     pub lr: f64,
+    /// The base itself is trained.
+    pub is_full: bool,
     pub weight_decay: f64,
     pub dropout: f64,
     pub warmup_steps: u64,
@@ -31,6 +33,7 @@ impl Facts {
         };
         Facts {
             lr: train.lr,
+            is_full: !job.request.trained.is_empty(),
             weight_decay: train.weight_decay,
             dropout: job.recipe.adapter.dropout,
             warmup_steps: warmup_steps(warmup, total_steps),
@@ -50,9 +53,18 @@ struct Rule {
     words: fn(&Facts) -> String,
 }
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     Rule {
-        applies: |facts| facts.lr > 1e-2,
+        applies: |facts| facts.is_full && facts.lr > 1e-4,
+        words: |facts| {
+            format!(
+                "`train.lr = {}` is high where the base itself is trained: 5e-6 to 5e-5 is usual, and more may undo what it knows",
+                facts.lr
+            )
+        },
+    },
+    Rule {
+        applies: |facts| !facts.is_full && facts.lr > 1e-2,
         words: |facts| {
             format!(
                 "`train.lr = {}` is high for an adapter: 1e-4 to 1e-3 is usual, and a loss that jumps or is not finite comes of it",
@@ -61,7 +73,7 @@ const RULES: [Rule; 7] = [
         },
     },
     Rule {
-        applies: |facts| facts.lr < 1e-6,
+        applies: |facts| !facts.is_full && facts.lr < 1e-6,
         words: |facts| {
             format!(
                 "`train.lr = {}` is low for an adapter: 1e-4 to 1e-3 is usual, and little will be learned",
@@ -123,6 +135,7 @@ mod tests {
 
     const USUAL: Facts = Facts {
         lr: 2e-4,
+        is_full: false,
         weight_decay: 0.0,
         dropout: 0.0,
         warmup_steps: 6,
@@ -153,6 +166,10 @@ mod tests {
         for (facts, words) in [
             (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
+            (
+                Facts { is_full: true, ..USUAL },
+                "`train.lr = 0.0002` is high where the base itself is trained",
+            ),
             (Facts { warmup_steps: 200, ..USUAL }, "`train.warmup` takes 200 steps of a run of 200"),
             (Facts { weight_decay: 1.5, ..USUAL }, "`train.weight_decay = 1.5` is high"),
             (Facts { samples: 15, ..USUAL }, "`train.batch = 16` is more than the 15 samples"),

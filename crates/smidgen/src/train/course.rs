@@ -13,7 +13,7 @@ use super::journal::Journal;
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::progress::Progress;
 use super::resume::{self, Start};
-use super::run_dir::RunDir;
+use super::run_dir::{Product, RunDir};
 use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
 use crate::bytes::format_bytes;
 use crate::failure::Failure;
@@ -102,14 +102,14 @@ impl Course<'_> {
             if plans == 1 {
                 (self.say)(plan_table::render_table(job, &planned).trim_end());
             }
-            check_room(&self.dir, &Footprint::of(&planned.solution.plan, &job.recipe.train, total_steps))?;
+            check_room(&self.dir, &Footprint::of(&planned.solution.plan, job, total_steps))?;
             let grows = job.recipe.memory.adapt && may_grow(job, &planned)?;
             // Everything that can be refused is refused above: from here on the folder is written.
             let is_new = !self.dir.path().exists();
             self.dir.make()?;
             if plans == 1 {
                 self.dir.sweep()?;
-                self.dir.set_adapter_aside()?;
+                self.dir.set_aside(Product::of(&job.recipe))?;
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
             meter.enter(phase, device.memory());

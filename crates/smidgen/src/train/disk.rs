@@ -1,11 +1,13 @@
 //! Room on disk: what a run will write, whether there is place for it, and the numbers when a write fails.
 //!
 //! The large files of a checkpoint are tensors of the plan, so that their size is known before the first step; what
-//! lies beside them is bounded. Tokenizer files beside the final adapter and `metrics.jsonl` are small and left out.
+//! lies beside them is bounded. Tokenizer files beside the result and `metrics.jsonl` are small and left out.
 
-use super::run_dir::RunDir;
+use super::run_dir::{Product, RunDir};
+use super::trained_weights::model_bytes;
 use crate::bytes::format_bytes;
 use crate::failure::Failure;
+use crate::job::Job;
 use crate::recipe::Train;
 use smidgen_ir::{LeafKind, Plan};
 use std::path::Path;
@@ -19,24 +21,34 @@ const HISTORY_ROW_BYTES: u64 = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     pub checkpoint_bytes: u64,
-    pub adapter_bytes: u64,
+    /// What the run makes.
+    pub product: Product,
+    pub product_bytes: u64,
     /// Checkpoints that lie there at once, the one that is being written included.
     pub checkpoints: u64,
 }
 
 impl Footprint {
-    pub fn of(plan: &Plan, train: &Train, total_steps: u64) -> Footprint {
+    pub fn of(plan: &Plan, job: &Job, total_steps: u64) -> Footprint {
         let bytes_of = |kind: LeafKind| -> u64 {
             plan.leaves(kind).map(|(_, value)| value.ty.bytes(&plan.extent) as u64).sum()
         };
         let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps;
-        let adapter_bytes = bytes_of(LeafKind::Adapter) + beside;
-        let checkpoint_bytes = adapter_bytes + bytes_of(LeafKind::Moment);
-        Footprint { checkpoint_bytes, adapter_bytes, checkpoints: checkpoints_at_once(train, total_steps) }
+        let product = Product::of(&job.recipe);
+        let trained_bytes = bytes_of(LeafKind::Adapter) + beside;
+        Footprint {
+            checkpoint_bytes: trained_bytes + bytes_of(LeafKind::Moment),
+            product,
+            product_bytes: match product {
+                Product::Adapter => trained_bytes,
+                Product::Model => model_bytes(&job.request, &job.model) + beside,
+            },
+            checkpoints: checkpoints_at_once(&job.recipe.train, total_steps),
+        }
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.checkpoints * self.checkpoint_bytes + self.adapter_bytes
+        self.checkpoints * self.checkpoint_bytes + self.product_bytes
     }
 }
 
@@ -62,7 +74,7 @@ fn refuse_without_room(
     free: u64,
 ) -> Result<(), Failure> {
     let to_come = footprint.checkpoints.saturating_sub(checkpoints_there);
-    let needed = to_come * footprint.checkpoint_bytes + footprint.adapter_bytes;
+    let needed = to_come * footprint.checkpoint_bytes + footprint.product_bytes;
     if needed <= free {
         return Ok(());
     }
@@ -72,11 +84,12 @@ fn refuse_without_room(
         _ => format!("{to_come} checkpoints of {} and ", format_bytes(footprint.checkpoint_bytes)),
     };
     Err(Failure::world(format!(
-        "the disk of `{}` has {} free, the run needs {}: {checkpoints}an adapter of {}",
+        "the disk of `{}` has {} free, the run needs {}: {checkpoints}{} of {}",
         path.display(),
         format_bytes(free),
         format_bytes(needed),
-        format_bytes(footprint.adapter_bytes)
+        footprint.product.one(),
+        format_bytes(footprint.product_bytes)
     ))
     .hint("free some space, lower `train.keep`, or choose an `output.dir` on another disk"))
 }
@@ -116,8 +129,12 @@ pub fn free_bytes(_path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const FOOTPRINT: Footprint =
-        Footprint { checkpoint_bytes: 3 << 20, adapter_bytes: 1 << 20, checkpoints: 4 };
+    const FOOTPRINT: Footprint = Footprint {
+        checkpoint_bytes: 3 << 20,
+        product: Product::Adapter,
+        product_bytes: 1 << 20,
+        checkpoints: 4,
+    };
 
     #[test]
     fn room_is_counted_to_the_byte() {

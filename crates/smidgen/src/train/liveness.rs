@@ -1,4 +1,4 @@
-//! The guard against a run that trains nothing: soon after the start every adapter tensor must have had a gradient
+//! The guard against a run that trains nothing: soon after the start every trained tensor must have had a gradient
 //! and must have moved.
 //!
 //! `B` has a gradient at the first update, `A` and LS-LoRA's scales once others have moved: three updates with a
@@ -37,6 +37,8 @@ pub struct Liveness {
     attends: bool,
     /// Gradients pass through f16, in which small ones vanish.
     in_f16: bool,
+    /// The base itself is trained.
+    is_full: bool,
 }
 
 #[derive(Debug)]
@@ -86,6 +88,7 @@ impl Liveness {
             dropout: job.recipe.adapter.dropout,
             attends: false,
             in_f16: job.request.precision == Precision::F16,
+            is_full: !job.request.trained.is_empty(),
         })
     }
 
@@ -120,7 +123,7 @@ impl Liveness {
     pub fn end<D: Device>(self, executor: &mut Executor<D>) -> Result<Vec<String>, Failure> {
         let mut findings = Findings::default();
         for tensor in &self.tensors {
-            let key = tensor.place.tensor.key.to_string();
+            let key = tensor.place.name();
             if tensor.largest_gradient == 0.0 {
                 findings.without_gradient.push(key);
                 continue;
@@ -169,14 +172,20 @@ impl Liveness {
                 "{UPDATES} updates gave no gradient to {}: it would not be trained",
                 listed(&wrong)
             ))
-            .hint("is the loss 0, or the adapter of `adapter.init` zero in both of its matrices?")
+            .hint(match self.is_full {
+                true => "is the loss 0, or are weights of the base that they are multiplied with zero?",
+                false => "is the loss 0, or the adapter of `adapter.init` zero in both of its matrices?",
+            })
             .hint("if the data itself makes it so, leave these linears out of `adapter.targets` or `adapter.layers`"),
             (true, false) => Failure::world(format!(
                 "{UPDATES} updates with a learning rate up to {:e} did not change {}, which had a gradient",
                 self.largest_lr,
                 listed(&findings.stuck)
             ))
-            .hint("is there a value in the adapter of `adapter.init` that is too large for an update to change it?"),
+            .hint(match self.is_full {
+                true => "is there a value in these weights that is too large for an update to change it?",
+                false => "is there a value in the adapter of `adapter.init` that is too large for an update to change it?",
+            }),
         };
         Err(failure)
     }
@@ -192,13 +201,13 @@ fn listed(keys: &[String]) -> String {
 }
 
 fn is_query_or_key(key: &str) -> bool {
-    ["q_proj", "k_proj", "qkv_proj"].iter().any(|name| key.contains(name))
+    ["q_proj", "k_proj", "qkv_proj", "q_norm", "k_norm"].iter().any(|name| key.contains(name))
 }
 
 fn gradient_of(plan: &Plan, leaf: ValueId) -> ValueId {
     match &plan.value(leaf).role {
-        ValueRole::Leaf(own) if own.kind == LeafKind::Adapter => own.gradient.expect("an adapter is trained"),
-        role => unreachable!("an adapter tensor is a leaf, not {role:?}"),
+        ValueRole::Leaf(own) if own.kind == LeafKind::Adapter => own.gradient.expect("it is trained"),
+        role => unreachable!("a trained tensor is a leaf, not {role:?}"),
     }
 }
 
@@ -234,7 +243,8 @@ mod tests {
 
     fn liveness(dropout: f64, attends: bool) -> Liveness {
         let (tensors, in_f16) = (vec![], false);
-        Liveness { tensors, updates: 3, largest_lr: 1e-3, eps: 1e-8, clip: 1.0, dropout, attends, in_f16 }
+        let (updates, largest_lr, eps, clip, is_full) = (3, 1e-3, 1e-8, 1.0, false);
+        Liveness { tensors, updates, largest_lr, eps, clip, dropout, attends, in_f16, is_full }
     }
 
     fn keys(names: &[&str]) -> Vec<String> {

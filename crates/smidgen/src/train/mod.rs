@@ -25,6 +25,7 @@ pub mod replay;
 pub mod resume;
 pub mod run_dir;
 pub mod standing;
+pub mod trained_weights;
 pub mod trainer;
 pub mod trainer_state;
 pub mod weights;

@@ -1,12 +1,12 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
-//! A checkpoint is the adapter as PEFT has it, the optimizer's moments, the number of updates done, how evaluations
+//! A checkpoint is the adapter as PEFT has it, or the trained tensors of the base in f32, the optimizer's moments, the number of updates done, how evaluations
 //! stand, its job and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
 //! of the recipe and the step, so nothing else needs to be kept.
 
 use super::loss_scale::LossScale;
 use super::metrics::last_step;
-use super::run_dir::RunDir;
+use super::run_dir::{Product, RunDir};
 use super::standing::Standing;
 use super::trainer::RunPolicy;
 use super::trainer_state::was_stopped_early;
@@ -185,7 +185,7 @@ pub fn write_state<D: Device>(
     loss_scale: Option<LossScale>,
     folder: &Path,
 ) -> Result<(), Failure> {
-    adapters::save_adapter(executor, job, folder)?;
+    adapters::save_trained(executor, job, folder)?;
     let (places, specs): (Vec<MomentPlace>, Vec<TensorSpec>) =
         moment_tensors(executor.plan()).into_iter().unzip();
     write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
@@ -226,9 +226,9 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
     (!device.adopt(&chosen)).then(|| format!("the products of this run were formed by {owner}"))
 }
 
-/// Reads the adapter and the moments of a checkpoint.
+/// Reads the trained tensors and the moments of a checkpoint.
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    adapters::read_adapter(executor, &job.request, folder)?;
+    adapters::read_saved(executor, job, folder)?;
     let path = folder.join(MOMENTS_FILE);
     let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
     let mut scratch = vec![0u8; 16 << 10];
@@ -343,10 +343,11 @@ pub fn memory_changed(checkpoint: &Path, recipe: &Recipe) -> bool {
     read_recipe(&checkpoint.join(JOB_FILE), &[]).is_ok_and(|old| old.memory != recipe.memory)
 }
 
-/// Whether the final adapter is there and the run was as long as it is to be, or had stopped early.
+/// Whether what the run makes is there and the run was as long as it is to be, or had stopped early.
 pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
-    let adapter = dir.file("adapter");
-    adapter.join("adapter_config.json").exists()
+    let product = Product::of(recipe);
+    let made = dir.file(product.folder());
+    made.join(product.config()).exists()
         && (last_step(&dir.file("metrics.jsonl")) == Some(total_steps)
-            || (recipe.train.early_stop > 0 && was_stopped_early(&adapter)))
+            || (recipe.train.early_stop > 0 && was_stopped_early(&made)))
 }

@@ -1,12 +1,55 @@
 //! The run folder: what a run writes, where, and whether a folder holds a run already.
 //!
 //! Nothing is overwritten: without `--resume` a folder that holds a run is refused. Checkpoints and the
-//! final adapter appear whole, under their name, or not at all.
+//! final adapter or model appear whole, under their name, or not at all.
 
 use crate::checkpoint::whole_file::{sync_folder, write_whole};
 use crate::failure::Failure;
+use crate::recipe::{AdapterKind, Recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// What a run makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Product {
+    Adapter,
+    Model,
+}
+
+impl Product {
+    pub fn of(recipe: &Recipe) -> Product {
+        match recipe.adapter.kind {
+            AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {
+                Product::Adapter
+            }
+            AdapterKind::Full => Product::Model,
+        }
+    }
+
+    /// Its folder in that of the run, which is also the word for it.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Product::Adapter => "adapter",
+            Product::Model => "model",
+        }
+    }
+
+    /// The word with its article.
+    pub fn one(self) -> &'static str {
+        match self {
+            Product::Adapter => "an adapter",
+            Product::Model => "a model",
+        }
+    }
+
+    /// The file without which it is none.
+    pub fn config(self) -> &'static str {
+        match self {
+            Product::Adapter => "adapter_config.json",
+            Product::Model => "config.json",
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 pub struct RunDir {
@@ -35,6 +78,20 @@ impl RunDir {
         Ok(())
     }
 
+    /// Refuses a folder in which the model that the run makes would take the place of another: the base, or one that
+    /// no run made.
+    pub fn refuse_foreign_model(&self, base: &Path) -> Result<(), Failure> {
+        let model = self.file(Product::Model.folder());
+        let canonical = |path: &Path| path.canonicalize().ok();
+        let holds_base =
+            canonical(&model).zip(canonical(base)).is_some_and(|(model, base)| base.starts_with(model));
+        if !holds_base && (self.holds_run() || !model.exists()) {
+            return Ok(());
+        }
+        Err(Failure::world(format!("the run would replace `{}`", model.display()))
+            .hint("choose another `output.dir`: a run of `adapter.kind = \"full\"` writes `model` in it"))
+    }
+
     /// Makes the folder if it is not there.
     pub fn make(&self) -> Result<(), Failure> {
         fs::create_dir_all(&self.path).map_err(|error| {
@@ -43,21 +100,21 @@ impl RunDir {
         })
     }
 
-    /// Hides the adapter of a run that goes on, so that none is taken for the result before there is one.
-    /// Writing the new adapter removes it.
-    pub fn set_adapter_aside(&self) -> Result<(), Failure> {
-        let (adapter, old) = (self.file("adapter"), self.file(".adapter.old"));
+    /// Hides what a run has made that goes on, so that none is taken for the result before there is one.
+    /// Writing the new one removes it.
+    pub fn set_aside(&self, product: Product) -> Result<(), Failure> {
+        let (made, old) = (self.file(product.folder()), self.file(&format!(".{}.old", product.folder())));
         let hide = || {
-            if !adapter.exists() {
+            if !made.exists() {
                 return Ok(());
             }
             if old.exists() {
                 fs::remove_dir_all(&old)?;
             }
-            fs::rename(&adapter, &old)
+            fs::rename(&made, &old)
         };
         hide().map_err(|error: std::io::Error| {
-            Failure::world(format!("`{}` could not be renamed: {error}", adapter.display()))
+            Failure::world(format!("`{}` could not be renamed: {error}", made.display()))
         })
     }
 
@@ -161,13 +218,14 @@ impl RunDir {
     }
 }
 
-/// Names under which a run writes before it renames, and hides before it removes. An adapter that was set aside is
+/// Names under which a run writes before it renames, and hides before it removes. What was set aside is
 /// none of them: it goes when its successor is there.
 fn is_leftover(name: &str) -> bool {
     let files =
         ["recipe.toml.", "plan.json.", "plan.txt.", "job.toml.", "phases.json.", "events.out.tfevents."];
     let hidden = name.strip_prefix('.');
-    let is_folder = hidden.is_some_and(|name| name.starts_with("checkpoint") || name == "adapter.tmp");
+    let is_folder = hidden
+        .is_some_and(|name| name.starts_with("checkpoint") || name == "adapter.tmp" || name == "model.tmp");
     let is_file = hidden.is_some_and(|name| files.iter().any(|file| name.starts_with(file)));
     let ends = name.ends_with(".tmp") || name.ends_with(".old");
     name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
@@ -203,6 +261,8 @@ mod tests {
             ".checkpoint.old",
             ".adapter.tmp",
             ".adapter.old",
+            ".model.tmp",
+            ".model.old",
             "checkpoint-3",
             ".other.tmp",
         ] {
@@ -224,6 +284,9 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        assert_eq!(names, [".adapter.old", ".notes.tmp", ".other.tmp", "checkpoint-3", "plan.txt"]);
+        assert_eq!(
+            names,
+            [".adapter.old", ".model.old", ".notes.tmp", ".other.tmp", "checkpoint-3", "plan.txt"]
+        );
     }
 }

@@ -19,10 +19,10 @@ use super::phases::{Phase, PhaseMeter};
 use super::progress::Progress;
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
-use super::run_dir::RunDir;
+use super::run_dir::{Product, RunDir};
 use super::standing::{Evaluated, Standing};
 use super::trainer_state::{Moment, write_trainer_state};
-use super::{adapters, weights};
+use super::{adapters, trained_weights, weights};
 use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
 use crate::data::tokens::TokenSet;
@@ -51,9 +51,9 @@ pub struct Outcome {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// All steps are done; the adapter is saved.
+    /// All steps are done; what was trained is saved.
     Done,
-    /// Evaluations no longer improved; the adapter is saved.
+    /// Evaluations no longer improved; what was trained is saved.
     StoppedEarly,
     /// A signal ended it; the state is in the checkpoint of the last step.
     Interrupted,
@@ -179,7 +179,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Trainer { watch: Some(watch), ..self }
     }
 
-    /// Trains from `first` (updates done) to the end and saves the adapter.
+    /// Trains from `first` (updates done) to the end and saves what was trained.
     pub fn run(
         self,
         batches: &mut BatchPlan,
@@ -216,7 +216,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             standing: self.standing,
             ending: Ending::Done,
         };
-        let footprint = Footprint::of(self.executor.plan(), settings, total);
+        let footprint = Footprint::of(self.executor.plan(), job, total);
         let folder = self.dir.path().to_path_buf();
         let unwritten = |error: anyhow::Error| with_room(error.into(), &folder, "a row", ROW_BYTES);
         let mut moment = Moment {
@@ -331,8 +331,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         journal.sync().map_err(unwritten)?;
         moment.is_end = true;
         self.enter(Phase::Save);
-        self.save_final(&moment, journal, progress)
-            .map_err(|failure| with_room(failure, &folder, "an adapter", footprint.adapter_bytes))?;
+        self.save_final(&moment, journal, progress).map_err(|failure| {
+            with_room(failure, &folder, footprint.product.one(), footprint.product_bytes)
+        })?;
         Ok((outcome, None))
     }
 
@@ -347,25 +348,36 @@ impl<'a, D: Device> Trainer<'a, D> {
         Some(Ending::MemoryMoved { reachable_bytes })
     }
 
-    /// Writes `adapter/`: the last state, or the best evaluated one where that is what the run was to find.
+    /// Writes `adapter/` or `model/`: the last state, or the best evaluated one where that is what the run was to find.
     fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
         let Trainer { mut executor, job, dir, standing, .. } = self;
         if job.recipe.train.early_stop > 0
             && let Some(best) = standing.best_saved.filter(|best| best.step != moment.step)
         {
-            adapters::read_adapter(&mut executor, &job.request, &dir.checkpoint(best.step))?;
+            adapters::read_saved(&mut executor, job, &dir.checkpoint(best.step))?;
         }
-        let mut warning = None;
-        dir.write_folder("adapter", |folder| {
-            adapters::save_adapter(&mut executor, job, folder)?;
+        let product = Product::of(&job.recipe);
+        let mut warnings = Vec::new();
+        dir.write_folder(product.folder(), |folder| {
+            match product {
+                Product::Adapter => adapters::save_adapter(&mut executor, job, folder)?,
+                Product::Model => trained_weights::write_model(&mut executor, job, folder)?,
+            }
             // The reservation goes first: a vocabulary in memory is no part of the plan.
             drop(executor);
-            // What was trained is worth more than the files beside it.
-            warning = save_beside(&job.model, folder).err();
+            match product {
+                // What was trained is worth more than the files beside it.
+                Product::Adapter => warnings.extend(
+                    save_beside(&job.model, folder)
+                        .err()
+                        .map(|error| format!("the tokenizer is not beside the adapter: {error}")),
+                ),
+                Product::Model => warnings = trained_weights::write_beside(&job.model, folder)?,
+            }
             write_trainer_state(folder, moment, journal.path())
         })?;
-        if let Some(error) = warning {
-            progress.say(&format!("warning: the tokenizer is not beside the adapter: {error}"));
+        for warning in warnings {
+            progress.say(&format!("warning: {warning}"));
         }
         Ok(())
     }
@@ -565,7 +577,7 @@ fn not_finite(
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
     let first = culprit.as_ref().map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
     let failure = Failure::world(format!(
-        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; the adapter was not changed by it{first}",
+        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; nothing trained was changed by it{first}",
         report.loss,
         report.grad_norm,
         places.join(", ")

@@ -20,9 +20,9 @@ use std::ops::Range;
 pub const PIECE_BYTES: usize = MAX_PIECE_BYTES / 2;
 
 /// Elements that are converted or quantized at a time, or one row where that is more.
-const PIECE_ELEMENTS: usize = 16 << 10;
+pub const PIECE_ELEMENTS: usize = 16 << 10;
 
-/// Fills every base weight from the checkpoint.
+/// Fills every base weight that is not trained from the checkpoint.
 pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &Model) -> Result<(), Failure> {
     for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
         load_weight(executor, model, &name)?;

@@ -131,14 +131,13 @@ fn a_recipe_that_is_not_there() {
 #[test]
 fn choices_that_this_version_lacks_are_named_at_once() {
     let scratch = Scratch::new();
-    let overrides = ["model.compute=f16", "memory.device=cuda:0", "adapter.kind=full"];
+    let overrides = ["model.compute=f16", "memory.device=cuda:0", "eval.task=generate"];
     let said = scratch.train_refused(2, &overrides, &[]);
     expect![[r#"
         error: this version cannot run the recipe
-          `adapter.kind = full` is not supported (supported: lora, rslora, dora, ls-lora)
+          `eval.task = generate` is not supported (supported: loss, choice; `smidgen eval` generates after training)
     "#]]
     .assert_eq(&said);
-    scratch.train_refused(2, &["adapter.kind=full"], &["`adapter.kind = full` is not supported"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod exporting;
 mod fitting;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
+mod full;
 mod generating;
 mod guards;
 #[cfg(unix)]

@@ -2,7 +2,7 @@
 //!
 //! How close the two are on larger models is measured elsewhere; these models are smaller than the program.
 
-use crate::scratch::Scratch;
+use crate::scratch::{RECIPE, Scratch};
 use std::fmt::Write;
 
 #[test]
@@ -48,6 +48,26 @@ fn weights_beside_a_gpu_lie_on_disk_where_pinned_memory_is_short() {
     assert_eq!(place(&plan(&[&budget, &enough])).0, "host");
     let chosen = plan(&[&budget, &short]);
     assert_eq!((chosen["fits"].as_bool(), place(&chosen).0.as_str()), (Some(true), "disk"));
+}
+
+#[test]
+fn a_run_that_trains_the_base_never_takes_more_than_its_plan() {
+    for (case, model) in
+        [("llama-gqa-tied", "model"), ("llama-bias-linear", "model"), ("gguf-full", "model.gguf")]
+    {
+        let scratch = Scratch::of(case);
+        let recipe = RECIPE.replace("rank = 4\nalpha = 8\n", "kind = \"full\"\n");
+        scratch.write("recipe.toml", recipe.replace("\"model\"", &format!("\"{model}\"")));
+        for (output, overrides) in [
+            ("plain", &[][..]),
+            ("last", &["adapter.layers=last:1", "train.save_every=2", "memory.recompute=all"]),
+            ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
+            ("bits", &["train.optimizer=adamw-8bit", "data.eval=data.jsonl", "train.eval_every=3"]),
+        ] {
+            scratch.train(output, &[overrides, &["train.lr=1e-4"]].concat());
+            check_peak(&scratch, case, output);
+        }
+    }
 }
 
 /// The order of an epoch and the lengths of its samples are held once, however often they are looked at.

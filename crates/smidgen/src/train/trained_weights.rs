@@ -1,0 +1,291 @@
+//! Trained weights of the base between disk and device: their start, checkpoints, and the model that a run ends with.
+//!
+//! On the device they are f32. A checkpoint holds them as they are. The model has every tensor in the type that the base
+//! has it in (f16 where that was quantized, as a merge writes it), trained ones rounded once and the others copied, so
+//! that it is a model like the base. Tensors pass through a small buffer one after the other, and what was trained is
+//! read back and compared.
+//! Left out: where the files beside the weights come from (`merge/sidecar.rs`).
+
+use super::adapters::Comparison;
+use super::weights::{self, PIECE_ELEMENTS, leaf, load_weight};
+use crate::checkpoint::element::Element;
+use crate::checkpoint::load::read_tensor_into;
+use crate::checkpoint::model::Model;
+use crate::checkpoint::safetensors::SafetensorsFile;
+use crate::checkpoint::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use crate::checkpoint::tensor_ref::TensorRef;
+use crate::checkpoint::weight::{Weight, WeightRows};
+use crate::checkpoint::whole_file::write_whole;
+use crate::failure::Failure;
+use crate::job::Job;
+use crate::merge::MergeOptions;
+use crate::merge::fit::{Action, OutputTensor};
+use crate::merge::fold::round_into;
+use crate::merge::original::{DECODED, OriginalModel};
+use crate::merge::shards::{INDEX_FILE, render_index, shard_name, split};
+use crate::merge::sidecar::write_sidecars;
+use smidgen_compile::Request;
+use smidgen_ir::{DType, Extent, Plan, Storage, ValueId};
+use smidgen_runtime::{Device, Executor};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The trained tensors of a checkpoint, in f32 under their own names.
+pub const TRAINED_FILE: &str = "trained.safetensors";
+
+/// Elements of a trained tensor that pass through host memory at a time.
+const PIECE: usize = 4 << 10;
+
+/// Fills every trained weight from the checkpoint of the base.
+pub fn start_trained<D: Device>(
+    executor: &mut Executor<D>,
+    request: &Request,
+    model: &Model,
+) -> Result<(), Failure> {
+    request.trained.iter().try_for_each(|name| load_weight(executor, model, name))
+}
+
+/// Writes the trained tensors as they are, then reads them back and compares every byte.
+pub fn write_trained<D: Device>(
+    executor: &mut Executor<D>,
+    request: &Request,
+    folder: &Path,
+) -> Result<(), Failure> {
+    let outputs: Vec<Output> = request
+        .trained
+        .iter()
+        .map(|name| Output::trained(executor.plan(), name.clone(), Element::F32))
+        .collect();
+    write_file(executor, &outputs, &folder.join(TRAINED_FILE))
+}
+
+/// Whether a checkpoint holds what the plan trains; reads headers only.
+pub fn check_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<(), Failure> {
+    find_trained(plan, request, folder).map(|_| ())
+}
+
+/// Reads the trained tensors of a checkpoint.
+pub fn read_trained<D: Device>(
+    executor: &mut Executor<D>,
+    request: &Request,
+    folder: &Path,
+) -> Result<(), Failure> {
+    let mut scratch = vec![0u8; weights::PIECE_BYTES];
+    for (id, tensor) in find_trained(executor.plan(), request, folder)? {
+        executor
+            .fill(id, &mut |offset, piece| {
+                read_tensor_into(&tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
+            })
+            .map_err(Failure::world)?;
+    }
+    Ok(())
+}
+
+fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(ValueId, TensorRef)>, Failure> {
+    let path = folder.join(TRAINED_FILE);
+    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
+    let tensors = request.trained.iter().map(|name| {
+        let output = Output::trained(plan, name.clone(), Element::F32);
+        let broken = |what: String| {
+            Failure::world(format!("`{}`: tensor `{name}` {what}", path.display()))
+                .hint("remove that checkpoint folder to continue from the one before")
+        };
+        let position = file.position(name).ok_or_else(|| broken("is missing".into()))?;
+        let tensor = TensorRef::new(&file, position);
+        let found = (tensor.element(), tensor.shape());
+        if found != (output.spec.element, output.spec.shape.as_slice()) {
+            let (element, shape) = found;
+            return Err(broken(format!("is {element} {shape:?}, expected F32 {:?}", output.spec.shape)));
+        }
+        Ok((leaf(plan, name), tensor))
+    });
+    tensors.collect()
+}
+
+/// A tensor to be written.
+struct Output {
+    spec: TensorSpec,
+    source: Source,
+}
+
+enum Source {
+    /// From the device, rounded to the type that is written.
+    Trained(ValueId),
+    /// From the base.
+    Frozen(Weight),
+}
+
+impl Output {
+    fn trained(plan: &Plan, name: String, element: Element) -> Output {
+        let id = leaf(plan, &name);
+        let shape = plan.value(id).ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
+        Output { spec: TensorSpec { name, element, shape }, source: Source::Trained(id) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.spec.element.tensor_bytes(&self.spec.shape).expect("a size that a device has held")
+    }
+
+    fn write<D: Device>(&self, executor: &mut Executor<D>, out: &mut dyn Write) -> io::Result<()> {
+        match &self.source {
+            Source::Trained(id) => write_rounded(executor, *id, self.spec.element, out),
+            Source::Frozen(weight @ Weight::Plain(_)) => copy_stored(weight, self.bytes(), out),
+            Source::Frozen(weight) => write_decoded(weight, self.spec.element, out),
+        }
+    }
+}
+
+/// The type that a tensor of the base is written in.
+fn written_element(weight: &Weight) -> Element {
+    match weight.storage() {
+        Some(Storage::Plain(DType::F32)) => Element::F32,
+        Some(Storage::Plain(DType::Bf16)) => Element::Bf16,
+        Some(Storage::Plain(DType::F16)) => Element::F16,
+        _ => DECODED,
+    }
+}
+
+/// How each tensor of the base lies in the model that the run ends with; `None` where there are no weights to look at.
+pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
+    model.weight(name).map(|weight| match written_element(&weight) {
+        Element::Bf16 => Storage::Plain(DType::Bf16),
+        Element::F16 => Storage::Plain(DType::F16),
+        _ => Storage::F32,
+    })
+}
+
+/// Bytes of the tensors of that model.
+pub fn model_bytes(request: &Request, model: &Model) -> u64 {
+    let tensors = request.spec.tensors().into_iter().map(|tensor| {
+        let (rows, columns) = tensor.shape.at(&Extent::default());
+        let assumed = request.storage_of(&tensor.name);
+        written_storage(model, &tensor.name).unwrap_or(assumed).bytes(rows, columns) as u64
+    });
+    tensors.sum()
+}
+
+/// Heap that copying a weight that is not trained takes for a while, in bytes.
+pub fn save_scratch_bytes(weight: &Weight) -> usize {
+    let (rows, columns) = weight.rows_and_columns();
+    match weight {
+        Weight::Plain(_) => weights::PIECE_BYTES,
+        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns) + 8 * PIECE_ELEMENTS.max(columns),
+        Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
+    }
+}
+
+/// Writes the weights of the whole model, in shards where they are large; what was trained is compared afterwards.
+pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
+    let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
+        .map(|tensor| {
+            let weight =
+                job.model.weight(&tensor.name).expect("the job has checked that every weight is there");
+            let element = written_element(&weight);
+            if job.request.trained.contains(&tensor.name) {
+                return Output::trained(executor.plan(), tensor.name, element);
+            }
+            let shape = weight.shape().to_vec();
+            Output { spec: TensorSpec { name: tensor.name, element, shape }, source: Source::Frozen(weight) }
+        })
+        .collect();
+    let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
+    let shards = split(&sizes, MergeOptions::default().max_shard_bytes);
+    for (shard, range) in shards.iter().enumerate() {
+        let path = folder.join(shard_name(shard, shards.len()));
+        write_file(executor, &outputs[range.clone()], &path)?;
+    }
+    if shards.len() > 1 {
+        let named = outputs.iter().map(|output| (output.spec.name.as_str(), output.bytes()));
+        let text = render_index(&named.collect::<Vec<_>>(), &shards);
+        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes()))
+            .map_err(Failure::world)?;
+    }
+    Ok(())
+}
+
+/// Writes config, tokenizer and what else lies beside the weights; returns what the user should know of it.
+pub fn write_beside(model: &Model, folder: &Path) -> Result<Vec<String>, Failure> {
+    let original = OriginalModel::open(model.path())?;
+    let outputs = original.tensors().iter().map(|tensor| OutputTensor {
+        element: tensor.element(),
+        original: tensor.clone(),
+        action: Action::Convert,
+    });
+    write_sidecars(&original, &outputs.collect::<Vec<_>>(), folder, None)
+}
+
+fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &Path) -> Result<(), Failure> {
+    let specs: Vec<TensorSpec> = outputs.iter().map(|output| output.spec.clone()).collect();
+    write_safetensors(path, &pytorch_metadata(), &specs, |index, out| outputs[index].write(executor, out))
+        .map_err(Failure::world)?;
+    let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::world)?);
+    for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(_))) {
+        let name = &output.spec.name;
+        let differs =
+            |what: &str| Failure::world(format!("`{}` does not read back: `{name}` {what}", path.display()));
+        let position = file.position(name).ok_or_else(|| differs("is missing"))?;
+        let stored = TensorRef::new(&file, position);
+        let mut comparison = Comparison::with(&stored);
+        output.write(executor, &mut comparison).map_err(|error| differs(&error.to_string()))?;
+        if !comparison.is_same() {
+            return Err(differs("has other values"));
+        }
+    }
+    Ok(())
+}
+
+fn write_rounded<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    element: Element,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let elements = executor.plan().value(id).ty.elements(&executor.plan().extent);
+    let (mut bytes, mut floats) = (vec![0u8; 4 * PIECE], vec![0f32; PIECE]);
+    for first in (0..elements).step_by(PIECE) {
+        let count = PIECE.min(elements - first);
+        executor.read_at(id, 4 * first, &mut bytes[..4 * count]).map_err(io::Error::other)?;
+        if element == Element::F32 {
+            out.write_all(&bytes[..4 * count])?;
+            continue;
+        }
+        for (float, word) in floats.iter_mut().zip(bytes[..4 * count].as_chunks::<4>().0) {
+            *float = f32::from_le_bytes(*word);
+        }
+        let rounded = &mut bytes[..count * element.size_bytes()];
+        round_into(&floats[..count], element, rounded);
+        out.write_all(rounded)?;
+    }
+    Ok(())
+}
+
+fn copy_stored(weight: &Weight, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
+    let mut piece = vec![0u8; weights::PIECE_BYTES];
+    let mut offset = 0;
+    while offset < bytes {
+        let length = (piece.len() as u64).min(bytes - offset) as usize;
+        weight.read_stored(offset, &mut piece[..length]).map_err(io::Error::other)?;
+        out.write_all(&piece[..length])?;
+        offset += length as u64;
+    }
+    Ok(())
+}
+
+/// Rows that are blocks or codes in the file, or in another order there.
+fn write_decoded(weight: &Weight, element: Element, out: &mut dyn Write) -> io::Result<()> {
+    let (rows, columns) = weight.rows_and_columns();
+    let step = (PIECE_ELEMENTS / columns.max(1)).max(1);
+    let (mut floats, mut bytes) =
+        (vec![0f32; step.min(rows) * columns], vec![0u8; step.min(rows) * columns * element.size_bytes()]);
+    let mut source = WeightRows::open(weight).map_err(io::Error::other)?;
+    for first in (0..rows).step_by(step) {
+        let count = step.min(rows - first);
+        let floats = &mut floats[..count * columns];
+        source.read(first, count, floats).map_err(io::Error::other)?;
+        let bytes = &mut bytes[..floats.len() * element.size_bytes()];
+        round_into(floats, element, bytes);
+        out.write_all(bytes)?;
+    }
+    Ok(())
+}
