@@ -164,6 +164,8 @@ pub struct Away {
     pub embedding: bool,
     /// The embedding and the head.
     pub tables: bool,
+    /// Pieces in which the head comes then, and rounds otherwise; below 2 it comes whole.
+    pub head_pieces: usize,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
     /// The optimizer's moments.

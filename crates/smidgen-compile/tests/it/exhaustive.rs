@@ -4,7 +4,7 @@
 //! activations lie elsewhere, tables, moments, windows, chunks of logits and micro-batches. Peaks are those of the
 //! buffer tables and times those of the profiles, so at any budget the best is known, and what the solver returns
 //! is held to it. Left out, because the whole space takes minutes: activations of some layers but not of others, and
-//! some windows and chunks of logits; tiles, for which these models are too small.
+//! some windows and chunks of logits; tiles and heads in pieces, for which these models are too small.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -132,7 +132,9 @@ fn policies(request: &Request) -> Vec<Policy> {
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
                     let window_bytes = window * layer_bytes;
                     let (weights, activations) = (weights.clone(), activations.clone());
-                    let away = Away { weights, embedding, tables, activations, moments, window_bytes };
+                    let head_pieces = 0;
+                    let away =
+                        Away { weights, embedding, tables, head_pieces, activations, moments, window_bytes };
                     let recompute = Recompute { layers: recomputed.clone() };
                     all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
                 }

@@ -192,6 +192,8 @@ fn choices() -> Vec<Choice> {
         with("dropout", Choice { dropout: 0.3, ..Choice::lora() }),
         with("trained biases", Choice { biases: TrainedBiases::All, ..Choice::lora() }),
         with("8-bit moments", Choice { moments: Moments::Bits8, ..Choice::lora() }),
+        with("the head in pieces", Choice { head_pieces: 3, ..Choice::lora() }),
+        Choice { head_pieces: 2, ..wide("aligned gemma2, the head in pieces", 8, of("", gemma2())) },
         // What is trained is f32, whatever the checkpoint holds.
         with(
             "everything trained",

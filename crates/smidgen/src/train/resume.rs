@@ -110,6 +110,8 @@ struct SavedAway {
     #[serde(default)]
     embedding: bool,
     tables: bool,
+    #[serde(default)]
+    head_pieces: usize,
     activations: Vec<usize>,
     moments: bool,
     window_bytes: usize,
@@ -117,13 +119,14 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, embedding, tables, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, embedding, tables, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, head_pieces, activations, moments, window_bytes } =
+            away.clone();
+        SavedAway { weights, embedding, tables, head_pieces, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, embedding, tables, activations, moments, window_bytes } = self;
-        Away { weights, embedding, tables, activations, moments, window_bytes }
+        let SavedAway { weights, embedding, tables, head_pieces, activations, moments, window_bytes } = self;
+        Away { weights, embedding, tables, head_pieces, activations, moments, window_bytes }
     }
 }
 
