@@ -30,6 +30,10 @@ pub struct Taken {
 /// lies outside of layers, the update, and all other entry points.
 pub const REGIONS: usize = 9;
 
+fn is_of_head(op: &Op) -> bool {
+    matches!(op, Op::LmHeadLoss(_) | Op::HeadSums(_) | Op::HeadLoss { .. } | Op::HeadGrad { .. })
+}
+
 /// Steps that were scheduled so far.
 #[derive(Debug, Default)]
 pub struct Effort {
@@ -126,7 +130,7 @@ impl<'a> Attempt<'a> {
                 let region = match (entry.entry, step.phase, step.layer) {
                     (Entry::MicroStep, Phase::Forward, Some(_)) => 0,
                     (Entry::MicroStep, _, Some(layer)) => 1 + 4 * layer / self.freedom.layers,
-                    (Entry::MicroStep, _, None) if matches!(step.op, Op::LmHeadLoss(_)) => 5,
+                    (Entry::MicroStep, _, None) if is_of_head(&step.op) => 5,
                     (Entry::MicroStep, _, None) => 6,
                     (Entry::Update, ..) => 7,
                     _ => 8,

@@ -181,6 +181,9 @@ impl Backward<'_> {
             }
             Op::RopeTable(_) => {}
             Op::Logits { .. }
+            | Op::HeadSums(_)
+            | Op::HeadLoss { .. }
+            | Op::HeadGrad { .. }
             | Op::CacheRows
             | Op::CachedAttention(_)
             | Op::ScatterRows

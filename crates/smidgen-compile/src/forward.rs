@@ -342,7 +342,7 @@ impl Builder<'_> {
             inputs.extend([h, b]);
         }
         let lora = adapter.map(|(_, _, scale)| scale);
-        let op = Op::Logits { lora, softcap: self.spec.logit_softcap };
+        let op = Op::Logits { lora, softcap: self.spec.logit_softcap, first_word: 0 };
         let logits = vec![self.leaf(if self.cached { state::DECODED_LOGITS } else { state::LOGITS })];
         self.graph.emit(&mut self.nodes, op, inputs, logits, &[], (Phase::Forward, None));
     }

@@ -53,6 +53,7 @@ enum Choice {
     WeightsAway(usize),
     EmbeddingAway(bool),
     TablesAway(bool),
+    HeadInPieces(bool),
     Activations(Waiting),
     MomentsAway(bool),
     TileTokens(Option<usize>),
@@ -67,6 +68,7 @@ fn with(choices: Choices, choice: Choice) -> Choices {
         Choice::EmbeddingAway(embedding_away) => Choices { embedding_away, ..choices },
         Choice::TileTokens(tile_tokens) => Choices { tile_tokens, ..choices },
         Choice::TablesAway(tables_away) => Choices { tables_away, ..choices },
+        Choice::HeadInPieces(head_in_pieces) => Choices { head_in_pieces, ..choices },
         Choice::Activations(activations) => Choices { activations, ..choices },
         Choice::MomentsAway(moments_away) => Choices { moments_away, ..choices },
         Choice::WindowLayers(window_layers) => Choices { window_layers, ..choices },
@@ -174,6 +176,7 @@ fn changes(attempt: &Attempt, point: Choices, here: Taken) -> ([Vec<Change>; 2],
     let windows =
         if streams { vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW] } else { vec![point.window_layers] };
     let has_embedding = attempt.freedom.has_own_embedding && !point.tables_away;
+    let has_pieces = attempt.freedom.head_pieces > 1 && point.tables_away;
     let mut tiles = vec![None];
     tiles.extend(attempt.freedom.tile(attempt.demand.extent.tokens).map(Some));
     let kinds = vec![
@@ -183,6 +186,7 @@ fn changes(attempt: &Attempt, point: Choices, here: Taken) -> ([Vec<Change>; 2],
         ),
         axis(is_free && pins.tile_tokens.is_none(), tiles.into_iter().map(Choice::TileTokens).collect()),
         axis(is_free && pins.tables_away.is_none(), [false, true].map(Choice::TablesAway).to_vec()),
+        axis(is_free && has_pieces, [false, true].map(Choice::HeadInPieces).to_vec()),
         axis(
             is_free && pins.activations_away.is_none(),
             [Waiting::None, Waiting::OfRecomputed, Waiting::All].map(Choice::Activations).to_vec(),

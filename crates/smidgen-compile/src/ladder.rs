@@ -7,6 +7,7 @@
 //! Mixtures of the two are not here: the search (`improve.rs`) finds them, beginning at a rung.
 
 use crate::options::{Away, Policy, Recompute, Request, spread};
+use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
 use crate::solve::Pins;
 use smidgen_ir::{DeviceKind, Extent};
@@ -25,6 +26,8 @@ pub struct Choices {
     /// The embedding alone, of which rows are looked up where it lies.
     pub embedding_away: bool,
     pub tables_away: bool,
+    /// The head comes in pieces, where the tables are away.
+    pub head_in_pieces: bool,
     pub activations: Waiting,
     pub moments_away: bool,
     /// Tokens for which wide activations exist at the same time.
@@ -50,6 +53,8 @@ pub struct Freedom<'a> {
     layer_bytes: usize,
     /// Whether the embedding can be away while the head is not.
     pub has_own_embedding: bool,
+    /// Pieces in which the head can come; 0 where it comes whole.
+    pub head_pieces: usize,
     device: DeviceKind,
 }
 
@@ -60,6 +65,7 @@ impl<'a> Freedom<'a> {
             layers: request.spec.layers,
             layer_bytes: layer_bytes(request),
             has_own_embedding: !request.spec.tied_head,
+            head_pieces: head_pieces::count(request),
             device: request.device,
         }
     }
@@ -72,6 +78,7 @@ impl<'a> Freedom<'a> {
             weights_away: self.pins.weights_away.unwrap_or(0),
             embedding_away: false,
             tables_away: self.pins.tables_away.unwrap_or(false),
+            head_in_pieces: false,
             activations: match self.pins.activations_away {
                 Some(true) => Waiting::All,
                 Some(false) | None => Waiting::None,
@@ -102,6 +109,8 @@ impl<'a> Freedom<'a> {
             moments_away: pins.moments_away.unwrap_or(choices.moments_away),
             ..choices
         };
+        let head_in_pieces = choices.head_in_pieces && choices.tables_away && self.head_pieces > 1;
+        let choices = Choices { head_in_pieces, ..choices };
         let streams = choices.weights_away > 0 || choices.tables_away || choices.moments_away;
         Choices { window_layers: if streams { choices.window_layers } else { USUAL_WINDOW }, ..choices }
     }
@@ -129,7 +138,9 @@ impl<'a> Freedom<'a> {
         };
         let embedding = choices.embedding_away && self.has_own_embedding && !tables;
         let on_disk = self.pins.weights_on_disk;
-        let away = Away { weights, embedding, tables, on_disk, activations, moments, window_bytes };
+        let head_pieces = if choices.head_in_pieces { self.head_pieces } else { 0 };
+        let away =
+            Away { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes };
         let (loss_chunk, tile_tokens) = (choices.loss_chunk, choices.tile_tokens);
         Policy { recompute, loss_chunk, tile_tokens, away }
     }
@@ -246,7 +257,8 @@ fn rungs(
     };
     let stream = |from: Choices| {
         let counts = (1..=layers).map(|weights_away| Choices { weights_away, ..from });
-        vec![counts.collect(), vec![Choices { weights_away: layers, tables_away: true, ..from }]]
+        let tables = Choices { weights_away: layers, tables_away: true, ..from };
+        vec![counts.collect(), vec![tables], vec![Choices { head_in_pieces: true, ..tables }]]
     };
     let tile = |from: Choices| {
         let size = freedom.tile(tokens);
@@ -269,11 +281,12 @@ fn rungs(
     numbered.flat_map(|(kind, rungs)| rungs.into_iter().map(move |rung| (kind, rung))).collect()
 }
 
-/// All weights elsewhere, so many layers of them on the device at the same time.
+/// All weights elsewhere, so many layers of them on the device at the same time; the head in pieces where that is none.
 pub fn all_weights_away(request: &Request, layers_here: usize) -> Away {
     Away {
         weights: (0..request.spec.layers).collect(),
         tables: true,
+        head_pieces: if layers_here == 0 { head_pieces::count(request) } else { 0 },
         window_bytes: layers_here * layer_bytes(request),
         ..Away::default()
     }

@@ -114,13 +114,18 @@ fn with_policy(
     streamed(graph, request, &policy.away, check)
 }
 
-/// Leaves that come and go, and the schedule.
+/// Leaves that come and go, as a whole or in pieces, and the schedule.
 fn streamed(
     mut graph: Graph,
     request: &Request,
     away: &Away,
     check: impl Fn(&str, &Graph),
 ) -> schedule::Schedule {
+    if away.tables {
+        passes::head_pieces::apply(&mut graph, away.head_pieces);
+        check("head_pieces", &graph);
+    }
+
     let fewest_bytes = passes::stream::FEWEST_BYTES;
     passes::stream::apply(&mut graph, away, &request.extent, request.elsewhere(), fewest_bytes);
     check("stream", &graph);

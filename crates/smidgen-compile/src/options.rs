@@ -166,6 +166,8 @@ pub struct Away {
     pub tables: bool,
     /// Weights that are brought lie on disk, also beside a GPU.
     pub on_disk: bool,
+    /// Pieces in which the head comes then, and rounds otherwise; below 2 it comes whole.
+    pub head_pieces: usize,
     /// Layers whose activations for the backward pass wait there, ascending.
     pub activations: Vec<usize>,
     /// The optimizer's moments.

@@ -166,6 +166,8 @@ pub fn work_of(op: &Op) -> Work {
         Op::Linear { .. }
         | Op::LinearGrad { .. }
         | Op::LmHeadLoss(_)
+        | Op::HeadSums(_)
+        | Op::HeadGrad { .. }
         | Op::Logits { .. }
         | Op::Fourier { .. }
         | Op::FourierGrad { .. }
@@ -181,6 +183,7 @@ pub fn work_of(op: &Op) -> Work {
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::ScatterRows
         | Op::CacheRows
         | Op::RmsNormGrad { .. }

@@ -192,9 +192,9 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
     Schedule { plan }
 }
 
-/// The row of the table in which a temporary counts: that of the leaf that it is a copy of.
+/// The row of the table in which a temporary counts: that of the leaf that it is a copy of, or a copy of rows of.
 fn category_of(graph: &Graph, producer: &Node) -> Category {
-    let copied = producer.inputs.first().and_then(|input| graph.value(*input).leaf());
+    let copied = producer.inputs.first().and_then(|input| graph.value(graph.whole(*input)).leaf());
     match (&producer.op, copied) {
         (Op::Fetch, Some(leaf)) => Category::of_leaf(leaf.kind),
         _ => Category::Activations,

@@ -11,6 +11,7 @@ use crate::compile;
 use crate::error::SolveError;
 use crate::improve::improve;
 use crate::ladder::{Choices, Freedom};
+use crate::model::spec::HEAD;
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
 use smidgen_ir::{Extent, Plan, Space};
@@ -309,8 +310,9 @@ fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
         (
             "weights away",
             !away.weights.is_empty() || away.tables,
-            without(Away { weights: vec![], tables: false, ..away.clone() }),
+            without(Away { weights: vec![], tables: false, head_pieces: 0, ..away.clone() }),
         ),
+        ("head in pieces", away.head_pieces > 1, without(Away { head_pieces: 0, ..away.clone() })),
         ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
         (
             "activations away",
@@ -368,6 +370,9 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
     } else if away.tables {
         reasons.push(format!("weights: embedding and head {place}"));
     }
+    if away.tables {
+        reasons.extend(head_reason(&attempt.request, away));
+    }
     if away.embedding {
         reasons.push(format!("embedding: {place}, its rows looked up there"));
     }
@@ -379,4 +384,16 @@ fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
         reasons.push(format!("optimizer: its moments lie {place}"));
     }
     reasons
+}
+
+/// How the head comes, where it lies elsewhere and that is not as usual.
+fn head_reason(request: &Request, away: &Away) -> Option<String> {
+    let pieces = away.head_pieces;
+    if pieces > 1 {
+        return Some(format!(
+            "head: in {pieces} pieces, with one more product and sums that round otherwise"
+        ));
+    }
+    let is_adapted = request.adapters.iter().any(|module| module.path == HEAD);
+    is_adapted.then(|| "head: brought whole, since it has an adapter".into())
 }

@@ -85,9 +85,11 @@ pub fn node_cost(
             4.0 * size(inputs[0]) * visible(shape, keys_per_query)
         }
         Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
+        Op::HeadSums(_) => 2.0 * size(inputs[0]) * inputs[1].shape.at(extent).0 as f64,
+        Op::HeadGrad { .. } => 4.0 * size(inputs[0]) * inputs[1].shape.at(extent).0 as f64,
         Op::Logits { lora, .. } => {
             let adapter = if lora.is_some() { columns(inputs[2]) } else { 0.0 };
-            2.0 * size(updates[0]) * (columns(inputs[0]) + adapter)
+            2.0 * logits(inputs, extent) as f64 * (columns(inputs[0]) + adapter)
         }
         Op::Fourier { .. } => 2.0 * size(outputs[0]) * columns(inputs[1]),
         Op::FourierGrad { .. } => 2.0 * size(outputs[0]) * columns(inputs[0]),
@@ -101,6 +103,7 @@ pub fn node_cost(
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::ScatterRows
         | Op::CacheRows
         | Op::RmsNormGrad { .. }
@@ -128,6 +131,10 @@ pub fn node_cost(
         // What passes between the spaces, once.
         Op::Fetch | Op::Stow => inputs[0].bytes(extent),
         Op::Stowed => 0,
+        // The columns of its own words.
+        Op::Logits { .. } => {
+            inputs.iter().map(|ty| ty.bytes(extent)).sum::<usize>() + 8 * logits(inputs, extent)
+        }
         Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::Linear { .. }
@@ -140,7 +147,9 @@ pub fn node_cost(
         | Op::Add
         | Op::GatherRows
         | Op::LmHeadLoss(_)
-        | Op::Logits { .. }
+        | Op::HeadSums(_)
+        | Op::HeadLoss { .. }
+        | Op::HeadGrad { .. }
         | Op::ScatterRows
         | Op::CachedAttention(_)
         | Op::RmsNormGrad { .. }
@@ -179,10 +188,11 @@ fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Typ
         Op::Linear { .. } | Op::Logits { .. } => vec![(inputs[1], 1.0)],
         Op::LinearGrad { .. } => inputs.chunks(2).map(|term| (term[1], 1.0)).collect(),
         Op::LmHeadLoss(head) => {
-            let rows = inputs[0].shape.at(extent).0;
             let passes = 1.0 + f64::from(u8::from(head.gradient));
-            vec![(inputs[1], passes * rows.div_ceil(head.chunk.max(1)) as f64)]
+            vec![(inputs[1], passes * chunks(inputs[0], head.chunk, extent))]
         }
+        Op::HeadSums(piece) => vec![(inputs[1], chunks(inputs[0], piece.chunk, extent))],
+        Op::HeadGrad { piece, .. } => vec![(inputs[1], 2.0 * chunks(inputs[0], piece.chunk, extent))],
         Op::RowNorms { .. } => vec![(inputs[0], 1.0)],
         Op::WeightGrad { .. }
         | Op::Attention(_)
@@ -199,6 +209,7 @@ fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Typ
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::ScatterRows
         | Op::CacheRows
         | Op::RmsNormGrad { .. }
@@ -217,6 +228,16 @@ fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Typ
         | Op::Stow
         | Op::Stowed => vec![],
     }
+}
+
+/// Logits that a product of x with rows of the head gives.
+fn logits(inputs: &[&Type], extent: &Extent) -> usize {
+    inputs[0].shape.at(extent).0 * inputs[1].shape.at(extent).0
+}
+
+/// Times that the head is multiplied by for one product over all rows of x.
+fn chunks(x: &Type, chunk: usize, extent: &Extent) -> f64 {
+    x.shape.at(extent).0.div_ceil(chunk.max(1)) as f64
 }
 
 /// Keys that a query sees, where a window may hide some.

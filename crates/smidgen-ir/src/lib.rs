@@ -24,7 +24,7 @@ pub use cost::{Cost, Workload};
 pub use graph::{
     Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Space, Value, ValueId, ValueRole,
 };
-pub use op::{Activation, AdamW, AttentionShape, LossHead, Norm, Op, ShapeError};
+pub use op::{Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,

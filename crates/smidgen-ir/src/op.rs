@@ -47,8 +47,15 @@ pub enum Op {
     /// `[dx (S, C)]`, `[dh (S, R)]`; updates loss (1), `[db]`, `[dhead]`:
     /// adds weight·Σ NLL to the loss; the gradients are formed at once, while a chunk of logits exists.
     LmHeadLoss(LossHead),
-    /// x (S, C), head (V, C), `[h (S, R), b (V, R)]` → ; updates logits (S, V), replaced
-    Logits { lora: Option<f32>, softcap: Option<f32> },
+    /// x (S, C), rows of the head (N, C), labels (S), `[sums (S, 3) of the pieces before]` → sums (S, 3), f32:
+    /// the largest logit so far, the sum of exp(logit - largest), and the label's logit, which is no number until the
+    /// piece that has it
+    HeadSums(HeadPiece),
+    /// sums (S, 3) of all pieces, weight (1) → ; updates loss (1), `[losses (S)]`: as `LmHeadLoss` has them
+    HeadLoss { row_losses: bool },
+    /// x (S, C), head (N, C), `[h (S, R), b (N, R)]` → ; updates logits (S, V), of which columns from `first_word` on
+    /// are replaced: N of them, all where the head is whole
+    Logits { lora: Option<f32>, softcap: Option<f32>, first_word: usize },
     /// k (T, C), v (T, C), table (L, P), slots (T), positions (T) → ; updates keys (N, C), values (N, C):
     /// row `table[slot, position]` of both becomes that of the token
     CacheRows,
@@ -57,6 +64,9 @@ pub enum Op {
     CachedAttention(AttentionShape),
 
     // ── backward ───────────────────────────────────────────────────────────────────────────────
+    /// x (S, C), rows of the head (N, C), labels (S), weight (1), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
+    /// before, f32]` → dx (S, C), f32 until the piece that `ends` it, which rounds it to the numbers of x
+    HeadGrad { piece: HeadPiece, ends: bool },
     /// d (S, C), rows (S) → (T, C), zero in all other rows
     ScatterRows,
     /// x (rows, C), weight (D), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
@@ -151,6 +161,19 @@ pub struct LossHead {
     pub row_losses: bool,
 }
 
+/// Some rows of the head, where it is not there as a whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadPiece {
+    /// Rows of x whose logits exist at the same time.
+    pub chunk: usize,
+    /// The word that its first row stands for.
+    pub first_word: usize,
+    /// Logits z become cap·tanh(z/cap).
+    pub softcap: Option<f32>,
+    /// Other pieces came before: the last input is what they came to.
+    pub continues: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     pub beta1: f64,
@@ -169,7 +192,7 @@ pub struct ShapeError {
 
 impl Op {
     /// Every operation by name, in the order of the list: what an example of each must exist for.
-    pub const NAMES: [&'static str; 37] = [
+    pub const NAMES: [&'static str; 40] = [
         "embed",
         "rms_norm",
         "dropout",
@@ -207,6 +230,9 @@ impl Op {
         "fetch",
         "stow",
         "stowed",
+        "head_sums",
+        "head_loss",
+        "head_grad",
     ];
 
     /// A new operation cannot be named without a place in [`Op::NAMES`].
@@ -249,6 +275,9 @@ impl Op {
             Op::Fetch => Self::NAMES[34],
             Op::Stow => Self::NAMES[35],
             Op::Stowed => Self::NAMES[36],
+            Op::HeadSums(_) => Self::NAMES[37],
+            Op::HeadLoss { .. } => Self::NAMES[38],
+            Op::HeadGrad { .. } => Self::NAMES[39],
         }
     }
 
@@ -289,6 +318,9 @@ impl Op {
             | Op::GatherRows
             | Op::ScatterRows
             | Op::LmHeadLoss(_)
+            | Op::HeadSums(_)
+            | Op::HeadLoss { .. }
+            | Op::HeadGrad { .. }
             | Op::Logits { .. }
             | Op::CacheRows
             | Op::CachedAttention(_)
@@ -319,6 +351,9 @@ impl Op {
             | Op::Add
             | Op::GatherRows
             | Op::LmHeadLoss(_)
+            | Op::HeadSums(_)
+            | Op::HeadLoss { .. }
+            | Op::HeadGrad { .. }
             | Op::Logits { .. }
             | Op::CacheRows
             | Op::CachedAttention(_)
@@ -362,12 +397,17 @@ impl Op {
             Op::RmsNormGrad { addend: true, .. } => &[(0, 3), (0, 2), (0, 0)],
             Op::RmsNormGrad { addend: false, .. } => &[(0, 2), (0, 0)],
             Op::GatedActGrad(_) => &[(0, 0), (1, 1), (0, 2), (1, 2)],
+            Op::HeadSums(HeadPiece { continues: true, .. }) => &[(0, 3)],
+            Op::HeadGrad { piece: HeadPiece { continues: true, .. }, .. } => &[(0, 5)],
             Op::Embed { .. }
             | Op::Linear { .. }
             | Op::RopeTable(_)
             | Op::Attention(_)
             | Op::GatherRows
             | Op::LmHeadLoss(_)
+            | Op::HeadSums(HeadPiece { continues: false, .. })
+            | Op::HeadLoss { .. }
+            | Op::HeadGrad { piece: HeadPiece { continues: false, .. }, .. }
             | Op::Logits { .. }
             | Op::CacheRows
             | Op::CachedAttention(_)

@@ -3,8 +3,8 @@
 //! A stage that builds a node asks here, and `verify` asks again between the stages. A rule that is broken is a
 //! bug of the stage, so the text names the operation and both sides, for the one who mends it.
 
-use crate::op::{AttentionShape, LossHead, Op, ShapeError};
-use crate::shape::{Dim, Shape, Type};
+use crate::op::{AttentionShape, HeadPiece, LossHead, Op, ShapeError};
+use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 
 impl Op {
@@ -105,17 +105,43 @@ impl Op {
                 Ok(vec![rule.like_first(Shape::of(Dim::Rows, c))])
             }
             Op::LmHeadLoss(head) => rule.lm_head_loss(head),
-            Op::Logits { lora, .. } => {
+            Op::HeadSums(piece) => {
+                rule.count(3 + usize::from(piece.continues), 0)?;
+                rule.head_piece(piece, 3, 3)?;
+                Ok(vec![Type::f32(Shape::of(Dim::Rows, 3))])
+            }
+            Op::HeadLoss { row_losses } => {
+                rule.count(2, 1 + usize::from(*row_losses))?;
+                rule.equal("sums", rule.f32_rows(0)?, (Dim::Rows, 3))?;
+                rule.scalars(inputs[1], 1)?;
+                rule.scalars(updates[0], 1)?;
+                if *row_losses {
+                    rule.f32_update(1, &Shape::rows_of(Dim::Rows))?;
+                }
+                Ok(vec![])
+            }
+            Op::HeadGrad { piece, ends } => {
+                rule.count(5 + usize::from(piece.continues), 0)?;
+                let c = rule.activation(0)?.1;
+                rule.head_piece(piece, 5, c)?;
+                rule.scalars(inputs[3], 1)?;
+                rule.equal("sums", rule.f32_rows(4)?, (Dim::Rows, 3))?;
+                let shape = Shape::of(Dim::Rows, c);
+                Ok(vec![if *ends { rule.like_first(shape) } else { Type::f32(shape) }])
+            }
+            Op::Logits { lora, first_word, .. } => {
                 rule.count(if lora.is_some() { 4 } else { 2 }, 1)?;
                 let (rows, c) = rule.activation(0)?;
                 rule.equal("rows", rows, Dim::Rows)?;
-                let (v, head_c) = rule.weight(1)?;
+                let (n, head_c) = rule.weight(1)?;
                 rule.equal("channels", c, head_c)?;
                 if lora.is_some() {
                     let (h_rows, rank) = rule.activation(2)?;
                     rule.equal("rows", h_rows, Dim::Rows)?;
-                    rule.equal("lora b", rule.weight(3)?, (v, rank))?;
+                    rule.equal("lora b", rule.weight(3)?, (n, rank))?;
                 }
+                let v = updates[0].shape.at(&Extent::default()).1;
+                rule.require(first_word + n <= v, || format!("words {first_word}+{n} of {v}"))?;
                 rule.f32_update(0, &Shape::of(Dim::Rows, v))?;
                 Ok(vec![])
             }
@@ -457,6 +483,18 @@ impl Rule<'_> {
         self.require(fits, || format!("expected a table of cache rows, got {table}"))?;
         self.integers(first + 1, Dim::Tokens, DType::I32)?;
         self.integers(first + 2, Dim::Tokens, DType::I32)
+    }
+
+    /// x, rows of the head and labels, and from input `before` on (S, `columns`) of what came before.
+    fn head_piece(&self, piece: &HeadPiece, before: usize, columns: usize) -> Result<(), ShapeError> {
+        let (rows, c) = self.activation(0)?;
+        self.equal("rows", rows, Dim::Rows)?;
+        self.equal("channels", c, self.weight(1)?.1)?;
+        self.integers(2, Dim::Rows, DType::I32)?;
+        if piece.continues {
+            self.equal("pieces before", self.f32_rows(before)?, (Dim::Rows, columns))?;
+        }
+        Ok(())
     }
 
     fn lm_head_loss(&self, head: &LossHead) -> Result<Vec<Type>, ShapeError> {

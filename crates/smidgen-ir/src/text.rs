@@ -6,7 +6,7 @@
 //! ```
 
 use crate::graph::{Graph, Node, Phase, Space, ValueId, ValueRole};
-use crate::op::{AdamW, AttentionShape, LossHead, Op};
+use crate::op::{AdamW, AttentionShape, HeadPiece, LossHead, Op};
 use crate::plan::{Buffer, Lifetime, Plan, Step};
 use std::fmt::Write;
 
@@ -160,7 +160,18 @@ fn render_attributes(op: &Op) -> String {
             format!("[scale={scale}]")
         }
         Op::FourierReg { weight } => format!("[weight={weight}]"),
-        Op::Logits { softcap: Some(cap), .. } => format!("[cap={cap}]"),
+        Op::Logits { softcap, first_word, .. } => {
+            let first = (*first_word > 0).then(|| format!("from={first_word}"));
+            let words: Vec<String> =
+                first.into_iter().chain(softcap.map(|cap| format!("cap={cap}"))).collect();
+            if words.is_empty() { String::new() } else { format!("[{}]", words.join(" ")) }
+        }
+        Op::HeadSums(HeadPiece { chunk, first_word, softcap, .. })
+        | Op::HeadGrad { piece: HeadPiece { chunk, first_word, softcap, .. }, .. } => {
+            let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
+            format!("[chunk={chunk} from={first_word}{cap}]")
+        }
+        Op::HeadLoss { row_losses: true } => "[rows]".into(),
         Op::Linear { lora: Some(scale), .. } => format!("[lora={scale}]"),
         Op::RopeTable(rope) => format!("[{rope}]"),
         Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
@@ -189,7 +200,7 @@ fn render_attributes(op: &Op) -> String {
         | Op::WeightGrad { .. }
         | Op::Round { .. }
         | Op::Embed { .. }
-        | Op::Logits { .. }
+        | Op::HeadLoss { row_losses: false }
         | Op::ScaleColumns { .. }
         | Op::MagnitudeGrad
         | Op::Add

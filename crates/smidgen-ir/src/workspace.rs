@@ -107,6 +107,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
             let (vocabulary, _) = inputs[1];
             head.chunk * logit_stride(vocabulary) + aligned_floats(head.chunk) + product
         }
+        Op::HeadSums(piece) | Op::HeadGrad { piece, .. } => piece.chunk * logit_stride(inputs[1].0) + product,
         Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
         Op::GradNorm { .. } => {
             let largest = inputs[2..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
@@ -145,6 +146,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::ScatterRows
         | Op::CacheRows
         | Op::RmsNormGrad { .. }

@@ -4,7 +4,7 @@
 //! adapter's matrices beside and beneath it. Products get a workspace of their own for sums that are cut along the
 //! depth. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
-use crate::op::{AttentionShape, LossHead, Op};
+use crate::op::{AttentionShape, HeadPiece, LossHead, Op};
 use crate::plan::{Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
@@ -81,6 +81,12 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         }
         Op::WeightGrad { .. } => PRODUCT_BYTES,
         Op::LmHeadLoss(head) => loss_bytes(step, head),
+        Op::HeadSums(piece) => piece_bytes(step, piece),
+        Op::HeadGrad { piece, ends } => {
+            let is_rounded = *ends && step.activation() != DType::F32;
+            let summed = if is_rounded { align_up(piece.chunk * step.input(0).1 * 4) } else { 0 };
+            piece_bytes(step, piece) + summed
+        }
         Op::Logits { lora, .. } => {
             let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
             let logits = align_up(rows * logit_stride(vocabulary) * step.activation().bytes());
@@ -126,6 +132,7 @@ pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::ScatterRows
         | Op::CacheRows
         | Op::CachedAttention(_)
@@ -147,6 +154,12 @@ fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
     let logits = align_up(head.chunk * logit_stride(vocabulary) * step.activation().bytes());
     let b = if head.lora.is_some() { step.decoded_bytes(5, 0) } else { 0 };
     step.decoded_head_bytes() + logits + b + align_up(rows * 4) + PRODUCT_BYTES
+}
+
+/// Rows of the head in the numbers of products, a chunk of their logits, and a product's own.
+fn piece_bytes(step: &StepTypes<'_>, piece: &HeadPiece) -> usize {
+    let logits = piece.chunk * logit_stride(step.input(1).0) * step.activation().bytes();
+    step.decoded_head_bytes() + align_up(logits) + PRODUCT_BYTES
 }
 
 /// Most partial sums of a column.

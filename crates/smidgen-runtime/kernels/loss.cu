@@ -4,7 +4,7 @@
 // A block takes a row. The first pass finds the largest logit and the sum together: when a thread meets a larger one it
 // scales what it has. The second goes backwards, so that what was read last is still in the cache, and is the only
 // one that writes. 2 to 3 bf16 moved for each logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at 4.2 TB/s.
-// Sums are f32 within a thread, f64 across.
+// Sums are f32 within a thread, f64 across. Below that the same for the words of a piece of the head, in two kernels.
 
 #define LOSS_THREADS 512
 #define LOSS_IN_FLIGHT 4
@@ -73,25 +73,9 @@ struct RowSoftmax {
     }
 };
 
-// Without `gradient` the logits stay as they are. `weight` is one f64. A label that is neither ignored nor in the
-// vocabulary gives a loss that is no number.
+// A thread's share of the largest logit and the sum; `groups` of eight are read at once.
 template <typename Cap>
-__device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
-                                            float *row_loss, const Cap &cap, i32 gradient) {
-    const i32 groups = eight ? vocabulary / 8 : 0;
-    if (label == IGNORED_LABEL) {
-        if (gradient) {
-            const float zeros[8] = {};
-            for (i32 group = threadIdx.x; group < groups; group += LOSS_THREADS)
-                store_eight<act>(row + (i64)group * 8, zeros);
-            for (i32 column = groups * 8 + threadIdx.x; column < vocabulary; column += LOSS_THREADS)
-                row[column] = to_act(0.0f);
-        }
-        if (threadIdx.x == 0)
-            *row_loss = 0.0f;
-        return;
-    }
-
+__device__ __forceinline__ RunningSum sum_of_row(const act *row, i32 vocabulary, i32 groups, const Cap &cap) {
     RunningSum running = {-infinity(), 0.0f};
     for (i32 first = threadIdx.x; first < groups; first += LOSS_THREADS * LOSS_IN_FLIGHT) {
         Eight<act> raw[LOSS_IN_FLIGHT];
@@ -115,6 +99,61 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
         const float z[1] = {cap.of(to_float(row[column]))};
         take(running, z);
     }
+    return running;
+}
+
+// Logits to gradients, from the end to the begin.
+template <typename Cap>
+__device__ __forceinline__ void gradients_of_row(act *row, i32 vocabulary, i32 groups, const RowSoftmax &softmax,
+                                                 const Cap &cap) {
+    const i32 turns = ceil_div(groups, LOSS_THREADS * LOSS_IN_FLIGHT);
+    for (i32 turn = turns - 1; turn >= 0; --turn) {
+        const i32 first = turn * (LOSS_THREADS * LOSS_IN_FLIGHT) + (i32)threadIdx.x;
+        Eight<act> raw[LOSS_IN_FLIGHT];
+#pragma unroll
+        for (int at = 0; at < LOSS_IN_FLIGHT; ++at)
+            if (first + at * LOSS_THREADS < groups)
+                raw[at] = read_eight<act>(row + (i64)(first + at * LOSS_THREADS) * 8);
+#pragma unroll
+        for (int at = 0; at < LOSS_IN_FLIGHT; ++at) {
+            const i32 group = first + at * LOSS_THREADS;
+            if (group >= groups)
+                break;
+            float z[8];
+            unpack<act>(raw[at], z);
+#pragma unroll
+            for (int element = 0; element < 8; ++element)
+                z[element] = softmax.gradient(cap, z[element], group * 8 + element);
+            store_eight<act>(row + (i64)group * 8, z);
+        }
+    }
+    for (i32 column = groups * 8 + threadIdx.x; column < vocabulary; column += LOSS_THREADS)
+        row[column] = to_act(softmax.gradient(cap, to_float(row[column]), column));
+}
+
+__device__ __forceinline__ void clear_row(act *row, i32 vocabulary, i32 groups) {
+    const float zeros[8] = {};
+    for (i32 group = threadIdx.x; group < groups; group += LOSS_THREADS)
+        store_eight<act>(row + (i64)group * 8, zeros);
+    for (i32 column = groups * 8 + threadIdx.x; column < vocabulary; column += LOSS_THREADS)
+        row[column] = to_act(0.0f);
+}
+
+// Without `gradient` the logits stay as they are. `weight` is one f64. A label that is neither ignored nor in the
+// vocabulary gives a loss that is no number.
+template <typename Cap>
+__device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
+                                            float *row_loss, const Cap &cap, i32 gradient) {
+    const i32 groups = eight ? vocabulary / 8 : 0;
+    if (label == IGNORED_LABEL) {
+        if (gradient)
+            clear_row(row, vocabulary, groups);
+        if (threadIdx.x == 0)
+            *row_loss = 0.0f;
+        return;
+    }
+
+    const RunningSum running = sum_of_row(row, vocabulary, groups, cap);
 
     // The label's logit is read before the barriers of the sums, hence before any thread writes.
     const bool known = (u32)label < (u32)vocabulary;
@@ -125,29 +164,7 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
 
     if (gradient) {
         const RowSoftmax softmax = {largest, (float)(1.0 / sum), (float)*weight, label};
-        const i32 turns = ceil_div(groups, LOSS_THREADS * LOSS_IN_FLIGHT);
-        for (i32 turn = turns - 1; turn >= 0; --turn) {
-            const i32 first = turn * (LOSS_THREADS * LOSS_IN_FLIGHT) + (i32)threadIdx.x;
-            Eight<act> raw[LOSS_IN_FLIGHT];
-#pragma unroll
-            for (int at = 0; at < LOSS_IN_FLIGHT; ++at)
-                if (first + at * LOSS_THREADS < groups)
-                    raw[at] = read_eight<act>(row + (i64)(first + at * LOSS_THREADS) * 8);
-#pragma unroll
-            for (int at = 0; at < LOSS_IN_FLIGHT; ++at) {
-                const i32 group = first + at * LOSS_THREADS;
-                if (group >= groups)
-                    break;
-                float z[8];
-                unpack<act>(raw[at], z);
-#pragma unroll
-                for (int element = 0; element < 8; ++element)
-                    z[element] = softmax.gradient(cap, z[element], group * 8 + element);
-                store_eight<act>(row + (i64)group * 8, z);
-            }
-        }
-        for (i32 column = groups * 8 + threadIdx.x; column < vocabulary; column += LOSS_THREADS)
-            row[column] = to_act(softmax.gradient(cap, to_float(row[column]), column));
+        gradients_of_row(row, vocabulary, groups, softmax, cap);
     }
     if (threadIdx.x == 0)
         *row_loss = (float)((double)largest + log(sum) - (double)labelled);
@@ -178,6 +195,112 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     sum = block_sum(sum);
     if (threadIdx.x == 0)
         *loss += sum * *weight;
+}
+
+// Where the head comes in pieces: rows have the logits of `words` words, and `sums` three f32 a row over all pieces so
+// far: the largest logit, the sum of exp(logit - largest) and the label's logit, no number until a piece has it.
+
+struct HeadRow {
+    act *row;
+    i32 words, groups, label, column;
+
+    __device__ __forceinline__ HeadRow(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word)
+        : row(logits + (i64)blockIdx.x * stride), words(words), groups(eight ? words / 8 : 0),
+          label(labels[blockIdx.x]), column(label - first_word) {}
+
+    __device__ __forceinline__ bool has_label() const { return label >= 0 && (u32)column < (u32)words; }
+};
+
+// `before` is 0 for the first piece, and may be `sums`: only this block touches the row's.
+template <typename Cap>
+__device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *before, float *sums, const Cap &cap) {
+    float *own = sums + (i64)blockIdx.x * 3;
+    if (head.label == IGNORED_LABEL) {
+        if (threadIdx.x == 0)
+            own[0] = 0.0f, own[1] = 1.0f, own[2] = 0.0f;
+        return;
+    }
+    float largest_before = -infinity(), sum_before = 0.0f, labelled = __int_as_float(0x7fc00000);
+    if (before) {
+        const float *from = before + (i64)blockIdx.x * 3;
+        largest_before = from[0], sum_before = from[1], labelled = from[2];
+    }
+    if (head.has_label())
+        labelled = cap.of(to_float(head.row[head.column]));
+    const RunningSum running = sum_of_row(head.row, head.words, head.groups, cap);
+    // Everybody has read the sums before when the barriers of these are passed.
+    const float largest = fmaxf(largest_before, block_max(running.largest));
+    const float from = reference(largest);
+    double sum = block_sum((double)(running.sum * power_of_e(running.largest - from)));
+    sum += (double)sum_before * (double)power_of_e(largest_before - from);
+    if (threadIdx.x == 0)
+        own[0] = largest, own[1] = (float)sum, own[2] = labelled;
+}
+
+template <typename Cap>
+__device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const double *weight, const float *sums,
+                                                      const Cap &cap) {
+    if (head.label == IGNORED_LABEL) {
+        clear_row(head.row, head.words, head.groups);
+        return;
+    }
+    const float *own = sums + (i64)blockIdx.x * 3;
+    // A label of another piece is no column of this one.
+    const i32 column = head.has_label() ? head.column : -1;
+    const RowSoftmax softmax = {reference(own[0]), (float)(1.0 / (double)own[1]), (float)*weight, column};
+    gradients_of_row(head.row, head.words, head.groups, softmax, cap);
+}
+
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    head_sums(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word, const float *before,
+              float *sums) {
+    const NoCap cap;
+    sums_of_row(HeadRow(logits, stride, words, eight, labels, first_word), before, sums, cap);
+}
+
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    head_sums_capped(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word,
+                     const float *before, float *sums, float softcap) {
+    const SoftCap cap = {softcap, 1.0f / softcap};
+    sums_of_row(HeadRow(logits, stride, words, eight, labels, first_word), before, sums, cap);
+}
+
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    head_grad(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word, const double *weight,
+              const float *sums) {
+    const NoCap cap;
+    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, sums, cap);
+}
+
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    head_grad_capped(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word,
+                     const double *weight, const float *sums, float softcap) {
+    const SoftCap cap = {softcap, 1.0f / softcap};
+    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, sums, cap);
+}
+
+// loss += weight * the sum of all rows' losses, by one block; each row's own where there is a place for them.
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    head_loss(const float *sums, i32 rows, const double *weight, double *loss, float *row_losses) {
+    double sum = 0.0;
+    for (i32 row = threadIdx.x; row < rows; row += LOSS_THREADS) {
+        const float *own = sums + (i64)row * 3;
+        const float nll = (float)((double)reference(own[0]) + log((double)own[1]) - (double)own[2]);
+        if (row_losses)
+            row_losses[row] = nll;
+        sum += (double)nll;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *loss += sum * *weight;
+}
+
+// Sums in f32 as activations; a block some columns of a row.
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
+    round_rows(const float *from, i64 from_stride, act *to, i64 to_stride, i32 columns) {
+    const i32 column = blockIdx.y * LOSS_THREADS + threadIdx.x;
+    if (column < columns)
+        to[(i64)blockIdx.x * to_stride + column] = to_act(from[(i64)blockIdx.x * from_stride + column]);
 }
 
 // Logits as f32: z, or cap·tanh(z/cap) where the cap is above 0; a thread an element.

@@ -4,6 +4,7 @@
 //! Left out: sharding.
 
 pub mod ahead;
+pub mod head_pieces;
 pub mod lay_beside;
 pub mod offload;
 pub mod recompute;

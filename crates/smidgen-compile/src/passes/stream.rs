@@ -2,8 +2,8 @@
 //!
 //! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn comes
 //! once. What it comes as is a temporary like any other, so the arena gives it a place for that time, and nodes are
-//! rewritten to read it. Moments are changed there and go back. Vectors and small matrices stay on the device: they
-//! are not worth a transfer.
+//! rewritten to read it. A head in pieces comes piece by piece, each when its turn is. Moments are changed there and
+//! go back. Vectors and small matrices stay on the device: they are not worth a transfer.
 
 use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
 use crate::options::Away;
@@ -82,12 +82,17 @@ fn brought_weights(graph: &Graph, away: &HashSet<ValueId>) -> HashSet<ValueId> {
 }
 
 fn is_head(op: &Op) -> bool {
-    matches!(op, Op::LmHeadLoss(_) | Op::Logits { .. })
+    matches!(op, Op::LmHeadLoss(_) | Op::Logits { .. } | Op::HeadSums(_) | Op::HeadGrad { .. })
 }
 
-/// A leaf that nodes `need.first..=need.last` of one layer's turn read, or change.
+/// What comes for an operand: the leaf that it is rows of, or a piece of the head by itself.
+fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
+    if is_head(op) { operand } else { graph.whole(operand) }
+}
+
+/// A leaf, or a piece of the head, that nodes `need.first..=need.last` of one layer's turn read, or change.
 struct Visit {
-    leaf: ValueId,
+    value: ValueId,
     need: Need,
     is_changed: bool,
 }
@@ -104,15 +109,15 @@ fn fetch_where_needed(
     let mut insertions = Insertions::default();
     for (visit, begin) in visits.iter().zip(begins) {
         let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
-        let name = format!("{} here", graph.value(visit.leaf).name);
+        let name = format!("{} here", graph.value(visit.value).name);
         let mut emitted = Vec::new();
-        let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.leaf], vec![], &[name], place)[0];
+        let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.value], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.leaf, copy);
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, copy);
         if visit.is_changed {
-            graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.leaf], &[], place);
+            graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
-            graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.leaf], vec![], &[], place);
+            graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.value], vec![], &[], place);
             // It travels while the next one is worked on.
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 2, node));
         }
@@ -123,7 +128,7 @@ fn fetch_where_needed(
 /// Every stretch of an entry point in which a leaf is needed that lies elsewhere, by its first node.
 fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
-    // The last visit of each leaf, and the turn that it was in.
+    // The last visit of each leaf, and the turn that it was in. Another piece of it ends that of the one before.
     let mut open: HashMap<ValueId, (usize, usize)> = HashMap::new();
     let mut turn = 0;
     for (index, node) in nodes.iter().enumerate() {
@@ -133,19 +138,19 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         let inputs = node.inputs.iter().enumerate();
         let needed = inputs.filter(|(input, _)| !node.op.reads_elsewhere(*input)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
-            let leaf = graph.whole(operand);
+            let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
             if graph.value(leaf).space == Space::Device {
                 continue;
             }
             match open.get(&leaf) {
-                Some(&(visit, own_turn)) if own_turn == turn => {
+                Some(&(visit, own_turn)) if own_turn == turn && visits[visit].value == value => {
                     visits[visit].need.last = index;
                     visits[visit].is_changed |= is_changed;
                 }
                 _ => {
-                    let bytes = graph.value(leaf).ty.bytes(extent);
+                    let bytes = graph.value(value).ty.bytes(extent);
                     open.insert(leaf, (visits.len(), turn));
-                    visits.push(Visit { leaf, need: Need { first: index, last: index, bytes }, is_changed });
+                    visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! activations lie elsewhere, tables, moments, windows, chunks of logits and micro-batches. Peaks are those of the
 //! buffer tables and times those of the profiles, so at any budget the best is known, and what the solver returns
 //! is held to it. Left out, because the whole space takes minutes: activations of some layers but not of others, and
-//! some windows and chunks of logits; tiles, for which these models are too small.
+//! some windows and chunks of logits; tiles and heads in pieces, for which these models are too small.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -138,6 +138,7 @@ fn policies(request: &Request) -> Vec<Policy> {
                         embedding,
                         tables,
                         on_disk: false,
+                        head_pieces: 0,
                         activations,
                         moments,
                         window_bytes,

@@ -6,6 +6,7 @@ mod adapter_structure;
 mod cuda_layout;
 mod determinism;
 mod exhaustive;
+mod head_pieces;
 mod packing;
 mod random_graph;
 mod random_graphs;

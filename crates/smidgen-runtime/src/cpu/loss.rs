@@ -80,24 +80,11 @@ kernel! {
         softcap: Option<f32>,
         grad_scale: Option<f32>,
     ) -> f32 {
-        let mut largest = [f32::NEG_INFINITY; LANES];
-        for_each_block!(block in logits.len() => {
-            let lanes = logits.src().lanes_or(block, f32::NEG_INFINITY);
-            for lane in 0..LANES {
-                let candidate = lanes[lane];
-                largest[lane] = if candidate > largest[lane] { candidate } else { largest[lane] };
-            }
-        });
-        // The cap is monotonic, so the largest logit stays the largest.
-        let largest = capped(max_lanes(largest), softcap);
+        let largest = largest_of(logits, softcap);
         let labelled = capped(logits.src().get(label), softcap);
 
         let keep_capped = softcap.is_some() && grad_scale.is_some();
-        let mut sum = 0.0_f64;
-        for start in (0..logits.len()).step_by(SEGMENT_COLUMNS) {
-            let len = SEGMENT_COLUMNS.min(logits.len() - start);
-            sum += f64::from(segment_sum(logits.part(start, len), largest, softcap, keep_capped));
-        }
+        let sum = sum_below(logits, largest, softcap, keep_capped);
 
         if let Some(scale) = grad_scale {
             let inverse_sum = (1.0 / sum) as f32;
@@ -122,7 +109,31 @@ kernel! {
     }
 }
 
+/// The largest logit, capped: the cap is monotonic, so it stays the largest.
+#[inline(always)]
+pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for_each_block!(block in logits.len() => {
+        let lanes = logits.src().lanes_or(block, f32::NEG_INFINITY);
+        for lane in 0..LANES {
+            let candidate = lanes[lane];
+            largest[lane] = if candidate > largest[lane] { candidate } else { largest[lane] };
+        }
+    });
+    capped(max_lanes(largest), softcap)
+}
+
 /// The sum of exp(z - largest); leaves z in place of the logits when `keep_capped`.
+#[inline(always)]
+pub(super) fn sum_below(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped: bool) -> f64 {
+    let mut sum = 0.0_f64;
+    for start in (0..logits.len()).step_by(SEGMENT_COLUMNS) {
+        let len = SEGMENT_COLUMNS.min(logits.len() - start);
+        sum += f64::from(segment_sum(logits.part(start, len), largest, softcap, keep_capped));
+    }
+    sum
+}
+
 #[inline(always)]
 fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped: bool) -> f32 {
     let mut sums = [0.0; LANES];
@@ -144,7 +155,7 @@ fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped
 }
 
 #[inline(always)]
-fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
+pub(super) fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
     for value in &mut z {
         *value -= largest;
     }
@@ -152,7 +163,7 @@ fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
 }
 
 #[inline(always)]
-fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
+pub(super) fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
     let inverse = 1.0 / cap;
     for value in &mut lanes {
         *value *= inverse;
@@ -165,12 +176,12 @@ fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
 }
 
 #[inline(always)]
-fn capped(logit: f32, softcap: Option<f32>) -> f32 {
+pub(super) fn capped(logit: f32, softcap: Option<f32>) -> f32 {
     softcap.map_or(logit, |cap| tanh(logit * (1.0 / cap)) * cap)
 }
 
 #[inline(always)]
-fn cap_slope(z: f32, cap: f32) -> f32 {
+pub(super) fn cap_slope(z: f32, cap: f32) -> f32 {
     let t = z * (1.0 / cap);
     (1.0 - t) * (1.0 + t)
 }

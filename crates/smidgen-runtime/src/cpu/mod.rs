@@ -27,6 +27,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod footprint;
 pub mod fourier;
+mod head_pieces;
 pub mod isa;
 #[cfg(test)]
 mod isa_accuracy;

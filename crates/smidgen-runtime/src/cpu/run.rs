@@ -34,7 +34,12 @@ pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usi
 /// numbers.
 pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
     match op {
-        Op::Embed { .. } | Op::Linear { .. } | Op::LmHeadLoss(_) | Op::Logits { .. } => input == 1,
+        Op::Embed { .. }
+        | Op::Linear { .. }
+        | Op::LmHeadLoss(_)
+        | Op::HeadSums(_)
+        | Op::HeadGrad { .. }
+        | Op::Logits { .. } => input == 1,
         Op::LinearGrad { .. } => input % 2 == 1,
         Op::RowNorms { .. } => input == 0,
         Op::RmsNorm(_)
@@ -47,6 +52,7 @@ pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
         | Op::GatedAct(_)
         | Op::Add
         | Op::GatherRows
+        | Op::HeadLoss { .. }
         | Op::CacheRows
         | Op::CachedAttention(_)
         | Op::ScatterRows
@@ -106,7 +112,10 @@ pub fn run_step(
         ),
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
-        Op::Logits { lora, softcap } => run.all_logits(*lora, *softcap),
+        Op::HeadSums(piece) => run.head_sums(piece),
+        Op::HeadLoss { row_losses } => run.head_loss(*row_losses),
+        Op::HeadGrad { piece, .. } => run.head_grad(piece),
+        Op::Logits { lora, softcap, first_word } => run.all_logits(*lora, *softcap, *first_word),
         Op::CacheRows => run.cache_rows(),
         Op::CachedAttention(shape) => run.cached_attention(shape),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),

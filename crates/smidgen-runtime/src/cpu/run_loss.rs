@@ -27,7 +27,7 @@ impl Run<'_> {
             let logits = scratch.part(0, count * stride);
             let nll = scratch.part(logit_floats, count);
             let chunk = LossChunk { first, count, logits: logits.address(), stride };
-            self.logits(head, &chunk, taken);
+            self.logits(head.lora, &chunk, taken);
             let grad_scale = head.gradient.then_some(weight as f32);
             loss::softmax_loss(
                 logits.rows(stride).column_part(0, vocabulary),
@@ -48,7 +48,8 @@ impl Run<'_> {
         total.set(0, total.src().get(0) + sum * weight);
     }
 
-    pub(super) fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>) {
+    /// Columns from `first_word` on, as many as the head has rows.
+    pub(super) fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>, first_word: usize) {
         let mut terms = [Term::NOTHING; 2];
         let mut count = 1;
         terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
@@ -56,18 +57,24 @@ impl Run<'_> {
             terms[1] = self.transposed_term(self.input(2), self.input(3), scale);
             count = 2;
         }
-        self.product(&terms[..count], Init::Overwrite, self.product_output(self.update(0)), 0);
+        let words = self.rows_of(self.input(1));
+        let logits = self.floats_mut(self.update(0)).rows(self.update(0).columns);
+        let logits = logits.column_part(first_word, words);
+        let whole = self.product_output(self.update(0));
+        let view = OutputView { pointer: whole.view.pointer.wrapping_add(first_word), ..whole.view };
+        self.product(&terms[..count], Init::Overwrite, Output { view, columns: words, ..whole }, 0);
         if let Some(cap) = softcap {
-            loss::cap_logits(self.floats_mut(self.update(0)), cap);
+            (0..logits.rows()).for_each(|row| loss::cap_logits(logits.row(row), cap));
         }
     }
 
-    fn logits(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+    /// Rows of x times the head, and of h times an adapter's B.
+    pub(super) fn logits(&self, lora: Option<f32>, chunk: &LossChunk, taken: usize) {
         let vocabulary = self.rows_of(self.input(1));
         let mut terms = [Term::NOTHING; 2];
         let mut count = 1;
         terms[0] = self.chunk_term(0, 1, chunk, 1.0);
-        if let Some(scale) = head.lora {
+        if let Some(scale) = lora {
             terms[1] = self.chunk_term(4, 5, chunk, scale);
             count = 2;
         }
@@ -123,10 +130,10 @@ impl Run<'_> {
 }
 
 /// Rows of the loss whose logits exist now.
-struct LossChunk {
-    first: usize,
-    count: usize,
-    logits: *mut f32,
+pub(super) struct LossChunk {
+    pub first: usize,
+    pub count: usize,
+    pub logits: *mut f32,
     /// Floats between two rows of logits.
-    stride: usize,
+    pub stride: usize,
 }

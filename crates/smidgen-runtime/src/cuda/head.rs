@@ -14,15 +14,15 @@ use smidgen_ir::workspace_cuda::{HEAD_ROWS, PRODUCT_BYTES, logit_stride};
 use smidgen_ir::{DType, LossHead, Storage};
 
 /// The head's weight, whole or some rows at a time.
-struct Head<'a> {
+pub struct Head<'a> {
     operand: &'a Operand,
     /// Where rows are decoded, if they have to be.
     decoded: Option<u64>,
-    rows: usize,
+    pub rows: usize,
 }
 
 impl<'a> Head<'a> {
-    fn of(stage: &Stage<'_>, scratch: &mut Scratch, operand: &'a Operand) -> Head<'a> {
+    pub fn of(stage: &Stage<'_>, scratch: &mut Scratch, operand: &'a Operand) -> Head<'a> {
         let rows = stage.rows(operand);
         let stored = operand.storage == Storage::Plain(stage.activations());
         let decoded = (!stored)
@@ -31,12 +31,12 @@ impl<'a> Head<'a> {
     }
 
     /// First row and number of rows of each block.
-    fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
         let (rows, step) = (self.rows, if self.decoded.is_some() { HEAD_ROWS } else { self.rows });
         (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
     }
 
-    fn block(&self, stage: &Stage<'_>, first: usize, rows: usize) -> Result<Matrix, DeviceError> {
+    pub fn block(&self, stage: &Stage<'_>, first: usize, rows: usize) -> Result<Matrix, DeviceError> {
         let Some(pointer) = self.decoded else { return Ok(matrix(stage, self.operand)) };
         decode_rows(stage, self.operand, first, rows, pointer, self.operand.columns)?;
         Ok(Matrix { pointer, stride: self.operand.columns, element: stage.activations() })
@@ -44,7 +44,7 @@ impl<'a> Head<'a> {
 }
 
 /// An adapter of the head: h (S, R), B (V, R) in the numbers of products, and the scale.
-type Adapter<'a> = (&'a Operand, Matrix, f32);
+pub type Adapter<'a> = (&'a Operand, Matrix, f32);
 
 fn adapter<'a>(
     stage: &Stage<'_>,
@@ -59,7 +59,7 @@ fn adapter<'a>(
 }
 
 /// Rows `first..first + rows` of x times the head, with the adapter's share, into `logits`.
-fn form_logits(
+pub fn form_logits(
     stage: &Stage<'_>,
     head: &Head<'_>,
     x: &Operand,
@@ -199,19 +199,20 @@ fn chunk_gradients(
     Ok(())
 }
 
-/// The logits of all rows, in f32 for the host.
+/// The logits of all rows, in f32 for the host: columns from `first_word` on, as many as the head has rows.
 pub fn all_logits(
     stage: &Stage<'_>,
     step: &BoundStep,
     lora: Option<f32>,
     softcap: Option<f32>,
+    first_word: usize,
 ) -> Result<(), DeviceError> {
     let x = &step.inputs[0];
-    let vocabulary = stage.rows(&step.inputs[1]);
+    let words = stage.rows(&step.inputs[1]);
     let mut scratch = Scratch::of(stage);
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
     let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
-    let (stride, element) = (logit_stride(vocabulary), stage.activations());
+    let (stride, element) = (logit_stride(words), stage.activations());
     let planned = x.rows_at(stage.planned());
     let logits = Matrix { pointer: scratch.take(planned * stride * element.bytes()), stride, element };
     let tokens = Tokens { rows: stage.rows(x), planned };
@@ -219,6 +220,7 @@ pub fn all_logits(
     form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
     let target = &step.updates[0];
     let from = LogitMatrix { pointer: logits.pointer, stride, element };
-    let to = LogitMatrix { pointer: stage.pointer(target), stride: target.stride, element: DType::F32 };
-    finish_logits(stage, from, to, tokens.rows, vocabulary, softcap)
+    let pointer = stage.pointer(target) + 4 * first_word as u64;
+    let to = LogitMatrix { pointer, stride: target.stride, element: DType::F32 };
+    finish_logits(stage, from, to, tokens.rows, words, softcap)
 }

@@ -18,6 +18,7 @@ pub mod embed;
 pub mod facts;
 pub mod fourier;
 mod head;
+mod head_pieces;
 pub mod libraries;
 pub mod linear;
 pub mod loss;

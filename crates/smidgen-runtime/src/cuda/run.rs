@@ -6,7 +6,7 @@ use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
 use super::{
     act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
-    linear, loss, norm, optimizer, rope, thin,
+    head_pieces, linear, loss, norm, optimizer, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
@@ -104,7 +104,12 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::Add => elementwise::add(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
-        Op::Logits { lora, softcap } => head::all_logits(stage, step, *lora, *softcap),
+        Op::HeadSums(piece) => head_pieces::head_sums(stage, step, piece),
+        Op::HeadLoss { row_losses } => head_pieces::head_loss(stage, step, *row_losses),
+        Op::HeadGrad { piece, ends } => head_pieces::head_grad(stage, step, piece, *ends),
+        Op::Logits { lora, softcap, first_word } => {
+            head::all_logits(stage, step, *lora, *softcap, *first_word)
+        }
         Op::CacheRows => cached_attention::cache_rows(stage, step),
         Op::CachedAttention(shape) => cached_attention::cached_attention(stage, step, shape),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),

@@ -10,7 +10,7 @@ use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
 use smidgen_compile::forward::state;
 use smidgen_compile::options::{Away, Moments, Policy};
-use smidgen_compile::passes::{offload, recompute, stream, tile};
+use smidgen_compile::passes::{head_pieces, offload, recompute, stream, tile};
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{Entry, LeafKind, Op, Space, ValueId, verify};
 use smidgen_runtime::{Cpu, Executor};
@@ -46,6 +46,10 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     offload::apply(&mut subject.graph, policy, &subject.extent, Space::Disk);
     verify::expect_sound("offload", &verify::graph(&subject.graph));
+    if policy.away.tables {
+        head_pieces::apply(&mut subject.graph, policy.away.head_pieces);
+        verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
+    }
     stream::apply(&mut subject.graph, &policy.away, &subject.extent, Space::Disk, 1);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject

@@ -201,6 +201,8 @@ fn choices() -> Vec<Choice> {
         with("full, fused", Choice { adapted: &[], trained: Trained::Everything, ..Choice::fused() }),
         with("full, aligned", Choice { spec: aligned(llama()), ..Choice::full() }),
         with("full in 8 bits", Choice { moments: Moments::Bits8, ..Choice::full() }),
+        with("the head in pieces", Choice { head_pieces: 3, ..Choice::lora() }),
+        Choice { head_pieces: 2, ..wide("aligned gemma2, the head in pieces", 8, of("", gemma2())) },
     ]
 }
 

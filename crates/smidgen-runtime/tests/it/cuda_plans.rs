@@ -6,6 +6,7 @@
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::forward::state;
+use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::{
@@ -126,6 +127,8 @@ fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
         assert_eq!(plan.extent, EXTENT);
         check(&name, &plan);
         rounds_every_matrix(&name, &request, &plan);
+        let away = Away { head_pieces: 3, ..all_weights_away(&request, 1) };
+        check(&format!("{name}, streamed"), &compile(&request, &Policy { away, ..policy }));
     }
 }
 

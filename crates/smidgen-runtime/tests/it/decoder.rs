@@ -11,7 +11,7 @@ use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
-use smidgen_compile::passes::remove_dead;
+use smidgen_compile::passes::{head_pieces, remove_dead};
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };
@@ -37,6 +37,8 @@ pub struct Choice {
     pub precision: Precision,
     /// What of the base is trained as well.
     pub trained: Trained,
+    /// Below 2 the head is one piece.
+    pub head_pieces: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +145,7 @@ impl Choice {
             device: DeviceKind::Cpu,
             precision: Precision::F32,
             trained: Trained::Nothing,
+            head_pieces: 0,
         }
     }
 
@@ -201,6 +204,8 @@ impl Choice {
         verify::expect_sound("remove_dead", &verify::graph(&graph));
         update::append_update(&mut graph, &self.request());
         verify::expect_sound("update", &verify::graph(&graph));
+        head_pieces::apply(&mut graph, self.head_pieces);
+        verify::expect_sound("head_pieces", &verify::graph(&graph));
         let contents = contents(&graph, self.spec.norm.plus_one);
         // Dropout exists in training alone, so there the loss of `micro_step` is what is differentiated.
         let (entry, leaf) = match self.dropout > 0.0 {

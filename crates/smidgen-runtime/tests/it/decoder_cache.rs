@@ -9,6 +9,7 @@ use crate::subject::Subject;
 use smidgen_compile::forward::{input, state};
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::leaves::cache_names;
+use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::{
     AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases, compile, compile_decode,
     compile_logits,
@@ -176,16 +177,23 @@ fn generation_request(choice: &Choice, threads: usize) -> Request {
     Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() }
 }
 
-/// Weights that lie on disk and come when they are needed give the logits of those that stay.
+/// Weights that lie on disk and come when they are needed, the head in pieces too, give the logits of those that stay.
 #[test]
 fn weights_that_come_and_go_generate_the_same() {
     for choice in choices() {
         let subject = choice.subject_with(Recompute::none());
         let whole = whole_logits(&choice, &subject);
         let request = generation_request(&choice, 2);
-        for layers_here in [0, 2] {
-            let plan = compile_decode(&request, &all_weights_away(&request, layers_here));
-            assert!(plan.entry(Entry::Decode).steps.iter().any(|step| step.op == Op::Fetch));
+        for (layers_here, head_pieces) in [(0, 0), (2, 0), (0, 3)] {
+            let away = Away { head_pieces, ..all_weights_away(&request, layers_here) };
+            let plan = compile_decode(&request, &away);
+            let count = |is_it: fn(&Op) -> bool| {
+                plan.entry(Entry::Decode).steps.iter().filter(|step| is_it(&step.op)).count()
+            };
+            assert!(count(|op| *op == Op::Fetch) > 0);
+            let is_adapted = request.adapters.iter().any(|module| module.path == HEAD);
+            let pieces = if is_adapted { 1 } else { head_pieces.max(1) };
+            assert_eq!(count(|op| matches!(op, Op::Logits { .. })), pieces);
             let folder = tempfile::tempdir().unwrap();
             let cpu = Cpu::new(2).unwrap().with_spill_folder(folder.path().join("new"));
             let mut executor = Executor::load(plan, cpu).unwrap();

@@ -8,8 +8,9 @@ use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals, random_reals, stored};
 use crate::subject::{Scalar, Subject};
+use smidgen_compile::passes::head_pieces;
 use smidgen_ir::{
-    DType, Dim, Entry, Extent, Graph, LeafKind, LossHead, Op, Phase, Shape, Storage, Type, ValueId,
+    DType, Dim, Entry, Extent, Graph, LeafKind, LossHead, Op, Phase, Shape, Storage, Type, ValueId, verify,
 };
 use std::collections::BTreeSet;
 
@@ -27,6 +28,15 @@ pub fn examples() -> Vec<Example> {
         [(4, DType::F32, 0, true), (5, DType::Bf16, 3, false), (100, DType::F16, 3, true)]
     {
         examples.push(loss(chunk, dtype, rank, train_head, Some(1.3)));
+    }
+    // 29 words in pieces of 15, 8 and 1.
+    for (pieces, chunk, dtype, softcap) in [
+        (2, 4, DType::F32, None),
+        (4, 5, DType::Bf16, Some(1.3)),
+        (29, 100, DType::F16, None),
+        (4, 1, DType::F32, Some(1.3)),
+    ] {
+        examples.push(loss_in_pieces(pieces, chunk, dtype, softcap));
     }
     examples.push(Example { covers: &["logits"], proof: Proof::Values(logits_are_those_of_f64) });
     examples
@@ -53,21 +63,34 @@ fn loss(chunk: usize, dtype: DType, rank: usize, train_head: bool, softcap: Opti
     gradient(&["lm_head_loss"], draft.gradient_of_loss(&name))
 }
 
+/// The same without an adapter, over a head that is not there as a whole.
+fn loss_in_pieces(pieces: usize, chunk: usize, dtype: DType, softcap: Option<f32>) -> Example {
+    let mut draft = Draft::new(&[9, 10], 2);
+    let (x, table) = (draft.rows("x", 15), draft.frozen_matrix("head", 29, 15, dtype));
+    let head = LossHead { chunk, gradient: true, lora: None, train_head: false, softcap, row_losses: false };
+    draft.loss(head, x, table, None);
+    let mut subject =
+        draft.gradient_of_loss(&format!("{pieces} pieces chunk={chunk} {dtype} cap={softcap:?}"));
+    head_pieces::apply(&mut subject.graph, pieces);
+    verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
+    gradient(&["head_sums", "head_loss", "head_grad"], subject)
+}
+
 const SCALE: f32 = 0.6;
 
-/// Every storage of the head, with and without an adapter and a cap.
+/// Every storage of the head, with and without an adapter and a cap, whole and in pieces.
 fn logits_are_those_of_f64() -> BTreeSet<&'static str> {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         for rank in [0, 3] {
-            for softcap in [None, Some(1.3)] {
-                logits(dtype, rank, softcap);
+            for (softcap, pieces) in [(None, 1), (Some(1.3), 1), (None, 5), (Some(1.3), 3)] {
+                logits(dtype, rank, softcap, pieces);
             }
         }
     }
     BTreeSet::from(["logits"])
 }
 
-fn logits(dtype: DType, rank: usize, softcap: Option<f32>) {
+fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
     let (rows, channels, vocabulary) = (7, 33, 41);
     let mut graph = Graph::default();
     let mut contents: Vec<(ValueId, Content)> = Vec::new();
@@ -95,9 +118,12 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>) {
     };
     let mut nodes = Vec::new();
     let place = (Phase::Forward, None);
-    graph.emit(&mut nodes, Op::Logits { lora, softcap }, inputs, vec![y], &[], place);
+    graph.emit(&mut nodes, Op::Logits { lora, softcap, first_word: 0 }, inputs, vec![y], &[], place);
     graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Eval, nodes)];
-    let name = format!("logits {dtype} rank={rank} cap={softcap:?}");
+    head_pieces::apply(&mut graph, pieces);
+    let count = graph.nodes(Entry::Eval).len();
+    assert_eq!(count, if rank == 0 { pieces } else { 1 }, "an adapted head is one piece");
+    let name = format!("logits {dtype} rank={rank} cap={softcap:?} pieces={pieces}");
     let extent = Extent { tokens: rows, rows, segments: 1 };
     let scalar = Scalar::Dot { y, dy: vec![] };
     let subject = Subject { name: name.clone(), graph, extent, contents, scalar };

@@ -23,6 +23,7 @@ mod decoder_updates;
 mod draft;
 mod examples;
 mod finite_difference;
+mod head_pieces_change_rounding;
 mod linear_examples;
 mod loss_examples;
 mod numbers;

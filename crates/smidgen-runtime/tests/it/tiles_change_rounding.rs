@@ -54,7 +54,7 @@ fn tiles_of_any_size_agree() {
 }
 
 /// ‖got - want‖ / ‖want‖, of bytes read as f32; those that are equal as they are have no difference.
-fn difference(got: &[u8], want: &[u8]) -> f64 {
+pub fn difference(got: &[u8], want: &[u8]) -> f64 {
     if got == want {
         return 0.0;
     }

@@ -6,8 +6,8 @@ use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Extent, LossHead, Norm, Op, Plan, Precision, Shape, Space,
-    Storage, Type, workspace,
+    AttentionShape, Block, Code4, DType, Dim, Extent, HeadPiece, LossHead, Norm, Op, Plan, Precision, Shape,
+    Space, Storage, Type, workspace,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -116,8 +116,16 @@ proptest! {
         check_exact(&cpu, Op::RowNorms { scale: 1.0 }, &row_norms, &[vector(n)], &extent);
         let logits = [Type::f32(Shape::of(Dim::Rows, n))];
         let operands = [s(k), weight(n, k), s(rank), gradient(n, rank)];
-        check_exact(&cpu, Op::Logits { lora: None, softcap: None }, &operands[..2], &logits, &extent);
-        check_exact(&cpu, Op::Logits { lora: Some(1.0), softcap: Some(30.0) }, &operands, &logits, &extent);
+        check_exact(&cpu, Op::Logits { lora: None, softcap: None, first_word: 0 }, &operands[..2], &logits, &extent);
+        let adapted = Op::Logits { lora: Some(1.0), softcap: Some(30.0), first_word: 0 };
+        check_exact(&cpu, adapted, &operands, &logits, &extent);
+        let piece = |continues| HeadPiece { chunk, first_word: 7, softcap: None, continues };
+        let head = [s(k), weight(n, k), integers(Dim::Rows), double(1), s(3), s(k)];
+        let sums = [&head[..3], &[s(3)]].concat();
+        check_exact(&cpu, Op::HeadSums(piece(true)), &sums, &[], &extent);
+        check_exact(&cpu, Op::HeadLoss { row_losses: false }, &[s(3), double(1)], &[double(1)], &extent);
+        check_exact(&cpu, Op::HeadGrad { piece: piece(false), ends: false }, &head[..5], &[], &extent);
+        check_exact(&cpu, Op::HeadGrad { piece: piece(true), ends: true }, &head, &[], &extent);
         check_exact(&cpu, Op::BiasGrad, &[x(n)], &[Type::f32(Shape::vector(n))], &extent);
         check_exact(
             &cpu,

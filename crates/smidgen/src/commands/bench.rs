@@ -234,6 +234,7 @@ fn figures(
         "weights_away": solution.policy.away.weights.len(),
         "embedding_away": solution.policy.away.has_tables(),
         "tables_away": solution.policy.away.tables,
+        "head_pieces": solution.policy.away.head_pieces,
         "activations_away": solution.policy.away.activations.len(),
         "moments_away": solution.policy.away.moments,
         "elsewhere_bytes": solution.elsewhere_bytes(),

@@ -53,6 +53,7 @@ pub fn render_json(planned: &Planned) -> Value {
             "weights_away": away.weights,
             "embedding_away": away.has_tables(),
             "tables_away": away.tables,
+            "head_pieces": away.head_pieces,
             "optimizer_state": place_of(away.moments),
             "window_bytes": away.window_bytes,
             "reasons": solution.reasons,

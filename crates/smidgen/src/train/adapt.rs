@@ -124,6 +124,12 @@ pub fn describe_change(job: &Job, before: &RunPolicy, before_bytes: u64, planned
             None => "wide activations of a whole micro-batch".into(),
         });
     }
+    if away.head_pieces != was_away.head_pieces {
+        changes.push(match away.head_pieces {
+            0 | 1 => "the head as a whole".into(),
+            pieces => format!("the head in {pieces} pieces"),
+        });
+    }
     if changes.is_empty() {
         changes.push("the same choices".into());
     }

@@ -114,6 +114,8 @@ struct SavedAway {
     tables: bool,
     #[serde(default)]
     on_disk: bool,
+    #[serde(default)]
+    head_pieces: usize,
     activations: Vec<usize>,
     moments: bool,
     window_bytes: usize,
@@ -121,13 +123,23 @@ struct SavedAway {
 
 impl SavedAway {
     fn of(away: &Away) -> SavedAway {
-        let Away { weights, embedding, tables, on_disk, activations, moments, window_bytes } = away.clone();
-        SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes }
+        let Away { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes } =
+            away.clone();
+        SavedAway { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes }
     }
 
     fn restored(self) -> Away {
-        let SavedAway { weights, embedding, tables, on_disk, activations, moments, window_bytes } = self;
-        Away { weights, embedding, tables, on_disk, activations, moments, window_bytes }
+        let SavedAway {
+            weights,
+            embedding,
+            tables,
+            on_disk,
+            head_pieces,
+            activations,
+            moments,
+            window_bytes,
+        } = self;
+        Away { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes }
     }
 }
 

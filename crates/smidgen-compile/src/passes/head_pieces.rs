@@ -1,0 +1,125 @@
+//! The head in pieces: some rows of the vocabulary after the others, where it lies elsewhere.
+//!
+//! A softmax needs the sum over the whole vocabulary, so the pieces pass twice where there are gradients: first for
+//! each row's largest logit, the sum and the label's logit, then in the opposite order, so that the last piece is still
+//! there, for the logits once more and dx. That is one more product with the head, and on the device there are a piece
+//! or two instead of all of it. Sums over the vocabulary are cut there: losses and gradients differ by rounding.
+//! Left out: a head that is trained or has an adapter, and one whose rows do not lie in one piece. It comes whole.
+
+use crate::model::spec::HEAD;
+use crate::options::Request;
+use smidgen_ir::{Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
+use std::collections::HashMap;
+
+/// Pieces at most, and bytes of one at least: a transfer and a product have to be worth their beginning.
+const MOST_PIECES: usize = 8;
+const LEAST_BYTES: usize = 16 << 20;
+/// Pieces begin at multiples of this: rows of logits then begin where kernels like it.
+const ROW_STEP: usize = 64;
+
+/// In how many pieces the head would come; 0 where it has to come whole.
+pub fn count(request: &Request) -> usize {
+    let storage = request.storage_of(request.spec.head_tensor());
+    let is_adapted = request.adapters.iter().any(|module| module.path == HEAD);
+    let is_trained = request.trained.contains(request.spec.head_tensor());
+    let bytes = storage.bytes(request.spec.vocabulary, request.spec.hidden);
+    let pieces = (bytes / LEAST_BYTES).min(MOST_PIECES);
+    if storage.rows_lie_together() && !is_adapted && !is_trained && pieces > 1 { pieces } else { 0 }
+}
+
+/// Cuts the head of every entry point into `count` pieces, where it is neither trained nor adapted.
+pub fn apply(graph: &mut Graph, count: usize) {
+    if count < 2 {
+        return;
+    }
+    // One piece for all who read the same rows.
+    let mut pieces_of: HashMap<ValueId, Vec<Piece>> = HashMap::new();
+    for index in 0..graph.entries.len() {
+        let nodes = std::mem::take(&mut graph.entries[index].1);
+        let mut all = Vec::with_capacity(nodes.len() + 2 * count);
+        for node in nodes {
+            if !can_be_cut(graph, &node) {
+                all.push(node);
+                continue;
+            }
+            let pieces = pieces_of.entry(node.inputs[1]).or_insert_with(|| cut(graph, node.inputs[1], count));
+            match node.op {
+                Op::LmHeadLoss(head) => emit_loss(graph, &mut all, &node, &head, pieces),
+                Op::Logits { softcap, .. } => emit_logits(graph, &mut all, &node, softcap, pieces),
+                _ => unreachable!("only heads can be cut"),
+            }
+        }
+        graph.entries[index].1 = all;
+    }
+}
+
+fn can_be_cut(graph: &Graph, node: &Node) -> bool {
+    let is_plain = match node.op {
+        Op::LmHeadLoss(LossHead { lora, train_head, .. }) => lora.is_none() && !train_head,
+        Op::Logits { lora, .. } => lora.is_none(),
+        _ => false,
+    };
+    // What is trained stays on the device, also for entry points that do not train it.
+    let comes = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
+    let head = || graph.value(node.inputs[1]);
+    is_plain && comes(head()) && head().ty.storage.rows_lie_together()
+}
+
+/// Rows of the head, and the word that the first stands for.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    rows: ValueId,
+    first_word: usize,
+}
+
+fn cut(graph: &mut Graph, head: ValueId, count: usize) -> Vec<Piece> {
+    let (words, _) = graph.value(head).ty.shape.at(&Extent::default());
+    let even = words.div_ceil(count);
+    let step = if even > ROW_STEP { even.next_multiple_of(ROW_STEP) } else { even };
+    let piece = |first_word: usize| {
+        let rows = graph.add_slice(head, first_word, step.min(words - first_word));
+        Piece { rows, first_word }
+    };
+    (0..words).step_by(step).map(piece).collect()
+}
+
+/// Sums over all pieces, the loss, and gradients over all pieces in the opposite order. The last of them writes what
+/// the loss as one operation would have.
+fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHead, pieces: &[Piece]) {
+    let [x, _, labels, weight] = node.inputs[..] else { unreachable!("a plain loss has four inputs") };
+    let place = (node.phase, node.layer);
+    let name = graph.value(x).name.clone();
+    let attributes = |first_word: usize, continues: bool| {
+        let LossHead { chunk, softcap, .. } = *head;
+        HeadPiece { chunk, first_word, softcap, continues }
+    };
+    let mut sums: Option<ValueId> = None; // (S, 3)
+    for &Piece { rows, first_word } in pieces {
+        let op = Op::HeadSums(attributes(first_word, sums.is_some()));
+        let inputs = [x, rows, labels].into_iter().chain(sums).collect();
+        let names = [format!("{name} sums to {first_word}")];
+        sums = Some(graph.emit(all, op, inputs, vec![], &names, place)[0]);
+    }
+    let sums = sums.expect("a head has rows");
+    let op = Op::HeadLoss { row_losses: head.row_losses };
+    graph.emit(all, op, vec![sums, weight], node.updates.clone(), &[], place);
+    let mut dx: Option<ValueId> = None; // (S, C)
+    for (index, &Piece { rows, first_word }) in pieces.iter().enumerate().rev().filter(|_| head.gradient) {
+        let op = Op::HeadGrad { piece: attributes(first_word, dx.is_some()), ends: index == 0 };
+        let inputs = [x, rows, labels, weight, sums].into_iter().chain(dx).collect();
+        if index == 0 {
+            all.push(Node { op, inputs, updates: vec![], ..node.clone() });
+        } else {
+            let names = [format!("d {name} from {first_word}")];
+            dx = Some(graph.emit(all, op, inputs, vec![], &names, place)[0]);
+        }
+    }
+}
+
+fn emit_logits(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, softcap: Option<f32>, pieces: &[Piece]) {
+    for &Piece { rows, first_word } in pieces {
+        let op = Op::Logits { lora: None, softcap, first_word };
+        let inputs = vec![node.inputs[0], rows];
+        graph.emit(all, op, inputs, node.updates.clone(), &[], (node.phase, node.layer));
+    }
+}

@@ -1,0 +1,124 @@
+//! The head some rows at a time, where it is not on the device as a whole.
+//!
+//! A piece passes twice: for the sums over the vocabulary, and for the gradients that follow from them, each time with
+//! the logits of a chunk of rows in scratch. dx is summed in f32 over the pieces and rounded once, by the piece that
+//! comes last: eight roundings to 8 bits of mantissa would show in every gradient of the model.
+
+use super::head::{Head, form_logits};
+use super::linear::{Scratch, Tokens, matrix};
+use super::loss::{PieceChunk, loss_of_sums, round_rows};
+use super::product::{Matrix, Product, Sizes};
+use super::stage::Stage;
+use crate::device::{BoundStep, DeviceError};
+use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, logit_stride};
+use smidgen_ir::{DType, HeadPiece};
+
+/// Sums of three f32 a row.
+const SUMS_BYTES: u64 = 12;
+
+/// What this piece adds to the sums of the ones before.
+pub fn head_sums(stage: &Stage<'_>, step: &BoundStep, piece: &HeadPiece) -> Result<(), DeviceError> {
+    let before = if piece.continues { stage.pointer(&step.inputs[3]) } else { 0 };
+    let sums = stage.pointer(&step.outputs[0]);
+    for_each_chunk_of_logits(stage, step, piece, 0, |first, chunk, _| {
+        let at = |sums: u64| if sums == 0 { 0 } else { sums + SUMS_BYTES * first as u64 };
+        chunk.add_to_sums(stage, at(before), at(sums))
+    })
+}
+
+/// Adds weight·Σ NLL to the loss.
+pub fn head_loss(stage: &Stage<'_>, step: &BoundStep, row_losses: bool) -> Result<(), DeviceError> {
+    let (sums, weight) = (&step.inputs[0], stage.pointer(&step.inputs[1]));
+    let losses = if row_losses { stage.pointer(&step.updates[1]) } else { 0 };
+    let loss = stage.pointer(&step.updates[0]);
+    loss_of_sums(stage, stage.pointer(sums), stage.rows(sums), weight, loss, losses)
+}
+
+/// The logits again, their gradient in place, and dx of the pieces before plus dlogits·rows of the head.
+pub fn head_grad(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    piece: &HeadPiece,
+    ends: bool,
+) -> Result<(), DeviceError> {
+    let (weight, sums) = (stage.pointer(&step.inputs[3]), stage.pointer(&step.inputs[4]));
+    let dx = matrix(stage, &step.outputs[0]);
+    let before = piece.continues.then(|| matrix(stage, &step.inputs[5]));
+    let columns = step.inputs[0].columns;
+    // What is rounded is summed beside it.
+    let is_rounded = ends && dx.element != DType::F32;
+    let summed_bytes = if is_rounded { 4 * piece.chunk * columns } else { 0 };
+    for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, room| {
+        chunk.to_gradients(stage, weight, sums + SUMS_BYTES * first as u64)?;
+        let dx = dx.at(first, 0);
+        let summed = match is_rounded {
+            true => Matrix { pointer: room.summed, stride: columns, element: DType::F32 },
+            false => dx,
+        };
+        let mut addend = before.map(|before| before.at(first, 0));
+        for (first_word, words) in room.head.blocks() {
+            let whole = |rows: usize| Sizes { rows, columns, depth: words };
+            let product = Product {
+                left: room.logits.at(0, first_word),
+                left_transposed: false,
+                right: room.head.block(stage, first_word, words)?,
+                right_transposed: false,
+                output: summed,
+                addend,
+                bias: None,
+                alpha: 1.0,
+                sizes: whole(chunk.rows),
+                planned: whole(piece.chunk),
+                scratch: room.scratch,
+            };
+            stage.products.run(stage.gpu, &product)?;
+            addend = Some(summed);
+        }
+        if is_rounded { round_rows(stage, summed, dx, chunk.rows, columns) } else { Ok(()) }
+    })
+}
+
+/// The scratch of a step.
+struct Room<'a> {
+    head: Head<'a>,
+    /// (chunk, N) of activations.
+    logits: Matrix,
+    /// The bytes that were asked for.
+    summed: u64,
+    /// A product's own.
+    scratch: u64,
+}
+
+/// Forms the logits of some rows after the others and hands them on, with the first of these rows.
+fn for_each_chunk_of_logits(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    piece: &HeadPiece,
+    summed_bytes: usize,
+    visit: impl Fn(usize, &PieceChunk, &Room<'_>) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    let (x, labels) = (&step.inputs[0], stage.pointer(&step.inputs[2]));
+    let mut scratch = Scratch::of(stage);
+    let head = Head::of(stage, &mut scratch, &step.inputs[1]);
+    let (words, element) = (head.rows, stage.activations());
+    let stride = logit_stride(words);
+    let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
+    let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(PRODUCT_BYTES));
+    let room = Room { head, logits, summed, scratch };
+    let rows = stage.rows(x);
+    for first in (0..rows).step_by(piece.chunk) {
+        let tokens = Tokens { rows: piece.chunk.min(rows - first), planned: piece.chunk };
+        form_logits(stage, &room.head, x, None, (first, tokens), logits, scratch)?;
+        let chunk = PieceChunk {
+            logits: logits.pointer,
+            stride,
+            rows: tokens.rows,
+            words,
+            first_word: piece.first_word,
+            labels: labels + 4 * first as u64,
+            softcap: piece.softcap,
+        };
+        visit(first, &chunk, &room)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! The head in pieces: losses and gradients are those of the whole head, but for the order of sums.
+//!
+//! Whole decoders over several updates with a head on disk that comes in two pieces, in many, and word by word; tied
+//! to the embedding or not, with capped logits, in several chunks of rows, with and without room ahead. A head that is
+//! trained or has an adapter comes whole, to the bit.
+
+use crate::away_changes_nothing::{by_policy, everywhere, outcome};
+use crate::decoder::{Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, llama};
+use crate::tiles_change_rounding::difference;
+use smidgen_compile::options::{Away, Policy};
+use smidgen_compile::{DecoderSpec, Recompute};
+use smidgen_ir::{DType, Entry, Lifetime, Op, Plan};
+
+/// What the order of sums over 23 words explains in a loss, ...
+const LOSS_TOLERANCE: f64 = 1e-6;
+/// ... and in what follows from gradients after three updates, which divide by their sizes.
+const TOLERANCE: f64 = 1e-4;
+
+fn policy(layers: &Recompute, away: Away) -> Policy {
+    Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) }
+}
+
+fn count(plan: &Plan, entry: Entry, is_it: impl Fn(&Op) -> bool) -> usize {
+    plan.entry(entry).steps.iter().filter(|step| is_it(&step.op)).count()
+}
+
+#[test]
+fn pieces_of_any_size_agree() {
+    let tied = |spec| DecoderSpec { tied_head: true, ..spec };
+    let choices = [
+        Choice::lora(),
+        Choice { name: "tied", spec: tied(llama()), ..Choice::lora() },
+        Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
+    ];
+    for choice in choices {
+        for layers in [Recompute::none(), Recompute::first(LAYERS)] {
+            let want = outcome(&by_policy(&choice, &policy(&layers, Away::default())));
+            for (head_pieces, away) in [
+                (2, Away { tables: true, ..Away::default() }),
+                (3, everywhere(0)),
+                (8, everywhere(4000)),
+                (23, everywhere(usize::MAX)),
+            ] {
+                let subject = by_policy(&choice, &policy(&layers, Away { head_pieces, ..away }));
+                let name = format!("{}: {layers:?} in {head_pieces} pieces", choice.name);
+                let plan = subject.roomy_plan(2);
+                for entry in [Entry::MicroStep, Entry::Eval] {
+                    let sums = count(&plan, entry, |op| matches!(op, Op::HeadSums(_)));
+                    assert_eq!(sums, head_pieces, "{name}: {entry}");
+                    assert_eq!(
+                        count(&plan, entry, |op| matches!(op, Op::LmHeadLoss(_))),
+                        0,
+                        "{name}: {entry}"
+                    );
+                }
+                let got = outcome(&subject);
+                assert!(got != want, "{name}: nothing rounds otherwise");
+                let apart = |got: f64, want: f64| (got - want).abs() / want.abs();
+                assert!(apart(got.0[0], want.0[0]) <= LOSS_TOLERANCE, "{name}: {} {}", got.0[0], want.0[0]);
+                for (got, want) in got.0.iter().zip(&want.0) {
+                    assert!(apart(*got, *want) <= TOLERANCE, "{name}: loss {got}, not {want}");
+                }
+                for (got, want) in got.1.iter().zip(&want.1).filter(|(got, _)| got.len() % 4 == 0) {
+                    let error = difference(got, want);
+                    assert!(error <= TOLERANCE, "{name}: a leaf differs by {error:.1e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_that_is_trained_or_adapted_comes_whole() {
+    const HEAD_TOO: &[&str] = &["q_proj", "lm_head"];
+    let stored = DecoderSpec { stored: DType::F32, ..llama() };
+    let choices = [
+        Choice { name: "adapted", adapted: HEAD_TOO, ..Choice::lora() },
+        Choice { name: "trained", trained: Trained::Everything, spec: stored, ..Choice::lora() },
+    ];
+    for choice in choices {
+        let whole = policy(&Recompute::none(), everywhere(4000));
+        let pieces = policy(&Recompute::none(), Away { head_pieces: 4, ..everywhere(4000) });
+        let [whole, pieces] = [whole, pieces].map(|policy| by_policy(&choice, &policy));
+        assert_eq!(count(&pieces.roomy_plan(2), Entry::MicroStep, |op| matches!(op, Op::HeadSums(_))), 0);
+        assert!(outcome(&whole) == outcome(&pieces), "{}", choice.name);
+    }
+}
+
+/// Pieces on the device at the same time, at most.
+fn most_together(plan: &Plan) -> usize {
+    let steps = &plan.entry(Entry::MicroStep).steps;
+    let pieces = steps.iter().filter(|step| step.op == Op::Fetch).filter_map(|step| {
+        let is_piece = plan.value(step.inputs[0]).name.starts_with("lm_head.weight[");
+        plan.value(step.outputs[0]).buffer.filter(|_| is_piece)
+    });
+    let lives: Vec<Lifetime> = pieces.map(|buffer| plan.buffer(buffer).lifetime).collect();
+    let alive = |step: usize| lives.iter().filter(|life| life.covers(Entry::MicroStep, step)).count();
+    (0..steps.len()).map(alive).max().unwrap()
+}
+
+/// The last piece is still there when gradients begin, and a window says how many may be there together.
+#[test]
+fn the_device_holds_a_piece_or_two() {
+    let wide = DecoderSpec { vocabulary: 512, ..llama() };
+    let choice = Choice { spec: wide, ..Choice::lora() };
+    let piece_bytes = 64 * 20 * 2;
+    let plan = |head_pieces: usize, window_bytes: usize| {
+        let away = Away { tables: true, head_pieces, window_bytes, ..Away::default() };
+        by_policy(&choice, &policy(&Recompute::none(), away)).roomy_plan(1)
+    };
+    let whole = plan(0, 0);
+    for (window_bytes, together) in [(0, 1), (2 * piece_bytes, 2), (3 * piece_bytes, 3)] {
+        let plan = plan(8, window_bytes);
+        assert_eq!(count(&plan, Entry::MicroStep, |op| *op == Op::Fetch), 2 * 8 - 1);
+        assert_eq!(count(&plan, Entry::Eval, |op| *op == Op::Fetch), 8);
+        assert_eq!(most_together(&plan), together);
+        assert!(plan.transient_bytes + (8 - 1 - together) * piece_bytes <= whole.transient_bytes);
+        assert_eq!(plan.disk.bytes(), whole.disk.bytes());
+    }
+}
