@@ -127,3 +127,10 @@ impl Place {
         }
     }
 }
+
+/// One test at a time on a GPU: others would show in the memory that is measured.
+#[cfg(test)]
+pub fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    GPU.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

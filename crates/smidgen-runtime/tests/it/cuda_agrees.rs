@@ -262,6 +262,9 @@ fn decoders_agree(precision: Precision) {
                 };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
                 let error = error(got, want);
+                // A bias of keys moves all scores of a query alike but for the rotation: little of its gradient is left.
+                let is_of_keys = name.ends_with("k_proj.bias") || name.ends_with("qkv_proj.bias");
+                let most = if is_of_keys { 3.0 * most } else { most };
                 if error.is_nan() || error > most {
                     wrong.push(format!("{}: `{name}` differs by {error:.2e}", choice.name));
                 }

@@ -259,6 +259,7 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_scores_as_the_harness_does() {
+    let _alone = crate::devices::alone();
     let cases: Json =
         serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();

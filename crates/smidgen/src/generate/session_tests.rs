@@ -227,6 +227,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {
+    let _alone = crate::devices::alone();
     let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
     let arithmetic = Arithmetic::of(Compute::F32, place.kind());
     let mut device = place.open_and_measure(1, arithmetic.precision()).unwrap();
