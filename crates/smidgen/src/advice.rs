@@ -7,6 +7,7 @@ use crate::bytes::format_bytes;
 use crate::job::{self, Job};
 use crate::planning::{DemandShape, Terms};
 use crate::recipe::{BaseFormat, Layers, MicroTokens};
+use crate::trained_choice::{train_in_f32, with_last_layers};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Request, Solution};
 use smidgen_ir::{Extent, Storage};
@@ -54,7 +55,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Layers::Last(count) => count - 1,
             Layers::List(_) => 0,
         };
-        let with = |count: usize| job::with_last_layers(job, count);
+        let with = |count: usize| with_last_layers(job, count);
         let fits = |count: usize| with(count).is_some_and(|request| terms.can_fit(&request, smallest));
         if let Some(count) = largest(most, fits) {
             let solution = with(count).and_then(|request| terms.solve(&request, &demands).ok());
@@ -69,7 +70,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
         let mut storage = job::build_storage(base, &job.request.spec, &job.model);
-        job::train_in_f32(&mut storage, &job.request.trained);
+        train_in_f32(&mut storage, &job.request.trained);
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");

@@ -23,10 +23,11 @@ use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::profiles::{self, ChosenProfile};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Layers, Length, ModelPath, Optimizer,
-    Overflow, Recipe, RecipePath, Targets,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer,
+    Overflow, Recipe, RecipePath,
 };
 use crate::tokenizer::TokenizerError;
+use crate::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
@@ -376,11 +377,6 @@ fn build_request(
     })
 }
 
-/// What is trained lies in f32, however the checkpoint has it.
-pub fn train_in_f32(storage: &mut HashMap<String, Storage>, trained: &BTreeSet<String>) {
-    storage.extend(trained.iter().map(|name| (name.clone(), Storage::F32)));
-}
-
 fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
     let written = recipe.model.path.to_string();
     let name = written.trim_end_matches('/').rsplit('/').next().unwrap_or(&written);
@@ -397,57 +393,6 @@ fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
         AdapterKind::Full => format!("full, {}", chosen_words(recipe)),
     };
     format!("{name} · {kind} · {} · {batch}", arithmetic.name())
-}
-
-/// What of the base is trained, in a few words.
-fn chosen_words(recipe: &Recipe) -> String {
-    let layers = match &recipe.adapter.layers {
-        Layers::All => "all layers".to_owned(),
-        Layers::Last(1) => "the last layer".to_owned(),
-        Layers::Last(count) => format!("the last {count} layers"),
-        Layers::List(list) if list.len() == 1 => "1 layer".to_owned(),
-        Layers::List(list) => format!("{} layers", list.len()),
-    };
-    match &recipe.adapter.targets {
-        Targets::AllLinear => layers,
-        Targets::Names(names) => format!("{} of {layers}", names.join(", ")),
-    }
-}
-
-/// The tensors of the base that are trained.
-fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String>, Failure> {
-    let (targets, layers) = choices(recipe);
-    let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
-    if trained.is_empty() {
-        return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
-            .hint("the head belongs to no layer: it is trained with `adapter.layers = \"all\"`"));
-    }
-    Ok(trained)
-}
-
-/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
-pub fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
-    let mut recipe = job.recipe.clone();
-    recipe.adapter.layers = Layers::Last(count);
-    let spec = &job.request.spec;
-    let trained = chosen_tensors(&recipe, spec).ok()?;
-    let mut storage = build_storage(recipe.model.base, spec, &job.model);
-    train_in_f32(&mut storage, &trained);
-    Some(Request { storage, trained, ..job.request.clone() })
-}
-
-/// The recipe's targets and layers as the compiler has them.
-fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
-    let targets = match &recipe.adapter.targets {
-        Targets::AllLinear => adapter::Targets::AllLinear,
-        Targets::Names(names) => adapter::Targets::Names(names.clone()),
-    };
-    let layers = match &recipe.adapter.layers {
-        Layers::All => adapter::Layers::All,
-        Layers::Last(count) => adapter::Layers::Last(*count),
-        Layers::List(list) => adapter::Layers::List(list.clone()),
-    };
-    (targets, layers)
 }
 
 /// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.

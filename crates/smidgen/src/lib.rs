@@ -34,3 +34,4 @@ pub mod recipe;
 pub mod report;
 pub mod tokenizer;
 pub mod train;
+pub mod trained_choice;

@@ -1,0 +1,68 @@
+//! What of the base is trained where `adapter.kind` is `full`: which tensors, and in which storage they lie.
+//!
+//! The same choice of targets and layers says which linears carry an adapter where one is trained.
+//! Left out: what is built of it (`smidgen_compile::leaves`) and where it is written (`train/trained_weights.rs`).
+
+use crate::failure::Failure;
+use crate::job::{Job, build_storage};
+use crate::recipe::{Layers, Recipe, Targets};
+use smidgen_compile::adapter;
+use smidgen_compile::{DecoderSpec, Request};
+use smidgen_ir::Storage;
+use std::collections::{BTreeSet, HashMap};
+
+/// The tensors of the base that are trained.
+pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String>, Failure> {
+    let (targets, layers) = choices(recipe);
+    let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
+    if trained.is_empty() {
+        return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
+            .hint("the head belongs to no layer: it is trained with `adapter.layers = \"all\"`"));
+    }
+    Ok(trained)
+}
+
+/// What is trained lies in f32, however the checkpoint has it.
+pub fn train_in_f32(storage: &mut HashMap<String, Storage>, trained: &BTreeSet<String>) {
+    storage.extend(trained.iter().map(|name| (name.clone(), Storage::F32)));
+}
+
+/// What of the base is trained, in a few words.
+pub fn chosen_words(recipe: &Recipe) -> String {
+    let layers = match &recipe.adapter.layers {
+        Layers::All => "all layers".to_owned(),
+        Layers::Last(1) => "the last layer".to_owned(),
+        Layers::Last(count) => format!("the last {count} layers"),
+        Layers::List(list) if list.len() == 1 => "1 layer".to_owned(),
+        Layers::List(list) => format!("{} layers", list.len()),
+    };
+    match &recipe.adapter.targets {
+        Targets::AllLinear => layers,
+        Targets::Names(names) => format!("{} of {layers}", names.join(", ")),
+    }
+}
+
+/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
+pub fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
+    let mut recipe = job.recipe.clone();
+    recipe.adapter.layers = Layers::Last(count);
+    let spec = &job.request.spec;
+    let trained = chosen_tensors(&recipe, spec).ok()?;
+    let mut storage = build_storage(recipe.model.base, spec, &job.model);
+    train_in_f32(&mut storage, &trained);
+    Some(Request { storage, trained, ..job.request.clone() })
+}
+
+/// The recipe's targets and layers as the compiler has them.
+pub fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
+    let targets = match &recipe.adapter.targets {
+        Targets::AllLinear => adapter::Targets::AllLinear,
+        Targets::Names(names) => adapter::Targets::Names(names.clone()),
+    };
+    let layers = match &recipe.adapter.layers {
+        Layers::All => adapter::Layers::All,
+        Layers::Last(count) => adapter::Layers::Last(*count),
+        Layers::List(list) => adapter::Layers::List(list.clone()),
+    };
+    (targets, layers)
+}
