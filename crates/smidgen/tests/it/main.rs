@@ -39,3 +39,4 @@ mod text_data;
 mod torture;
 mod training;
 mod whole_life;
+mod words;
