@@ -7,7 +7,10 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{bench, completions, doctor, eval, export, fit, generate, import, inspect, merge, preview, print, print_text};
+use crate::commands::{
+    bench, completions, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
+    print_text,
+};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};

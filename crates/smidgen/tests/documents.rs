@@ -55,7 +55,8 @@ fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
     let mut table = String::from(
         "| way | without | with | elsewhere | tokens/s without | with |\n|---|--:|--:|--:|--:|--:|\n",
     );
-    let mut row = |name: &str, cells: [String; 5]| writeln!(table, "| {name} | {} |", cells.join(" | ")).unwrap();
+    let mut row =
+        |name: &str, cells: [String; 5]| writeln!(table, "| {name} | {} |", cells.join(" | ")).unwrap();
     let speed = |row: &Value| format!("{:.0}", number(row, "tokens_per_s"));
     let all = "everything on the device";
     let again = "layers computed again";
@@ -103,7 +104,10 @@ fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
         rows.iter().find(|row| row["run"] == run).unwrap_or_else(|| missing(run)).clone()
     };
     let of_grid = |optimizer: &str| {
-        mib(number(&of_grid(&format!("llama as-stored lora {optimizer} 8x512 auto 3 steps")), "measured_bytes"))
+        mib(number(
+            &of_grid(&format!("llama as-stored lora {optimizer} 8x512 auto 3 steps")),
+            "measured_bytes",
+        ))
     };
     row(
         "CPU: moments in 8 bits, a model of a few megabytes",

@@ -64,8 +64,13 @@ fn every_configuration_becomes_its_recipe() {
     assert!(CONFIGURATIONS.len() >= 10);
     for (name, text) in CONFIGURATIONS.iter() {
         let imported = imported(text, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let unknown: Vec<&str> =
-            imported.draft.left_out.iter().filter(|left| !left.is_known).map(|left| left.key.as_str()).collect();
+        let unknown: Vec<&str> = imported
+            .draft
+            .left_out
+            .iter()
+            .filter(|left| !left.is_known)
+            .map(|left| left.key.as_str())
+            .collect();
         // Each name is documented by its tool.
         assert_eq!(unknown, [] as [&str; 0], "{name}");
         let stem = name.split('.').next().unwrap();
@@ -102,14 +107,18 @@ fn every_recipe_plans() {
             folder: "/nowhere".into(),
             text: render_recipe(&imported, name),
         };
-        let recipe = parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
+        let recipe =
+            parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
         let is_full = recipe.adapter.kind == AdapterKind::Full;
         let planned = Job::prepare(recipe, Purpose::Plan).and_then(|job| plan_job(&job));
         match planned {
             Ok(planned) => assert!(planned.fits, "{name}: {}", planned.refusal()),
             Err(failure) => {
                 let refused = failure.to_string();
-                assert!(is_full && refused.contains("`adapter.kind = full` is not supported"), "{name}: {refused}");
+                assert!(
+                    is_full && refused.contains("`adapter.kind = full` is not supported"),
+                    "{name}: {refused}"
+                );
             }
         }
     }
@@ -119,17 +128,24 @@ fn every_recipe_plans() {
 fn every_line_says_where_it_comes_from() {
     for (name, text) in CONFIGURATIONS.iter() {
         let recipe = render_recipe(&imported(text, &["memory.budget=8GiB"]).unwrap(), name);
-        let lines = recipe.lines().filter(|line| line.contains(" = "));
-        assert!(lines.clone().count() >= 8, "{recipe}");
-        for line in lines {
-            assert!(line.trim_start_matches("# ").contains("  # "), "{name}: {line}");
+        let mut keys = 0;
+        let mut above = "";
+        for line in recipe.lines() {
+            if line.contains(" = ") {
+                keys += 1;
+                let explained = line.trim_start_matches("# ").contains("  # ") || above.starts_with("# ");
+                assert!(explained, "{name}: {line}");
+            }
+            above = line;
         }
+        assert!(keys >= 5, "{recipe}");
     }
 }
 
 #[test]
 fn json_holds_what_is_said() {
-    let (name, text) = CONFIGURATIONS.iter().find(|(name, _)| name == "deepspeed-zero3-offload.json").unwrap();
+    let (name, text) =
+        CONFIGURATIONS.iter().find(|(name, _)| name == "deepspeed-zero3-offload.json").unwrap();
     let json = render_json(&imported(text, &[]).unwrap(), name);
     assert_eq!(json["tool"], "DeepSpeed");
     let missing: Vec<&str> =
@@ -157,7 +173,8 @@ fn overrides_win_and_replace_their_rivals() {
 
 #[test]
 fn a_line_that_would_do_nothing_is_a_comment() {
-    let file = "model_name_or_path: a/b\nuse_peft: true\neval_strategy: steps\neval_steps: 20\noutput_dir: x\n";
+    let file =
+        "model_name_or_path: a/b\nuse_peft: true\neval_strategy: steps\neval_steps: 20\noutput_dir: x\n";
     let recipe = recipe_of(file, &[]);
     assert!(recipe.contains("# eval_every = 20  # eval_steps: needs `data.eval`"), "{recipe}");
     let recipe = recipe_of(file, &["data.eval=held.jsonl"]);
@@ -171,7 +188,7 @@ fn the_batch_is_what_a_step_takes_in() {
         recipe.lines().find(|line| line.starts_with("batch")).unwrap().to_owned()
     };
     let trl = "learning_rate: 1e-4\nper_device_train_batch_size: 3\ngradient_accumulation_steps: 5\n";
-    assert!(batch(trl).starts_with("batch = 15  # "), "{}", batch(trl));
+    assert_eq!(batch(trl), "batch = 15");
     assert!(batch("learning_rate: 1e-4\noutput_dir: x\n").starts_with("batch = 8  # default of"));
     let whole = "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4, \"gradient_accumulation_steps\": 2}";
     assert!(batch(whole).contains("batch = 32  # train_batch_size: over 4 GPUs there"), "{}", batch(whole));
@@ -190,20 +207,41 @@ fn contradictions_have_their_lines() {
     for (text, words) in [
         ("base_model: a/b\nadapter: qlora\n", "line 2: `adapter: qlora` needs `load_in_4bit: true`"),
         ("base_model: a/b\nload_in_4bit: true\n", "line 2: `load_in_4bit` excludes training every weight"),
-        ("base_model: a/b\nadapter: lora\nload_in_4bit: true\nload_in_8bit: true\n", "in line 3 exclude each other"),
-        ("base_model: a/b\nadapter: lora\nbf16: true\nfp16: true\n", "line 4: `fp16` and `bf16` in line 3 exclude"),
-        ("base_model: a/b\nadapter: lora\nlora_r: -4\n", "line 3: `lora_r` cannot be said here: `adapter.rank` must be"),
+        (
+            "base_model: a/b\nadapter: lora\nload_in_4bit: true\nload_in_8bit: true\n",
+            "in line 3 exclude each other",
+        ),
+        (
+            "base_model: a/b\nadapter: lora\nbf16: true\nfp16: true\n",
+            "line 4: `fp16` and `bf16` in line 3 exclude",
+        ),
+        (
+            "base_model: a/b\nadapter: lora\nlora_r: -4\n",
+            "line 3: `lora_r` cannot be said here: `adapter.rank` must be",
+        ),
         ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
         ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\": only supervised fine-tuning is there"),
         ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not there"),
-        ("finetuning_type: full\nquantization_bit: 4\n", "line 2: `quantization_bit` excludes training every weight"),
+        (
+            "finetuning_type: full\nquantization_bit: 4\n",
+            "line 2: `quantization_bit` excludes training every weight",
+        ),
         ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "exclude each other"),
         ("peft_type: IA3\n", "line 1: `peft_type` is \"IA3\""),
-        ("zero_optimization:\n  stage: 2\n  offload_param: {device: cpu}\n", "line 3: `zero_optimization.offload_param` needs `stage` 3"),
+        (
+            "zero_optimization:\n  stage: 2\n  offload_param: {device: cpu}\n",
+            "line 3: `zero_optimization.offload_param` needs `stage` 3",
+        ),
         ("zero_optimization: {stage: 7}\n", "line 1: `zero_optimization.stage` must be 0, 1, 2 or 3"),
         ("zero_optimization: true\n", "line 1: `zero_optimization` must be a group of settings, got true"),
-        ("zero_optimization: {}\ntrain_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n", "line 2: `train_batch_size` is 10, which is no multiple of 4"),
-        ("distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n", "line 3: `fsdp_config` and `deepspeed_config` in line 2 exclude"),
+        (
+            "zero_optimization: {}\ntrain_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n",
+            "line 2: `train_batch_size` is 10, which is no multiple of 4",
+        ),
+        (
+            "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",
+            "line 3: `fsdp_config` and `deepspeed_config` in line 2 exclude",
+        ),
     ] {
         let said = refused(text);
         assert!(said.contains(words), "{text}\n{said}");

@@ -282,7 +282,12 @@ fn looks_like_a_path(word: &str) -> bool {
 fn every_path_in_the_documents_exists() {
     let files = project_files();
     let mut violations = Vec::new();
-    for document in DOCUMENTS.iter().chain(&["docs/log.md", "docs/memory.md", "docs/coming-from.md", "fixtures/README.md"]) {
+    for document in DOCUMENTS.iter().chain(&[
+        "docs/log.md",
+        "docs/memory.md",
+        "docs/coming-from.md",
+        "fixtures/README.md",
+    ]) {
         for word in in_backticks(&read(document)).iter().filter(|word| looks_like_a_path(word)) {
             let word = word.trim_end_matches('/');
             // `passes/recompute.rs` is enough where the crate is clear.

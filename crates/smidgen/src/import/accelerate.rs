@@ -65,7 +65,9 @@ fn put_precision(draft: &mut Draft, found: &Found<'_>) {
         Some("no") => draft.put("model.compute", word("f32"), &[found]),
         Some("bf16") => draft.put("model.compute", word("bf16"), &[found]),
         Some("fp16") => draft.put("model.compute", word("f16"), &[found]),
-        Some(other) => draft.leave_out(found, format!("`{other}` is no precision here: the device's best is taken")),
+        Some(other) => {
+            draft.leave_out(found, format!("`{other}` is no precision here: the device's best is taken"))
+        }
         None => {}
     }
 }

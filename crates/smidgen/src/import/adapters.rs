@@ -131,7 +131,8 @@ fn put_targets(draft: &mut Draft, words: &AdapterWords<'_>) {
     if let Content::Text(text) = found.content
         && is_pattern(text)
     {
-        draft.leave_out(found, "a pattern over module paths: `adapter.targets` takes names, such as `q_proj`");
+        draft
+            .leave_out(found, "a pattern over module paths: `adapter.targets` takes names, such as `q_proj`");
         return draft.assume("every linear layer is adapted, because the targets are given by a pattern");
     }
     let Some(names) = found.words(draft) else { return };

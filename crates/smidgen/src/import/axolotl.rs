@@ -4,10 +4,10 @@
 //! Left out: preference training, multimodal models, and plugins with settings of their own.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::deepspeed::PINNED;
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::deepspeed::PINNED;
 use super::reasons::{CHECKPOINTING, reason_for};
 use super::trainer::{Saving, leave_deepspeed, put_full, put_saving};
 use super::vocabulary::{
@@ -21,13 +21,19 @@ const AXOLOTL: &str = "Axolotl";
 
 pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("rl").filter(Found::is_on) {
-        draft.mistake(found.line, format!("`{}` is {}: only supervised fine-tuning is there", found.key, found.content.describe()));
+        draft.mistake(
+            found.line,
+            format!("`{}` is {}: only supervised fine-tuning is there", found.key, found.content.describe()),
+        );
     }
     put_model(draft, fields.take("base_model"), fields.take_any(&["revision_of_model", "model_revision"]));
     put_weights_and_adapter(fields, draft);
     put_template(draft, fields.take("chat_template"));
     if let Some(found) = fields.take("chat_template_jinja") {
-        draft.leave_out(&found, "a template in the file itself: put it into a .jinja file and name it in `data.template`");
+        draft.leave_out(
+            &found,
+            "a template in the file itself: put it into a .jinja file and name it in `data.template`",
+        );
     }
     if let Some(found) = fields.take("datasets") {
         put_datasets(draft, &found, "data.train", fields.take("train_on_inputs"));
@@ -71,9 +77,8 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     put_dtype(draft, fields.take("torch_dtype"));
-    let switch = |name: &str, draft: &mut Draft| {
-        fields.take(name).filter(|found| found.boolean(draft) == Some(true))
-    };
+    let switch =
+        |name: &str, draft: &mut Draft| fields.take(name).filter(|found| found.boolean(draft) == Some(true));
     let (four, eight) = (switch("load_in_4bit", draft), switch("load_in_8bit", draft));
     let (mut double, mut code) = (true, None);
     if let Some(group) = fields.take_group("bnb_config_kwargs", draft) {
@@ -83,8 +88,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         code = group.take("bnb_4bit_quant_type");
         draft.leave_rest(&group);
     }
-    let quantization =
-        Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double };
+    let quantization = Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double };
     put_quantization(draft, quantization);
 
     let adapter = fields.take("adapter");
@@ -120,7 +124,8 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         (None, _) => {
             put_full(draft, &[], four.or(eight).as_ref());
             draft.put_default("adapter.kind", word("full"), AXOLOTL);
-            draft.assume("no `adapter` is given, so that Axolotl trains every weight, and so does the recipe");
+            draft
+                .assume("no `adapter` is given, so that Axolotl trains every weight, and so does the recipe");
         }
     }
 }
@@ -136,13 +141,17 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
         names.extend(file_names(&group, draft));
         match group.take("type") {
             Some(kind) if matches!(kind.content, Content::Map(_)) => {
-                draft.leave_out(&kind, "fields are known by their names: rename them (`smidgen preview` shows rows)");
+                draft.leave_out(
+                    &kind,
+                    "fields are known by their names: rename them (`smidgen preview` shows rows)",
+                );
             }
             Some(kind) => types.extend(kind.text(draft).map(|text| (text, kind.line))),
             None => {}
         }
         put_template(draft, group.take("chat_template").filter(|_| key == "data.train"));
         let _ = group.take("ds_type");
+        take_usual_names(&group);
         if let Some(roles) = group.take("roles_to_train")
             && roles.words(draft).is_some_and(|roles| roles != ["assistant"])
         {
@@ -167,6 +176,24 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
     }
 }
 
+/// Names of fields that rows of conversations are known by need no word.
+fn take_usual_names(group: &Fields<'_>) {
+    let is_usual = |content: &Content| {
+        let usual = ["messages", "conversations", "conversation", "role", "content", "from", "value"];
+        matches!(content, Content::Text(name) if usual.contains(&name.as_str()))
+    };
+    let all_usual = |content: &Content| match content {
+        Content::Map(entries) => entries.iter().all(|entry| is_usual(&entry.value.content)),
+        content => is_usual(content),
+    };
+    for name in ["field_messages", "message_field_role", "message_field_content", "message_property_mappings"]
+    {
+        if group.get(name).is_some_and(all_usual) {
+            let _ = group.take(name);
+        }
+    }
+}
+
 fn file_names(group: &Fields<'_>, draft: &mut Draft) -> Vec<String> {
     let path = group.take("path").and_then(|found| found.text(draft));
     match group.take("data_files") {
@@ -182,7 +209,8 @@ fn put_row_type(
     train_on_inputs: Option<Found<'_>>,
 ) {
     let on_inputs = train_on_inputs.as_ref().filter(|found| found.boolean(draft) == Some(true));
-    let kinds: Vec<&str> = types.iter().map(|(kind, _)| kind.split(['.', ':']).next().unwrap_or(kind)).collect();
+    let kinds: Vec<&str> =
+        types.iter().map(|(kind, _)| kind.split(['.', ':']).next().unwrap_or(kind)).collect();
     let Some((first, rest)) = kinds.split_first() else { return };
     let line = types[0].1;
     let from = Found { key: format!("{}.0.type", datasets.key), line, content: datasets.content };
@@ -193,9 +221,16 @@ fn put_row_type(
         "alpaca" | "alpaca_chat" | "alpaca_w_system" => ("alpaca", LossOn::Completion),
         "sharegpt" | "chat_template" => ("chat", LossOn::Assistant),
         "completion" | "pretrain" => ("text", LossOn::All),
-        "input_output" => return draft.mistake(line, "rows of `input_output` have no counterpart: write `input_ids` and `labels`".to_owned()),
+        "input_output" => {
+            return draft.mistake(
+                line,
+                "rows of `input_output` have no counterpart: write `input_ids` and `labels`".to_owned(),
+            );
+        }
         other => {
-            draft.assume(format!("rows of type `{other}` are told by their columns (`smidgen preview` shows them)"));
+            draft.assume(format!(
+                "rows of type `{other}` are told by their columns (`smidgen preview` shows them)"
+            ));
             return;
         }
     };
@@ -214,7 +249,10 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("batch_size") {
         put_number(draft, "train.batch", Some(found));
         for part in [&micro, &accumulation].into_iter().flatten() {
-            draft.leave_out(part, "`batch_size` says what a step takes in; how it is split is the solver's choice");
+            draft.leave_out(
+                part,
+                "`batch_size` says what a step takes in; how it is split is the solver's choice",
+            );
         }
     } else {
         let size = StepSize {
@@ -247,7 +285,10 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     put_number(draft, "train.log_every", fields.take("logging_steps"));
     for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
         if let Some(found) = fields.take(name) {
-            draft.leave_out(&found, format!("how many steps an epoch has is known with the data: `{key}` takes steps"));
+            draft.leave_out(
+                &found,
+                format!("how many steps an epoch has is known with the data: `{key}` takes steps"),
+            );
         }
     }
     let save_default = !fields.has("saves_per_epoch");
@@ -271,7 +312,8 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
         leave_deepspeed(draft, &found);
     }
-    if let Some(group) = fields.take("fsdp_config").filter(Found::is_on).and_then(|found| found.group(draft)) {
+    if let Some(group) = fields.take("fsdp_config").filter(Found::is_on).and_then(|found| found.group(draft))
+    {
         if let Some(found) = group.take_any(&["offload_params", "fsdp_offload_params"])
             && found.boolean(draft) == Some(true)
         {
@@ -294,10 +336,10 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     }
     // An empty list says nothing.
     for name in ["fsdp", "special_tokens", "plugins"] {
-        let is_empty = |content: &Content| {
-            matches!(content, Content::List(items) if items.iter().all(|Node { content, .. }| *content == Content::Null))
-        };
-        if fields.has(name) && fields.take(name).is_some_and(|found| !is_empty(found.content) && found.is_on()) {
+        let is_empty = |content: &Content| matches!(content, Content::List(items) if items.iter().all(|Node { content, .. }| *content == Content::Null));
+        if fields.has(name)
+            && fields.take(name).is_some_and(|found| !is_empty(found.content) && found.is_on())
+        {
             let found = fields.take(name).expect("it is there");
             draft.leave_out(&found, reason_for(name).why);
         }

@@ -26,10 +26,7 @@ pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
         draft.leave_rest(&group);
         found
     };
-    let (bf16, f16) = (
-        enabled("bf16", draft).or_else(|| enabled("bfloat16", draft)),
-        enabled("fp16", draft),
-    );
+    let (bf16, f16) = (enabled("bf16", draft).or_else(|| enabled("bfloat16", draft)), enabled("fp16", draft));
     put_compute(draft, bf16.as_ref(), f16.as_ref());
     match fields.take("gradient_clipping") {
         Some(found) if found.is_auto() => ask_for(draft, &found, "train.clip"),
@@ -106,7 +103,8 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
     let both = is_given(&micro) && is_given(&accumulation);
     match share {
         Some(share) if batch % share != 0 => {
-            let parts = [&micro, &accumulation].map(|part| part.as_ref().map(|found| found.content.describe()));
+            let parts =
+                [&micro, &accumulation].map(|part| part.as_ref().map(|found| found.content.describe()));
             let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" x ");
             draft.mistake(found.line, format!("`{}` is {batch}, which is no multiple of {parts}", found.key));
         }
@@ -198,7 +196,8 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
         Some(found) if found.is_auto() || draft.has("train.lr") => {}
         found => put_number(draft, "train.lr", found),
     }
-    if let Some(found) = params.take_any(&["warmup_min_lr", "warmup_min_ratio"]).filter(|found| !found.is_auto())
+    if let Some(found) =
+        params.take_any(&["warmup_min_lr", "warmup_min_ratio"]).filter(|found| !found.is_auto())
         && found.number(draft).is_some_and(|least| least > 0.0)
     {
         draft.leave_out(&found, "warm-up begins at 0");
@@ -206,7 +205,8 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
     match params.take("warmup_type") {
         Some(found) if found.text(draft).as_deref() == Some("linear") => {}
         Some(found) => draft.leave_out(&found, "the rate rises in a straight line"),
-        None => draft.assume("the rate rises in a straight line, where DeepSpeed's warm-up is logarithmic by default"),
+        None => draft
+            .assume("the rate rises in a straight line, where DeepSpeed's warm-up is logarithmic by default"),
     }
     draft.leave_rest(&params);
     draft.leave_rest(group);
@@ -238,14 +238,7 @@ fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     draft.leave_rest(group);
 }
 
-fn put_offload(
-    zero: &Fields<'_>,
-    draft: &mut Draft,
-    name: &str,
-    key: &'static str,
-    stage: f64,
-    needed: f64,
-) {
+fn put_offload(zero: &Fields<'_>, draft: &mut Draft, name: &str, key: &'static str, stage: f64, needed: f64) {
     let Some(whole) = zero.take(name) else { return };
     let Some(group) = whole.group(draft) else { return };
     let device = group.take("device");
@@ -271,6 +264,7 @@ pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'s
             draft.put_with(key, word("host"), &[found], "pinned memory instead of a disk");
             draft.assume(format!("`{}` names a disk: on a GPU, `{key}` is in pinned memory", found.key));
         }
-        _ => draft.mistake(found.line, format!("`{}` must be `none`, `cpu` or `nvme`, got `{place}`", found.key)),
+        _ => draft
+            .mistake(found.line, format!("`{}` must be `none`, `cpu` or `nvme`, got `{place}`", found.key)),
     }
 }

@@ -133,7 +133,9 @@ impl<'a> Reading<'a> {
     fn count(&mut self, values: usize) -> Result<(), DocumentError> {
         self.values += values;
         match self.values > MOST_VALUES {
-            true => Err(self.wrong(&format!("more than {MOST_VALUES} values, aliases counted as what they name"))),
+            true => {
+                Err(self.wrong(&format!("more than {MOST_VALUES} values, aliases counted as what they name")))
+            }
             false => Ok(()),
         }
     }
@@ -276,7 +278,8 @@ mod tests {
 
     #[test]
     fn json_with_tabs_is_read_too() {
-        let entries = read_document("{\n\t\"a\": {\n\t\t\"b\": [1, 2]\n\t},\n\t\"c\": \"x\\/y\"\n}\n").unwrap();
+        let entries =
+            read_document("{\n\t\"a\": {\n\t\t\"b\": [1, 2]\n\t},\n\t\"c\": \"x\\/y\"\n}\n").unwrap();
         assert_eq!((entries[0].line, entries[1].line), (2, 5));
         assert_eq!(entries[1].value.content, Content::Text("x/y".into()));
     }
@@ -297,7 +300,11 @@ mod tests {
         assert_eq!(refused("- a\n- b\n"), "line 1: settings are `key: value`, this is a list of 2");
         assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` stands twice, first in line 1");
         assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document begins here, one is expected");
-        assert!(refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "), "{}", refused("a: [1, 2\nb: 3\n"));
+        assert!(
+            refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "),
+            "{}",
+            refused("a: [1, 2\nb: 3\n")
+        );
         assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be a word");
     }
 

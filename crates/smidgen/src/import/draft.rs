@@ -148,14 +148,8 @@ impl Draft {
     pub fn leave_rest(&mut self, group: &Fields<'_>) {
         for found in group.rest() {
             let Reason { why, is_known } = reason_for(found.name());
-            let is_off = match found.content {
-                Content::Null | Content::Boolean(false) => true,
-                Content::Text(text) => text.is_empty() || text == "no" || text == "none",
-                Content::List(items) => items.is_empty(),
-                Content::Map(entries) => entries.is_empty(),
-                Content::Boolean(true) | Content::Number(_) => false,
-            };
-            if !(is_known && is_off) {
+            let says_no = matches!(found.content, Content::Text(text) if text == "no" || text == "none");
+            if !is_known || (found.is_on() && !says_no) {
                 self.leave_out(&found, why);
                 let last = self.left_out.last_mut().expect("one was left out just now");
                 last.is_known = is_known;

@@ -37,6 +37,11 @@ impl<'a> Fields<'a> {
         self.entries.iter().any(|entry| entry.name == name)
     }
 
+    /// What is written at a key, without taking it.
+    pub fn get(&self, name: &str) -> Option<&'a Content> {
+        self.entries.iter().find(|entry| entry.name == name).map(|entry| &entry.value.content)
+    }
+
     /// The setting, if it is there and says something. It counts as taken either way.
     pub fn take(&self, name: &str) -> Option<Found<'a>> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
@@ -78,9 +83,15 @@ impl<'a> Found<'a> {
         matches!(self.content, Content::Text(text) if text == "auto")
     }
 
-    /// Whether the setting is on: true, or anything that is neither false nor null.
+    /// Whether the setting says something: neither null nor false, and not empty.
     pub fn is_on(&self) -> bool {
-        !matches!(self.content, Content::Null | Content::Boolean(false))
+        match self.content {
+            Content::Null | Content::Boolean(false) => false,
+            Content::Text(text) => !text.is_empty(),
+            Content::List(items) => !items.is_empty(),
+            Content::Map(entries) => !entries.is_empty(),
+            Content::Boolean(true) | Content::Number(_) => true,
+        }
     }
 
     /// The last of the names in `key`.

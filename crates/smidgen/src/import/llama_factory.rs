@@ -75,7 +75,10 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
             put_trained_layers(fields, draft);
         }
         (Some(found), Some(other)) => {
-            draft.mistake(found.line, format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key));
+            draft.mistake(
+                found.line,
+                format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key),
+            );
         }
         (Some(_), None) => {}
     }
@@ -93,7 +96,9 @@ fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
                 let first = (0..-count as i128).map(Value::Integer).collect();
                 draft.put("adapter.layers", Value::List(first), &[&found]);
             }
-            Some(count) => draft.mistake(found.line, format!("`{}` is {count}: no layer would be trained", found.key)),
+            Some(count) => {
+                draft.mistake(found.line, format!("`{}` is {count}: no layer would be trained", found.key))
+            }
             None => {}
         },
     }
@@ -121,9 +126,8 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         None => draft.put_default("data.max_tokens", Value::Integer(2048), TOOL),
     }
     put_template(draft, fields.take("template"));
-    let switch = |name: &str, draft: &mut Draft| {
-        fields.take(name).filter(|found| found.boolean(draft) == Some(true))
-    };
+    let switch =
+        |name: &str, draft: &mut Draft| fields.take(name).filter(|found| found.boolean(draft) == Some(true));
     let (prompt, last) = (switch("train_on_prompt", draft), switch("mask_history", draft));
     match (prompt, last, pretraining) {
         (Some(prompt), Some(last), _) => draft.mistake(

@@ -93,15 +93,14 @@ pub fn import(
 
 /// Lines that would do nothing are written as comments, and required keys that are open are collected.
 fn settle(draft: &mut Draft) -> Vec<Missing> {
-    let is_off = |draft: &Draft, key: &str| draft.line(key).is_none_or(|line| !line.active || line.toml == "0");
+    let is_off =
+        |draft: &Draft, key: &str| draft.line(key).is_none_or(|line| !line.active || line.toml == "0");
     for (key, needed) in [("train.eval_every", "data.eval"), ("train.early_stop", "train.eval_every")] {
         let open = match needed {
             "data.eval" => !draft.has(needed),
             _ => is_off(draft, needed),
         };
-        if open
-            && let Some(line) = draft.lines.iter_mut().find(|line| line.key == key && line.toml != "0")
-        {
+        if open && let Some(line) = draft.lines.iter_mut().find(|line| line.key == key && line.toml != "0") {
             line.active = false;
             line.remark = format!("needs `{needed}`");
         }

@@ -38,7 +38,9 @@ pub struct Origin {
 pub enum Unrecognized {
     #[error("{0}")]
     Nobody(&'static str),
-    #[error("line {first_line}: `{first}` is a key of {first_tool}, and `{second}` in line {second_line} one of {second_tool}")]
+    #[error(
+        "line {first_line}: `{first}` is a key of {first_tool}, and `{second}` in line {second_line} one of {second_tool}"
+    )]
     Two {
         first: String,
         first_line: usize,
@@ -77,11 +79,21 @@ impl Tool {
 /// Keys that only one tool has.
 const OWN_KEYS: [(Tool, &[&str]); 5] = [
     (Tool::Peft, &["peft_type"]),
-    (Tool::DeepSpeed, &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"]),
+    (
+        Tool::DeepSpeed,
+        &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"],
+    ),
     (Tool::Accelerate, &["compute_environment", "distributed_type", "deepspeed_config", "num_machines"]),
     (
         Tool::Axolotl,
-        &["base_model", "sequence_len", "micro_batch_size", "lora_target_linear", "val_set_size", "sample_packing"],
+        &[
+            "base_model",
+            "sequence_len",
+            "micro_batch_size",
+            "lora_target_linear",
+            "val_set_size",
+            "sample_packing",
+        ],
     ),
     (
         Tool::LlamaFactory,
@@ -166,7 +178,10 @@ mod tests {
         ] {
             assert_eq!(of(text).unwrap().tool, tool, "{text}");
         }
-        assert_eq!(of("base_model: a\nsequence_len: 5").unwrap().because, "it has `base_model`, `sequence_len`");
+        assert_eq!(
+            of("base_model: a\nsequence_len: 5").unwrap().because,
+            "it has `base_model`, `sequence_len`"
+        );
     }
 
     #[test]

@@ -17,24 +17,27 @@ pub struct Reason {
 /// Why the setting of this name is left out.
 pub fn reason_for(name: &str) -> Reason {
     let known = REASONS.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| (*why).to_owned());
-    let prefixed = PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned());
-    let hint = || foreign_key_hint("", name).map(|hint| hint.strip_prefix("remove it: ").unwrap_or(hint).to_owned());
+    let prefixed =
+        PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned());
+    let hint =
+        || foreign_key_hint("", name).map(|hint| hint.strip_prefix("remove it: ").unwrap_or(hint).to_owned());
     match known.or(prefixed).or_else(hint) {
         Some(why) => Reason { why, is_known: true },
         None => Reason { why: "not a setting that is known here".to_owned(), is_known: false },
     }
 }
 
-pub const CHECKPOINTING: &str =
-    "left to the solver, which runs again only the layers that `memory.budget` asks for (`memory.recompute` pins it)";
+pub const CHECKPOINTING: &str = "left to the solver, which runs again only the layers that `memory.budget` asks for (`memory.recompute` pins it)";
 pub const SHARDING: &str = "spreads state over several GPUs; on one, `memory.budget` is the one dial";
-pub const BUFFERS: &str = "sizes an allocator's buffers: the plan is the allocation, every buffer has its place before step 0";
+pub const BUFFERS: &str =
+    "sizes an allocator's buffers: the plan is the allocation, every buffer has its place before step 0";
 const ALLOCATOR: &str = "tunes an allocator: there is none, the plan is the allocation";
 const CACHE: &str = "clears a cache: there is none, nothing is allocated after the start";
 const OVERLAP: &str = "transfers are steps of the plan, and overlap with the work by themselves";
 const FRAGMENTS: &str = "works against fragmentation, which a plan has none of";
 const LAUNCH: &str = "belongs to the launch of several processes; smidgen is one process on one device";
-const TRACKING: &str = "a run writes metrics.jsonl and TensorBoard's files into `output.dir`, nothing else is called";
+const TRACKING: &str =
+    "a run writes metrics.jsonl and TensorBoard's files into `output.dir`, nothing else is called";
 const ATTENTION: &str = "there is one attention, and it never forms a mask or a score matrix";
 const PACKING: &str = "samples are always packed without padding, and never attend to one another";
 const KERNELS: &str = "the kernels are smidgen's own, there is nothing to switch";
@@ -135,7 +138,8 @@ pub const REASONS: &[(&[&str], &str)] = &[
        "fsdp_state_dict_type", "state_dict_type", "save_only_last", "save_merged", "checkpoint",
        "load_from_fp32_weights", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint",
        "export_dir", "peft_autocast_adapter_dtype"], CHECKPOINT),
-    (&["resume_from_checkpoint", "auto_resume_from_checkpoints", "overwrite_output_dir", "ignore_data_skip"], RESUMING),
+    (&["resume_from_checkpoint", "auto_resume_from_checkpoints", "ignore_data_skip"], RESUMING),
+    (&["overwrite_output_dir"], "a folder that holds a run is never written over: `--resume` continues it"),
     (&["special_tokens", "tokens", "added_tokens_overrides", "new_special_tokens", "add_tokens", "resize_vocab",
        "eos_token", "pad_token", "tokenizer_type", "tokenizer_use_fast", "tokenizer_legacy", "use_fast_tokenizer",
        "add_special_tokens", "split_special_tokens", "tokenizer_config", "tokenizer_name", "default_system_message",
@@ -158,7 +162,8 @@ pub const REASONS: &[(&[&str], &str)] = &[
        "exclude_modules", "lora_bias", "unfrozen_parameters", "freeze_mm_modules", "additional_target",
        "use_mixup", "interleave_probs", "mix_strategy", "rl", "reward_model", "lr_quadratic_warmup",
        "cosine_constant_lr_ratio", "lora_ga_config", "qalora_group_size", "use_qalora", "alora_invocation_tokens",
-       "lr_div_factor", "chat_template_kwargs", "roles", "reft_config", "train_on_eos"], MISSING),
+       "lr_div_factor", "chat_template_kwargs", "roles", "reft_config", "train_on_eos", "freeze_step", "cuda_aware",
+       "comm_backend_name"], MISSING),
     (&["trust_remote_code", "trust_remote_code_revision"], "no code of a model is ever run"),
     (&["max_samples", "max_train_samples"], "all rows are taken: put fewer into the file"),
     (&["do_train", "do_eval", "do_predict", "prediction_loss_only", "predict_with_generate", "strict",

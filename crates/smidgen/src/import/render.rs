@@ -7,21 +7,29 @@
 use super::Imported;
 use super::draft::{LeftOut, Line, Origin};
 use crate::recipe::single::key_places;
+use crate::report::columns::LINE;
+use crate::report::wrap::fold;
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
 /// The recipe; `file` is named in its first line.
 pub fn render_recipe(imported: &Imported, file: &str) -> String {
-    let mut text = format!(
-        "# From `{file}`, {}: beside each key stands the one it came from.\n",
+    let title = format!(
+        "From `{file}`, {}: beside each key stands the one it came from.",
         imported.origin.tool.file()
     );
+    let mut text = String::new();
+    for line in fold(&title, LINE - 2).lines() {
+        writeln!(text, "# {}", line.trim_start()).expect("a string can be written to");
+    }
     let mut section = "";
     for place in key_places() {
         let path = place.path();
         let missing = imported.missing.iter().find(|missing| missing.key == path);
         let rendered = match (imported.draft.line(&path), missing) {
-            (_, Some(missing)) => format!("# {} = \"...\"  # to fill in: {}\n", place.name, missing.what),
+            (_, Some(missing)) => {
+                commented(&format!("# {} = \"...\"", place.name), &format!("to fill in: {}", missing.what))
+            }
             (Some(line), None) => render_line(place.name, line),
             (None, None) => continue,
         };
@@ -45,12 +53,26 @@ fn render_line(name: &str, line: &Line) -> String {
         remark => format!(": {remark}"),
     };
     let mark = if line.active { "" } else { "# " };
-    format!("{mark}{name} = {}  # {from}{remark}\n", line.toml)
+    commented(&format!("{mark}{name} = {}", line.toml), &format!("{from}{remark}"))
+}
+
+/// The comment behind the line, or above it where both are too wide together.
+fn commented(line: &str, comment: &str) -> String {
+    let both = format!("{line}  # {comment}\n");
+    match both.chars().count() > LINE + 1 {
+        true => {
+            let above = fold(comment, LINE - 2);
+            let above: String = above.lines().map(|part| format!("# {}\n", part.trim_start())).collect();
+            format!("{above}{line}\n")
+        }
+        false => both,
+    }
 }
 
 /// What to know, for people.
 pub fn render_notes(imported: &Imported, file: &str) -> String {
-    let mut text = format!("`{file}` is {}: {}", imported.origin.tool.file(), imported.origin.because);
+    let mut text =
+        format!("`{file}` is read as {}: {}", imported.origin.tool.file(), imported.origin.because);
     let (known, unknown): (Vec<&LeftOut>, Vec<&LeftOut>) =
         imported.draft.left_out.iter().partition(|left| left.is_known);
     let mut group = |title: &str, lines: Vec<String>| {

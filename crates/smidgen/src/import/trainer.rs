@@ -5,9 +5,11 @@
 //! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::deepspeed::PINNED;
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::reasons::{Reason, reason_for};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_files, put_length, put_loss_on,
     put_model, put_number, put_optimizer, put_quantization, put_schedule, put_warmup, put_whole, word,
@@ -59,7 +61,16 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("activation_offloading")
         && found.boolean(draft) == Some(true)
     {
-        draft.put_with("memory.activations", word("host"), &[&found], "without the line, the solver chooses");
+        draft.put_with("memory.activations", word("host"), &[&found], PINNED);
+    }
+    if let Some(group) = fields.take_group("env", draft) {
+        for found in group.rest() {
+            let Reason { why, is_known } = reason_for(found.name());
+            draft.leave_out(
+                &found,
+                if is_known { why.as_str() } else { "no environment variable changes what a run does" },
+            );
+        }
     }
 }
 
@@ -84,9 +95,8 @@ pub const TRL_KEYS: [&str; 14] = [
 /// ModelConfig: the weights and the adapter.
 fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
     put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
-    let quantized = |name: &str, draft: &mut Draft| {
-        fields.take(name).filter(|found| found.boolean(draft) == Some(true))
-    };
+    let quantized =
+        |name: &str, draft: &mut Draft| fields.take(name).filter(|found| found.boolean(draft) == Some(true));
     let (four, eight) = (quantized("load_in_4bit", draft), quantized("load_in_8bit", draft));
     let nested = fields.take_any(&["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]);
     let double = nested.is_some_and(|found| found.boolean(draft) == Some(true));
@@ -126,7 +136,9 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
             }
             None => {
                 draft.put_default("adapter.kind", word("full"), TRL);
-                draft.assume("`use_peft` is not written, so that TRL trains every weight, and so does the recipe");
+                draft.assume(
+                    "`use_peft` is not written, so that TRL trains every weight, and so does the recipe",
+                );
             }
         },
     }
@@ -136,7 +148,10 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
 pub fn put_full(draft: &mut Draft, from: &[&Found<'_>], quantized: Option<&Found<'_>>) {
     if let Some(quantized) = quantized {
         let line = quantized.line;
-        draft.mistake(line, format!("`{}` excludes training every weight: quantized weights are frozen", quantized.key));
+        draft.mistake(
+            line,
+            format!("`{}` excludes training every weight: quantized weights are frozen", quantized.key),
+        );
     }
     draft.put("adapter.kind", word("full"), from);
 }
@@ -190,7 +205,10 @@ fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     if let Some(found) = fields.take("shuffle_dataset") {
-        draft.leave_out(&found, "the order is new in each epoch, as the trainer's sampler has it (`data.shuffle`)");
+        draft.leave_out(
+            &found,
+            "the order is new in each epoch, as the trainer's sampler has it (`data.shuffle`)",
+        );
     }
     let switch = |name: &str, draft: &mut Draft| {
         let found = fields.take(name)?;
@@ -233,7 +251,7 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
         None => draft.put_default("train.lr", Value::Float(defaults.lr), tool),
     }
     let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
-    if let Some(found) = fields.take("lr_scheduler_kwargs") {
+    if let Some(found) = fields.take("lr_scheduler_kwargs").filter(Found::is_on) {
         draft.leave_out(&found, "schedules have no settings of their own but `train.warmup`");
     }
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
@@ -300,18 +318,24 @@ pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
         true => put_every(draft, "train.eval_every", strategy, fields.take("eval_steps"), None),
         false => {
             if let Some(steps) = fields.take("eval_steps") {
-                draft.leave_out(&steps, "no `eval_strategy` is given, without which the trainer never evaluates");
+                draft.leave_out(
+                    &steps,
+                    "no `eval_strategy` is given, without which the trainer never evaluates",
+                );
             }
         }
     }
     match fields.take("save_total_limit") {
         Some(found) => put_number(draft, "train.keep", Some(found)),
-        None => draft.assume(format!("3 checkpoints are kept, where {tool} would keep them all (`train.keep`)")),
+        None => {
+            draft.assume(format!("3 checkpoints are kept, where {tool} would keep them all (`train.keep`)"))
+        }
     }
     if let Some(found) = fields.take("load_best_model_at_end")
         && found.boolean(draft) == Some(true)
     {
-        draft.leave_out(&found, "the best evaluated state is kept; with `train.early_stop` it is the adapter");
+        draft
+            .leave_out(&found, "the best evaluated state is kept; with `train.early_stop` it is the adapter");
     }
     put_number(draft, "train.early_stop", fields.take("early_stopping_patience"));
 }
@@ -339,7 +363,10 @@ fn put_every(
             }
         }
         (Some("epoch"), Some(strategy), _) => {
-            draft.leave_out(&strategy, format!("epochs are not counted in: `{key}` takes steps"));
+            draft.leave_out(
+                &strategy,
+                format!("steps are counted, not epochs: `{key}` has the recipe's default"),
+            );
         }
         (Some("steps") | None, _, Some(steps)) => {
             let Some(number) = steps.number(draft) else { return };

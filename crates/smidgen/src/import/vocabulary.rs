@@ -36,13 +36,19 @@ pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &
     }
     let listed = others.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     draft.want(key, format!("the file with the rows of {listed}"));
-    draft.leave_out(from, format!("`{key}` takes files, and {listed} is a dataset by name: fetch it, then name its file"));
+    draft.leave_out(
+        from,
+        format!(
+            "`{key}` takes files, not names of datasets: fetch the rows of {listed}, then name their file"
+        ),
+    );
 }
 
 fn is_file(draft: &Draft, name: &str) -> bool {
     const ENDINGS: [&str; 9] =
         [".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz", ".zst", ".json.gz", ".jsonl.zst"];
-    !name.contains("://") && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || draft.places.exists(name))
+    !name.contains("://")
+        && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || draft.places.exists(name))
 }
 
 /// `model.compute` from two switches.
@@ -74,7 +80,9 @@ pub fn put_dtype(draft: &mut Draft, found: Option<Found<'_>>) {
         "bfloat16" | "bf16" => draft.put("model.base", word("bf16"), &[&found]),
         "float16" | "fp16" | "half" => draft.put("model.base", word("f16"), &[&found]),
         "auto" | "float32" | "fp32" | "float" => {}
-        other => draft.leave_out(&found, format!("`{other}` is no precision of weights here: they stay as stored")),
+        other => {
+            draft.leave_out(&found, format!("`{other}` is no precision of weights here: they stay as stored"))
+        }
     }
 }
 
@@ -99,7 +107,10 @@ pub fn put_quantization(draft: &mut Draft, quantization: Quantization<'_, '_>) {
             let base = if double { "nf4" } else { "nf4-single" };
             let code = code.and_then(|found| Some((found.text(draft)?, found)));
             match code.filter(|(code, _)| code != "nf4") {
-                Some((code, found)) => draft.leave_out(&found, format!("`{code}` is read, not written: `{base}` instead, and results will differ")),
+                Some((code, found)) => draft.leave_out(
+                    &found,
+                    format!("`{code}` is read, not written: `{base}` instead, and results will differ"),
+                ),
                 None => {}
             }
             draft.put("model.base", word(base), &[four]);
@@ -118,17 +129,29 @@ pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(name) = found.text(draft) else { return };
     let plain = name.to_lowercase().replace('-', "_");
     match plain.as_str() {
-        "adamw" | "adam" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused" | "fusedadam"
-        | "deepspeedcpuadam" | "adamw_anyprecision" | "adamw_torch_xla" | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[&found]),
+        "adamw"
+        | "adam"
+        | "adamw_torch"
+        | "adamw_torch_fused"
+        | "adamw_hf"
+        | "adamw_apex_fused"
+        | "fusedadam"
+        | "deepspeedcpuadam"
+        | "adamw_anyprecision"
+        | "adamw_torch_xla"
+        | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[&found]),
         "paged_adamw" | "paged_adamw_32bit" => {
             draft.put_with("train.optimizer", word("adamw"), &[&found], "the plan says where moments lie")
         }
         "adamw_bnb_8bit" | "adamw_8bit" | "adamw8bit" | "adam8bit" | "adamw_torch_8bit" => {
             draft.put("train.optimizer", word("adamw-8bit"), &[&found])
         }
-        "paged_adamw_8bit" => {
-            draft.put_with("train.optimizer", word("adamw-8bit"), &[&found], "the plan says where moments lie")
-        }
+        "paged_adamw_8bit" => draft.put_with(
+            "train.optimizer",
+            word("adamw-8bit"),
+            &[&found],
+            "the plan says where moments lie",
+        ),
         _ => draft.leave_out(
             &found,
             format!("`{name}` is not there: the recipe has AdamW, which may need another `train.lr`"),
@@ -137,7 +160,12 @@ pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
 }
 
 /// `train.schedule` from Hugging Face's name for it. The answer: whether warm-up counts.
-pub fn put_schedule(draft: &mut Draft, found: Option<Found<'_>>, default: Schedule, tool: &'static str) -> bool {
+pub fn put_schedule(
+    draft: &mut Draft,
+    found: Option<Found<'_>>,
+    default: Schedule,
+    tool: &'static str,
+) -> bool {
     let found = found.filter(|found| !found.is_auto());
     let Some(found) = found else {
         draft.put_default("train.schedule", word(default.word()), tool);
@@ -341,7 +369,8 @@ pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
         "alpaca" => "alpaca",
         path if path.ends_with(".jinja") => return draft.put("data.template", Value::Text(name), &[&found]),
         _ => {
-            return draft.leave_out(&found, "the model's own chat template is taken (`data.template` names another)");
+            return draft
+                .leave_out(&found, "the model's own chat template is taken (`data.template` names another)");
         }
     };
     draft.put("data.template", word(ours), &[&found]);

@@ -256,9 +256,7 @@ impl Reading<'_> {
             };
             let (path, value) = (path.trim(), Value::Bare(value.trim().to_owned()));
             match path.split_once('.') {
-                Some((section, name)) => {
-                    self.read_key(place, section.trim(), name.trim(), &value, folder)
-                }
+                Some((section, name)) => self.read_key(place, section.trim(), name.trim(), &value, folder),
                 None => self.note_unknown_key(place, path.to_owned(), suggest_key("", path)),
             }
         }

@@ -11,10 +11,12 @@ pub fn render_command_reference(command: &Command) -> String {
     let mut text = String::new();
     let everywhere: Vec<&Arg> = command.get_arguments().filter(|arg| arg.is_global_set()).collect();
     for option in &everywhere {
-        writeln!(text, "{} is an option of every command: {}.", spelled(option), sentence(option)).expect("a string can be written to");
+        writeln!(text, "{} is an option of every command: {}.", spelled(option), sentence(option))
+            .expect("a string can be written to");
     }
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
-        let (name, about) = (command.get_name(), command.get_about().map(ToString::to_string).unwrap_or_default());
+        let (name, about) =
+            (command.get_name(), command.get_about().map(ToString::to_string).unwrap_or_default());
         write!(text, "\n## smidgen {name}\n\n{about}.\n\n").expect("a string can be written to");
         writeln!(text, "```\n{}\n```\n", usage(command)).expect("a string can be written to");
         text.push_str("| | |\n|---|---|\n");
@@ -28,7 +30,8 @@ pub fn render_command_reference(command: &Command) -> String {
 
 /// `smidgen plan [OPTIONS] <RECIPE> [KEY=VALUE]...`
 fn usage(command: &Command) -> String {
-    let usage = command.clone().bin_name(format!("smidgen {}", command.get_name())).render_usage().to_string();
+    let usage =
+        command.clone().bin_name(format!("smidgen {}", command.get_name())).render_usage().to_string();
     usage.trim_start_matches("Usage:").trim().to_owned()
 }
 

@@ -29,7 +29,7 @@ fn fold_line(line: &str, width: usize) -> String {
     let mut column = start;
     for (number, word) in words(&line[start..], width).into_iter().enumerate() {
         let length = word.chars().count();
-        if number > 0 && column + 1 + length > width && column > indent {
+        if number > 0 && column + 1 + length > width {
             folded.truncate(folded.trim_end_matches(' ').len());
             folded.push('\n');
             folded.push_str(&" ".repeat(indent));
@@ -57,14 +57,17 @@ fn hanging(line: &str, start: usize, width: usize) -> usize {
 /// What single spaces separate, but for those inside a short pair of backticks.
 fn words(line: &str, width: usize) -> Vec<&str> {
     let mut words = Vec::new();
-    let (mut start, mut closes) = (0, 0);
+    // Where the present pair ends, and up to where its spaces do not separate.
+    let (mut start, mut closed, mut whole) = (0, 0, 0);
     for (place, sign) in line.char_indices() {
         match sign {
-            '`' if place >= closes => {
-                let length = line[place + 1..].find('`').filter(|length| *length <= width / 2);
-                closes = length.map_or(place, |length| place + 1 + length + 1);
+            '`' if place >= closed => {
+                if let Some(length) = line[place + 1..].find('`') {
+                    closed = place + length + 2;
+                    whole = if length <= width / 2 { closed } else { 0 };
+                }
             }
-            ' ' if place >= closes => {
+            ' ' if place >= whole => {
                 words.push(&line[start..place]);
                 start = place + 1;
             }
@@ -110,6 +113,9 @@ mod tests {
         assert_eq!(fold(&text, 80), format!("{}\n  `train.lr = 1e-4` end", "x".repeat(70)));
         let long = "y".repeat(100);
         assert_eq!(fold(&format!("a {long} b"), 80), format!("a\n  {long}\n  b"));
+        // A long pair is no longer one word, and the pairs behind it still are.
+        let text = format!("`{} z` is `a b c`, `d e f`", "y ".repeat(30));
+        assert_eq!(fold(&text, 70), format!("`{} z` is\n  `a b c`, `d e f`", "y ".repeat(30)));
         // One mark without its partner is a sign like any other.
         let odd = format!("it`s {}", ["word"; 20].join(" "));
         assert!(fold(&odd, 80).lines().all(|line| line.chars().count() <= 80));
