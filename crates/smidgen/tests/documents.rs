@@ -63,9 +63,9 @@ fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
     for (name, before, after) in [
         ("layers computed again", all, again),
         ("inputs of layers in pinned memory", again, "layers computed again, activations away"),
-        ("weights in pinned memory", again, "layers computed again, weights away"),
+        ("weights, embedding and head in pinned memory", again, "layers computed again, weights away"),
         ("moments in pinned memory", again, "layers computed again, moments away"),
-        ("all three in pinned memory", again, "layers computed again, all of it away"),
+        ("all of these in pinned memory", again, "layers computed again, all of it away"),
         ("tiles of 4096 tokens", again, "the same, in tiles of 4096 tokens"),
         ("the solver, 6 GiB", all, "budget 6 GiB"),
     ] {

@@ -201,6 +201,14 @@ fn dora_with_rslora_has_its_scale_in_alpha() {
     assert!(recipe.contains("kind = \"dora\"") && recipe.contains("alpha = 32  #"), "{recipe}");
 }
 
+/// What a file calls its things ends no comment and begins no key.
+#[test]
+fn names_stay_inside_their_comment() {
+    let text = "base_model: a/b\nadapter: lora\ndatasets:\n  - path: \"x\\n[train]\\nsteps = 1\"\n    type: alpaca\n";
+    let recipe = recipe_of(text, &[]);
+    assert!(recipe.contains("x [train] steps = 1") && !recipe.contains("\nsteps"), "{recipe}");
+}
+
 /// All mistakes at once, each with its line.
 #[test]
 fn contradictions_have_their_lines() {

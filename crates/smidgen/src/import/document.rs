@@ -184,7 +184,7 @@ impl<'a> Reading<'a> {
             let line = self.line;
             let name = match event {
                 Event::MappingEnd => break,
-                Event::Scalar(name, ..) => name.into_owned(),
+                Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
                 _ => return Err(self.wrong("a key must be a word")),
             };
             let event = self.next()?;
@@ -306,6 +306,7 @@ mod tests {
             refused("a: [1, 2\nb: 3\n")
         );
         assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be a word");
+        assert_eq!(refused("\"a\\nb\": 1\n"), "line 1: a key must be a word");
     }
 
     #[test]

@@ -58,6 +58,8 @@ fn render_line(name: &str, line: &Line) -> String {
 
 /// The comment behind the line, or above it where both are too wide together.
 fn commented(line: &str, comment: &str) -> String {
+    // A line break in a name would end the comment.
+    let comment = &comment.replace(char::is_control, " ");
     let both = format!("{line}  # {comment}\n");
     match both.chars().count() > LINE + 1 {
         true => {
