@@ -7,7 +7,10 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
-use crate::commands::{bench, doctor, eval, export, fit, generate, inspect, merge, preview, print};
+use crate::commands::{
+    bench, completions, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
+    print_text,
+};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
@@ -24,7 +27,7 @@ use crate::train::progress;
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::{Product, RunDir};
 use crate::train::trainer::{Ending, Outcome};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use smidgen_ir::DeviceKind;
 use smidgen_ir::text::render_plan;
 use std::path::{Path, PathBuf};
@@ -32,6 +35,7 @@ use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
 #[command(name = "smidgen", version, about = "Fine-tuning of large language models in a smidgen of memory")]
+#[command(max_term_width = 80)]
 struct Cli {
     /// Say nothing but errors
     #[arg(long, global = true)]
@@ -64,6 +68,10 @@ enum Command {
     Pull(PullArgs),
     /// Measure speed and memory of a run on made-up weights of a named shape
     Bench(bench::Args),
+    /// Turn another tool's configuration into a recipe
+    Import(import::Args),
+    /// Write a script that completes commands in a shell
+    Completions(completions::Args),
     /// Check what a run needs, and measure this machine for plans
     Doctor(doctor::Args),
 }
@@ -110,6 +118,11 @@ struct TrainArgs {
     resume: bool,
 }
 
+/// The definitions of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Parses the command line, runs the command and prints what went wrong.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
@@ -123,7 +136,9 @@ pub fn run() -> ExitCode {
         Command::Train(args) => train(args, cli.quiet),
         Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => completions::run(args, command()),
         Command::Doctor(args) => doctor::run(args, cli.quiet),
+        Command::Import(args) => import::run(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
@@ -158,14 +173,13 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
         print_warnings(&job);
     }
     let planned = plan_job(&job)?;
-    let text = if args.json {
-        format!("{:#}\n", plan_json::render_json(&planned))
+    if args.json {
+        print(&format!("{:#}\n", plan_json::render_json(&planned)))?;
     } else if args.text {
-        render_plan(&planned.solution.plan)
+        print(&render_plan(&planned.solution.plan))?;
     } else {
-        plan_table::render_table(&job, &planned)
-    };
-    print(&text)?;
+        print_text(&plan_table::render_table(&job, &planned))?;
+    }
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
 }
 

@@ -24,6 +24,7 @@ pub mod failure;
 pub mod generate;
 pub mod host;
 pub mod hub;
+pub mod import;
 pub mod job;
 pub mod life;
 pub mod logits;

@@ -1,7 +1,7 @@
 //! The rules of the house that a machine can check, and the documents that must not go false.
 //!
 //! Sources: headers, lengths, names, crate edges, unsafe code. Documents: every path and test they name is
-//! there, and what is generated (`docs/recipe.md`, the README's tables) is what the code says now.
+//! there, and what is generated (`docs/recipe.md`, the README's tables) is what the code says now; `documents.rs` has the rest.
 //! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the generated parts.
 //! Only the project's own folders are read, so that what lies beside them in a checkout does not matter.
 
@@ -14,6 +14,7 @@ use smidgen::job::{Job, Purpose};
 use smidgen::planning::{Planned, plan_job};
 use smidgen::recipe::{ModelPath, parse_recipe, read_recipe_source, render_key_reference};
 use smidgen::report::plan_table::render_table;
+use smidgen::report::wrap::fold;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -254,7 +255,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn one_sentence_a_line() {
     let second = Regex::new(r"[A-Za-z)`]\. +[A-Z`]").unwrap();
     let mut violations = Vec::new();
-    for path in DOCUMENTS.iter().chain(&["docs/log.md"]) {
+    for path in DOCUMENTS.iter().chain(&["docs/log.md", "docs/memory.md", "docs/coming-from.md"]) {
         for (number, line) in prose(&read(path)) {
             if second.is_match(line) {
                 violations.push(format!("{path}:{number}: {line}"));
@@ -281,7 +282,12 @@ fn looks_like_a_path(word: &str) -> bool {
 fn every_path_in_the_documents_exists() {
     let files = project_files();
     let mut violations = Vec::new();
-    for document in DOCUMENTS.iter().chain(&["docs/log.md", "fixtures/README.md"]) {
+    for document in DOCUMENTS.iter().chain(&[
+        "docs/log.md",
+        "docs/memory.md",
+        "docs/coming-from.md",
+        "fixtures/README.md",
+    ]) {
         for word in in_backticks(&read(document)).iter().filter(|word| looks_like_a_path(word)) {
             let word = word.trim_end_matches('/');
             // `passes/recompute.rs` is enough where the crate is clear.
@@ -384,7 +390,8 @@ fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let table = render_table(&job, &planned);
     // What is said about missing data names a path of this machine.
     let lines: Vec<&str> = table.lines().filter(|line| !line.starts_with("  note:")).collect();
-    let picture = format!("```\n$ smidgen plan recipes/smollm2-135m.toml\n{}\n```\n", lines.join("\n"));
+    let lines = fold(&lines.join("\n"), 80);
+    let picture = format!("```\n$ smidgen plan recipes/smollm2-135m.toml\n{lines}\n```\n");
     let readme = with_block(&read("README.md"), "plan", &picture);
 
     let results: Vec<Value> = ["results/cpu-smollm2-135m.json", "results/cpu-smollm2-135m-bf16.json"]

@@ -3,7 +3,7 @@
 //! Without a recipe: what is here, and how fast it is. With one: whether it can run here. What is measured is kept, and
 //! every later plan goes by it; nothing else ever measures.
 
-use super::print;
+use super::{print, print_text};
 use crate::devices::Place;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::{self, Check, run};
@@ -82,10 +82,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         }
     }
     let ending = doctor::ending(&checks);
-    print(&match args.json {
-        true => format!("{:#}\n", render_json(&checks, ending.is_ok(), measured.as_ref())),
-        false => render_table(&checks),
-    })?;
+    match args.json {
+        true => print(&format!("{:#}\n", render_json(&checks, ending.is_ok(), measured.as_ref())))?,
+        false => print_text(&render_table(&checks))?,
+    }
     ending
 }
 

@@ -5,7 +5,7 @@
 //! Left out: tasks that the rows do not describe themselves.
 
 use super::original::{made_model, open_adapter};
-use super::print;
+use super::{print, print_text};
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::model::Model;
@@ -131,7 +131,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     match args.json {
         true => print(&text)?,
-        false => print(&render_eval_table(&results))?,
+        false => print_text(&render_eval_table(&results))?,
     }
     if let Some(out) = out.filter(|_| !quiet) {
         say(&format!("each row's record is in `{}`", out.display()));

@@ -4,7 +4,7 @@
 //! recipe's adapter, storage and length. Every answer is a plan: it fits, and one step more does not.
 //! Left out: data; samples are taken to have `max_tokens` tokens.
 
-use super::print;
+use super::{print, print_text};
 use crate::advice::{largest, one_sample, with_rank};
 use crate::bench::shapes;
 use crate::bytes::format_bytes;
@@ -44,10 +44,10 @@ pub fn run(args: &Args, source: &RecipeSource, quiet: bool) -> Result<(), Failur
     let access = Access::from_environment(quiet);
     let job = Job::prepare_with(assumed(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
-    print(&match args.json {
-        true => format!("{answers:#}\n"),
-        false => render(&answers),
-    })
+    match args.json {
+        true => print(&format!("{answers:#}\n")),
+        false => print_text(&render(&answers)),
+    }
 }
 
 impl Args {

@@ -6,11 +6,13 @@
 
 pub mod bench;
 pub mod chat;
+pub mod completions;
 pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod fit;
 pub mod generate;
+pub mod import;
 pub mod inspect;
 pub mod merge;
 pub mod original;
@@ -18,7 +20,13 @@ pub mod preview;
 pub mod pull;
 
 use crate::failure::Failure;
+use crate::report::wrap::{columns, fold};
 use std::io::Write;
+
+/// Writes a text for people to stdout, its lines no wider than the terminal.
+pub fn print_text(text: &str) -> Result<(), Failure> {
+    print(&fold(text, columns()))
+}
 
 /// Writes to stdout; a reader that went away (`| head`) is no failure.
 pub fn print(text: &str) -> Result<(), Failure> {

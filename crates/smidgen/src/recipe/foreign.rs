@@ -6,7 +6,7 @@
 //! Names are compared in lower case with `-` as `_`. A test holds every key that a hint names to the table of keys.
 
 /// What to do instead of this foreign key; `section` makes a hint that holds only there.
-pub(super) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str> {
+pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str> {
     let name = name.to_lowercase().replace('-', "_");
     let qualified = format!("{section}.{name}");
     let find =

@@ -5,9 +5,10 @@
 //! Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
 //! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
 //! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
-//! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers, `nearest.rs` spelling.
+//! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers, `nearest.rs` spelling,
+//! `single.rs` values one by one.
 
-mod foreign;
+pub(crate) mod foreign;
 mod keys;
 mod mistake;
 mod model_name;
@@ -16,8 +17,9 @@ mod parse;
 mod read;
 mod render;
 mod sections;
+pub(crate) mod single;
 mod suggest;
-mod value;
+pub(crate) mod value;
 mod words;
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ pub fn parse_recipe(
     if syntax.understood {
         reading.read_document(document.get_ref(), &source.text, &syntax.lines, &folder);
     }
-    reading.read_overrides(overrides);
+    reading.read_overrides(overrides, working_directory);
     if syntax.understood {
         if !reading.seen.contains_key("adapter.alpha") {
             reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
@@ -90,6 +90,21 @@ pub fn parse_recipe(
     }
     mistakes.sort_by_key(|mistake| mistake.place.rank());
     Err(RecipeErrors { file: source.file.clone(), mistakes })
+}
+
+/// The defaults with one override, whose paths start at `folder`, but for that of the output.
+pub(super) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
+    let mut reading = Reading {
+        recipe: Recipe::with_defaults(),
+        seen: HashMap::new(),
+        mistakes: Vec::new(),
+        working_directory: Path::new(""),
+    };
+    reading.read_overrides(&[text.to_owned()], folder);
+    match reading.mistakes.is_empty() {
+        true => Ok(reading.recipe),
+        false => Err(RecipeErrors { file: "the command line".to_owned(), mistakes: reading.mistakes }),
+    }
 }
 
 /// What has been read so far.
@@ -224,8 +239,7 @@ impl Reading<'_> {
         self.mistakes.push(Mistake { place, key, message, hint });
     }
 
-    fn read_overrides(&mut self, overrides: &[String]) {
-        let working_directory = self.working_directory;
+    fn read_overrides(&mut self, overrides: &[String], folder: &Path) {
         // The file's keys are forgotten as rivals: an override of `steps` replaces the file's `epochs`.
         for key in KEYS.iter().filter(|key| key.excludes.is_some()) {
             self.seen.remove(&key.path());
@@ -244,9 +258,7 @@ impl Reading<'_> {
             };
             let (path, value) = (path.trim(), Value::Bare(value.trim().to_owned()));
             match path.split_once('.') {
-                Some((section, name)) => {
-                    self.read_key(place, section.trim(), name.trim(), &value, working_directory)
-                }
+                Some((section, name)) => self.read_key(place, section.trim(), name.trim(), &value, folder),
                 None => self.note_unknown_key(place, path.to_owned(), suggest_key("", path)),
             }
         }

@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 /// An untyped value.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Text(String),
     Integer(i128),
     Float(f64),

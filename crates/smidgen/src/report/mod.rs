@@ -6,6 +6,7 @@
 pub mod adapter_summary;
 pub mod adapter_table;
 pub mod columns;
+pub mod command_reference;
 pub mod doctor_table;
 pub mod eval_table;
 pub mod fourier_table;
@@ -13,3 +14,4 @@ pub mod model_table;
 pub mod plan_json;
 pub mod plan_table;
 pub mod preview_text;
+pub mod wrap;

@@ -7,6 +7,7 @@ use crate::checkpoint::grouped_digits::Grouped;
 use crate::data::tokens::{Sample, TokenSet};
 use crate::job::{Job, Rows};
 use crate::planning::Planned;
+use crate::report::wrap::{columns, fold};
 use std::fmt::Write;
 
 /// Of longer samples the beginning and the end are shown.
@@ -40,9 +41,9 @@ pub fn render_preview(
     let stats = set.stats();
     let mut text = String::new();
     let mut line = |content: &str| writeln!(text, "{content}").expect("a string can be written to");
-    line(&format!("format     {}", origin.reason));
+    line(&fold(&format!("format     {}", origin.reason), columns()));
     if let Some(template) = &origin.template {
-        line(&format!("template   {template}"));
+        line(&fold(&format!("template   {template}"), columns()));
     }
     line(&format!("loss on    {}", job.recipe.data.loss_on));
     line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
@@ -90,7 +91,7 @@ pub fn render_preview(
         line("");
     }
     for warning in &rows.warnings {
-        line(&format!("warning: {warning}"));
+        line(&fold(&format!("warning: {warning}"), columns()));
     }
     text
 }

@@ -2,12 +2,13 @@
 //!
 //! Everything goes to stderr; stdout is for data.
 
+use crate::report::wrap::{columns, fold};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
 /// A line to stderr. A reader that went away (`2>&1 | head`) ends no run: what is said is lost, nothing else.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", fold(line, columns()));
 }
 
 #[derive(Debug)]
@@ -22,7 +23,7 @@ impl Progress {
     pub fn new(total: u64, done: u64, log_every: u64, quiet: bool) -> Progress {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
+            let style = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg} {eta}");
             bar.set_style(style.expect("the template is valid"));
             bar.set_position(done);
             bar
@@ -44,7 +45,7 @@ impl Progress {
 
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line),
+            Some(bar) => bar.println(fold(line, columns())),
             None if !self.quiet => say(line),
             None => {}
         }

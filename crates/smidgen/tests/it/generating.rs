@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 fn generate(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smidgen"));
-    command.arg("generate").args(arguments).stdin(Stdio::null());
+    command.arg("generate").args(arguments).stdin(Stdio::null()).env("COLUMNS", "10000");
     command.output().unwrap()
 }
 

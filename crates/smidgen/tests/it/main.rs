@@ -40,3 +40,4 @@ mod text_data;
 mod torture;
 mod training;
 mod whole_life;
+mod words;

@@ -145,6 +145,8 @@ impl Scratch {
 
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smidgen"));
+        // What is said stays in one line, so that tests can look for it; `words.rs` holds lines to 80 columns.
+        command.env("COLUMNS", "10000");
         command.args(arguments).current_dir(self.root()).stdin(Stdio::null());
         // No test calls a server but its own.
         command.env("HF_HUB_OFFLINE", "1").env("SMIDGEN_CACHE", self.cache());

@@ -1,0 +1,106 @@
+//! `smidgen import`: another tool's configuration as a recipe.
+//!
+//! The recipe goes to stdout or into a file, what there is to say about it to stderr; nothing is overwritten.
+//! A recipe that is complete is read back before it is written, so that what comes out is a recipe.
+
+use super::print;
+use crate::failure::Failure;
+use crate::import::draft::Places;
+use crate::import::origin::Tool;
+use crate::import::render::{render_json, render_notes, render_recipe};
+use crate::import::{ImportError, Imported, import};
+use crate::recipe::{RecipeSource, parse_recipe};
+use crate::train::progress;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A DeepSpeed JSON, an accelerate, TRL, Axolotl or LLaMA-Factory YAML, or an adapter_config.json
+    file: PathBuf,
+    /// Keys of the recipe that the file does not give, or that replace what it gives, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Where the recipe goes; stdout by default
+    #[arg(long, value_name = "RECIPE")]
+    out: Option<PathBuf>,
+    /// Whose configuration it is, where its keys do not tell
+    #[arg(long, value_name = "TOOL")]
+    from: Option<Tool>,
+    /// The recipe and everything about it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let here = std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let file = args.file.display().to_string();
+    let text = read_text(&args.file)?;
+    let recipe_folder = match args.out.as_deref().and_then(Path::parent) {
+        Some(folder) if folder != Path::new("") => here.join(folder).components().collect(),
+        _ => here.clone(),
+    };
+    let places = Places { working_directory: here.clone(), recipe_folder: recipe_folder.clone() };
+    let imported =
+        import(&text, args.from, &args.overrides, places).map_err(|error| failure(&file, error))?;
+    let recipe = render_recipe(&imported, &file);
+    check(&imported, &recipe, recipe_folder, &here)?;
+    if let Some(out) = &args.out {
+        write_recipe(out, &recipe)?;
+    }
+    match (args.json, &args.out) {
+        (true, _) => print(&format!("{:#}\n", render_json(&imported, &file)))?,
+        (false, None) => print(&recipe)?,
+        (false, Some(_)) => {}
+    }
+    if !quiet && !args.json {
+        progress::say(&render_notes(&imported, &file));
+    }
+    Ok(())
+}
+
+fn read_text(path: &Path) -> Result<String, Failure> {
+    let unreadable = |error: std::io::Error| {
+        Failure::recipe(format!("cannot read the configuration `{}`: {error}", path.display()))
+    };
+    // One byte more than is taken, so that the reader sees that there is more.
+    let most = crate::import::document::MOST_BYTES as u64 + 1;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::recipe(format!("`{}` is not text: it is not UTF-8", path.display())))
+}
+
+fn failure(file: &str, error: ImportError) -> Failure {
+    match &error {
+        ImportError::Override(_) => Failure::recipe(&error),
+        ImportError::Unrecognized(_) => Failure::recipe(format!("`{file}`: {error}"))
+            .hint("`--from` says which: deepspeed, accelerate, trl, axolotl, llama-factory or peft"),
+        ImportError::Document(_) if file.ends_with(".toml") => Failure::recipe(format!("`{file}`: {error}"))
+            .hint("a .toml file may be a recipe already: `smidgen plan` reads it"),
+        ImportError::Document(_) => Failure::recipe(format!("`{file}`: {error}")),
+        ImportError::Mistakes(_) => Failure::recipe(format!("`{file}` has {error}")),
+    }
+}
+
+/// What was given together may still contradict itself; a recipe with open keys cannot be read yet.
+fn check(imported: &Imported, recipe: &str, folder: PathBuf, here: &Path) -> Result<(), Failure> {
+    let stand_ins = imported.missing.iter().map(|missing| format!("{}=stand-in", missing.key));
+    let source = RecipeSource { file: "the recipe".to_owned(), folder, text: recipe.to_owned() };
+    parse_recipe(&source, &stand_ins.collect::<Vec<_>>(), here).map_err(Failure::recipe)?;
+    Ok(())
+}
+
+fn write_recipe(out: &Path, recipe: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    let place = out.display();
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).open(out);
+    let mut file = file.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Failure::recipe(format!("`{place}` is there already"))
+            .hint("name another file in `--out`, or remove this one"),
+        _ => Failure::world(format!("`{place}` cannot be written: {error}")),
+    })?;
+    file.write_all(recipe.as_bytes())
+        .map_err(|error| Failure::world(format!("`{place}` cannot be written: {error}")))
+}

@@ -1,0 +1,326 @@
+//! A configuration file as a tree whose every value knows its line, from YAML or JSON.
+//!
+//! JSON is read as the YAML that it is, so that both have lines. Values are untyped words until a key asks for a type,
+//! because files write `2e-4` and `"2e-4"` for the same thing and every tool takes both.
+//! Yes and no are booleans as in YAML 1.1, which is what the trainers' Python reads.
+//! Aliases are followed, with a limit on depth and on values in all, so that a small file stays a small tree.
+//! Left out: tags, several documents in a file, keys that are no words.
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
+use std::collections::{HashMap, HashSet};
+
+/// Larger files are no configuration.
+pub const MOST_BYTES: usize = 1 << 20;
+const MOST_DEPTH: usize = 32;
+const MOST_VALUES: usize = 20_000;
+
+/// A value and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// From 1.
+    pub line: usize,
+    pub content: Content,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    Null,
+    Boolean(bool),
+    /// As written: an integer or a float.
+    Number(String),
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// A key of a map, in the order written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    pub line: usize,
+    pub value: Node,
+}
+
+/// Why a file is no configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct DocumentError {
+    pub line: usize,
+    pub reason: String,
+}
+
+/// The entries of the one map that the text is.
+pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
+    if text.len() > MOST_BYTES {
+        let reason = format!("{} bytes are no configuration, {MOST_BYTES} are the most", text.len());
+        return Err(DocumentError { line: 1, reason });
+    }
+    // A byte order mark is a sign of nothing here.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut reading =
+        Reading { parser: Parser::new_from_str(text), anchors: HashMap::new(), values: 0, line: 1 };
+    let mut root = None;
+    loop {
+        match reading.next()? {
+            Event::StreamEnd => break,
+            Event::DocumentStart(_) if root.is_some() => {
+                return Err(reading.wrong("a second document begins here, one is expected"));
+            }
+            Event::DocumentStart(_) => {
+                let event = reading.next()?;
+                root = Some(reading.node(event, 0)?);
+            }
+            _ => {}
+        }
+    }
+    match root {
+        Some(Node { content: Content::Map(entries), .. }) if !entries.is_empty() => Ok(entries),
+        Some(Node { content: Content::Null, .. }) | None => {
+            Err(DocumentError { line: 1, reason: "the file holds no settings".to_owned() })
+        }
+        Some(node) => {
+            let reason = format!("settings are `key: value`, this is {}", node.content.describe());
+            Err(DocumentError { line: node.line, reason })
+        }
+    }
+}
+
+impl Content {
+    /// What it is, for messages.
+    pub fn describe(&self) -> String {
+        match self {
+            Content::Null => "nothing".to_owned(),
+            Content::Boolean(yes) => yes.to_string(),
+            Content::Number(digits) => shortened(digits),
+            Content::Text(text) => format!("{:?}", shortened(text)),
+            Content::List(items) => format!("a list of {}", items.len()),
+            Content::Map(entries) => format!("a group of {} settings", entries.len()),
+        }
+    }
+}
+
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 48;
+    match text.chars().count() > SHOWN {
+        true => text.chars().take(SHOWN).chain("...".chars()).collect(),
+        false => text.to_owned(),
+    }
+}
+
+struct Reading<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    anchors: HashMap<usize, Node>,
+    values: usize,
+    line: usize,
+}
+
+impl<'a> Reading<'a> {
+    fn next(&mut self) -> Result<Event<'a>, DocumentError> {
+        match self.parser.next_event() {
+            Some(Ok((event, span))) => {
+                self.line = span.start.line().max(1);
+                Ok(event)
+            }
+            Some(Err(error)) => Err(unreadable(&error)),
+            None => Ok(Event::StreamEnd),
+        }
+    }
+
+    fn wrong(&self, reason: &str) -> DocumentError {
+        DocumentError { line: self.line, reason: reason.to_owned() }
+    }
+
+    fn count(&mut self, values: usize) -> Result<(), DocumentError> {
+        self.values += values;
+        match self.values > MOST_VALUES {
+            true => {
+                Err(self.wrong(&format!("more than {MOST_VALUES} values, aliases counted as what they name")))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Node, DocumentError> {
+        if depth > MOST_DEPTH {
+            return Err(self.wrong(&format!("nested more than {MOST_DEPTH} deep")));
+        }
+        self.count(1)?;
+        let line = self.line;
+        let (anchor, content) = match event {
+            Event::Alias(anchor) => {
+                let Some(node) = self.anchors.get(&anchor).cloned() else {
+                    return Err(self.wrong("an alias names what encloses it"));
+                };
+                self.count(size(&node))?;
+                return Ok(Node { line, ..node });
+            }
+            Event::Scalar(text, style, anchor, _) => (anchor, scalar(&text, style)),
+            Event::SequenceStart(anchor, _) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        Event::SequenceEnd => break,
+                        event => items.push(self.node(event, depth + 1)?),
+                    }
+                }
+                (anchor, Content::List(items))
+            }
+            Event::MappingStart(anchor, _) => (anchor, Content::Map(self.entries(depth)?)),
+            other => return Err(self.wrong(&format!("unexpected {other:?}"))),
+        };
+        let node = Node { line, content };
+        // 0 is no anchor.
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn entries(&mut self, depth: usize) -> Result<Vec<Entry>, DocumentError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut merged: Vec<Entry> = Vec::new();
+        loop {
+            let event = self.next()?;
+            let line = self.line;
+            let name = match event {
+                Event::MappingEnd => break,
+                Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
+                _ => return Err(self.wrong("a key must be a word")),
+            };
+            let event = self.next()?;
+            let value = self.node(event, depth + 1)?;
+            if name == "<<" {
+                merge(&mut merged, value)?;
+                continue;
+            }
+            if let Some(first) = entries.iter().find(|entry| entry.name == name) {
+                let reason = format!("`{name}` stands twice, first in line {}", first.line);
+                return Err(DocumentError { line, reason });
+            }
+            entries.push(Entry { name, line, value });
+        }
+        let own: HashSet<String> = entries.iter().map(|entry| entry.name.clone()).collect();
+        entries.extend(merged.into_iter().filter(|entry| !own.contains(&entry.name)));
+        Ok(entries)
+    }
+}
+
+/// What `<<` brings: the first map that has a key wins.
+fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
+    match value.content {
+        Content::Map(entries) => {
+            for entry in entries {
+                if !merged.iter().any(|known| known.name == entry.name) {
+                    merged.push(entry);
+                }
+            }
+            Ok(())
+        }
+        Content::List(items) => items.into_iter().try_for_each(|item| merge(merged, item)),
+        _ => Err(DocumentError { line: value.line, reason: "`<<` takes settings to merge".to_owned() }),
+    }
+}
+
+fn size(node: &Node) -> usize {
+    match &node.content {
+        Content::List(items) => 1 + items.iter().map(size).sum::<usize>(),
+        Content::Map(entries) => 1 + entries.iter().map(|entry| size(&entry.value)).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle) -> Content {
+    if style != ScalarStyle::Plain {
+        return Content::Text(text.to_owned());
+    }
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" | "None" => Content::Null,
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Content::Boolean(true),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Content::Boolean(false),
+        _ if is_number(text) => Content::Number(text.to_owned()),
+        _ => Content::Text(text.to_owned()),
+    }
+}
+
+/// Digits, not the words that Rust takes for floats.
+fn is_number(text: &str) -> bool {
+    let has_digit = text.bytes().any(|byte| byte.is_ascii_digit());
+    has_digit && text.bytes().all(|byte| b"+-.eE0123456789".contains(&byte)) && text.parse::<f64>().is_ok()
+}
+
+fn unreadable(error: &ScanError) -> DocumentError {
+    let column = error.marker().col() + 1;
+    DocumentError {
+        line: error.marker().line().max(1),
+        reason: format!("column {column}: {}, as YAML or JSON", error.info()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        read_document(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_have_their_lines() {
+        let entries = read_document("a: 1\nb:\n  - yes\n  - 2e-4\n  - \"2e-4\"\nc: ~\n").unwrap();
+        let lines: Vec<(&str, usize)> = entries.iter().map(|entry| (&*entry.name, entry.line)).collect();
+        assert_eq!(lines, [("a", 1), ("b", 2), ("c", 6)]);
+        let Content::List(items) = &entries[1].value.content else { panic!("{entries:?}") };
+        assert_eq!(items[0].content, Content::Boolean(true));
+        assert_eq!(items[1], Node { line: 4, content: Content::Number("2e-4".into()) });
+        assert_eq!(items[2], Node { line: 5, content: Content::Text("2e-4".into()) });
+        assert_eq!(entries[2].value.content, Content::Null);
+    }
+
+    #[test]
+    fn json_with_tabs_is_read_too() {
+        let entries =
+            read_document("{\n\t\"a\": {\n\t\t\"b\": [1, 2]\n\t},\n\t\"c\": \"x\\/y\"\n}\n").unwrap();
+        assert_eq!((entries[0].line, entries[1].line), (2, 5));
+        assert_eq!(entries[1].value.content, Content::Text("x/y".into()));
+    }
+
+    #[test]
+    fn anchors_and_merges() {
+        let entries = read_document("a: &x {b: 1, c: 2}\nd:\n  <<: *x\n  b: 3\n").unwrap();
+        let Content::Map(merged) = &entries[1].value.content else { panic!("{entries:?}") };
+        let values: Vec<(&str, &Content)> =
+            merged.iter().map(|entry| (&*entry.name, &entry.value.content)).collect();
+        let [three, two] = [Content::Number("3".into()), Content::Number("2".into())];
+        assert_eq!(values, [("b", &three), ("c", &two)]);
+    }
+
+    #[test]
+    fn what_is_no_configuration() {
+        assert_eq!(refused(""), "line 1: the file holds no settings");
+        assert_eq!(refused("- a\n- b\n"), "line 1: settings are `key: value`, this is a list of 2");
+        assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` stands twice, first in line 1");
+        assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document begins here, one is expected");
+        assert!(
+            refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "),
+            "{}",
+            refused("a: [1, 2\nb: 3\n")
+        );
+        assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be a word");
+        assert_eq!(refused("\"a\\nb\": 1\n"), "line 1: a key must be a word");
+    }
+
+    #[test]
+    fn small_files_stay_small() {
+        let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..12 {
+            let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
+            bomb += &format!("a{level}: &a{level} [{aliases}]\n");
+        }
+        assert!(refused(&bomb).contains("more than 20000 values"), "{}", refused(&bomb));
+        let nested: String = (0..200).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+        assert_eq!(refused(&nested), "line 34: nested more than 32 deep");
+        assert!(read_document(&"[".repeat(100_000)).is_err());
+        assert_eq!(refused("a: &x [*x]\n"), "line 1: an alias names what encloses it");
+        assert!(refused(&"a".repeat(MOST_BYTES + 1)).contains("no configuration"));
+    }
+}

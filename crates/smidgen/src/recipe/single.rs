@@ -1,0 +1,98 @@
+//! Single values of a recipe, for whoever writes one: a value or an override, checked by its key, as TOML.
+//!
+//! Relative paths are put behind the folder that is given, which may be relative itself; `output.dir` stays as it is.
+//! Left out: checks across keys, which a whole recipe gets when it is parsed.
+
+use std::path::Path;
+
+use super::keys::{KEYS, Key, find_key};
+use super::mistake::RecipeErrors;
+use super::parse::read_override;
+use super::sections::Recipe;
+use super::value::{Given, Value};
+
+/// Where a key stands in a recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeyPlace {
+    pub section: &'static str,
+    pub name: &'static str,
+    pub required: bool,
+    /// The key of the same section that cannot stand beside this one.
+    pub excludes: Option<&'static str>,
+}
+
+impl KeyPlace {
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+}
+
+/// Every key in the order of a recipe.
+pub(crate) fn key_places() -> impl Iterator<Item = KeyPlace> {
+    KEYS.iter().map(|key| {
+        let Key { section, name, required, excludes, .. } = *key;
+        KeyPlace { section, name, required, excludes }
+    })
+}
+
+/// The value as TOML, or what the key takes instead.
+///
+/// # Panics
+/// Where there is no such key: names of keys are the caller's own.
+pub(crate) fn render_value(path: &str, value: &Value, folder: &Path) -> Result<String, String> {
+    let (section, name) = path.split_once('.').expect("a key has a section");
+    let key = find_key(section, name).unwrap_or_else(|| panic!("there is no key `{path}`"));
+    let mut recipe = Recipe::with_defaults();
+    match (key.set)(&mut recipe, &Given { value, folder, working_directory: Path::new("") }) {
+        Some(()) => Ok(without_needless_point((key.show)(&recipe).expect("what was set is in force"))),
+        None => Err(format!("`{path}` must be {}", key.accepts.describe())),
+    }
+}
+
+/// `section.key=value` as a key and its value in TOML.
+pub(crate) fn render_override(text: &str, folder: &Path) -> Result<(String, String), RecipeErrors> {
+    let recipe = read_override(text, folder)?;
+    let path = text.split('=').next().unwrap_or_default().trim();
+    let (section, name) = path.split_once('.').expect("an override that was read has a section");
+    let key = find_key(section.trim(), name.trim()).expect("an override that was read has a key");
+    let value = (key.show)(&recipe).expect("what was set is in force");
+    Ok((key.path(), without_needless_point(value)))
+}
+
+/// `3.0` is `3` to every key that takes a number.
+fn without_needless_point(toml: String) -> String {
+    match toml.strip_suffix(".0") {
+        Some(whole) if whole.bytes().all(|byte| byte.is_ascii_digit()) => whole.to_owned(),
+        _ => toml,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_by_their_key() {
+        let shown = |path: &str, value: Value| render_value(path, &value, Path::new("")).unwrap();
+        assert_eq!(shown("adapter.alpha", Value::Float(32.0)), "32");
+        assert_eq!(shown("train.lr", Value::Float(2e-5)), "2e-5");
+        assert_eq!(shown("data.train", Value::Text("a/b.json".into())), "[\"a/b.json\"]");
+        assert_eq!(shown("train.epochs", Value::Float(1.5)), "1.5");
+        let wrong = render_value("adapter.rank", &Value::Integer(0), Path::new("")).unwrap_err();
+        assert_eq!(wrong, "`adapter.rank` must be a whole number of at least 1");
+    }
+
+    #[test]
+    fn overrides_as_toml() {
+        let render = |text: &str| render_override(text, Path::new(".."));
+        let shown = |text: &str| render(text).unwrap();
+        assert_eq!(shown("model.path=a/b"), ("model.path".into(), "\"../a/b\"".into()));
+        assert_eq!(shown("data.train=[a.json, b.json]").1, "[\"../a.json\", \"../b.json\"]");
+        assert_eq!(shown("output.dir=runs/x").1, "\"runs/x\"");
+        assert_eq!(shown("memory.budget=8GiB").1, "\"8GiB\"");
+        let said = render("lora_r=8").unwrap_err().to_string();
+        assert!(said.contains("adapter.rank"), "{said}");
+        assert!(render("train.steps").is_err());
+        assert!(render("train.steps=-1").is_err());
+    }
+}

@@ -1,0 +1,282 @@
+//! Configurations of other tools: each in `fixtures/import` becomes the recipe beside it, and that recipe plans.
+//! What is wrong with a file is said with its line; a damaged file never panics and never takes much memory.
+//! `UPDATE_EXPECT=1 cargo test -p smidgen --test import` writes the expected recipes and notes anew.
+
+#![allow(clippy::unwrap_used)]
+
+mod mutation;
+
+use expect_test::expect_file;
+use mutation::{cases, mutated, mutation, peak_bytes_of};
+use proptest::prelude::*;
+use smidgen::import::draft::Places;
+use smidgen::import::render::{render_json, render_notes, render_recipe};
+use smidgen::import::{ImportError, Imported, import};
+use smidgen::job::{Job, Purpose};
+use smidgen::planning::plan_job;
+use smidgen::recipe::{AdapterKind, RecipeSource, parse_recipe};
+use smidgen::report::wrap::fold;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn folder() -> PathBuf {
+    root().join("fixtures/import")
+}
+
+/// Every configuration with its text, sorted by name.
+static CONFIGURATIONS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
+    let paths = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let is_configuration = |path: &PathBuf| path.extension().is_some_and(|it| it == "json" || it == "yaml");
+    let mut files: Vec<PathBuf> = paths.filter(is_configuration).collect();
+    files.sort();
+    let named = files.into_iter().map(|path| {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    });
+    named.collect()
+});
+
+/// Nothing beside the configuration is found from there.
+fn nowhere() -> Places {
+    Places { working_directory: "/nowhere".into(), recipe_folder: "/nowhere".into() }
+}
+
+fn imported(text: &str, overrides: &[&str]) -> Result<Imported, ImportError> {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    import(text, None, &overrides, nowhere())
+}
+
+fn refused(text: &str) -> String {
+    imported(text, &[]).unwrap_err().to_string()
+}
+
+fn recipe_of(text: &str, overrides: &[&str]) -> String {
+    render_recipe(&imported(text, overrides).unwrap_or_else(|error| panic!("{error}")), "x.yaml")
+}
+
+#[test]
+fn every_configuration_becomes_its_recipe() {
+    assert!(CONFIGURATIONS.len() >= 10);
+    for (name, text) in CONFIGURATIONS.iter() {
+        let imported = imported(text, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let unknown: Vec<&str> = imported
+            .draft
+            .left_out
+            .iter()
+            .filter(|left| !left.is_known)
+            .map(|left| left.key.as_str())
+            .collect();
+        // Each name is documented by its tool.
+        assert_eq!(unknown, [] as [&str; 0], "{name}");
+        let stem = name.split('.').next().unwrap();
+        expect_file![folder().join(format!("{stem}.recipe.toml"))].assert_eq(&render_recipe(&imported, name));
+        let notes = fold(&render_notes(&imported, name), 80);
+        assert!(notes.lines().all(|line| line.chars().count() <= 80), "{name}: {notes}");
+        expect_file![folder().join(format!("{stem}.notes.txt"))].assert_eq(&(notes + "\n"));
+    }
+}
+
+/// The recipe of each, with what it leaves open given, in the shape of its model.
+#[test]
+fn every_recipe_plans() {
+    for (name, text) in CONFIGURATIONS.iter() {
+        let named = imported(text, &[]).unwrap();
+        let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
+            let name = line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase();
+            name
+        });
+        let model = format!("model.path={}", root().join("recipes/shapes").join(model).display());
+        // A GPU that is planned for and not there: as these files have it.
+        let given = [
+            &model,
+            "data.train=rows.jsonl",
+            "output.dir=runs/x",
+            "memory.budget=64GiB",
+            "memory.profile=h200",
+            "memory.threads=2",
+        ];
+        let imported = imported(text, &given).unwrap();
+        assert_eq!(imported.missing, [], "{name}");
+        let source = RecipeSource {
+            file: name.clone(),
+            folder: "/nowhere".into(),
+            text: render_recipe(&imported, name),
+        };
+        let recipe =
+            parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
+        let is_full = recipe.adapter.kind == AdapterKind::Full;
+        let planned = Job::prepare(recipe, Purpose::Plan).and_then(|job| plan_job(&job));
+        match planned {
+            Ok(planned) => assert!(planned.fits, "{name}: {}", planned.refusal()),
+            Err(failure) => {
+                let refused = failure.to_string();
+                assert!(
+                    is_full && refused.contains("`adapter.kind = full` is not supported"),
+                    "{name}: {refused}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_line_says_where_it_comes_from() {
+    for (name, text) in CONFIGURATIONS.iter() {
+        let recipe = render_recipe(&imported(text, &["memory.budget=8GiB"]).unwrap(), name);
+        let mut keys = 0;
+        let mut above = "";
+        for line in recipe.lines() {
+            if line.contains(" = ") {
+                keys += 1;
+                let explained = line.trim_start_matches("# ").contains("  # ") || above.starts_with("# ");
+                assert!(explained, "{name}: {line}");
+            }
+            above = line;
+        }
+        assert!(keys >= 5, "{recipe}");
+    }
+}
+
+#[test]
+fn json_holds_what_is_said() {
+    let (name, text) =
+        CONFIGURATIONS.iter().find(|(name, _)| name == "deepspeed-zero3-offload.json").unwrap();
+    let json = render_json(&imported(text, &[]).unwrap(), name);
+    assert_eq!(json["tool"], "DeepSpeed");
+    let missing: Vec<&str> =
+        json["missing"].as_array().unwrap().iter().map(|missing| missing["key"].as_str().unwrap()).collect();
+    assert_eq!(missing, ["model.path", "data.train", "output.dir"]);
+    let lines = json["lines"].as_array().unwrap();
+    let weights = lines.iter().find(|line| line["key"] == "memory.weights").unwrap();
+    assert_eq!(weights["value"], "\"host\"");
+    assert_eq!(weights["from"][0]["key"], "zero_optimization.offload_param.device");
+    assert_eq!(weights["from"][0]["line"], 37);
+    let left = json["no_counterpart"].as_array().unwrap();
+    let bucket = left.iter().find(|left| left["key"] == "zero_optimization.sub_group_size").unwrap();
+    assert!(bucket["why"].as_str().unwrap().contains("the plan is the allocation"));
+}
+
+#[test]
+fn overrides_win_and_replace_their_rivals() {
+    let file = "base_model: a/b\nadapter: lora\nnum_epochs: 3\nlearning_rate: 1e-3\nlora_r: 8\n";
+    let recipe = recipe_of(file, &["train.steps=50", "adapter.rank=4"]);
+    assert!(recipe.contains("steps = 50  # given") && !recipe.contains("epochs"), "{recipe}");
+    assert!(recipe.contains("rank = 4  # given"), "{recipe}");
+    let said = imported(file, &["lora_r=8"]).unwrap_err().to_string();
+    assert!(said.contains("adapter.rank"), "{said}");
+}
+
+#[test]
+fn a_line_that_would_do_nothing_is_a_comment() {
+    let file =
+        "model_name_or_path: a/b\nuse_peft: true\neval_strategy: steps\neval_steps: 20\noutput_dir: x\n";
+    let recipe = recipe_of(file, &[]);
+    assert!(recipe.contains("# eval_every = 20  # eval_steps: needs `data.eval`"), "{recipe}");
+    let recipe = recipe_of(file, &["data.eval=held.jsonl"]);
+    assert!(recipe.contains("\neval_every = 20  # eval_steps\n"), "{recipe}");
+}
+
+#[test]
+fn the_batch_is_what_a_step_takes_in() {
+    let batch = |text: &str| {
+        let recipe = recipe_of(text, &[]);
+        recipe.lines().find(|line| line.starts_with("batch")).unwrap().to_owned()
+    };
+    let trl = "learning_rate: 1e-4\nper_device_train_batch_size: 3\ngradient_accumulation_steps: 5\n";
+    assert_eq!(batch(trl), "batch = 15");
+    assert!(batch("learning_rate: 1e-4\noutput_dir: x\n").starts_with("batch = 8  # default of"));
+    let whole = "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4, \"gradient_accumulation_steps\": 2}";
+    assert!(batch(whole).contains("batch = 32  # train_batch_size: over 4 GPUs there"), "{}", batch(whole));
+}
+
+#[test]
+fn dora_with_rslora_has_its_scale_in_alpha() {
+    let text = "base_model: a/b\nadapter: lora\nlora_r: 16\nlora_alpha: 8\npeft_use_dora: true\npeft_use_rslora: true\n";
+    let recipe = recipe_of(text, &[]);
+    assert!(recipe.contains("kind = \"dora\"") && recipe.contains("alpha = 32  #"), "{recipe}");
+}
+
+/// What a file calls its things ends no comment and begins no key.
+#[test]
+fn names_stay_inside_their_comment() {
+    let text = "base_model: a/b\nadapter: lora\ndatasets:\n  - path: \"x\\n[train]\\nsteps = 1\"\n    type: alpaca\n";
+    let recipe = recipe_of(text, &[]);
+    assert!(recipe.contains("x [train] steps = 1") && !recipe.contains("\nsteps"), "{recipe}");
+}
+
+/// All mistakes at once, each with its line.
+#[test]
+fn contradictions_have_their_lines() {
+    for (text, words) in [
+        ("base_model: a/b\nadapter: qlora\n", "line 2: `adapter: qlora` needs `load_in_4bit: true`"),
+        ("base_model: a/b\nload_in_4bit: true\n", "line 2: `load_in_4bit` excludes training every weight"),
+        (
+            "base_model: a/b\nadapter: lora\nload_in_4bit: true\nload_in_8bit: true\n",
+            "in line 3 exclude each other",
+        ),
+        (
+            "base_model: a/b\nadapter: lora\nbf16: true\nfp16: true\n",
+            "line 4: `fp16` and `bf16` in line 3 exclude",
+        ),
+        (
+            "base_model: a/b\nadapter: lora\nlora_r: -4\n",
+            "line 3: `lora_r` cannot be said here: `adapter.rank` must be",
+        ),
+        ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
+        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\": only supervised fine-tuning is there"),
+        ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not there"),
+        (
+            "finetuning_type: full\nquantization_bit: 4\n",
+            "line 2: `quantization_bit` excludes training every weight",
+        ),
+        ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "exclude each other"),
+        ("peft_type: IA3\n", "line 1: `peft_type` is \"IA3\""),
+        (
+            "zero_optimization:\n  stage: 2\n  offload_param: {device: cpu}\n",
+            "line 3: `zero_optimization.offload_param` needs `stage` 3",
+        ),
+        ("zero_optimization: {stage: 7}\n", "line 1: `zero_optimization.stage` must be 0, 1, 2 or 3"),
+        ("zero_optimization: true\n", "line 1: `zero_optimization` must be a group of settings, got true"),
+        (
+            "zero_optimization: {}\ntrain_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n",
+            "line 2: `train_batch_size` is 10, which is no multiple of 4",
+        ),
+        (
+            "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",
+            "line 3: `fsdp_config` and `deepspeed_config` in line 2 exclude",
+        ),
+    ] {
+        let said = refused(text);
+        assert!(said.contains(words), "{text}\n{said}");
+    }
+    let both = refused("base_model: a/b\nadapter: lora\nlora_r: 0\nlearning_rate: fast\n");
+    assert!(both.starts_with("2 mistakes\n  line 3: ") && both.contains("\n  line 4: "), "{both}");
+}
+
+#[test]
+fn damaged_files_never_panic() {
+    let strategy = (any::<usize>(), prop::collection::vec(mutation(), 1..5));
+    proptest!(cases(), |((which, mutations) in strategy)| {
+        let (name, text) = &CONFIGURATIONS[which % CONFIGURATIONS.len()];
+        let bytes = mutated(text.as_bytes(), &mutations);
+        let text = String::from_utf8_lossy(&bytes);
+        let (result, peak_bytes) = peak_bytes_of(|| imported(&text, &[]).map(|imported| {
+            let (recipe, notes) = (render_recipe(&imported, name), render_notes(&imported, name));
+            (recipe, notes, render_json(&imported, name).to_string(), imported.missing)
+        }));
+        assert!(peak_bytes <= (4 << 20) + 400 * bytes.len(), "{peak_bytes} for {} bytes", bytes.len());
+        // What is made of it is a recipe, but for keys that are open.
+        if let Ok((recipe, _, _, missing)) = result {
+            let given: Vec<String> = missing.iter().map(|missing| format!("{}=x", missing.key)).collect();
+            let source = RecipeSource { file: name.clone(), folder: "/nowhere".into(), text: recipe.clone() };
+            if let Err(errors) = parse_recipe(&source, &given, Path::new("/nowhere")) {
+                panic!("{errors}\n{recipe}");
+            }
+        }
+    });
+}

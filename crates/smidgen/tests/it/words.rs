@@ -1,0 +1,134 @@
+//! What the program says, line by line: nothing wider than 80 columns, no colour where none is asked for.
+//!
+//! Every command that people read runs on a small recipe, well and badly. Paths are data and may be as long as they are.
+
+use crate::scratch::Scratch;
+
+/// Runs a command as in a terminal of the usual width, and holds what it says to it.
+fn held(scratch: &Scratch, arguments: &[&str], code: i32) -> String {
+    let mut command = scratch.command(arguments);
+    let output = command.env_remove("COLUMNS").output().unwrap();
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stdout}{stderr}");
+    // Help has lines of spaces between options.
+    let is_help = arguments.contains(&"--help");
+    for line in stdout.lines().chain(stderr.lines()) {
+        assert!(!line.contains('\x1b'), "{arguments:?} is coloured: {line:?}");
+        assert!(line == line.trim_end() || is_help, "{arguments:?} ends in spaces: {line:?}");
+        // A folder is one word and stays whole.
+        let is_path = line.split_whitespace().any(|word| word.contains(&*scratch.root().to_string_lossy()));
+        assert!(
+            line.chars().count() <= 80 || is_path,
+            "{arguments:?} has {} columns:\n{line}",
+            line.chars().count()
+        );
+    }
+    stdout + &stderr
+}
+
+#[test]
+fn reports_fit_80_columns() {
+    let scratch = Scratch::new();
+    held(&scratch, &["plan", "recipe.toml"], 0);
+    held(&scratch, &["plan", "recipe.toml", "memory.budget=20MiB", "data.max_tokens=40"], 0);
+    held(&scratch, &["fit", "recipe.toml"], 0);
+    held(&scratch, &["preview", "recipe.toml", "--rows", "0"], 0);
+    held(&scratch, &["doctor", "--no-measure"], 0);
+    held(&scratch, &["doctor", "recipe.toml", "--no-measure"], 0);
+    held(&scratch, &["train", "recipe.toml", "train.log_every=1"], 0);
+    held(&scratch, &["train", "recipe.toml", "--resume"], 0);
+    held(&scratch, &["eval", "run"], 0);
+    held(&scratch, &["inspect", "run"], 0);
+    held(&scratch, &["inspect", "model"], 0);
+}
+
+#[test]
+fn refusals_fit_80_columns() {
+    let scratch = Scratch::new();
+    for (code, arguments) in [
+        (1, &["plan", "recipe.toml", "memory.budget=1MiB"] as &[&str]),
+        (1, &["train", "recipe.toml", "memory.budget=1MiB"]),
+        (2, &["plan", "nothing.toml"]),
+        (
+            2,
+            &[
+                "plan",
+                "recipe.toml",
+                "lora_r=8",
+                "per_device_train_batch_size=4",
+                "gradient_accumulation_steps=2",
+            ],
+        ),
+        (2, &["plan", "recipe.toml", "adapter.targets=[q_proj, no_such_module]"]),
+        (2, &["plan", "recipe.toml", "train.lr=-1", "memory.recompute=sometimes", "model.base=q4"]),
+        (1, &["train", "recipe.toml", "data.train=nothing.jsonl"]),
+        (1, &["train", "recipe.toml", "model.path=nothing"]),
+        (1, &["train", "recipe.toml", "model.path=hf:org/name"]),
+        (1, &["preview", "recipe.toml", "data.format=chat"]),
+        (2, &["import", "data.jsonl"]),
+        (1, &["inspect", "nothing"]),
+        (2, &["eval", "recipe.toml", "--task", "taste"]),
+        (1, &["doctor", "recipe.toml", "--no-measure", "model.path=nothing"]),
+    ] {
+        held(&scratch, arguments, code);
+    }
+}
+
+#[test]
+fn help_fits_80_columns() {
+    let scratch = Scratch::new();
+    let all = held(&scratch, &["--help"], 0);
+    let names =
+        all.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = names
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(
+        commands.contains(&"plan") && commands.contains(&"import") && commands.len() >= 14,
+        "{commands:?}"
+    );
+    for command in commands.iter().filter(|command| **command != "help") {
+        held(&scratch, &[command, "--help"], 0);
+    }
+}
+
+#[test]
+fn import_writes_a_recipe_and_says_the_rest() {
+    let scratch = Scratch::new();
+    scratch.write("zero.json", r#"{"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "offload_param": {"device": "cpu"}}}"#);
+    let said = held(&scratch, &["import", "zero.json", "--out", "new/zero.toml"], 1);
+    assert!(said.contains("cannot be written"), "{said}");
+    let said = held(&scratch, &["import", "zero.json", "--out", "zero.toml"], 0);
+    assert!(said.contains("the plan is the allocation") && said.contains("data.train"), "{said}");
+    let recipe = scratch.text("zero.toml");
+    assert!(recipe.contains("# zero_optimization.offload_param.device"), "{recipe}");
+    assert!(recipe.contains("\nweights = \"host\"\n"), "{recipe}");
+    held(&scratch, &["import", "zero.json", "--out", "zero.toml"], 2);
+    assert_eq!(scratch.text("zero.toml"), recipe, "a recipe that is there stays");
+    // Complete with what is given beside it, and a recipe for every other command.
+    let given = [
+        "model.path=model",
+        "data.train=data.jsonl",
+        "output.dir=run",
+        "memory.budget=64MiB",
+        "memory.weights=device",
+    ];
+    held(&scratch, &[&["import", "zero.json", "--out", "whole.toml"][..], &given].concat(), 0);
+    let plan = held(&scratch, &["plan", "whole.toml", "memory.device=cpu"], 0);
+    assert!(plan.contains("fits"), "{plan}");
+    let json = scratch.run(&["import", "zero.json", "--json"]);
+    assert_eq!((json.code, &*json.stderr), (Some(0), ""));
+    assert!(serde_json::from_str::<serde_json::Value>(&json.stdout).unwrap()["missing"].is_array());
+}
+
+#[test]
+fn shells_learn_the_commands() {
+    let scratch = Scratch::new();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = scratch.run(&["completions", shell]);
+        assert_eq!(script.code, Some(0));
+        assert!(script.stdout.contains("import") && script.stdout.contains("resume"), "{shell}");
+    }
+    assert_eq!(scratch.run(&["completions", "tcsh"]).code, Some(2));
+}
