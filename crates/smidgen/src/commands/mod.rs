@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod dash;
 pub mod doctor;
 pub mod eval;
 pub mod export;
@@ -16,6 +17,7 @@ pub mod merge;
 pub mod original;
 pub mod preview;
 pub mod pull;
+pub mod report;
 
 use crate::failure::Failure;
 use std::io::Write;
