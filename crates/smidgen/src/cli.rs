@@ -14,7 +14,9 @@ use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
-use crate::recipe::{AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job};
+use crate::recipe::{
+    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
+};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_facts::PlanFacts;
@@ -176,8 +178,8 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
     }
     let planned = plan_job(&job)?;
     if let Some(path) = &args.html {
-        let facts: PlanFacts =
-            serde_json::from_value(plan_json::render_json(&planned)).expect("a page reads what plans are written as");
+        let facts: PlanFacts = serde_json::from_value(plan_json::render_json(&planned))
+            .expect("a page reads what plans are written as");
         report::write_page(path, &RunRecord::of_plan(facts, render_job(&job.recipe)))?;
     }
     let text = if args.json {
@@ -245,7 +247,14 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     }
     adapters::check_start(&planned.solution.plan, &job, &start)?;
     let device = device.with_spill_folder(output.clone());
-    let course = Course { dir: dir.clone(), recipe_text: &source.text, free_memory: &mut Machine, quiet, is_monitored: !args.unmonitored, say: &say };
+    let course = Course {
+        dir: dir.clone(),
+        recipe_text: &source.text,
+        free_memory: &mut Machine,
+        quiet,
+        is_monitored: !args.unmonitored,
+        say: &say,
+    };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);
     let Went { outcome, total_steps: total, planned_bytes, .. } =

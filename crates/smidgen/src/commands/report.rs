@@ -40,7 +40,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.json {
         let mut value = summary.render_json();
-        value["phases"] = record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
+        value["phases"] =
+            record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
         value["page"] = json!(page);
         return print(&render_text(&value));
     }

@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn lists_of_plain_values_are_one_line() {
-        let value = json!({"a": [1, 2.5, "x"], "b": {"c": [], "d": {}}, "e": [{"f": null}, [3]], "g \"": true});
+        let value =
+            json!({"a": [1, 2.5, "x"], "b": {"c": [], "d": {}}, "e": [{"f": null}, [3]], "g \"": true});
         let text = render_text(&value);
         assert_eq!(
             text,

@@ -234,10 +234,9 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 pinned_bytes: row.pinned_bytes,
                 host_rss_bytes: row.host_rss_bytes,
             }),
-            (None, Some(_)) => metrics.evaluations.push(EvaluationRow {
-                step: row.step,
-                eval_loss: row.eval_loss.unwrap_or(f64::NAN),
-            }),
+            (None, Some(_)) => metrics
+                .evaluations
+                .push(EvaluationRow { step: row.step, eval_loss: row.eval_loss.unwrap_or(f64::NAN) }),
             (None, None) => return Err(no_row("it has neither `step_ms` nor `eval_ms`")),
         }
     }

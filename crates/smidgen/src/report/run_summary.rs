@@ -2,7 +2,8 @@
 //!
 //! One set of numbers for the lines that `train` ends with, for `report --json` and for the page. Memory is that of the
 //! device: the process where the device is the CPU. It grew by what the second half of a part took above the most of the
-//! first half; parts are processes, and are not compared with each other.
+//! first half; parts are processes, and are not compared with each other. A process takes some pages late, where code
+//! runs for the first time: so much is no growth. A GPU's memory is exact.
 
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
@@ -31,6 +32,8 @@ pub struct MemorySummary {
     pub peak_bytes: Option<u64>,
     pub mean_bytes: Option<u64>,
     pub growth_bytes: Option<u64>,
+    /// Up to this it did not grow.
+    pub noise_bytes: u64,
     /// Least ÷ most used, over the steps.
     pub steadiness: Option<f64>,
     /// Peak of the live bytes ÷ reserved bytes of the arena.
@@ -69,6 +72,26 @@ pub struct StabilitySummary {
     /// Times that the plan changed with the memory that could be had.
     pub plan_changes: usize,
     pub failure: Option<String>,
+}
+
+/// Pages that a process takes late: measured at some 20 KiB, where checkpoints are written and removed.
+const PAGES_BYTES: u64 = 256 << 10;
+
+impl MemorySummary {
+    /// Whether more was taken later than before; `None` where there are too few steps to say.
+    pub fn has_grown(&self) -> Option<bool> {
+        self.growth_bytes.map(|bytes| bytes > self.noise_bytes)
+    }
+
+    /// For people.
+    pub fn render_growth(&self) -> String {
+        match (self.has_grown(), self.growth_bytes.unwrap_or(0)) {
+            (None, _) => "too few steps to say whether it grew".into(),
+            (Some(false), 0) => "no growth".into(),
+            (Some(false), bytes) => format!("no growth but {} of pages", format_bytes(bytes)),
+            (Some(true), bytes) => format!("grew by {}", format_bytes(bytes)),
+        }
+    }
 }
 
 pub fn summarize(run: &RunRecord) -> RunSummary {
@@ -112,6 +135,7 @@ fn memory(run: &RunRecord) -> MemorySummary {
         peak_bytes: peaks.max(),
         mean_bytes: (count > 0).then(|| (sum / u128::from(count.max(1))) as u64),
         growth_bytes: run.parts().into_iter().filter_map(growth_bytes).max(),
+        noise_bytes: if run.plan.policy.device == "cpu" { PAGES_BYTES } else { 0 },
         steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
         arena_efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
         least_free_bytes: run.rows.iter().filter_map(|row| row.device_free_bytes).min(),
@@ -179,6 +203,7 @@ impl RunSummary {
                 "budget_bytes": memory.budget_bytes,
                 "mean_bytes": memory.mean_bytes,
                 "growth_bytes": memory.growth_bytes,
+                "grew": memory.has_grown(),
                 "peak_live_of_reserved": memory.arena_efficiency,
                 "least_of_most_used": memory.steadiness,
                 "least_free_bytes": memory.least_free_bytes,
@@ -217,12 +242,9 @@ impl RunSummary {
         };
         let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
         let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
-        let growth = match memory.growth_bytes {
-            None => "too few steps to say whether it grew".into(),
-            Some(0) => "no growth".into(),
-            Some(bytes) => format!("grew by {}", format_bytes(bytes)),
-        };
-        let steady = memory.steadiness.map_or(String::new(), |part| format!(", least {} of most", percent(part)));
+        let growth = memory.render_growth();
+        let steady =
+            memory.steadiness.map_or(String::new(), |part| format!(", least {} of most", percent(part)));
         vec![
             format!("memory: peak {peak}, planned {planned}{mean}, {growth}"),
             format!("        arena {} alive at its peak{steady}", percent(memory.arena_efficiency)),
@@ -243,7 +265,10 @@ impl RunSummary {
             ));
         }
         if let (Some(first), Some(last)) = (self.loss.first, self.loss.last) {
-            let best = self.loss.best_eval.map(|(step, loss)| format!(", eval {loss:.4} at best, after step {step}"));
+            let best = self
+                .loss
+                .best_eval
+                .map(|(step, loss)| format!(", eval {loss:.4} at best, after step {step}"));
             lines.push(format!("loss: {first:.4} to {last:.4}{}", best.unwrap_or_default()));
         }
         lines.push(format!("stable: {}", self.stability.render()));

@@ -93,7 +93,8 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile) -> Time
     let stretch_of = |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * STRETCHES as f64) as usize);
     for stretch in moments.chunk_by(|one, next| stretch_of(one) == stretch_of(next)) {
         // The first of equals: the peak of a plan is the first, too.
-        let highest = stretch.iter().fold(&stretch[0], |best, it| if it.live > best.live { it } else { best });
+        let highest =
+            stretch.iter().fold(&stretch[0], |best, it| if it.live > best.live { it } else { best });
         if stretch.iter().any(|it| (it.entry, it.step) == (peak.entry, peak.step)) {
             timeline.peak = timeline.len();
         }
@@ -176,11 +177,14 @@ fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
     sums
 }
 
+/// What is brought ahead for backward travels during forward, which ends with its last step.
 fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
-    match (moment.entry, plan.entry(moment.entry).steps[moment.step].phase) {
-        (Entry::MicroStep, Phase::Forward) => "forward",
-        (Entry::MicroStep, Phase::Recompute | Phase::Backward | Phase::Update) => "backward",
-        (entry, _) => entry.name(),
+    let last_forward =
+        |entry: Entry| plan.entry(entry).steps.iter().rposition(|it| it.phase == Phase::Forward);
+    match moment.entry {
+        Entry::MicroStep if Some(moment.step) <= last_forward(Entry::MicroStep) => "forward",
+        Entry::MicroStep => "backward",
+        entry => entry.name(),
     }
 }
 
@@ -224,14 +228,19 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64) -> Vec<C
         let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|it| it.bytes).sum();
-            named.push(line(format!("{} smaller {}", rest.len(), words(category)), category, bytes, rest.len()));
+            named.push(line(format!("smaller {}", words(category)), category, bytes, rest.len()));
         }
     }
     for (category, (bytes, count)) in groups {
         named.push(line(format!("all {}", words(category)), category, bytes as u64, count));
     }
     let live = plan.persistent_bytes + plan.live_bytes(entry).get(step).copied().unwrap_or(0);
-    named.push(Content { name: "context".into(), category: "context".into(), bytes: context_bytes, count: 1 });
+    named.push(Content {
+        name: "context".into(),
+        category: "context".into(),
+        bytes: context_bytes,
+        count: 1,
+    });
     named.push(line("alignment".into(), Category::Workspace, (live - used) as u64, 0));
     named.retain(|it| it.bytes > 0);
     named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));

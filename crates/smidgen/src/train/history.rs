@@ -157,12 +157,10 @@ mod tests {
         end_for_another_plan(&dir, 99).unwrap();
         let history = History::read(folder.path()).unwrap().unwrap();
         assert_eq!((history.total_steps, history.resumes()), (100, 1));
-        let ends: Vec<_> = history.parts.iter().map(|part| (part.first_step, part.ended, part.last_step)).collect();
-        let expected = [
-            (0, None, None),
-            (10, Some(PartEnd::PlanChanged), Some(20)),
-            (20, Some(PartEnd::Failed), None),
-        ];
+        let ends: Vec<_> =
+            history.parts.iter().map(|part| (part.first_step, part.ended, part.last_step)).collect();
+        let expected =
+            [(0, None, None), (10, Some(PartEnd::PlanChanged), Some(20)), (20, Some(PartEnd::Failed), None)];
         assert_eq!(ends, expected);
         assert_eq!(history.parts[2].message.as_deref(), Some("step 31 is not finite"));
     }

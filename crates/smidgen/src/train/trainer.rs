@@ -172,8 +172,7 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     /// Stops and saves where more than a planned peak is measured, beyond what measuring itself is worth.
     pub fn with_planned_peak(self, peak_bytes: u64) -> Trainer<'a, D> {
-        const MEASURE_BYTES: u64 = 8 << 20;
-        Trainer { limit_bytes: Some(peak_bytes + peak_bytes / 100 + MEASURE_BYTES), ..self }
+        Trainer { limit_bytes: Some(measurable_peak(peak_bytes)), ..self }
     }
 
     /// Whether to look at memory after every step.
@@ -556,6 +555,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))
     }
+}
+
+/// The most that a run of a planned peak may be measured to take.
+pub fn measurable_peak(planned_bytes: u64) -> u64 {
+    const MEASURE_BYTES: u64 = 8 << 20;
+    planned_bytes + planned_bytes / 100 + MEASURE_BYTES
 }
 
 /// More than a row of the journal takes.

@@ -37,7 +37,8 @@ fn a_run_ends_with_its_page() {
     let rows = scratch.metrics("run");
     let measured = rows.iter().filter_map(|row| row.get("device_peak_bytes")?.as_u64()).max();
     assert_eq!(summary["memory"]["peak_bytes"], json!(measured));
-    let [live, reserved] = ["peak_live_bytes", "reserved_bytes"].map(|name| plan["arena"][name].as_f64().unwrap());
+    let [live, reserved] =
+        ["peak_live_bytes", "reserved_bytes"].map(|name| plan["arena"][name].as_f64().unwrap());
     assert_eq!(summary["memory"]["peak_live_of_reserved"], json!(live / reserved));
     let arena = rows.iter().filter_map(|row| row.get("arena_peak_bytes")).collect::<Vec<_>>();
     assert_eq!(arena, [&plan["arena"]["peak_live_bytes"]; 8]);
@@ -61,7 +62,10 @@ fn the_timeline_is_that_of_the_plan() {
     for (case, overrides) in [
         ("llama-gqa-tied", &[][..]),
         ("llama-gqa-tied", &["memory.recompute=all", "memory.micro_tokens=40"]),
-        ("llama-bias-linear", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
+        (
+            "llama-bias-linear",
+            &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"],
+        ),
         ("llama-f16-some-layers", &["data.train=absent.jsonl", "data.max_tokens=300"]),
     ] {
         let scratch = Scratch::of(case);
@@ -84,14 +88,21 @@ fn the_timeline_is_that_of_the_plan() {
         let context = number(&plan["rows"]["context"]);
         assert_eq!(most, context + number(&plan["arena"]["peak_live_bytes"]), "{case} {overrides:?}");
         assert_eq!(timeline["place"][peak], plan["peak_at"], "{case}");
-        let listed: u64 = timeline["contents"].as_array().unwrap().iter().map(|it| number(&it["bytes"])).sum();
+        let listed: u64 =
+            timeline["contents"].as_array().unwrap().iter().map(|it| number(&it["bytes"])).sum();
         assert_eq!(listed, most, "{case} {overrides:?}");
-        for (row, column) in timeline["bytes"].as_object().unwrap().iter().filter(|(row, _)| *row != "workspace") {
+        for (row, column) in
+            timeline["bytes"].as_object().unwrap().iter().filter(|(row, _)| *row != "workspace")
+        {
             assert_eq!(column[peak], plan["rows"][row], "{case} {row}");
         }
         let begins: Vec<f64> =
             timeline["begin_ms"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect();
-        assert!(begins[0] == 0.0 && begins.is_sorted() && begins[length - 1] <= timeline["end_ms"].as_f64().unwrap());
+        assert!(
+            begins[0] == 0.0
+                && begins.is_sorted()
+                && begins[length - 1] <= timeline["end_ms"].as_f64().unwrap()
+        );
     }
 }
 
@@ -172,7 +183,11 @@ fn folders_that_are_no_runs_are_refused() {
     std::fs::remove_file(scratch.path("run/metrics.jsonl")).unwrap();
     scratch.refused(1, &["report", "run"], &["`run` has no `metrics.jsonl`", "--html"]);
     scratch.write("run/metrics.jsonl", &rows);
-    for (broken, words) in [("{\"step\": 3, \"loss\": }", "line 2 is not a metrics row"), ("[]", "line 2"), ("{\"step\":3}", "neither `step_ms`")] {
+    for (broken, words) in [
+        ("{\"step\": 3, \"loss\": }", "line 2 is not a metrics row"),
+        ("[]", "line 2"),
+        ("{\"step\":3}", "neither `step_ms`"),
+    ] {
         let lines: Vec<&str> = rows.lines().collect();
         scratch.write("run/metrics.jsonl", [lines[0], broken, lines[2], ""].join("\n"));
         scratch.refused(1, &["report", "run"], &["metrics.jsonl` line 2", words]);
@@ -251,7 +266,10 @@ fn a_live_page_follows_the_run() {
     scratch.train("run", &["train.steps=4"]);
     let served = Served::of(&scratch, "run");
     let (status, page) = served.get("/");
-    assert!(status == "200 OK" && page.contains("done, 4 steps") && page.contains("fetch(\"/metrics\""), "{status}");
+    assert!(
+        status == "200 OK" && page.contains("done, 4 steps") && page.contains("fetch(\"/metrics\""),
+        "{status}"
+    );
     let metrics = |served: &Served| -> Value { serde_json::from_str(&served.get("/metrics").1).unwrap() };
     let before = metrics(&served);
     assert_eq!(before["steps"], json!(4));
@@ -272,7 +290,11 @@ fn a_live_page_follows_the_run() {
     assert!(words.contains("line 1 is not a metrics row"), "{words}");
     let port = served.address.rsplit_once(':').unwrap().1;
     scratch.write("run/metrics.jsonl", more);
-    scratch.refused(1, &["dash", "run", "--port", port], &[&format!("port {port} of this machine cannot be used"), "hint: `--port 0`"]);
+    scratch.refused(
+        1,
+        &["dash", "run", "--port", port],
+        &[&format!("port {port} of this machine cannot be used"), "hint: `--port 0`"],
+    );
 }
 
 /// `docs/run-folder.md` names every field that is written.

@@ -73,7 +73,8 @@ pub fn render_chart(chart: &Chart) -> String {
             Look::Dots => dots_path(&line.points, x, y),
             Look::Main | Look::Faint => line_path(&line.points, x, y),
         };
-        write!(picture, "<path class=\"line {}\" d=\"{path}\"/>", line.look.class()).expect("writing to a string");
+        write!(picture, "<path class=\"line {}\" d=\"{path}\"/>", line.look.class())
+            .expect("writing to a string");
     }
     let lines: Vec<Value> = chart
         .lines
@@ -84,8 +85,7 @@ pub fn render_chart(chart: &Chart) -> String {
             json!({"name": line.name, "points": points})
         })
         .collect();
-    let ends = (x.ticks.first().map(|it| it.0), x.ticks.last().map(|it| it.0));
-    let data = json!({"kind": "lines", "unit": unit.name(), "low": x.low, "high": x.high, "lines": lines, "ends": [ends.0, ends.1]});
+    let data = json!({"kind": "lines", "unit": unit.name(), "low": x.low, "high": x.high, "lines": lines});
     let body = format!("{}{}", render_levels(&chart.levels, y), render_ticks(x, y));
     let figure = Figure {
         id: chart.id,
@@ -133,7 +133,8 @@ impl Figure<'_> {
 
 /// Lines at the ticks of the y axis.
 pub fn grid(y: &Axis) -> String {
-    let lines: String = y.ticks.iter().map(|(value, _)| format!("M0 {}H1000", at(1.0 - y.place(*value)))).collect();
+    let lines: String =
+        y.ticks.iter().map(|(value, _)| format!("M0 {}H1000", at(1.0 - y.place(*value)))).collect();
     format!("<path class=\"grid\" d=\"{lines}\"/>")
 }
 
@@ -141,13 +142,15 @@ pub fn render_ticks(x: &Axis, y: &Axis) -> String {
     let mut text = String::new();
     for (value, label) in &y.ticks {
         let place = percent(y.place(*value));
-        write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label)).expect("writing");
+        write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label))
+            .expect("writing");
     }
     for (value, label) in &x.ticks {
         let part = x.place(*value);
         let end = if part > 0.94 { " end" } else { "" };
         let place = percent(part);
-        write!(text, "<span class=\"tick x{end}\" style=\"left:{place}\">{}</span>", escape(label)).expect("writing");
+        write!(text, "<span class=\"tick x{end}\" style=\"left:{place}\">{}</span>", escape(label))
+            .expect("writing");
     }
     text
 }
@@ -171,20 +174,24 @@ fn render_legend(chart: &Chart) -> String {
 
 /// Some values of each line, evenly over the steps.
 fn render_table(chart: &Chart) -> String {
-    let mut steps: Vec<f64> = chart.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
+    let mut steps: Vec<f64> =
+        chart.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
     steps.sort_by(f64::total_cmp);
     steps.dedup();
     let chosen: Vec<f64> = match steps.len() {
         count if count <= TABLE_ROWS => steps,
         count => (0..TABLE_ROWS).map(|row| steps[row * (count - 1) / (TABLE_ROWS - 1)]).collect(),
     };
-    let headings: String = chart.lines.iter().map(|line| format!("<th scope=\"col\">{}</th>", escape(line.name))).collect();
+    let headings: String =
+        chart.lines.iter().map(|line| format!("<th scope=\"col\">{}</th>", escape(line.name))).collect();
     let mut rows = String::new();
     for step in chosen {
         let cells: String = chart.lines.iter().map(|line| cell(line, step, chart.unit)).collect();
         write!(rows, "<tr><th scope=\"row\">{step}</th>{cells}</tr>").expect("writing to a string");
     }
-    format!("<table><thead><tr><th scope=\"col\">step</th>{headings}</tr></thead><tbody>{rows}</tbody></table>")
+    format!(
+        "<table><thead><tr><th scope=\"col\">step</th>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+    )
 }
 
 /// The value of a line at a step: at or before it for lines, there alone for points.

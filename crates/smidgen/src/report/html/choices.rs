@@ -3,7 +3,7 @@
 //! A layer's activations are kept until backward, computed again there, or wait elsewhere; its weights lie on the device
 //! or are brought ahead of use. The reasons and prices are the solver's own words and numbers.
 
-use super::escape::escape;
+use super::escape::{escape, marked};
 use super::numbers::short;
 use crate::bytes::format_bytes;
 use crate::report::plan_facts::{PlanFacts, PolicyFacts, PriceFacts};
@@ -50,7 +50,12 @@ impl Fate {
 }
 
 pub fn render_choices(plan: &PlanFacts) -> String {
-    format!("{}<div class=\"pair\">{}{}</div>", render_layers(plan), render_reasons(plan), render_prices(plan))
+    format!(
+        "{}<div class=\"pair\">{}{}</div>",
+        render_layers(plan),
+        render_reasons(plan),
+        render_prices(plan)
+    )
 }
 
 fn render_layers(plan: &PlanFacts) -> String {
@@ -65,27 +70,33 @@ fn render_layers(plan: &PlanFacts) -> String {
     for (layer, fate, is_streamed) in &layers {
         let (class, streamed) = (fate.class(), if *is_streamed { " streamed" } else { "" });
         let words = describe(*fate, *is_streamed);
-        write!(cells, "<li class=\"{class}{streamed}\" title=\"layer {layer}: {words}\">{layer}</li>").expect("writing");
+        write!(cells, "<li class=\"{class}{streamed}\" title=\"layer {layer}: {words}\">{layer}</li>")
+            .expect("writing");
     }
     for run in layers.chunk_by(|one, next| (one.1, one.2) == (next.1, next.2)) {
         let (first, last) = (run[0].0, run[run.len() - 1].0);
         let range = if first == last { format!("{first}") } else { format!("{first} to {last}") };
         let words = describe(run[0].1, run[0].2);
-        write!(table, "<tr><th scope=\"row\">{range}</th><td>{words}</td></tr>").expect("writing to a string");
+        write!(table, "<tr><th scope=\"row\">{range}</th><td>{words}</td></tr>")
+            .expect("writing to a string");
     }
     let count = |fate: Fate| layers.iter().filter(|layer| layer.1 == fate).count();
     let mut legend: String = Fate::ALL
         .into_iter()
         .filter(|fate| count(*fate) > 0)
-        .map(|fate| format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate)))
+        .map(|fate| {
+            format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
+        })
         .collect();
     let streamed = policy.weights_away.len();
     if streamed > 0 {
-        write!(legend, "<li class=\"streamed\">weights streamed <small>× {streamed}</small></li>").expect("writing");
+        write!(legend, "<li class=\"streamed\">weights streamed <small>× {streamed}</small></li>")
+            .expect("writing");
     }
     format!(
         "<h3>Layer by layer</h3><ul class=\"legend\">{legend}</ul><ol class=\"layers\" aria-hidden=\"true\">{cells}</ol>\
-         <details id=\"layers-table\"><summary>As a table</summary><table><thead><tr><th scope=\"col\">layers</th><th scope=\"col\">choice</th></tr></thead>\
+         <details id=\"layers-table\"><summary>As a table</summary>\
+         <table><thead><tr><th scope=\"col\">layers</th><th scope=\"col\">choice</th></tr></thead>\
          <tbody>{table}</tbody></table></details>"
     )
 }
@@ -99,11 +110,12 @@ fn render_reasons(plan: &PlanFacts) -> String {
     let mut items = String::new();
     for reason in &plan.policy.reasons {
         let (what, why) = reason.split_once(": ").unwrap_or(("", reason));
-        let what = if what.is_empty() { String::new() } else { format!("<strong>{}</strong> ", escape(what)) };
-        write!(items, "<li>{what}{}</li>", escape(why)).expect("writing to a string");
+        let what =
+            if what.is_empty() { String::new() } else { format!("<strong>{}</strong> ", escape(what)) };
+        write!(items, "<li>{what}{}</li>", marked(why)).expect("writing to a string");
     }
     for note in plan.notes.iter().chain(&plan.advice) {
-        write!(items, "<li><strong>note</strong> {}</li>", escape(note)).expect("writing to a string");
+        write!(items, "<li><strong>note</strong> {}</li>", marked(note)).expect("writing to a string");
     }
     format!("<div><h3>Why</h3><ul class=\"reasons\">{items}</ul></div>")
 }
@@ -116,7 +128,8 @@ fn render_prices(plan: &PlanFacts) -> String {
             .into(),
         false => format!(
             "<div><h3>What it costs</h3><table><thead><tr><th scope=\"col\">choice</th><th scope=\"col\">memory</th>\
-             <th scope=\"col\">time a step</th></tr></thead><tbody>{rows}</tbody></table></div>"
+             <th scope=\"col\">time a step</th></tr></thead><tbody>{rows}</tbody></table>\
+             <p class=\"note\">Each against the same plan without it, as predicted.</p></div>"
         ),
     }
 }
@@ -125,5 +138,8 @@ fn render_price(price: &PriceFacts) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
     let saved = if price.saved_bytes >= 0 { format!("saves {size}") } else { format!("takes {size}") };
     let choice = escape(&price.choice);
-    format!("<tr><th scope=\"row\">{choice}</th><td>{saved}</td><td>+{} ms</td></tr>", short(price.cost_ms.max(0.0)))
+    format!(
+        "<tr><th scope=\"row\">{choice}</th><td>{saved}</td><td>+{} ms</td></tr>",
+        short(price.cost_ms.max(0.0))
+    )
 }

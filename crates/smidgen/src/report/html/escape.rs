@@ -23,6 +23,21 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
+/// Text whose names stand in backticks.
+pub fn marked(text: &str) -> String {
+    let mut pieces = text.split('`');
+    let mut marked = escape(pieces.next().unwrap_or(""));
+    let rest: Vec<&str> = pieces.collect();
+    for pair in rest.chunks(2) {
+        match pair {
+            [name, after] => marked += &format!("<code>{}</code>{}", escape(name), escape(after)),
+            // One that nothing closes is a sign like any other.
+            alone => alone.iter().for_each(|text| marked += &format!("`{}", escape(text))),
+        }
+    }
+    marked
+}
+
 /// Data for the page's script; nothing in it ends the element that holds it.
 pub fn render_data(value: &Value) -> String {
     let text = value.to_string().replace('<', "\\u003c").replace('\u{2028}', "\\u2028");
@@ -33,6 +48,12 @@ pub fn render_data(value: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn names_in_backticks_are_code() {
+        assert_eq!(marked("a `b<` c `d` `e"), "a <code>b&lt;</code> c <code>d</code> `e");
+        assert_eq!(marked("<"), "&lt;");
+    }
 
     #[test]
     fn markup_stays_text() {

@@ -3,11 +3,12 @@
 //! Of a plan alone: what it will take and how fast it should be.
 
 use super::charts::percent;
-use super::escape::escape;
+use super::escape::{escape, marked};
 use super::numbers::{duration, grouped, short};
 use crate::bytes::format_bytes;
 use crate::report::run_folder::RunRecord;
 use crate::report::run_summary::{self, RunSummary};
+use crate::train::trainer::measurable_peak;
 
 /// Whether an answer is a good one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,7 @@ fn render_card(card: &Card) -> String {
         card.question,
         escape(&card.answer),
         card.below,
-        escape(&card.more)
+        marked(&card.more)
     )
 }
 
@@ -70,27 +71,45 @@ fn peak(summary: &RunSummary) -> Card {
         return Card { question: "Peak memory", answer, more, below: String::new(), tone: Tone::Plain };
     };
     let more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
-    let tone = if peak <= planned { Tone::Good } else { Tone::Bad };
-    Card { question: "Peak memory", answer: format_bytes(peak), more, below: bar(peak, planned, budget), tone }
+    let tone = match peak {
+        _ if peak <= planned => Tone::Good,
+        // Measuring is not worth more.
+        _ if peak <= measurable_peak(planned) => Tone::Plain,
+        _ => Tone::Bad,
+    };
+    Card {
+        question: "Peak memory",
+        answer: format_bytes(peak),
+        more,
+        below: bar(peak, planned, budget),
+        tone,
+    }
 }
 
 fn growth(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
-    let (answer, tone) = match memory.growth_bytes {
+    let grown = memory.growth_bytes.unwrap_or(0);
+    let (answer, tone) = match memory.has_grown() {
         None => ("too few steps to say".to_string(), Tone::Plain),
-        Some(0) => ("no".to_string(), Tone::Good),
-        Some(bytes) => (format!("by {}", format_bytes(bytes)), Tone::Bad),
+        Some(false) => ("no".to_string(), Tone::Good),
+        Some(true) => (format!("by {}", format_bytes(grown)), Tone::Bad),
+    };
+    let pages = match memory.has_grown() {
+        Some(false) if grown > 0 => format!("but {} of pages, taken late; ", format_bytes(grown)),
+        _ => String::new(),
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
-    let steady = memory.steadiness.map_or(String::new(), |part| format!("least {} of most; ", run_summary::percent(part)));
+    let steady = memory
+        .steadiness
+        .map_or(String::new(), |part| format!("least {} of most; ", run_summary::percent(part)));
     let arena = run_summary::percent(memory.arena_efficiency);
-    let more = format!("{mean}{steady}{arena} of the arena alive at its peak");
+    let more = format!("{pages}{mean}{steady}{arena} of the arena alive at its peak");
     Card { question: "Did memory grow?", answer, more, below: String::new(), tone }
 }
 
 fn speed(summary: &RunSummary) -> Card {
     let speed = &summary.speed;
-    let answer = speed.tokens_per_s.map_or("unknown".into(), |rate| format!("{} tokens/s", short(rate)));
+    let answer = speed.tokens_per_s.map_or("unknown".into(), |rate| format!("{} tok/s", short(rate)));
     let step = speed.step_ms.map_or(String::new(), |ms| format!("{} ms a step", short(ms)));
     let more = format!(
         "{step}, predicted {} ms; {} tokens in {}",
@@ -149,7 +168,7 @@ fn planned_speed(run: &RunRecord) -> Card {
         _ => format!("the profile `{}`", plan.profile.name),
     };
     let more = format!("{} ms a step, by {by}", short(plan.step_ms));
-    let answer = format!("{} tokens/s", short(plan.tokens_per_s));
+    let answer = format!("{} tok/s", short(plan.tokens_per_s));
     Card { question: "Speed, predicted", answer, more, below: String::new(), tone: Tone::Plain }
 }
 

@@ -30,7 +30,9 @@ pub fn render_memory(plan: &PlanFacts) -> String {
     let timeline = &plan.timeline;
     let drawn = match timeline.is_whole() {
         true => render_pictures(plan, timeline),
-        false => "<p class=\"lead\">This plan was made by an earlier version, which kept no timeline.</p>".into(),
+        false => {
+            "<p class=\"lead\">This plan was made by an earlier version, which kept no timeline.</p>".into()
+        }
     };
     format!("{drawn}<div class=\"pair\">{}{}</div>", render_rows(plan), render_contents(timeline))
 }
@@ -48,7 +50,8 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         format_bytes(live),
         format_bytes(unused)
     );
-    let columns: Vec<(&str, Vec<u64>)> = ROWS.iter().map(|row| (*row, timeline.bytes[*row].clone())).collect();
+    let columns: Vec<(&str, Vec<u64>)> =
+        ROWS.iter().map(|row| (*row, timeline.bytes[*row].clone())).collect();
     let lasting: u64 = columns.iter().map(|(_, column)| column.iter().min().copied().unwrap_or(0)).sum();
     let whole = Picture {
         id: "timeline",
@@ -74,8 +77,15 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
             format_bytes(high)
         );
         let (id, title) = ("timeline-moving", "What comes and goes");
-        text += &Picture { id, title, caption, columns: &moving, high: high as f64 / HEADROOM * 1.1, label: None }
-            .render(timeline);
+        text += &Picture {
+            id,
+            title,
+            caption,
+            columns: &moving,
+            high: high as f64 / HEADROOM * 1.1,
+            label: None,
+        }
+        .render(timeline);
     }
     text
 }
@@ -107,7 +117,8 @@ impl Picture<'_> {
             over += &render_peak(timeline, (&x, &y), self.high, (peak, place));
         }
         over += &render_parts(timeline, &x);
-        let rows: Vec<_> = self.columns.iter().map(|(row, column)| json!({"name": words(row), "bytes": column})).collect();
+        let rows: Vec<_> =
+            self.columns.iter().map(|(row, column)| json!({"name": words(row), "bytes": column})).collect();
         let data = json!({
             "kind": "stretches", "high": timeline.end_ms, "begin": timeline.begin_ms, "place": timeline.place,
             "rows": rows,
@@ -127,29 +138,39 @@ impl Picture<'_> {
 
     fn render_legend(&self) -> String {
         let shown = self.columns.iter().filter(|(_, column)| column.iter().any(|bytes| *bytes > 0));
-        let items: String = shown.rev().map(|(row, _)| format!("<li class=\"{row}\">{}</li>", words(row))).collect();
+        let items: String =
+            shown.rev().map(|(row, _)| format!("<li class=\"{row}\">{}</li>", words(row))).collect();
         format!("<ul class=\"legend\">{items}</ul>")
     }
 
     fn render_table(&self, timeline: &Timeline) -> String {
-        let headings: String = self.columns.iter().map(|(row, _)| format!("<th scope=\"col\">{}</th>", words(row))).collect();
+        let headings: String =
+            self.columns.iter().map(|(row, _)| format!("<th scope=\"col\">{}</th>", words(row))).collect();
         let count = timeline.len();
         let mut chosen: Vec<usize> = match count {
             0..=TABLE_ROWS => (0..count).collect(),
-            _ => (0..TABLE_ROWS).map(|row| row * (count - 1) / (TABLE_ROWS - 1)).chain([timeline.peak]).collect(),
+            _ => (0..TABLE_ROWS)
+                .map(|row| row * (count - 1) / (TABLE_ROWS - 1))
+                .chain([timeline.peak])
+                .collect(),
         };
         chosen.sort_unstable();
         chosen.dedup();
         let mut rows = String::new();
         for stretch in chosen {
-            let cells: String =
-                self.columns.iter().map(|(_, column)| format!("<td>{}</td>", format_bytes(column[stretch]))).collect();
+            let cells: String = self
+                .columns
+                .iter()
+                .map(|(_, column)| format!("<td>{}</td>", format_bytes(column[stretch])))
+                .collect();
             let (place, begin) = (escape(&timeline.place[stretch]), short(timeline.begin_ms[stretch]));
             let mark = if stretch == timeline.peak { " class=\"peak\"" } else { "" };
-            write!(rows, "<tr{mark}><th scope=\"row\">{begin} ms</th><td>{place}</td>{cells}</tr>").expect("writing");
+            write!(rows, "<tr{mark}><th scope=\"row\">{begin} ms</th><td>{place}</td>{cells}</tr>")
+                .expect("writing");
         }
         format!(
-            "<table><thead><tr><th scope=\"col\">at</th><th scope=\"col\">where</th>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+            "<table><thead><tr><th scope=\"col\">at</th><th scope=\"col\">where</th>{headings}</tr></thead>\
+             <tbody>{rows}</tbody></table>"
         )
     }
 }
@@ -185,7 +206,12 @@ fn area_path(timeline: &Timeline, below: &[u64], above: &[u64], (x, y): (&Axis, 
 }
 
 /// The line of the reservation, a dot on the highest instant, and both numbers in words.
-fn render_peak(timeline: &Timeline, (x, y): (&Axis, &Axis), reserved: f64, (peak, place): (&str, &str)) -> String {
+fn render_peak(
+    timeline: &Timeline,
+    (x, y): (&Axis, &Axis),
+    reserved: f64,
+    (peak, place): (&str, &str),
+) -> String {
     let middle = (timeline.begin_ms[timeline.peak] + end_ms(timeline, timeline.peak)) / 2.0;
     let part = x.place(middle);
     let (left, live) = (percent(part), percent(y.place(timeline.total_bytes(timeline.peak) as f64)));
@@ -213,10 +239,13 @@ fn render_parts(timeline: &Timeline, x: &Axis) -> String {
         let (first, last) = (run[0].0, run[run.len() - 1].0);
         let (left, right) = (x.place(timeline.begin_ms[first]), x.place(end_ms(timeline, last)));
         let name = escape(run[0].1);
-        let label = if right - left > 0.16 { name.as_str() } else { "" };
+        let label = if right - left > 0.13 { name.as_str() } else { "" };
         let (left, width) = (percent(left), percent(right - left));
-        write!(text, "<span class=\"{name}\" title=\"{name}\" style=\"left:{left};width:{width}\">{label}</span>")
-            .expect("writing to a string");
+        write!(
+            text,
+            "<span class=\"{name}\" title=\"{name}\" style=\"left:{left};width:{width}\">{label}</span>"
+        )
+        .expect("writing to a string");
     }
     text + "</div>"
 }
@@ -229,7 +258,8 @@ fn render_rows(plan: &PlanFacts) -> String {
         let (width, size) = (percent(part), format_bytes(bytes));
         write!(
             rows,
-            "<tr><th scope=\"row\"><i class=\"{row}\"></i>{}</th><td>{size}</td><td class=\"bar\"><b class=\"{row}\" style=\"width:{width}\"></b></td><td>{:.1} %</td></tr>",
+            "<tr><th scope=\"row\"><i class=\"{row}\"></i>{}</th><td>{size}</td>\
+             <td class=\"bar\"><b class=\"{row}\" style=\"width:{width}\"></b></td><td>{:.1} %</td></tr>",
             words(row),
             100.0 * part
         )
@@ -255,7 +285,8 @@ fn render_contents(timeline: &Timeline) -> String {
     for content in &timeline.contents {
         let (name, size) = (escape(&content.name), format_bytes(content.bytes));
         let category = ROWS.iter().find(|row| **row == content.category).unwrap_or(&"workspace");
-        let count = if content.count > 1 { format!(" <small>× {}</small>", content.count) } else { String::new() };
+        let count =
+            if content.count > 1 { format!(" <small>× {}</small>", content.count) } else { String::new() };
         write!(
             rows,
             "<tr><th scope=\"row\"><i class=\"{category}\" title=\"{}\"></i>{name}{count}</th><td>{size}</td></tr>",
@@ -263,5 +294,7 @@ fn render_contents(timeline: &Timeline) -> String {
         )
         .expect("writing to a string");
     }
-    format!("<div><h3>What is alive at the peak</h3><table class=\"rows contents\"><tbody>{rows}</tbody></table></div>")
+    format!(
+        "<div><h3>What is alive at the peak</h3><table class=\"rows contents\"><tbody>{rows}</tbody></table></div>"
+    )
 }

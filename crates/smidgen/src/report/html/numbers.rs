@@ -112,7 +112,8 @@ impl Axis {
     /// Powers of ten around all values above zero.
     pub fn log_around(values: impl Iterator<Item = f64>) -> Axis {
         let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10);
-        let (low, high) = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
+        let (low, high) =
+            logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
         let (low, high) = ((low - 0.05).floor(), (high + 0.05).ceil());
         let every = (((high - low) / 5.0).ceil() as i64).max(1);
         let powers = (low as i64..=high as i64).filter(|power| (power - low as i64) % every == 0);
@@ -136,7 +137,7 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
         Unit::Milliseconds => (1.0, "ms"),
         Unit::Plain => (1.0, ""),
     };
-    let step = round_step((high - low) / scale / 4.0);
+    let step = round_step((high - low) / scale / 5.5);
     let first = (low / scale / step).ceil() as i64;
     let last = (high / scale / step).floor() as i64;
     let decimals = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
@@ -147,11 +148,13 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
         () if step >= 1.0 => grouped(value.round() as i64),
         () => format!("{value:.decimals$}"),
     };
-    let with_unit = |value: f64| match (suffix, value) {
-        ("", _) | (_, 0.0) => label(value),
-        _ => format!("{} {suffix}", label(value)),
+    let with_unit = |index: i64| match (suffix, index as f64 * step) {
+        ("", value) | (_, value @ 0.0) => label(value),
+        // Along an axis of time there is little room.
+        ("ms", value) if index < last => label(value),
+        (_, value) => format!("{} {suffix}", label(value)),
     };
-    (first..=last).map(|index| index as f64 * step).map(|value| (value * scale, with_unit(value))).collect()
+    (first..=last).map(|index| (index as f64 * step * scale, with_unit(index))).collect()
 }
 
 fn byte_scale(high: f64) -> (f64, &'static str) {
@@ -181,14 +184,24 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(labels(&Axis::from_zero(10_000.0, Unit::Plain)), ["0", "5,000", "10,000"]);
-        assert_eq!(labels(&Axis::from_zero(7.3 * (1u64 << 30) as f64, Unit::Bytes)), ["0", "2 GiB", "4 GiB", "6 GiB"]);
+        assert_eq!(
+            labels(&Axis::from_zero(10_000.0, Unit::Plain)),
+            ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]
+        );
+        assert_eq!(
+            labels(&Axis::from_zero(7.3 * (1u64 << 30) as f64, Unit::Bytes)),
+            ["0", "2 GiB", "4 GiB", "6 GiB"]
+        );
         assert_eq!(labels(&Axis::from_zero(2e-4, Unit::Plain)), ["0", "5e-5", "1e-4", "1.5e-4", "2e-4"]);
         assert_eq!(labels(&Axis::around([0.9, 2.4].into_iter())), ["1.0", "1.5", "2.0"]);
+        assert_eq!(
+            labels(&Axis::from_zero(2396.0, Unit::Milliseconds)),
+            ["0", "500", "1,000", "1,500", "2,000 ms"]
+        );
         assert_eq!(labels(&Axis::log_around([0.02, 30.0].into_iter())), ["0.01", "0.1", "1", "10", "100"]);
         let flat = Axis::around([3.0, 3.0].into_iter());
         assert!((flat.place(3.0) - 0.5).abs() < 1e-12);
-        assert_eq!(labels(&Axis::around(std::iter::empty())), ["0.0", "0.5", "1.0"].map(|it| if it == "0.0" { "0" } else { it }));
+        assert_eq!(labels(&Axis::around(std::iter::empty())), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
     }
 
     #[test]
@@ -200,13 +213,19 @@ mod tests {
 
     #[test]
     fn numbers_for_people() {
-        for (value, text) in
-            [(0.0, "0"), (1234.5, "1,235"), (0.012345, "0.0123"), (2.5, "2.5"), (100.0, "100"), (1e-9, "1.00e-9")]
-        {
+        for (value, text) in [
+            (0.0, "0"),
+            (1234.5, "1,235"),
+            (0.012345, "0.0123"),
+            (2.5, "2.5"),
+            (100.0, "100"),
+            (1e-9, "1.00e-9"),
+        ] {
             assert_eq!(short(value), text);
         }
         assert_eq!(grouped(-1234567), "-1,234,567");
-        for (seconds, text) in [(3.21, "3.2 s"), (42.0, "42 s"), (61.0, "1 min 1 s"), (7_260.0, "2 h 1 min")] {
+        for (seconds, text) in [(3.21, "3.2 s"), (42.0, "42 s"), (61.0, "1 min 1 s"), (7_260.0, "2 h 1 min")]
+        {
             assert_eq!(duration(seconds), text);
         }
     }

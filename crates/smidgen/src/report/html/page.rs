@@ -36,7 +36,9 @@ fn render_frame(run: &RunRecord, live: &str) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
-         script-src 'unsafe-inline'{connect}\">\n<meta name=\"generator\" content=\"smidgen {}\">\n<title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         script-src 'unsafe-inline'{connect}\">\n\
+         <meta name=\"generator\" content=\"smidgen {}\">\n<title>{}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n\
          <main id=\"content\">\n{}</main>\n<script>\n{SCRIPT}</script>\n{live}</body>\n</html>\n",
         env!("CARGO_PKG_VERSION"),
         escape(&title(run)),
@@ -86,9 +88,12 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
         State::Running => "running",
         State::Ended(PartEnd::Done | PartEnd::StoppedEarly) => "done",
         State::Planned | State::Unknown | State::Ended(PartEnd::PlanChanged) => "plain",
-        State::Killed | State::Ended(PartEnd::Interrupted | PartEnd::AbovePlan | PartEnd::Failed) => "stopped",
+        State::Killed | State::Ended(PartEnd::Interrupted | PartEnd::AbovePlan | PartEnd::Failed) => {
+            "stopped"
+        }
     };
-    let mut facts = vec![format!("<span class=\"state {class}\" id=\"state\">{}</span>", escape(&summary.standing))];
+    let mut facts =
+        vec![format!("<span class=\"state {class}\" id=\"state\">{}</span>", escape(&summary.standing))];
     let policy = &run.plan.policy;
     facts.push(match policy.device.as_str() {
         "cpu" => format!("CPU, {} threads", policy.threads),
@@ -105,9 +110,15 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
         notes.push_str("<p class=\"lead\">No step is done yet: what follows is the plan.</p>");
     }
     if run.has_torn_line && !run.is_running {
-        notes.push_str("<p class=\"lead\">The last line of <code>metrics.jsonl</code> has no end and is left out.</p>");
+        notes.push_str(
+            "<p class=\"lead\">The last line of <code>metrics.jsonl</code> has no end and is left out.</p>",
+        );
     }
-    format!("<header><h1>{}</h1><p class=\"facts\">{}</p>{notes}</header>\n", escape(title), facts.join(" · "))
+    format!(
+        "<header><h1>{}</h1><p class=\"facts\">{}</p>{notes}</header>\n",
+        escape(title),
+        facts.join(" · ")
+    )
 }
 
 /// What each phase was planned to take and took.
@@ -125,10 +136,13 @@ fn render_phases(run: &RunRecord) -> String {
     let shown: Vec<&str> = SPACES
         .into_iter()
         .filter(|space| {
-            let planned = known.iter().filter_map(|name| planned_of(name)?.get(*space)).any(|bytes| *bytes > 0);
+            let planned =
+                known.iter().filter_map(|name| planned_of(name)?.get(*space)).any(|bytes| *bytes > 0);
             planned || *space == "device"
         })
         .collect();
+    // Of a plan alone nothing was measured.
+    let is_run = run.folder.is_some();
     let size = |bytes: Option<u64>| bytes.map_or("–".to_string(), format_bytes);
     let mut rows = String::new();
     for name in &known {
@@ -139,14 +153,25 @@ fn render_phases(run: &RunRecord) -> String {
             let taken = measured.and_then(|spaces| spaces.get(*space).copied().flatten());
             let above = matches!((planned, taken), (Some(planned), Some(taken)) if taken > planned);
             let class = if above { " class=\"above\"" } else { "" };
-            write!(rows, "<td>{}</td><td{class}>{}</td>", size(planned), size(taken)).expect("writing to a string");
+            write!(rows, "<td>{}</td>", size(planned)).expect("writing to a string");
+            if is_run {
+                write!(rows, "<td{class}>{}</td>", size(taken)).expect("writing to a string");
+            }
         }
         rows.push_str("</tr>");
     }
-    let spaces: String = shown.iter().map(|space| format!("<th scope=\"colgroup\" colspan=\"2\">{space}</th>")).collect();
-    let kinds = "<th scope=\"col\">planned</th><th scope=\"col\">measured</th>".repeat(shown.len());
+    let heading = |space: &&str| match is_run {
+        true => format!("<th scope=\"colgroup\" colspan=\"2\">{space}</th>"),
+        false => format!("<th scope=\"col\">{space}</th>"),
+    };
+    let spaces: String = shown.iter().map(heading).collect();
+    let kinds = match is_run {
+        true => "<th scope=\"col\">planned</th><th scope=\"col\">measured</th>".repeat(shown.len()),
+        false => "<th scope=\"col\">planned</th>".repeat(shown.len()),
+    };
     format!(
-        "<p class=\"lead\">The most that each phase takes. Merging, exporting and generating are commands that may follow.</p>\
+        "<p class=\"lead\">The most that each phase takes. \
+         Merging, exporting and generating are commands that may follow.</p>\
          <div class=\"scroll\"><table><thead><tr><td></td>{spaces}</tr><tr><th scope=\"col\">phase</th>{kinds}</tr></thead>\
          <tbody>{rows}</tbody></table></div>"
     )
@@ -165,7 +190,8 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
             Some(PartEnd::Failed) => "failed",
         };
         let last = part.last_step.map_or("–".to_string(), |step| grouped(step as i64));
-        let message = part.message.as_deref().map_or(String::new(), |message| format!(": {}", escape(message)));
+        let message =
+            part.message.as_deref().map_or(String::new(), |message| format!(": {}", escape(message)));
         write!(
             rows,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{last}</td><td>{}</td><td>{how}{message}</td></tr>",
@@ -176,7 +202,8 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
         .expect("writing to a string");
     }
     format!(
-        "<div class=\"scroll\"><table class=\"words\"><thead><tr><th scope=\"col\">begun</th><th scope=\"col\">after step</th>\
+        "<div class=\"scroll\"><table class=\"words\"><thead><tr><th scope=\"col\">begun</th>\
+         <th scope=\"col\">after step</th>\
          <th scope=\"col\">to step</th><th scope=\"col\">planned</th><th scope=\"col\">how it ended</th></tr></thead>\
          <tbody>{rows}</tbody></table></div>"
     )

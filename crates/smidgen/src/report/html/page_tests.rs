@@ -80,8 +80,16 @@ fn run(steps: u64) -> RunRecord {
 fn ten_thousand_steps_are_a_small_page() {
     let page = render_page(&run(10_000));
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
-    for id in ["chart-loss", "chart-lr", "chart-norm", "chart-speed", "chart-memory", "timeline", "timeline-moving"] {
-        assert!(page.contains(&format!("<figure class=\"chart {}\" id=\"{id}\"", if id.starts_with("chart") { "lines" } else { "areas" })), "{id}");
+    for id in
+        ["chart-loss", "chart-lr", "chart-norm", "chart-speed", "chart-memory", "timeline", "timeline-moving"]
+    {
+        assert!(
+            page.contains(&format!(
+                "<figure class=\"chart {}\" id=\"{id}\"",
+                if id.starts_with("chart") { "lines" } else { "areas" }
+            )),
+            "{id}"
+        );
     }
 }
 

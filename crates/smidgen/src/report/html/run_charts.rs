@@ -16,9 +16,18 @@ const STRETCHES: usize = 300;
 pub fn render_run_charts(run: &RunRecord, summary: &RunSummary) -> String {
     let steps = grouped(run.steps_done() as i64);
     let x = steps_axis(run);
-    let charts = [loss(run, summary, &x), rate(run, &x), norm(run, &x), speed(run, summary, &x), memory(run, summary, &x)];
+    let charts = [
+        loss(run, summary, &x),
+        rate(run, &x),
+        norm(run, &x),
+        speed(run, summary, &x),
+        memory(run, summary, &x),
+    ];
     let rendered: String = charts.iter().flatten().map(render_chart).collect();
-    format!("<p class=\"lead\">{steps} optimizer steps. Of many steps, each stretch shows its lowest and its highest.</p><div class=\"charts\">{rendered}</div>")
+    format!(
+        "<p class=\"lead\">{steps} optimizer steps. Of many steps, each stretch shows its lowest and its highest.</p>\
+         <div class=\"charts\">{rendered}</div>"
+    )
 }
 
 fn steps_axis(run: &RunRecord) -> Axis {
@@ -54,11 +63,24 @@ fn loss(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
         format!("; evaluated at best {} after step {}", short(loss), grouped(step as i64))
     });
     if !evaluated.is_empty() {
-        lines.push(Line { name: "evaluation", look: Look::Dots, points: keep_extremes(&evaluated, STRETCHES) });
+        lines.push(Line {
+            name: "evaluation",
+            look: Look::Dots,
+            points: keep_extremes(&evaluated, STRETCHES),
+        });
     }
     let y = Axis::around(lines.iter().flat_map(|line| &line.points).map(|point| point.1));
     let caption = format!("from {} to {}{}", short(first), short(last), best.unwrap_or_default());
-    Some(Chart { id: "chart-loss", title: "Loss", caption, x: x.clone(), y, unit: Unit::Plain, lines, levels: vec![] })
+    Some(Chart {
+        id: "chart-loss",
+        title: "Loss",
+        caption,
+        x: x.clone(),
+        y,
+        unit: Unit::Plain,
+        lines,
+        levels: vec![],
+    })
 }
 
 fn rate(run: &RunRecord, x: &Axis) -> Option<Chart> {
@@ -66,9 +88,19 @@ fn rate(run: &RunRecord, x: &Axis) -> Option<Chart> {
     let most = all.iter().map(|point| point.1).filter(|lr| lr.is_finite()).fold(0.0, f64::max);
     let last = all.last()?.1;
     let caption = format!("at most {}, {} at the last step", short(most), short(last));
-    let lines = vec![Line { name: "learning rate", look: Look::Main, points: keep_extremes(&all, STRETCHES) }];
+    let lines =
+        vec![Line { name: "learning rate", look: Look::Main, points: keep_extremes(&all, STRETCHES) }];
     let y = Axis::from_zero(most * 1.06, Unit::Plain);
-    Some(Chart { id: "chart-lr", title: "Learning rate", caption, x: x.clone(), y, unit: Unit::Plain, lines, levels: vec![] })
+    Some(Chart {
+        id: "chart-lr",
+        title: "Learning rate",
+        caption,
+        x: x.clone(),
+        y,
+        unit: Unit::Plain,
+        lines,
+        levels: vec![],
+    })
 }
 
 fn norm(run: &RunRecord, x: &Axis) -> Option<Chart> {
@@ -80,7 +112,16 @@ fn norm(run: &RunRecord, x: &Axis) -> Option<Chart> {
     let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
     let y = if is_spread { Axis::log_around(values) } else { Axis::from_zero(most * 1.06, Unit::Plain) };
     let caption = format!("before clipping: usually {}, at most {}", short(usual), short(most));
-    Some(Chart { id: "chart-norm", title: "Gradient norm", caption, x: x.clone(), y, unit: Unit::Plain, lines, levels: vec![] })
+    Some(Chart {
+        id: "chart-norm",
+        title: "Gradient norm",
+        caption,
+        x: x.clone(),
+        y,
+        unit: Unit::Plain,
+        lines,
+        levels: vec![],
+    })
 }
 
 fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
@@ -95,9 +136,22 @@ fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
         true => vec![Level { value: planned, label: format!("predicted {}", short(planned)) }],
         false => vec![],
     };
-    let high = if is_near { most } else { all.iter().map(|point| point.1).filter(|it| it.is_finite()).fold(0.0, f64::max) };
+    let high = if is_near {
+        most
+    } else {
+        all.iter().map(|point| point.1).filter(|it| it.is_finite()).fold(0.0, f64::max)
+    };
     let y = Axis::from_zero(high * 1.12, Unit::Plain);
-    Some(Chart { id: "chart-speed", title: "Throughput", caption, x: x.clone(), y, unit: Unit::Plain, lines, levels })
+    Some(Chart {
+        id: "chart-speed",
+        title: "Throughput",
+        caption,
+        x: x.clone(),
+        y,
+        unit: Unit::Plain,
+        lines,
+        levels,
+    })
 }
 
 fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
@@ -105,8 +159,18 @@ fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let (peak, planned) = (summary.memory.peak_bytes?, summary.memory.planned_bytes);
     let lines = vec![Line { name: "measured", look: Look::Main, points: keep_extremes(&all, STRETCHES) }];
     let most = all.iter().map(|point| point.1).filter(|it| it.is_finite()).fold(planned as f64, f64::max);
-    let caption = format!("after each step; at most {}, planned {}", format_bytes(peak), format_bytes(planned));
+    let caption =
+        format!("after each step; at most {}, planned {}", format_bytes(peak), format_bytes(planned));
     let levels = vec![Level { value: planned as f64, label: format!("planned {}", format_bytes(planned)) }];
     let y = Axis::from_zero(most * 1.12, Unit::Bytes);
-    Some(Chart { id: "chart-memory", title: "Memory over the run", caption, x: x.clone(), y, unit: Unit::Bytes, lines, levels })
+    Some(Chart {
+        id: "chart-memory",
+        title: "Memory over the run",
+        caption,
+        x: x.clone(),
+        y,
+        unit: Unit::Bytes,
+        lines,
+        levels,
+    })
 }
