@@ -128,6 +128,17 @@ impl Profile {
     /// One run of an entry point at the planned extent. What travels does so beside the work, one value in each
     /// direction at a time; a step that needs it waits.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
+        self.walk(plan, entry, |_| {})
+    }
+
+    /// When each step of an entry point is over, in seconds from its begin, as [`Profile::entry_seconds`] has it.
+    pub fn step_ends(&self, plan: &Plan, entry: Entry) -> Vec<f64> {
+        let mut ends = Vec::with_capacity(plan.entry(entry).steps.len());
+        self.walk(plan, entry, |now| ends.push(now));
+        ends
+    }
+
+    fn walk(&self, plan: &Plan, entry: Entry, mut see_end: impl FnMut(f64)) -> f64 {
         let steps = &plan.entry(entry).steps;
         let (mut now, mut inward, mut outward) = (0.0f64, 0.0f64, 0.0f64);
         let mut over = vec![0.0; steps.len()];
@@ -147,6 +158,7 @@ impl Profile {
                 Op::Stowed => now = awaited,
                 _ => now = awaited + self.seconds(&step.op, step.cost),
             }
+            see_end(now);
         }
         now.max(inward).max(outward)
     }

@@ -433,6 +433,12 @@ impl Plan {
         }
     }
 
+    /// Bytes of the device's reservation that are alive at the peak.
+    pub fn peak_live_bytes(&self) -> usize {
+        let live = self.entries.iter().flat_map(|plan| self.live_bytes(plan.entry));
+        self.persistent_bytes + live.max().unwrap_or(0)
+    }
+
     /// Peak of the live bytes ÷ reserved bytes of the transient region.
     pub fn utilization(&self) -> f64 {
         if self.transient_bytes == 0 {

@@ -8,21 +8,26 @@ use crate::bytes::format_bytes;
 use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{
-    bench, completions, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
-    print_text,
+    bench, completions, dash, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
+    print_text, report,
 };
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
-use crate::recipe::{AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source};
+use crate::recipe::{
+    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
+};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
+use crate::report::plan_facts::PlanFacts;
+use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
 use crate::train::adapters;
 use crate::train::cautions::{Facts, cautions};
 use crate::train::course::{Course, Went};
 use crate::train::free_memory::Machine;
+use crate::train::history;
 use crate::train::progress;
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::{Product, RunDir};
@@ -54,6 +59,10 @@ enum Command {
     Preview(PreviewArgs),
     /// Plan, check, train and save
     Train(TrainArgs),
+    /// Show what a run took and did, in short and as one page
+    Report(report::Args),
+    /// Serve the page of a run on this machine while it goes on
+    Dash(dash::Args),
     /// Score the base model and the trained one on rows with known answers
     Eval(eval::Args),
     /// Fold an adapter into its base model
@@ -95,6 +104,9 @@ struct PlanArgs {
     /// Every buffer and every step
     #[arg(long)]
     text: bool,
+    /// The plan as a page, beside what is printed
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +128,9 @@ struct TrainArgs {
     /// Continue the run in the output folder
     #[arg(long)]
     resume: bool,
+    /// Do not look at memory after every step: for measuring what looking costs
+    #[arg(long, hide = true)]
+    unmonitored: bool,
 }
 
 /// The definitions of the command line.
@@ -134,6 +149,8 @@ pub fn run() -> ExitCode {
         }
         Command::Preview(args) => preview(args, cli.quiet),
         Command::Train(args) => train(args, cli.quiet),
+        Command::Report(args) => report::run(args),
+        Command::Dash(args) => dash::run(args),
         Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args, command()),
@@ -173,8 +190,13 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<(), Failure> {
         print_warnings(&job);
     }
     let planned = plan_job(&job)?;
+    if let Some(path) = &args.html {
+        let facts: PlanFacts = serde_json::from_value(plan_json::render_json(&planned))
+            .expect("a page reads what plans are written as");
+        report::write_page(path, &RunRecord::of_plan(facts, render_job(&job.recipe)))?;
+    }
     if args.json {
-        print(&format!("{:#}\n", plan_json::render_json(&planned)))?;
+        print(&plan_json::render_text(&plan_json::render_json(&planned)))?;
     } else if args.text {
         print(&render_plan(&planned.solution.plan))?;
     } else {
@@ -240,8 +262,16 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     }
     adapters::check_start(&planned.solution.plan, &job, &start)?;
     let device = device.with_spill_folder(output.clone());
-    let course = Course { dir, recipe_text: &source.text, free_memory: &mut Machine, quiet, say: &say };
+    let course = Course {
+        dir: dir.clone(),
+        recipe_text: &source.text,
+        free_memory: &mut Machine,
+        quiet,
+        is_monitored: !args.unmonitored,
+        say: &say,
+    };
     let went = course.run(&mut job, planned, device, start);
+    report_run(&dir, &went, &say);
     let Went { outcome, total_steps: total, planned_bytes, .. } =
         went.map_err(|failure| lost_device(failure, &output, args))?;
     match outcome.ending {
@@ -261,6 +291,25 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
     }
     Ok(())
+}
+
+/// Notes how the run ended, writes its page and says what it took. What was trained is worth more: a failure is only
+/// said.
+fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
+    // A run that was refused has no part and no rows.
+    if !dir.file(history::FILE_NAME).exists() {
+        return;
+    }
+    let written = history::end_run(dir, went).and_then(|()| report::write_report(dir.path()));
+    match written {
+        Ok(summary) => {
+            if summary.steps > 0 {
+                summary.render_memory_lines().iter().for_each(|line| say(line));
+            }
+            say(&format!("report in `{}`", dir.file(report::FILE_NAME).display()));
+        }
+        Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
+    }
 }
 
 fn check_resumed(job: &Job, dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
@@ -420,6 +469,7 @@ mod tests {
         let args = TrainArgs {
             recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
             resume: false,
+            unmonitored: false,
         };
         let lost = || Failure::world("cuda: cuLaunchKernel failed: an illegal address");
         assert!(lost_device(lost(), folder.path(), &args).hints.is_empty());

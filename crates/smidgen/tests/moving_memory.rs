@@ -183,6 +183,7 @@ impl Scene {
             recipe_text: "",
             free_memory: &mut Told(reachable.iter().copied().collect()),
             quiet: true,
+            is_monitored: true,
             say: &|line| said.borrow_mut().push(line.to_string()),
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());

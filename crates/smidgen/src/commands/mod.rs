@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod chat;
 pub mod completions;
+pub mod dash;
 pub mod doctor;
 pub mod eval;
 pub mod export;
@@ -18,6 +19,7 @@ pub mod merge;
 pub mod original;
 pub mod preview;
 pub mod pull;
+pub mod report;
 
 use crate::failure::Failure;
 use crate::report::wrap::{columns, fold};

@@ -1,8 +1,10 @@
 //! A plan as JSON: the fields of the contract, for `plan --json` and the run folder's `plan.json`.
 //!
-//! Every size is in bytes, and the rows add up to `peak_bytes`.
+//! Every size is in bytes, and the rows add up to `peak_bytes`. `timeline` is what reports are drawn from
+//! (`timeline.rs`): some hundred numbers a column, so that a page needs no second planning.
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
+use super::timeline::draw_timeline;
 use crate::life::must_fit;
 use crate::planning::{Planned, pinned_bytes};
 use serde_json::{Map, Value, json};
@@ -27,7 +29,11 @@ pub fn render_json(planned: &Planned) -> Value {
         true if away.on_disk => Space::Disk.name(),
         is_away => place_of(is_away),
     };
+    let layers = plan.entries.iter().flat_map(|entry| &entry.steps).filter_map(|step| step.layer).max();
+    let profile = planned.profile.device.at(plan.precision);
     json!({
+        "title": plan.title,
+        "layers": layers.map_or(0, |last| last + 1),
         "fits": planned.fits,
         "budget_bytes": planned.budget_bytes,
         "peak_bytes": solution.peak_bytes,
@@ -63,6 +69,7 @@ pub fn render_json(planned: &Planned) -> Value {
                 "cost_ms": price.cost_ms,
             })).collect::<Vec<_>>(),
         },
+        "micro_steps": solution.demand.micro_steps,
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
         "step_ms": solution.step_ms,
         "tokens_per_s": planned.step_tokens / (solution.step_ms / 1e3),
@@ -85,5 +92,64 @@ pub fn render_json(planned: &Planned) -> Value {
         "must_fit": must_fit(&planned.life).render_json(),
         "advice": planned.advice,
         "notes": planned.notes,
+        "timeline": draw_timeline(plan, solution.context_bytes, &profile),
     })
+}
+
+/// JSON for people too: a line for each field, but lists of plain values on one.
+pub fn render_text(value: &Value) -> String {
+    let mut text = String::new();
+    write_value(value, 0, &mut text);
+    text.push('\n');
+    text
+}
+
+fn write_value(value: &Value, depth: usize, text: &mut String) {
+    let is_plain = |it: &Value| !it.is_array() && !it.is_object();
+    let line = |text: &mut String, depth: usize| {
+        text.push('\n');
+        text.push_str(&"  ".repeat(depth));
+    };
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            text.push('{');
+            for (number, (name, field)) in fields.iter().enumerate() {
+                text.push_str(if number > 0 { "," } else { "" });
+                line(text, depth + 1);
+                text.push_str(&format!("{}: ", Value::from(name.as_str())));
+                write_value(field, depth + 1, text);
+            }
+            line(text, depth);
+            text.push('}');
+        }
+        Value::Array(items) if !items.iter().all(is_plain) => {
+            text.push('[');
+            for (number, item) in items.iter().enumerate() {
+                text.push_str(if number > 0 { "," } else { "" });
+                line(text, depth + 1);
+                write_value(item, depth + 1, text);
+            }
+            line(text, depth);
+            text.push(']');
+        }
+        // What has no fields, and lists of what has none.
+        other => text.push_str(&other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_plain_values_are_one_line() {
+        let value =
+            json!({"a": [1, 2.5, "x"], "b": {"c": [], "d": {}}, "e": [{"f": null}, [3]], "g \"": true});
+        let text = render_text(&value);
+        assert_eq!(
+            text,
+            "{\n  \"a\": [1,2.5,\"x\"],\n  \"b\": {\n    \"c\": [],\n    \"d\": {}\n  },\n  \"e\": [\n    {\n      \"f\": null\n    },\n    [3]\n  ],\n  \"g \\\"\": true\n}\n"
+        );
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
 }

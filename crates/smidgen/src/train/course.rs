@@ -8,6 +8,7 @@
 use super::adapt::{Watch, describe_change, lacks, may_grow, plan_larger, plan_smaller};
 use super::disk::{Footprint, check_room, with_room};
 use super::free_memory::FreeMemory;
+use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::phases::{Phase, PhaseMeter, folder_bytes};
@@ -37,6 +38,8 @@ pub struct Course<'a> {
     pub recipe_text: &'a str,
     pub free_memory: &'a mut dyn FreeMemory,
     pub quiet: bool,
+    /// Whether memory is looked at after every step.
+    pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
 }
 
@@ -131,9 +134,11 @@ impl Course<'_> {
                 Some(journal) => journal,
                 none => none.insert(Journal::resume(self.dir.path(), first)?),
             };
+            history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes)?;
             let run_policy = chosen.run_policy.clone();
             let trainer = Trainer::fill(job, executor, self.dir.clone(), run_policy, &start)?;
             let mut trainer = trainer.with_planned_peak(chosen.peak_bytes).with_meter(&mut meter);
+            trainer = trainer.with_monitor(self.is_monitored);
             if job.recipe.memory.adapt {
                 trainer = trainer.with_watch(Watch {
                     free_memory: &mut *self.free_memory,
@@ -158,6 +163,7 @@ impl Course<'_> {
                 bar.finish();
                 return Ok(Went { outcome, total_steps, planned_bytes: chosen.peak_bytes, plans });
             };
+            history::end_for_another_plan(&self.dir, outcome.steps)?;
             device = returned;
             // Given back before the next plan is made: what planning takes is not in this one.
             device.reserve(&Reservation::default()).map_err(Failure::world)?;
@@ -298,7 +304,7 @@ impl Course<'_> {
         let table = plan_table::render_table(job, planned);
         let dir = &self.dir;
         dir.write_text("recipe.toml", self.recipe_text)?;
-        dir.write_text("plan.json", &format!("{:#}\n", plan_json::render_json(planned)))?;
+        dir.write_text("plan.json", &plan_json::render_text(&plan_json::render_json(planned)))?;
         dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
         dir.write_text("job.toml", &render_job(&job.recipe))
     }

@@ -33,12 +33,21 @@ pub struct MetricsRow {
     pub supervised_tokens: u64,
     pub step_ms: f64,
     pub tokens_per_s: f64,
+    /// Times that the step overflowed in f16 and was done again with a smaller factor of the loss.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub overflows: u64,
     pub device_bytes: Option<u64>,
     pub device_free_bytes: Option<u64>,
     pub device_peak_bytes: Option<u64>,
+    /// Alive in the reservation at the step's peak, by its plan: a run reserves once and measures no less.
+    pub arena_peak_bytes: u64,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
     pub host_peak_bytes: Option<u64>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// One evaluation. Names in `scores` are written after the other fields, sorted.
@@ -100,7 +109,9 @@ impl MetricsWriter {
         self.file.sync_data().with_context(|| format!("cannot write `{}` to disk", self.path.display()))
     }
 
+    /// The lock says that the run goes on ([`is_being_written`]); where a file system has none, nobody is told.
     fn over(path: &Path, file: File) -> Self {
+        let _ = file.lock_shared();
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
     }
 
@@ -111,6 +122,12 @@ impl MetricsWriter {
         self.line.push(b'\n');
         self.file.write_all(&self.line).with_context(|| format!("cannot write to `{}`", self.path.display()))
     }
+}
+
+/// Whether a process has the file open to write rows. A lock ends with its process, however that ends.
+pub fn is_being_written(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
 }
 
 /// What `cut_after` did.
@@ -260,9 +277,11 @@ mod tests {
             supervised_tokens: 10,
             step_ms: 12.5,
             tokens_per_s: 80000.0,
+            overflows: 0,
             device_bytes: Some(5),
             device_free_bytes: None,
             device_peak_bytes: Some(6),
+            arena_peak_bytes: 4,
             pinned_bytes: 0,
             host_rss_bytes: Some(7),
             host_peak_bytes: Some(8),
@@ -299,9 +318,12 @@ mod tests {
             serde_json::to_string(&row(3)).unwrap(),
             "{\"step\":3,\"epoch\":0.1,\"loss\":0.3333333333333333,\"grad_norm\":2.0,\"lr\":0.0002,\
              \"tokens\":1000,\"supervised_tokens\":10,\"step_ms\":12.5,\"tokens_per_s\":80000.0,\
-             \"device_bytes\":5,\"device_free_bytes\":null,\"device_peak_bytes\":6,\"pinned_bytes\":0,\
+             \"device_bytes\":5,\"device_free_bytes\":null,\"device_peak_bytes\":6,\"arena_peak_bytes\":4,\
+             \"pinned_bytes\":0,\
              \"host_rss_bytes\":7,\"host_peak_bytes\":8}"
         );
+        let again = serde_json::to_string(&MetricsRow { overflows: 2, ..row(3) }).unwrap();
+        assert!(again.contains("\"tokens_per_s\":80000.0,\"overflows\":2,\"device_bytes\""));
         let with_reg = MetricsRow { reg_loss: Some(0.25), ..row(3) };
         let text = serde_json::to_string(&with_reg).unwrap();
         assert!(text.contains("\"loss\":0.3333333333333333,\"reg_loss\":0.25,\"grad_norm\""));
@@ -338,6 +360,17 @@ mod tests {
         assert_eq!(cut, Cut { kept_rows: 3, cut_rows: 0, torn_line: false, last_step: Some(2) });
         writer.write_step(&row(3)).unwrap();
         assert_eq!(steps_in(&path), [1, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_file_is_being_written_while_its_writer_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        assert!(!is_being_written(&path));
+        let writer = MetricsWriter::create(&path).unwrap();
+        assert!(is_being_written(&path));
+        drop(writer);
+        assert!(!is_being_written(&path));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod evaluation;
 pub mod events;
 pub mod feed;
 pub mod free_memory;
+pub mod history;
 pub mod interrupt;
 pub mod journal;
 pub mod liveness;

@@ -221,8 +221,16 @@ impl RunDir {
 /// Names under which a run writes before it renames, and hides before it removes. What was set aside is
 /// none of them: it goes when its successor is there.
 fn is_leftover(name: &str) -> bool {
-    let files =
-        ["recipe.toml.", "plan.json.", "plan.txt.", "job.toml.", "phases.json.", "events.out.tfevents."];
+    let files = [
+        "recipe.toml.",
+        "plan.json.",
+        "plan.txt.",
+        "job.toml.",
+        "phases.json.",
+        "run.json.",
+        "report.html.",
+        "events.out.tfevents.",
+    ];
     let hidden = name.strip_prefix('.');
     let is_folder = hidden
         .is_some_and(|name| name.starts_with("checkpoint") || name == "adapter.tmp" || name == "model.tmp");

@@ -84,10 +84,14 @@ pub struct Trainer<'a, D> {
     loss_scale: Option<LossScale>,
     /// What the device may be measured to take.
     pub(super) limit_bytes: Option<u64>,
+    /// Whether memory is looked at after every step; only what measures the cost of looking leaves it out.
+    is_monitored: bool,
     /// Told where one phase ends and the next begins.
     meter: Option<&'a mut PhaseMeter>,
     /// Asked at checkpoints whether memory moved.
     watch: Option<Watch<'a>>,
+    /// Of the plan.
+    arena_peak_bytes: u64,
     /// What it was measured to take, where that is more.
     exceeded_bytes: Option<u64>,
     /// The step whose report is under way.
@@ -133,6 +137,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     ) -> Result<Trainer<'a, D>, Failure> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
+        let arena_peak_bytes = executor.plan().peak_live_bytes() as u64;
         weights::load_weights(&mut executor, &job.model)?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
@@ -146,8 +151,10 @@ impl<'a, D: Device> Trainer<'a, D> {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
             limit_bytes: None,
+            is_monitored: true,
             meter: None,
             watch: None,
+            arena_peak_bytes,
             exceeded_bytes: None,
             standing: start.standing(),
             executor,
@@ -165,8 +172,12 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     /// Stops and saves where more than a planned peak is measured, beyond what measuring itself is worth.
     pub fn with_planned_peak(self, peak_bytes: u64) -> Trainer<'a, D> {
-        const MEASURE_BYTES: u64 = 8 << 20;
-        Trainer { limit_bytes: Some(peak_bytes + peak_bytes / 100 + MEASURE_BYTES), ..self }
+        Trainer { limit_bytes: Some(measurable_peak(peak_bytes)), ..self }
+    }
+
+    /// Whether to look at memory after every step.
+    pub fn with_monitor(self, is_monitored: bool) -> Trainer<'a, D> {
+        Trainer { is_monitored, ..self }
     }
 
     /// Tells the meter of every phase it goes through.
@@ -460,7 +471,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         progress: &Progress,
     ) -> Result<MetricsRow, Failure> {
         let mut report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+        let mut overflows = 0;
         while !report.finite && self.loss_scale.as_mut().is_some_and(LossScale::shrink) {
+            overflows += 1;
             self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised)?;
             self.begin_update(&begun)?;
             report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
@@ -484,13 +497,18 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         let seconds = self.last_row.elapsed().as_secs_f64();
         self.last_row = Instant::now();
-        let memory = read_rss();
+        let memory = if self.is_monitored { read_rss() } else { None };
         let rss = memory.map(|memory| memory.rss_bytes);
         let peak = memory.map(|memory| match &self.meter {
             Some(meter) => meter.process_peak_bytes(&memory),
             None => memory.peak_bytes,
         });
-        let device = self.executor.device_mut().memory();
+        let device = if self.is_monitored { self.executor.device_mut().memory() } else { None };
+        let free = match device {
+            Some(device) => Some(device.free_bytes),
+            None if self.is_monitored => host::free_memory_bytes(),
+            None => None,
+        };
         let row = MetricsRow {
             step: begun.step + 1,
             epoch: begun.epoch,
@@ -502,10 +520,12 @@ impl<'a, D: Device> Trainer<'a, D> {
             supervised_tokens: begun.supervised,
             step_ms: seconds * 1e3,
             tokens_per_s: begun.tokens as f64 / seconds,
+            overflows,
             // On the CPU the device's memory is the process's.
             device_bytes: device.map_or(rss, |device| Some(device.bytes)),
-            device_free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
+            device_free_bytes: free,
             device_peak_bytes: device.map_or(peak, |device| Some(device.peak_bytes)),
+            arena_peak_bytes: self.arena_peak_bytes,
             pinned_bytes: device.map_or(0, |device| device.pinned_bytes),
             host_rss_bytes: rss,
             host_peak_bytes: peak,
@@ -547,6 +567,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))
     }
+}
+
+/// The most that a run of a planned peak may be measured to take.
+pub fn measurable_peak(planned_bytes: u64) -> u64 {
+    const MEASURE_BYTES: u64 = 8 << 20;
+    planned_bytes + planned_bytes / 100 + MEASURE_BYTES
 }
 
 /// More than a row of the journal takes.

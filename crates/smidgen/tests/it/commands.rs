@@ -233,8 +233,17 @@ fn train_talks_on_stderr() {
     names.sort();
     // Named for the time, the machine and the process.
     assert!(names.remove(1).starts_with("events.out.tfevents."));
-    let expected =
-        ["adapter", "job.toml", "metrics.jsonl", "phases.json", "plan.json", "plan.txt", "recipe.toml"];
+    let expected = [
+        "adapter",
+        "job.toml",
+        "metrics.jsonl",
+        "phases.json",
+        "plan.json",
+        "plan.txt",
+        "recipe.toml",
+        "report.html",
+        "run.json",
+    ];
     assert_eq!(names, expected);
     assert_eq!(scratch.text("run/recipe.toml"), scratch.text("recipe.toml"));
     let table = scratch.run(&["plan", "recipe.toml", "data.eval=data.jsonl", "train.eval_every=4"]).stdout;

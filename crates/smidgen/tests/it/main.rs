@@ -31,6 +31,7 @@ mod pull;
 #[cfg(unix)]
 mod pull_pypi;
 mod quantized;
+mod reporting;
 mod resume;
 mod scratch;
 #[cfg(unix)]

@@ -60,6 +60,8 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
         );
         assert!(said.contains(&words) && said.contains(" --resume` goes on from there"), "{said}");
         assert!(!scratch.exists("run/adapter"));
+        let words = format!("interrupted after step {step} of 400");
+        assert!(scratch.text("run/report.html").contains(&words), "{signal}");
     }
     scratch.train("run", &[&LONG[..], &["--resume"]].concat());
     assert!(scratch.adapter("run") == scratch.adapter("clean"));

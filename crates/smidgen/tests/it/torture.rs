@@ -155,7 +155,7 @@ fn left_behind(scratch: &Scratch, output: &str) -> BTreeMap<String, Vec<u8>> {
             // Why a choice was made is told otherwise where it comes from a checkpoint.
             "plan.json" | "plan.txt" => return None,
             // What was measured.
-            "phases.json" => return None,
+            "phases.json" | "run.json" | "report.html" => return None,
             "metrics.jsonl" => {
                 let rows: Vec<Value> = scratch.metrics(output).into_iter().map(timeless).collect();
                 (name, serde_json::to_vec(&rows).unwrap())

@@ -306,6 +306,7 @@ fn metrics_have_a_row_for_every_step() {
         "device_bytes",
         "device_free_bytes",
         "device_peak_bytes",
+        "arena_peak_bytes",
         "pinned_bytes",
         "host_rss_bytes",
         "host_peak_bytes",

@@ -1,0 +1,63 @@
+//! `smidgen report`: what a run took and did, in short and as one page.
+//!
+//! The page goes into the run folder, or where `--out` says; with `--json` alone nothing is written. A run that goes on
+//! is reported as far as it got.
+
+use super::print;
+use crate::checkpoint::whole_file::write_whole;
+use crate::failure::Failure;
+use crate::report::html::render_page;
+use crate::report::plan_json::render_text;
+use crate::report::run_folder::{RunRecord, read_run};
+use crate::report::run_summary::{RunSummary, summarize};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+pub const FILE_NAME: &str = "report.html";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The folder of a run
+    run: PathBuf,
+    /// What the run took and did, as JSON; the page is then written only with `--out`
+    #[arg(long)]
+    json: bool,
+    /// Where the page goes; `report.html` in the run folder by default
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let record = read_run(&args.run)?;
+    let summary = summarize(&record);
+    let page = match (&args.out, args.json) {
+        (Some(path), _) => Some(path.clone()),
+        (None, true) => None,
+        (None, false) => Some(args.run.join(FILE_NAME)),
+    };
+    if let Some(path) = &page {
+        write_page(path, &record)?;
+    }
+    if args.json {
+        let mut value = summary.render_json();
+        value["phases"] =
+            record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
+        value["page"] = json!(page);
+        return print(&render_text(&value));
+    }
+    let mut lines = summary.render_lines();
+    lines.extend(page.map(|path| format!("page: `{}`", path.display())));
+    print(&format!("{}\n", lines.join("\n")))
+}
+
+pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {
+    let page = render_page(record);
+    write_whole(path, |out| out.write_all(page.as_bytes())).map_err(Failure::world)
+}
+
+/// The page of a run that has ended, in its folder.
+pub fn write_report(folder: &Path) -> Result<RunSummary, Failure> {
+    let record = read_run(folder)?;
+    write_page(&folder.join(FILE_NAME), &record)?;
+    Ok(summarize(&record))
+}

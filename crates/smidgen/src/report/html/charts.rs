@@ -1,0 +1,252 @@
+//! The frame of a chart: a picture that stretches to the width of the page, and words that stay their size.
+//!
+//! The SVG has no text and no fixed shape: it is drawn in a square of a thousand and pulled to what room there is, with
+//! lines that keep their width. Ticks, marks and labels are elements over it, placed by hundredths. So the same page
+//! reads well on a telephone and on a wide screen.
+
+use super::escape::{escape, render_data};
+use super::numbers::{Axis, Unit};
+use crate::report::series::Point;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The side of the square that pictures are drawn in.
+const SIDE: f64 = 1000.0;
+
+/// What a line looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The line that the chart is about.
+    Main,
+    /// Every value, behind the trend.
+    Faint,
+    /// Something else to compare with, by points.
+    Dots,
+}
+
+impl Look {
+    fn class(self) -> &'static str {
+        match self {
+            Look::Main => "main",
+            Look::Faint => "faint",
+            Look::Dots => "dots",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub name: &'static str,
+    pub look: Look,
+    pub points: Vec<Point>,
+}
+
+/// A level with a name, across the chart.
+#[derive(Clone, Debug)]
+pub struct Level {
+    pub value: f64,
+    pub label: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// Unique in the page.
+    pub id: &'static str,
+    pub title: &'static str,
+    /// What it shows, in a sentence: for the caption, and for those who do not see it.
+    pub caption: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub unit: Unit,
+    pub lines: Vec<Line>,
+    pub levels: Vec<Level>,
+}
+
+/// Rows of the table behind a chart.
+const TABLE_ROWS: usize = 24;
+
+pub fn render_chart(chart: &Chart) -> String {
+    let Chart { x, y, unit, .. } = chart;
+    let mut picture = String::new();
+    for line in &chart.lines {
+        let path = match line.look {
+            Look::Dots => dots_path(&line.points, x, y),
+            Look::Main | Look::Faint => line_path(&line.points, x, y),
+        };
+        write!(picture, "<path class=\"line {}\" d=\"{path}\"/>", line.look.class())
+            .expect("writing to a string");
+    }
+    let lines: Vec<Value> = chart
+        .lines
+        .iter()
+        .map(|line| {
+            let points = line.points.iter().filter(|point| point.1.is_finite());
+            let points: Vec<Value> = points.map(|point| json!([point.0, digits(point.1)])).collect();
+            json!({"name": line.name, "points": points})
+        })
+        .collect();
+    let data = json!({"kind": "lines", "unit": unit.name(), "low": x.low, "high": x.high, "lines": lines});
+    let body = format!("{}{}", render_levels(&chart.levels, y), render_ticks(x, y));
+    let figure = Figure {
+        id: chart.id,
+        title: chart.title,
+        caption: &chart.caption,
+        legend: &render_legend(chart),
+        picture: &format!("{}{picture}", grid(y)),
+        over: &body,
+        class: "lines",
+    };
+    figure.render(&render_table(chart), &data)
+}
+
+/// A picture with everything that belongs to it.
+pub struct Figure<'a> {
+    pub id: &'a str,
+    pub title: &'a str,
+    pub caption: &'a str,
+    /// HTML beside the title.
+    pub legend: &'a str,
+    /// Of the SVG.
+    pub picture: &'a str,
+    /// HTML over it.
+    pub over: &'a str,
+    pub class: &'a str,
+}
+
+impl Figure<'_> {
+    /// `table` is HTML; `data` is for the cursor.
+    pub fn render(&self, table: &str, data: &Value) -> String {
+        let Figure { id, picture, over, class, legend, .. } = self;
+        let (title, caption) = (escape(self.title), escape(self.caption));
+        format!(
+            "<figure class=\"chart {class}\" id=\"{id}\" aria-labelledby=\"{id}-title\">\
+             <figcaption><h3 id=\"{id}-title\">{title}</h3><p>{caption}</p>{legend}</figcaption>\
+             <div class=\"plot\"><svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" \
+             aria-label=\"{title}: {caption}\">{picture}</svg>{over}\
+             <div class=\"cursor\" hidden></div><div class=\"readout\" hidden></div></div>\
+             <details id=\"{id}-table\"><summary>As a table</summary><div class=\"scroll\">{table}</div></details>{}\
+             </figure>\n",
+            render_data(data)
+        )
+    }
+}
+
+/// Lines at the ticks of the y axis.
+pub fn grid(y: &Axis) -> String {
+    let lines: String =
+        y.ticks.iter().map(|(value, _)| format!("M0 {}H1000", at(1.0 - y.place(*value)))).collect();
+    format!("<path class=\"grid\" d=\"{lines}\"/>")
+}
+
+pub fn render_ticks(x: &Axis, y: &Axis) -> String {
+    let mut text = String::new();
+    for (value, label) in &y.ticks {
+        let place = percent(y.place(*value));
+        write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label))
+            .expect("writing");
+    }
+    for (value, label) in &x.ticks {
+        let part = x.place(*value);
+        let end = if part > 0.94 { " end" } else { "" };
+        let place = percent(part);
+        write!(text, "<span class=\"tick x{end}\" style=\"left:{place}\">{}</span>", escape(label))
+            .expect("writing");
+    }
+    text
+}
+
+fn render_levels(levels: &[Level], y: &Axis) -> String {
+    let level = |level: &Level| {
+        let (place, label) = (percent(y.place(level.value)), escape(&level.label));
+        format!("<div class=\"level\" style=\"bottom:{place}\"><span>{label}</span></div>")
+    };
+    levels.iter().map(level).collect()
+}
+
+fn render_legend(chart: &Chart) -> String {
+    if chart.lines.len() < 2 {
+        return String::new();
+    }
+    let item = |line: &Line| format!("<li class=\"{}\">{}</li>", line.look.class(), escape(line.name));
+    let items: String = chart.lines.iter().map(item).collect();
+    format!("<ul class=\"legend\">{items}</ul>")
+}
+
+/// Some values of each line, evenly over the steps.
+fn render_table(chart: &Chart) -> String {
+    let mut steps: Vec<f64> =
+        chart.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
+    steps.sort_by(f64::total_cmp);
+    steps.dedup();
+    let chosen: Vec<f64> = match steps.len() {
+        count if count <= TABLE_ROWS => steps,
+        count => (0..TABLE_ROWS).map(|row| steps[row * (count - 1) / (TABLE_ROWS - 1)]).collect(),
+    };
+    let headings: String =
+        chart.lines.iter().map(|line| format!("<th scope=\"col\">{}</th>", escape(line.name))).collect();
+    let mut rows = String::new();
+    for step in chosen {
+        let cells: String = chart.lines.iter().map(|line| cell(line, step, chart.unit)).collect();
+        write!(rows, "<tr><th scope=\"row\">{step}</th>{cells}</tr>").expect("writing to a string");
+    }
+    format!(
+        "<table><thead><tr><th scope=\"col\">step</th>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+}
+
+/// The value of a line at a step: at or before it for lines, there alone for points.
+fn cell(line: &Line, step: f64, unit: Unit) -> String {
+    let end = line.points.partition_point(|point| point.0 <= step);
+    let before = end.checked_sub(1).map(|index| line.points[index]);
+    let value = before.filter(|point| line.look != Look::Dots || point.0 == step);
+    let text = value.map_or(String::new(), |point| unit.render(point.1));
+    format!("<td>{}</td>", escape(&text))
+}
+
+fn line_path(points: &[Point], x: &Axis, y: &Axis) -> String {
+    let mut path = String::new();
+    let mut is_down = false;
+    for (step, value) in points {
+        if !value.is_finite() {
+            is_down = false;
+            continue;
+        }
+        let command = if is_down { 'L' } else { 'M' };
+        let (x, y) = (at(x.place(*step)), at(1.0 - y.place(*value)));
+        write!(path, "{command}{x} {y}").expect("writing to a string");
+        is_down = true;
+    }
+    // A single point has no line to show it.
+    if points.len() == 1 { format!("{path}h0") } else { path }
+}
+
+/// Lines of no length, which round ends make into dots.
+fn dots_path(points: &[Point], x: &Axis, y: &Axis) -> String {
+    let finite = points.iter().filter(|point| point.1.is_finite());
+    finite.map(|point| format!("M{} {}h0", at(x.place(point.0)), at(1.0 - y.place(point.1)))).collect()
+}
+
+/// A place in the picture, to a tenth of a thousandth.
+pub fn at(part: f64) -> String {
+    let tenths = (part * SIDE * 10.0).round() as i64;
+    match tenths % 10 {
+        0 => (tenths / 10).to_string(),
+        tenth => format!("{}.{tenth}", tenths / 10),
+    }
+}
+
+pub fn percent(part: f64) -> String {
+    format!("{:.2}%", 100.0 * part)
+}
+
+/// Six digits, which is more than a cursor shows.
+fn digits(value: f64) -> f64 {
+    match value == 0.0 || !value.is_finite() {
+        true => 0.0,
+        false => {
+            let scale = 10f64.powi(5 - value.abs().log10().floor() as i32);
+            let rounded = (value * scale).round() / scale;
+            if rounded.is_finite() { rounded } else { value }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the solver chose, layer by layer, why, and what each choice saves and costs.
+//!
+//! A layer's activations are kept until backward, computed again there, or wait elsewhere; its weights lie on the device
+//! or are brought ahead of use. The reasons and prices are the solver's own words and numbers.
+
+use super::escape::{escape, marked};
+use super::numbers::short;
+use crate::bytes::format_bytes;
+use crate::report::plan_facts::{PlanFacts, PolicyFacts, PriceFacts};
+use std::fmt::Write;
+
+/// What becomes of a layer's activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    Recomputed,
+    Offloaded,
+    Both,
+}
+
+impl Fate {
+    const ALL: [Fate; 4] = [Fate::Kept, Fate::Recomputed, Fate::Offloaded, Fate::Both];
+
+    fn of(policy: &PolicyFacts, layer: usize) -> Fate {
+        match (policy.recompute.contains(&layer), policy.activations_away.contains(&layer)) {
+            (false, false) => Fate::Kept,
+            (true, false) => Fate::Recomputed,
+            (false, true) => Fate::Offloaded,
+            (true, true) => Fate::Both,
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Fate::Kept => "kept",
+            Fate::Recomputed => "recomputed",
+            Fate::Offloaded => "offloaded",
+            Fate::Both => "both",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Fate::Kept => "activations kept",
+            Fate::Recomputed => "activations recomputed",
+            Fate::Offloaded => "activations offloaded",
+            Fate::Both => "activations recomputed from offloaded ones",
+        }
+    }
+}
+
+pub fn render_choices(plan: &PlanFacts) -> String {
+    format!(
+        "{}<div class=\"pair\">{}{}</div>",
+        render_layers(plan),
+        render_reasons(plan),
+        render_prices(plan)
+    )
+}
+
+fn render_layers(plan: &PlanFacts) -> String {
+    let policy = &plan.policy;
+    if plan.layers == 0 {
+        return String::new();
+    }
+    let (mut cells, mut table) = (String::new(), String::new());
+    let layers: Vec<(usize, Fate, bool)> = (0..plan.layers)
+        .map(|layer| (layer, Fate::of(policy, layer), policy.weights_away.contains(&layer)))
+        .collect();
+    for (layer, fate, is_streamed) in &layers {
+        let (class, streamed) = (fate.class(), if *is_streamed { " streamed" } else { "" });
+        let words = describe(*fate, *is_streamed);
+        write!(cells, "<li class=\"{class}{streamed}\" title=\"layer {layer}: {words}\">{layer}</li>")
+            .expect("writing");
+    }
+    for run in layers.chunk_by(|one, next| (one.1, one.2) == (next.1, next.2)) {
+        let (first, last) = (run[0].0, run[run.len() - 1].0);
+        let range = if first == last { format!("{first}") } else { format!("{first} to {last}") };
+        let words = describe(run[0].1, run[0].2);
+        write!(table, "<tr><th scope=\"row\">{range}</th><td>{words}</td></tr>")
+            .expect("writing to a string");
+    }
+    let count = |fate: Fate| layers.iter().filter(|layer| layer.1 == fate).count();
+    let mut legend: String = Fate::ALL
+        .into_iter()
+        .filter(|fate| count(*fate) > 0)
+        .map(|fate| {
+            format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
+        })
+        .collect();
+    let streamed = policy.weights_away.len();
+    if streamed > 0 {
+        write!(legend, "<li class=\"streamed\">weights streamed <small>× {streamed}</small></li>")
+            .expect("writing");
+    }
+    format!(
+        "<h3>Layer by layer</h3><ul class=\"legend\">{legend}</ul><ol class=\"layers\" aria-hidden=\"true\">{cells}</ol>\
+         <details id=\"layers-table\"><summary>As a table</summary>\
+         <table><thead><tr><th scope=\"col\">layers</th><th scope=\"col\">choice</th></tr></thead>\
+         <tbody>{table}</tbody></table></details>"
+    )
+}
+
+fn describe(fate: Fate, is_streamed: bool) -> String {
+    let weights = if is_streamed { "weights brought ahead of use" } else { "weights on the device" };
+    format!("{}, {weights}", fate.words())
+}
+
+fn render_reasons(plan: &PlanFacts) -> String {
+    let mut items = String::new();
+    for reason in &plan.policy.reasons {
+        let (what, why) = reason.split_once(": ").unwrap_or(("", reason));
+        let what =
+            if what.is_empty() { String::new() } else { format!("<strong>{}</strong> ", escape(what)) };
+        write!(items, "<li>{what}{}</li>", marked(why)).expect("writing to a string");
+    }
+    for note in plan.notes.iter().chain(&plan.advice) {
+        write!(items, "<li><strong>note</strong> {}</li>", marked(note)).expect("writing to a string");
+    }
+    format!("<div><h3>Why</h3><ul class=\"reasons\">{items}</ul></div>")
+}
+
+fn render_prices(plan: &PlanFacts) -> String {
+    let rows: String = plan.policy.prices.iter().map(render_price).collect();
+    match rows.is_empty() {
+        true => "<div><h3>What it costs</h3><p class=\"note\">Nothing: everything is kept on the device, and nothing is \
+                 computed twice.</p></div>"
+            .into(),
+        false => format!(
+            "<div><h3>What it costs</h3><table><thead><tr><th scope=\"col\">choice</th><th scope=\"col\">memory</th>\
+             <th scope=\"col\">time a step</th></tr></thead><tbody>{rows}</tbody></table>\
+             <p class=\"note\">Each against the same plan without it, as predicted.</p></div>"
+        ),
+    }
+}
+
+fn render_price(price: &PriceFacts) -> String {
+    let size = format_bytes(price.saved_bytes.unsigned_abs());
+    let saved = if price.saved_bytes >= 0 { format!("saves {size}") } else { format!("takes {size}") };
+    let choice = escape(&price.choice);
+    format!(
+        "<tr><th scope=\"row\">{choice}</th><td>{saved}</td><td>+{} ms</td></tr>",
+        short(price.cost_ms.max(0.0))
+    )
+}

@@ -1,0 +1,66 @@
+//! Text into HTML and JSON into a page, so that nothing that a file says can be taken for markup.
+//!
+//! Names of models and tensors, messages and jobs are what others wrote. All text of a page comes through here, or is
+//! a number.
+
+use serde_json::Value;
+
+/// Text for content and for attributes in double quotes.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for sign in text.chars() {
+        match sign {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            // No sign that a browser would not show.
+            '\u{0}'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}' => escaped.push('\u{fffd}'),
+            sign => escaped.push(sign),
+        }
+    }
+    escaped
+}
+
+/// Text whose names stand in backticks.
+pub fn marked(text: &str) -> String {
+    let mut pieces = text.split('`');
+    let mut marked = escape(pieces.next().unwrap_or(""));
+    let rest: Vec<&str> = pieces.collect();
+    for pair in rest.chunks(2) {
+        match pair {
+            [name, after] => marked += &format!("<code>{}</code>{}", escape(name), escape(after)),
+            // One that nothing closes is a sign like any other.
+            alone => alone.iter().for_each(|text| marked += &format!("`{}", escape(text))),
+        }
+    }
+    marked
+}
+
+/// Data for the page's script; nothing in it ends the element that holds it.
+pub fn render_data(value: &Value) -> String {
+    let text = value.to_string().replace('<', "\\u003c").replace('\u{2028}', "\\u2028");
+    format!("<script type=\"application/json\" class=\"points\">{text}</script>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names_in_backticks_are_code() {
+        assert_eq!(marked("a `b<` c `d` `e"), "a <code>b&lt;</code> c <code>d</code> `e");
+        assert_eq!(marked("<"), "&lt;");
+    }
+
+    #[test]
+    fn markup_stays_text() {
+        let text = "<b onclick='x'>a & \"b\"</b>\u{1}";
+        assert_eq!(escape(text), "&lt;b onclick=&#39;x&#39;&gt;a &amp; &quot;b&quot;&lt;/b&gt;\u{fffd}");
+        let data = render_data(&json!(["</script><script>alert(1)</script>"]));
+        assert_eq!(data.matches("</script>").count(), 1);
+        assert!(data.ends_with("</script>"));
+    }
+}

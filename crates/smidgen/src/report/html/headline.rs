@@ -1,0 +1,183 @@
+//! The answers that a reader came for, before any chart: how much, did it grow, how fast, what was learned, was it sound.
+//!
+//! Of a plan alone: what it will take and how fast it should be.
+
+use super::charts::percent;
+use super::escape::{escape, marked};
+use super::numbers::{duration, grouped, short};
+use crate::bytes::format_bytes;
+use crate::report::run_folder::RunRecord;
+use crate::report::run_summary::{self, RunSummary};
+use crate::train::trainer::measurable_peak;
+
+/// Whether an answer is a good one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tone {
+    Good,
+    Bad,
+    Plain,
+}
+
+struct Card {
+    question: &'static str,
+    answer: String,
+    more: String,
+    /// HTML below.
+    below: String,
+    tone: Tone,
+}
+
+pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
+    let cards = match run.folder.is_some() && summary.steps > 0 {
+        true => vec![peak(summary), growth(summary), speed(summary), loss(summary), stable(summary)],
+        false => vec![planned_peak(run), planned_speed(run), planned_batch(run)],
+    };
+    let cards: String = cards.iter().map(render_card).collect();
+    format!("<div class=\"cards\">{cards}</div>")
+}
+
+fn render_card(card: &Card) -> String {
+    let class = match card.tone {
+        Tone::Good => " good",
+        Tone::Bad => " bad",
+        Tone::Plain => "",
+    };
+    format!(
+        "<div class=\"card{class}\"><h3>{}</h3><p class=\"answer\">{}</p>{}<p>{}</p></div>",
+        card.question,
+        escape(&card.answer),
+        card.below,
+        marked(&card.more)
+    )
+}
+
+/// Measured and planned, as parts of the budget.
+fn bar(measured: u64, planned: u64, budget: u64) -> String {
+    let whole = budget.max(planned).max(measured).max(1) as f64;
+    let part = |bytes: u64| percent(bytes as f64 / whole);
+    format!(
+        "<div class=\"gauge\" aria-hidden=\"true\"><b style=\"width:{}\"></b><i style=\"left:{}\"></i></div>",
+        part(measured),
+        part(planned)
+    )
+}
+
+fn peak(summary: &RunSummary) -> Card {
+    let memory = &summary.memory;
+    let (planned, budget) = (memory.planned_bytes, memory.budget_bytes);
+    let Some(peak) = memory.peak_bytes else {
+        let more = "this system does not say what a process takes".into();
+        let answer = format!("{} planned", format_bytes(planned));
+        return Card { question: "Peak memory", answer, more, below: String::new(), tone: Tone::Plain };
+    };
+    let more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
+    let tone = match peak {
+        _ if peak <= planned => Tone::Good,
+        // Measuring is not worth more.
+        _ if peak <= measurable_peak(planned) => Tone::Plain,
+        _ => Tone::Bad,
+    };
+    Card {
+        question: "Peak memory",
+        answer: format_bytes(peak),
+        more,
+        below: bar(peak, planned, budget),
+        tone,
+    }
+}
+
+fn growth(summary: &RunSummary) -> Card {
+    let memory = &summary.memory;
+    let grown = memory.growth_bytes.unwrap_or(0);
+    let (answer, tone) = match memory.has_grown() {
+        None => ("too few steps to say".to_string(), Tone::Plain),
+        Some(false) => ("no".to_string(), Tone::Good),
+        Some(true) => (format!("by {}", format_bytes(grown)), Tone::Bad),
+    };
+    let pages = match memory.has_grown() {
+        Some(false) if grown > 0 => format!("but {} of pages, taken late; ", format_bytes(grown)),
+        _ => String::new(),
+    };
+    let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
+    let steady = memory
+        .steadiness
+        .map_or(String::new(), |part| format!("least {} of most; ", run_summary::percent(part)));
+    let arena = run_summary::percent(memory.arena_efficiency);
+    let more = format!("{pages}{mean}{steady}{arena} of the arena alive at its peak");
+    Card { question: "Did memory grow?", answer, more, below: String::new(), tone }
+}
+
+fn speed(summary: &RunSummary) -> Card {
+    let speed = &summary.speed;
+    let answer = speed.tokens_per_s.map_or("unknown".into(), |rate| format!("{} tok/s", short(rate)));
+    let step = speed.step_ms.map_or(String::new(), |ms| format!("{} ms a step", short(ms)));
+    let more = format!(
+        "{step}, predicted {} ms; {} tokens in {}",
+        short(speed.planned_step_ms),
+        grouped(speed.tokens as i64),
+        duration(speed.seconds)
+    );
+    Card { question: "Speed", answer, more, below: String::new(), tone: Tone::Plain }
+}
+
+fn loss(summary: &RunSummary) -> Card {
+    let loss = &summary.loss;
+    let answer = match (loss.first, loss.last) {
+        (Some(first), Some(last)) => format!("{} → {}", short(first), short(last)),
+        _ => "not finite".into(),
+    };
+    let more = match (loss.best_eval, loss.last_eval) {
+        (Some((step, best)), Some(last)) => {
+            let step = grouped(step as i64);
+            format!("evaluated: {} at best, after step {step}; {} at last", short(best), short(last))
+        }
+        _ => "never evaluated".into(),
+    };
+    Card { question: "Loss", answer, more, below: String::new(), tone: Tone::Plain }
+}
+
+fn stable(summary: &RunSummary) -> Card {
+    let stability = &summary.stability;
+    let (answer, tone) = match stability.is_stable() {
+        true => ("yes".to_string(), Tone::Good),
+        false => ("no".to_string(), Tone::Bad),
+    };
+    let more = match &stability.failure {
+        Some(message) => format!("{}: {message}", stability.render()),
+        None => stability.render(),
+    };
+    Card { question: "Was it stable?", answer, more, below: String::new(), tone }
+}
+
+fn planned_peak(run: &RunRecord) -> Card {
+    let plan = &run.plan;
+    let budget = format_bytes(plan.budget_bytes);
+    let spare = plan.budget_bytes.abs_diff(plan.peak_bytes);
+    let (more, tone) = match plan.fits {
+        true => (format!("fits the budget of {budget}, {} to spare", format_bytes(spare)), Tone::Good),
+        false => (format!("does not fit the budget of {budget}"), Tone::Bad),
+    };
+    let below = bar(plan.peak_bytes, plan.peak_bytes, plan.budget_bytes);
+    Card { question: "Peak memory, planned", answer: format_bytes(plan.peak_bytes), more, below, tone }
+}
+
+fn planned_speed(run: &RunRecord) -> Card {
+    let plan = &run.plan;
+    let by = match plan.profile.origin.as_str() {
+        "measured" => "the profile measured here".to_string(),
+        _ => format!("the profile `{}`", plan.profile.name),
+    };
+    let more = format!("{} ms a step, by {by}", short(plan.step_ms));
+    let answer = format!("{} tok/s", short(plan.tokens_per_s));
+    Card { question: "Speed, predicted", answer, more, below: String::new(), tone: Tone::Plain }
+}
+
+fn planned_batch(run: &RunRecord) -> Card {
+    let plan = &run.plan;
+    let answer = format!("{} tokens", grouped(plan.extent.tokens as i64));
+    let more = match plan.micro_steps {
+        count if count > 1.05 => format!("a step is cut into about {}", short(count)),
+        _ => "a step is one micro-batch".into(),
+    };
+    Card { question: "Largest micro-batch", answer, more, below: String::new(), tone: Tone::Plain }
+}

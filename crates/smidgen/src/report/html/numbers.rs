@@ -1,0 +1,232 @@
+//! Numbers as people read them, and the round ones that stand at an axis.
+//!
+//! Bytes have binary units, as everywhere; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, of the unit
+//! that the largest is written in.
+
+use crate::bytes::format_bytes;
+
+/// What the numbers of a chart are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Plain,
+    Bytes,
+    Milliseconds,
+}
+
+impl Unit {
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::Plain => "plain",
+            Unit::Bytes => "bytes",
+            Unit::Milliseconds => "ms",
+        }
+    }
+
+    pub fn render(self, value: f64) -> String {
+        match self {
+            _ if !value.is_finite() => "not finite".into(),
+            Unit::Bytes => format_bytes(value.max(0.0) as u64),
+            Unit::Milliseconds => format!("{} ms", short(value)),
+            Unit::Plain => short(value),
+        }
+    }
+}
+
+/// Four digits, thousands grouped, an exponent where they would not show the number.
+pub fn short(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        0.0 => "0".into(),
+        _ if !value.is_finite() => value.to_string(),
+        1000.0..1e7 => grouped(value.round() as i64),
+        100.0..1000.0 => trimmed(format!("{value:.1}")),
+        10.0..100.0 => trimmed(format!("{value:.2}")),
+        1.0..10.0 => trimmed(format!("{value:.3}")),
+        0.001..1.0 => trimmed(format!("{value:.4}")),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+fn trimmed(text: String) -> String {
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => text,
+    }
+}
+
+pub fn grouped(value: i64) -> String {
+    let digits = value.unsigned_abs().to_string();
+    let mut text = String::from(if value < 0 { "-" } else { "" });
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Hours, minutes and seconds, the two largest that are not zero.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, _) if seconds < 10.0 => format!("{seconds:.1} s"),
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+/// Which stretch of numbers an axis shows, and where a number stands on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axis {
+    pub low: f64,
+    pub high: f64,
+    pub is_log: bool,
+    /// Round numbers and how they are written.
+    pub ticks: Vec<(f64, String)>,
+}
+
+impl Axis {
+    /// From zero to a little more than `high`; ticks in one unit.
+    pub fn from_zero(high: f64, unit: Unit) -> Axis {
+        let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
+        Axis { low: 0.0, high, is_log: false, ticks: ticks(0.0, high, unit) }
+    }
+
+    /// Around all values, and around something where they are all the same.
+    pub fn around(values: impl Iterator<Item = f64>) -> Axis {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in values.filter(|value| value.is_finite()) {
+            (low, high) = (low.min(value), high.max(value));
+        }
+        if low > high {
+            return Axis::from_zero(1.0, Unit::Plain);
+        }
+        let room = if high > low { 0.06 * (high - low) } else { (0.1 * high.abs()).max(1e-9) };
+        // What is never below zero does not need room there.
+        let low = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
+        Axis { low, high: high + room, is_log: false, ticks: ticks(low, high + room, Unit::Plain) }
+    }
+
+    /// Powers of ten around all values above zero.
+    pub fn log_around(values: impl Iterator<Item = f64>) -> Axis {
+        let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10);
+        let (low, high) =
+            logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
+        let (low, high) = ((low - 0.05).floor(), (high + 0.05).ceil());
+        let every = (((high - low) / 5.0).ceil() as i64).max(1);
+        let powers = (low as i64..=high as i64).filter(|power| (power - low as i64) % every == 0);
+        let ticks = powers.map(|power| 10f64.powi(power as i32)).map(|value| (value, short(value))).collect();
+        Axis { low: 10f64.powf(low), high: 10f64.powf(high), is_log: true, ticks }
+    }
+
+    /// From 0 at the low end to 1 at the high one.
+    pub fn place(&self, value: f64) -> f64 {
+        let part = match self.is_log {
+            true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        };
+        part.clamp(0.0, 1.0)
+    }
+}
+
+fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
+    let (scale, suffix) = match unit {
+        Unit::Bytes => byte_scale(high),
+        Unit::Milliseconds => (1.0, "ms"),
+        Unit::Plain => (1.0, ""),
+    };
+    let step = round_step((high - low) / scale / 5.5);
+    let first = (low / scale / step).ceil() as i64;
+    let last = (high / scale / step).floor() as i64;
+    let decimals = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
+    let is_wide = (high / scale).abs() >= 1e6 || (high / scale).abs() < 1e-3;
+    let label = |value: f64| match () {
+        () if value == 0.0 => "0".to_string(),
+        () if is_wide => format!("{value:.1e}").replace(".0e", "e"),
+        () if step >= 1.0 => grouped(value.round() as i64),
+        () => format!("{value:.decimals$}"),
+    };
+    let with_unit = |index: i64| match (suffix, index as f64 * step) {
+        ("", value) | (_, value @ 0.0) => label(value),
+        // Along an axis of time there is little room.
+        ("ms", value) if index < last => label(value),
+        (_, value) => format!("{} {suffix}", label(value)),
+    };
+    (first..=last).map(|index| (index as f64 * step * scale, with_unit(index))).collect()
+}
+
+fn byte_scale(high: f64) -> (f64, &'static str) {
+    match high {
+        _ if high >= (1u64 << 40) as f64 => ((1u64 << 40) as f64, "TiB"),
+        _ if high >= (1u64 << 30) as f64 => ((1u64 << 30) as f64, "GiB"),
+        _ if high >= (1u64 << 20) as f64 => ((1u64 << 20) as f64, "MiB"),
+        _ if high >= 1024.0 => (1024.0, "KiB"),
+        _ => (1.0, "B"),
+    }
+}
+
+/// The least of 1, 2 and 5 times a power of ten that is no less.
+fn round_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|times| times * power >= least * 0.999_999);
+    step.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<&str> {
+        axis.ticks.iter().map(|(_, label)| label.as_str()).collect()
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(
+            labels(&Axis::from_zero(10_000.0, Unit::Plain)),
+            ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]
+        );
+        assert_eq!(
+            labels(&Axis::from_zero(7.3 * (1u64 << 30) as f64, Unit::Bytes)),
+            ["0", "2 GiB", "4 GiB", "6 GiB"]
+        );
+        assert_eq!(labels(&Axis::from_zero(2e-4, Unit::Plain)), ["0", "5e-5", "1e-4", "1.5e-4", "2e-4"]);
+        assert_eq!(labels(&Axis::around([0.9, 2.4].into_iter())), ["1.0", "1.5", "2.0"]);
+        assert_eq!(
+            labels(&Axis::from_zero(2396.0, Unit::Milliseconds)),
+            ["0", "500", "1,000", "1,500", "2,000 ms"]
+        );
+        assert_eq!(labels(&Axis::log_around([0.02, 30.0].into_iter())), ["0.01", "0.1", "1", "10", "100"]);
+        let flat = Axis::around([3.0, 3.0].into_iter());
+        assert!((flat.place(3.0) - 0.5).abs() < 1e-12);
+        assert_eq!(labels(&Axis::around(std::iter::empty())), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
+    }
+
+    #[test]
+    fn places_are_within_the_axis() {
+        let axis = Axis::log_around([0.1, 1000.0].into_iter());
+        assert!((axis.place(10.0) - 0.5).abs() < 0.2);
+        assert_eq!((axis.place(0.0), axis.place(1e9)), (0.0, 1.0));
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        for (value, text) in [
+            (0.0, "0"),
+            (1234.5, "1,235"),
+            (0.012345, "0.0123"),
+            (2.5, "2.5"),
+            (100.0, "100"),
+            (1e-9, "1.00e-9"),
+        ] {
+            assert_eq!(short(value), text);
+        }
+        assert_eq!(grouped(-1234567), "-1,234,567");
+        for (seconds, text) in [(3.21, "3.2 s"), (42.0, "42 s"), (61.0, "1 min 1 s"), (7_260.0, "2 h 1 min")]
+        {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

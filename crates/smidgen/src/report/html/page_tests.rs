@@ -1,0 +1,189 @@
+//! Pages of made-up runs: the right numbers in them, nothing from outside, and no run that cannot be drawn.
+//!
+//! What a browser makes of a page is looked at by `benches/report_page.py`.
+
+use super::{render_content, render_live_page, render_page};
+use crate::bytes::format_bytes;
+use crate::report::plan_facts::PlanFacts;
+use crate::report::run_folder::{EvaluationRow, RunRecord, StepRow};
+use crate::train::history::{History, Part, PartEnd};
+use serde_json::json;
+
+fn plan() -> PlanFacts {
+    let column = |low: u64, high: u64| vec![low, high, high, low];
+    let value = json!({
+        "title": "a model · LoRA r=4", "layers": 3, "fits": true, "budget_bytes": 9_000_000_000u64,
+        "peak_bytes": 7_000_000_000u64, "peak_at": "backward of layers.2, attention_grad",
+        "rows": {"base_weights": 4_000_000_000u64, "adapters": 500_000_000, "gradients": 500_000_000,
+            "optimizer": 1_000_000_000, "activations": 600_000_000, "workspace": 200_000_000, "context": 200_000_000},
+        "spaces": {"device": 7_000_000_000u64},
+        "policy": {"device": "cpu", "threads": 2, "recompute": [0, 1], "weights_away": [1], "activations_away": [2],
+            "reasons": ["recompute: the first 2 of 3 layers, the fewest that fit"],
+            "prices": [{"choice": "recompute", "saved_bytes": 1_000_000_000, "cost_ms": 12.0}]},
+        "micro_steps": 2.5, "extent": {"tokens": 1024, "rows": 1024, "segments": 8}, "step_ms": 100.0, "tokens_per_s": 900.0,
+        "arena": {"reserved_bytes": 6_800_000_000u64, "peak_live_bytes": 6_750_000_000u64,
+            "transient_reserved_bytes": 10, "transient_peak_live_bytes": 9},
+        "life": {"load": {"device": 7_000_000_000u64, "disk": 5}},
+        "timeline": {"steps": 40, "peak": 1, "begin_ms": [0.0, 30.0, 60.0, 90.0], "end_ms": 95.0,
+            "part": ["forward", "backward", "backward", "update"],
+            "place": ["forward of layers.0, linear", "backward of layers.2, attention_grad", "c", "d"],
+            "bytes": {"context": column(200_000_000, 200_000_000), "base_weights": column(4_000_000_000, 4_000_000_000),
+                "adapters": column(500_000_000, 500_000_000), "gradients": column(500_000_000, 500_000_000),
+                "optimizer": column(1_000_000_000, 1_000_000_000), "activations": column(10, 600_000_000),
+                "workspace": column(7, 150_000_000)},
+            "contents": [{"name": "layers.0.mlp.up", "category": "activations", "bytes": 300_000_000, "count": 1}]},
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn row(step: u64) -> StepRow {
+    StepRow {
+        step,
+        // Every number has all of its digits.
+        loss: 1.0 + (step as f64).sin().abs() / 3.0,
+        grad_norm: (step as f64 * 0.7).cos().abs() + 0.1,
+        lr: 2e-4 / step as f64,
+        tokens: 900,
+        step_ms: 100.0 + (step % 13) as f64 / 7.0,
+        tokens_per_s: 900.0 - (step % 17) as f64 / 3.0,
+        overflows: 0,
+        device_bytes: Some(6_900_000_000 + step % 5),
+        device_free_bytes: None,
+        device_peak_bytes: Some(6_950_000_000),
+        pinned_bytes: 0,
+        host_rss_bytes: Some(6_900_000_000),
+    }
+}
+
+fn run(steps: u64) -> RunRecord {
+    let part = Part {
+        began_unix_s: 1_700_000_000,
+        process_id: 1,
+        first_step: 0,
+        planned_bytes: 7_000_000_000,
+        ended: Some(PartEnd::Done),
+        last_step: Some(steps),
+        message: None,
+    };
+    RunRecord {
+        folder: Some("runs/example".into()),
+        plan: plan(),
+        rows: (1..=steps).map(row).collect(),
+        evaluations: (1..=steps / 50).map(|it| EvaluationRow { step: 50 * it, eval_loss: 1.1 }).collect(),
+        history: Some(History { total_steps: steps, parts: vec![part] }),
+        job: Some("[model]\npath = \"m\"\n".into()),
+        ..RunRecord::default()
+    }
+}
+
+#[test]
+fn ten_thousand_steps_are_a_small_page() {
+    let page = render_page(&run(10_000));
+    assert!(page.len() < 1_000_000, "{} bytes", page.len());
+    for id in
+        ["chart-loss", "chart-lr", "chart-norm", "chart-speed", "chart-memory", "timeline", "timeline-moving"]
+    {
+        assert!(
+            page.contains(&format!(
+                "<figure class=\"chart {}\" id=\"{id}\"",
+                if id.starts_with("chart") { "lines" } else { "areas" }
+            )),
+            "{id}"
+        );
+    }
+}
+
+#[test]
+fn the_peak_is_labelled_with_its_number_and_place() {
+    let page = render_page(&run(60));
+    let peak = format_bytes(7_000_000_000);
+    let label = format!("<strong>peak {peak}</strong> <span>backward of layers.2, attention_grad</span>");
+    assert!(page.contains(&label), "{label}");
+    // Measured, planned and allowed.
+    for bytes in [6_950_000_000, 7_000_000_000, 9_000_000_000] {
+        assert!(page.contains(&format_bytes(bytes)));
+    }
+    assert!(page.contains("layers.0.mlp.up"));
+    assert!(page.contains("done, 60 steps"));
+    assert!(page.contains("begun 2023-11-14 22:13 UTC"));
+}
+
+#[test]
+fn nothing_is_loaded_from_anywhere() {
+    for page in [render_page(&run(60)), render_live_page(&run(60))] {
+        for word in ["http://", "https://", "src=", "@import", "url(", "<link", "<img", "<iframe"] {
+            assert!(!page.contains(word), "{word}");
+        }
+        assert!(page.contains("default-src 'none'"));
+    }
+    assert!(!render_page(&run(60)).contains("connect-src"));
+}
+
+#[test]
+fn what_files_say_stays_text() {
+    let evil = "</script><script>alert('x')</script><b a=\"";
+    let mut record = run(60);
+    record.folder = Some(format!("runs/{evil}").into());
+    record.plan.title = evil.into();
+    record.plan.policy.reasons = vec![format!("{evil}: {evil}")];
+    record.plan.policy.prices[0].choice = evil.into();
+    record.plan.policy.device = evil.into();
+    record.plan.notes = vec![evil.into()];
+    record.plan.timeline.place = vec![evil.into(); 4];
+    record.plan.timeline.part = vec![evil.into(); 4];
+    record.plan.timeline.contents[0].name = evil.into();
+    record.plan.timeline.contents[0].category = evil.into();
+    record.job = Some(evil.into());
+    let history = record.history.as_mut().unwrap();
+    history.parts[0].message = Some(evil.into());
+    history.parts.push(history.parts[0].clone());
+    let clean = render_page(&run(60));
+    let page = render_page(&record);
+    assert!(!page.contains("<script>alert"));
+    assert!(!page.contains("<b a="));
+    let scripts = |page: &str| page.matches("<script").count();
+    assert_eq!(scripts(&page), scripts(&clean));
+    assert_eq!(scripts(&page), page.matches("</script>").count());
+}
+
+#[test]
+fn runs_of_every_kind_are_drawn() {
+    let mut not_finite = run(40);
+    for row in &mut not_finite.rows[10..20] {
+        (row.loss, row.grad_norm) = (f64::NAN, f64::NAN);
+    }
+    let mut unmeasured = run(40);
+    for row in &mut unmeasured.rows {
+        (row.device_bytes, row.device_peak_bytes, row.host_rss_bytes) = (None, None, None);
+    }
+    let mut old = run(40);
+    (old.plan.timeline, old.history, old.plan.layers) = (Default::default(), None, 0);
+    let mut all_bad = run(5);
+    all_bad.rows.iter_mut().for_each(|row| (row.loss, row.grad_norm) = (f64::NAN, f64::NAN));
+    let only_planned = RunRecord::of_plan(plan(), String::new());
+    for (name, record, words) in [
+        ("none", run(0), "No step is done yet"),
+        ("one", run(1), "too few steps to say"),
+        ("two", run(2), "done, 2 steps"),
+        ("not finite", not_finite, "10 steps not finite"),
+        ("unmeasured", unmeasured, "this system does not say"),
+        ("old", old, "kept no timeline"),
+        ("all bad", all_bad, "5 steps not finite"),
+        ("planned", only_planned, "Peak memory, planned"),
+    ] {
+        let content = render_content(&record);
+        assert!(content.contains(words), "{name}");
+        assert!(!content.contains("NaN") && !content.contains("inf%"), "{name}");
+        assert_eq!(content.matches("<section").count(), content.matches("</section>").count(), "{name}");
+    }
+}
+
+#[test]
+fn a_timeline_that_was_changed_is_not_drawn() {
+    let mut record = run(10);
+    record.plan.timeline.peak = 99;
+    assert!(render_page(&record).contains("kept no timeline"));
+    let mut record = run(10);
+    record.plan.timeline.place.pop();
+    assert!(render_page(&record).contains("kept no timeline"));
+}

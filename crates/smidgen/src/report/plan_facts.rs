@@ -1,0 +1,88 @@
+//! What a page says of a plan, as `plan.json` holds it.
+//!
+//! Read from the same JSON whether the plan was just made or lies in a run folder, so that both give the same page.
+//! What an earlier version did not write is empty here, and the page leaves it out.
+
+use super::timeline::Timeline;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct PlanFacts {
+    #[serde(default)]
+    pub title: String,
+    #[serde(default)]
+    pub layers: usize,
+    pub fits: bool,
+    pub budget_bytes: u64,
+    pub peak_bytes: u64,
+    #[serde(default)]
+    pub peak_at: String,
+    /// Bytes at the peak by category; they add up to `peak_bytes`.
+    pub rows: BTreeMap<String, u64>,
+    pub spaces: BTreeMap<String, u64>,
+    pub policy: PolicyFacts,
+    #[serde(default)]
+    pub micro_steps: f64,
+    pub extent: ExtentFacts,
+    pub step_ms: f64,
+    pub tokens_per_s: f64,
+    pub arena: ArenaFacts,
+    /// Every phase of the run's life, by space.
+    #[serde(default)]
+    pub life: BTreeMap<String, BTreeMap<String, u64>>,
+    #[serde(default)]
+    pub profile: ProfileFacts,
+    #[serde(default)]
+    pub advice: Vec<String>,
+    #[serde(default)]
+    pub notes: Vec<String>,
+    #[serde(default)]
+    pub timeline: Timeline,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PolicyFacts {
+    pub device: String,
+    pub threads: usize,
+    pub micro_tokens: usize,
+    pub recompute: Vec<usize>,
+    pub loss_chunk: usize,
+    pub tile_tokens: Option<usize>,
+    pub activations_away: Vec<usize>,
+    pub weights_away: Vec<usize>,
+    pub embedding_away: bool,
+    pub tables_away: bool,
+    pub optimizer_state: String,
+    pub reasons: Vec<String>,
+    pub prices: Vec<PriceFacts>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct PriceFacts {
+    pub choice: String,
+    pub saved_bytes: i64,
+    pub cost_ms: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct ExtentFacts {
+    pub tokens: usize,
+    pub segments: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct ArenaFacts {
+    pub reserved_bytes: u64,
+    pub peak_live_bytes: u64,
+    pub transient_reserved_bytes: u64,
+    pub transient_peak_live_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ProfileFacts {
+    pub name: String,
+    pub origin: String,
+}

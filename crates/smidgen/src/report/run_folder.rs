@@ -1,0 +1,243 @@
+//! A run folder, read for a report: the plan, the rows of `metrics.jsonl`, the parts of the run, its phases and job.
+//!
+//! `plan.json` and `metrics.jsonl` have to be there; the others are left out of a report where they are missing. A last
+//! line without its end is one that was being written, or that a killed run left: it is no row yet. Any other line that
+//! is no row is refused by its number. Nothing is written and nothing is waited for, so a run that goes on can be read.
+
+use super::plan_facts::PlanFacts;
+use crate::checkpoint::json_file::read_json_file;
+use crate::failure::Failure;
+use crate::train::history::{History, PartEnd};
+use crate::train::metrics::is_being_written;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+const PLAN: &str = "plan.json";
+const METRICS: &str = "metrics.jsonl";
+const PHASES: &str = "phases.json";
+const JOB: &str = "job.toml";
+/// Plans and phases are some ten KiB.
+const MAX_JSON_BYTES: u64 = 16_000_000;
+
+/// What is known of a run; of a plan alone, which has no rows and no folder.
+#[derive(Clone, Debug, Default)]
+pub struct RunRecord {
+    pub folder: Option<PathBuf>,
+    pub plan: PlanFacts,
+    pub rows: Vec<StepRow>,
+    pub evaluations: Vec<EvaluationRow>,
+    pub history: Option<History>,
+    pub phases: BTreeMap<String, PhaseFacts>,
+    /// The job, as TOML.
+    pub job: Option<String>,
+    pub is_running: bool,
+    /// Whether the last line of the metrics has no end.
+    pub has_torn_line: bool,
+}
+
+/// One optimizer step; what was not finite is NaN.
+#[derive(Clone, Copy, Debug)]
+pub struct StepRow {
+    pub step: u64,
+    pub loss: f64,
+    pub grad_norm: f64,
+    pub lr: f64,
+    pub tokens: u64,
+    pub step_ms: f64,
+    pub tokens_per_s: f64,
+    pub overflows: u64,
+    pub device_bytes: Option<u64>,
+    pub device_free_bytes: Option<u64>,
+    pub device_peak_bytes: Option<u64>,
+    pub pinned_bytes: u64,
+    pub host_rss_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct EvaluationRow {
+    pub step: u64,
+    pub eval_loss: f64,
+}
+
+/// Bytes by space; `null` where nothing could be measured.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct PhaseFacts {
+    pub planned: Option<BTreeMap<String, u64>>,
+    pub measured: BTreeMap<String, Option<u64>>,
+}
+
+impl PhaseFacts {
+    pub fn render_json(&self) -> Value {
+        json!({"planned": self.planned, "measured": self.measured})
+    }
+}
+
+/// How a run stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// There is no run, only a plan.
+    Planned,
+    Running,
+    Ended(PartEnd),
+    /// Its process is gone and said nothing.
+    Killed,
+    /// An earlier version kept no parts.
+    Unknown,
+}
+
+impl RunRecord {
+    pub fn of_plan(plan: PlanFacts, job: String) -> RunRecord {
+        RunRecord { plan, job: Some(job), ..RunRecord::default() }
+    }
+
+    pub fn steps_done(&self) -> u64 {
+        self.rows.last().map_or(0, |row| row.step)
+    }
+
+    /// Steps that the run is to have; those it has where nothing says.
+    pub fn total_steps(&self) -> u64 {
+        self.history.as_ref().map_or(0, |history| history.total_steps).max(self.steps_done())
+    }
+
+    pub fn state(&self) -> State {
+        match (&self.folder, self.is_running) {
+            (None, _) => State::Planned,
+            (Some(_), true) => State::Running,
+            (Some(_), false) => match self.history.as_ref().map(|history| history.parts.last()) {
+                Some(Some(part)) => part.ended.map_or(State::Killed, State::Ended),
+                Some(None) | None => State::Unknown,
+            },
+        }
+    }
+
+    /// Rows that were measured in the same process by the same plan, part by part.
+    pub fn parts(&self) -> Vec<&[StepRow]> {
+        // A run goes on from a checkpoint: rows that a part wrote behind it are gone, and maybe all of them.
+        let begins = self.history.iter().flat_map(|history| &history.parts).map(|part| part.first_step);
+        let begins: BTreeSet<u64> = begins.collect();
+        self.rows.chunk_by(|one, _| !begins.contains(&one.step)).collect()
+    }
+}
+
+/// Reads the folder of a run.
+pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
+    let has = |name: &str| folder.join(name).is_file();
+    if !folder.is_dir() {
+        let what = if folder.exists() { "is not a folder" } else { "is not there" };
+        return Err(Failure::world(format!("`{}` {what}", folder.display()))
+            .hint("`smidgen report` takes the folder of a run: the `output.dir` of its recipe"));
+    }
+    if ![PLAN, METRICS, JOB].iter().any(|name| has(name)) {
+        return Err(Failure::world(format!(
+            "`{}` is not the folder of a run: it has none of `{PLAN}`, `{METRICS}` and `{JOB}`",
+            folder.display()
+        )));
+    }
+    if !has(PLAN) {
+        return Err(Failure::world(format!(
+            "`{}` has no `{PLAN}`: there is nothing to compare its run with",
+            folder.display()
+        )));
+    }
+    let plan: PlanFacts = read_json_file(&folder.join(PLAN), MAX_JSON_BYTES).map_err(Failure::world)?;
+    let metrics = folder.join(METRICS);
+    if !has(METRICS) {
+        return Err(Failure::world(format!(
+            "`{}` has no `{METRICS}`: the run did not get to its first step",
+            folder.display()
+        ))
+        .hint("`smidgen plan RECIPE --html FILE` draws its plan"));
+    }
+    // Before the rows: a run that ends in between is then shown as it was.
+    let is_running = is_being_written(&metrics);
+    let Metrics { rows, evaluations, has_torn_line } = read_metrics(&metrics)?;
+    let history = History::read(folder).map_err(Failure::world)?;
+    let phases = match has(PHASES) {
+        true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::world)?,
+        false => BTreeMap::new(),
+    };
+    let job = std::fs::read_to_string(folder.join(JOB)).ok();
+    let folder = Some(folder.to_path_buf());
+    Ok(RunRecord { folder, plan, rows, evaluations, history, phases, job, is_running, has_torn_line })
+}
+
+struct Metrics {
+    rows: Vec<StepRow>,
+    evaluations: Vec<EvaluationRow>,
+    has_torn_line: bool,
+}
+
+/// Fields of either kind of row; a number that was not finite is `null`.
+#[derive(Deserialize)]
+struct AnyRow {
+    step: u64,
+    loss: Option<f64>,
+    grad_norm: Option<f64>,
+    lr: Option<f64>,
+    #[serde(default)]
+    tokens: u64,
+    step_ms: Option<f64>,
+    tokens_per_s: Option<f64>,
+    #[serde(default)]
+    overflows: u64,
+    device_bytes: Option<u64>,
+    device_free_bytes: Option<u64>,
+    device_peak_bytes: Option<u64>,
+    #[serde(default)]
+    pinned_bytes: u64,
+    host_rss_bytes: Option<u64>,
+    eval_loss: Option<f64>,
+    eval_ms: Option<f64>,
+}
+
+fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
+    let unreadable = |error| Failure::world(format!("`{}` could not be read: {error}", path.display()));
+    let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
+    let mut metrics = Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false };
+    let (mut line, mut number) = (Vec::new(), 0);
+    loop {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(unreadable)? == 0 {
+            return Ok(metrics);
+        }
+        number += 1;
+        if line.last() != Some(&b'\n') {
+            metrics.has_torn_line = true;
+            return Ok(metrics);
+        }
+        let no_row = |reason: &str| {
+            Failure::world(format!("`{}` line {number} is not a metrics row: {reason}", path.display()))
+                .hint("`smidgen train ... --resume` would refuse it too; remove or repair the line")
+        };
+        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(&error.to_string()))?;
+        let last = metrics.rows.last().map_or(0, |row| row.step);
+        match (row.step_ms, row.eval_ms) {
+            (Some(_), _) if row.step <= last => {
+                return Err(no_row(&format!("step {} comes after step {last}", row.step)));
+            }
+            (Some(step_ms), _) => metrics.rows.push(StepRow {
+                step: row.step,
+                loss: row.loss.unwrap_or(f64::NAN),
+                grad_norm: row.grad_norm.unwrap_or(f64::NAN),
+                lr: row.lr.unwrap_or(f64::NAN),
+                tokens: row.tokens,
+                step_ms,
+                tokens_per_s: row.tokens_per_s.unwrap_or(f64::NAN),
+                overflows: row.overflows,
+                device_bytes: row.device_bytes,
+                device_free_bytes: row.device_free_bytes,
+                device_peak_bytes: row.device_peak_bytes,
+                pinned_bytes: row.pinned_bytes,
+                host_rss_bytes: row.host_rss_bytes,
+            }),
+            (None, Some(_)) => metrics
+                .evaluations
+                .push(EvaluationRow { step: row.step, eval_loss: row.eval_loss.unwrap_or(f64::NAN) }),
+            (None, None) => return Err(no_row("it has neither `step_ms` nor `eval_ms`")),
+        }
+    }
+}

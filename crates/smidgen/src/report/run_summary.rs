@@ -1,0 +1,310 @@
+//! A run in short: the most it took, whether it grew, how fast it was, what it learned, whether it was stable.
+//!
+//! One set of numbers for the lines that `train` ends with, for `report --json` and for the page. Memory is that of the
+//! device: the process where the device is the CPU. It grew by what the second half of a part took above the most of the
+//! first half; parts are processes, and are not compared with each other. A process takes some pages late, where code
+//! runs for the first time: so much is no growth. A GPU's memory is exact.
+
+use super::run_folder::{RunRecord, State, StepRow};
+use super::series::median;
+use crate::bytes::format_bytes;
+use crate::train::history::PartEnd;
+use serde_json::{Value, json};
+
+#[derive(Clone, Debug, Default)]
+pub struct RunSummary {
+    pub title: String,
+    /// How it stands, for people.
+    pub standing: String,
+    pub steps: u64,
+    pub total_steps: u64,
+    pub memory: MemorySummary,
+    pub speed: SpeedSummary,
+    pub loss: LossSummary,
+    pub stability: StabilitySummary,
+}
+
+/// `None` where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemorySummary {
+    pub planned_bytes: u64,
+    pub budget_bytes: u64,
+    pub peak_bytes: Option<u64>,
+    pub mean_bytes: Option<u64>,
+    pub growth_bytes: Option<u64>,
+    /// Up to this it did not grow.
+    pub noise_bytes: u64,
+    /// Least ÷ most used, over the steps.
+    pub steadiness: Option<f64>,
+    /// Peak of the live bytes ÷ reserved bytes of the arena.
+    pub arena_efficiency: f64,
+    pub least_free_bytes: Option<u64>,
+    pub pinned_bytes: u64,
+    pub host_bytes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SpeedSummary {
+    pub tokens_per_s: Option<f64>,
+    pub step_ms: Option<f64>,
+    pub planned_tokens_per_s: f64,
+    pub planned_step_ms: f64,
+    pub tokens: u64,
+    /// In steps; evaluations and checkpoints are beside them.
+    pub seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossSummary {
+    pub first: Option<f64>,
+    pub last: Option<f64>,
+    pub best_eval: Option<(u64, f64)>,
+    pub last_eval: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StabilitySummary {
+    /// Steps whose loss or gradient was not finite: none reaches a weight.
+    pub not_finite: usize,
+    /// Steps that overflowed in f16 and were done again.
+    pub overflowed: usize,
+    pub resumes: usize,
+    /// Times that the plan changed with the memory that could be had.
+    pub plan_changes: usize,
+    pub failure: Option<String>,
+}
+
+/// Pages that a process takes late: measured at some 20 KiB, where checkpoints are written and removed.
+const PAGES_BYTES: u64 = 256 << 10;
+
+impl MemorySummary {
+    /// Whether more was taken later than before; `None` where there are too few steps to say.
+    pub fn has_grown(&self) -> Option<bool> {
+        self.growth_bytes.map(|bytes| bytes > self.noise_bytes)
+    }
+
+    /// For people.
+    pub fn render_growth(&self) -> String {
+        match (self.has_grown(), self.growth_bytes.unwrap_or(0)) {
+            (None, _) => "too few steps to say whether it grew".into(),
+            (Some(false), 0) => "no growth".into(),
+            (Some(false), bytes) => format!("no growth but {} of pages", format_bytes(bytes)),
+            (Some(true), bytes) => format!("grew by {}", format_bytes(bytes)),
+        }
+    }
+}
+
+pub fn summarize(run: &RunRecord) -> RunSummary {
+    RunSummary {
+        title: run.plan.title.clone(),
+        standing: standing(run),
+        steps: run.steps_done(),
+        total_steps: run.total_steps(),
+        memory: memory(run),
+        speed: speed(run),
+        loss: loss(run),
+        stability: stability(run),
+    }
+}
+
+fn standing(run: &RunRecord) -> String {
+    let (done, total) = (run.steps_done(), run.total_steps());
+    match run.state() {
+        State::Planned => "a plan: nothing has run".into(),
+        State::Running => format!("running, step {done} of {total}"),
+        State::Killed => format!("stopped without an end after step {done} of {total}"),
+        State::Unknown => format!("{done} steps"),
+        State::Ended(PartEnd::Done) => format!("done, {total} steps"),
+        State::Ended(PartEnd::StoppedEarly) => format!("stopped early after step {done} of {total}"),
+        State::Ended(PartEnd::Interrupted) => format!("interrupted after step {done} of {total}"),
+        State::Ended(PartEnd::AbovePlan) => format!("stopped above its plan after step {done} of {total}"),
+        State::Ended(PartEnd::PlanChanged) => format!("planned anew after step {done} of {total}"),
+        State::Ended(PartEnd::Failed) => format!("failed after step {done} of {total}"),
+    }
+}
+
+fn memory(run: &RunRecord) -> MemorySummary {
+    let used = || run.rows.iter().filter_map(|row| row.device_bytes);
+    let (count, sum) = used().fold((0u64, 0u128), |(count, sum), bytes| (count + 1, sum + u128::from(bytes)));
+    let (least, most) = (used().min(), used().max());
+    let peaks = run.rows.iter().filter_map(|row| row.device_peak_bytes.max(row.device_bytes));
+    let arena = &run.plan.arena;
+    MemorySummary {
+        planned_bytes: run.plan.peak_bytes,
+        budget_bytes: run.plan.budget_bytes,
+        peak_bytes: peaks.max(),
+        mean_bytes: (count > 0).then(|| (sum / u128::from(count.max(1))) as u64),
+        growth_bytes: run.parts().into_iter().filter_map(growth_bytes).max(),
+        noise_bytes: if run.plan.policy.device == "cpu" { PAGES_BYTES } else { 0 },
+        steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
+        arena_efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
+        least_free_bytes: run.rows.iter().filter_map(|row| row.device_free_bytes).min(),
+        pinned_bytes: run.rows.iter().map(|row| row.pinned_bytes).max().unwrap_or(0),
+        host_bytes: run.rows.iter().filter_map(|row| row.host_rss_bytes).max(),
+    }
+}
+
+/// What the second half of a part took above the most of the first; `None` where there are too few steps to say.
+fn growth_bytes(part: &[StepRow]) -> Option<u64> {
+    let (first, second) = part.split_at(part.len() / 2);
+    let most = |rows: &[StepRow]| rows.iter().filter_map(|row| row.device_bytes).max();
+    Some(most(second)?.saturating_sub(most(first)?))
+}
+
+fn speed(run: &RunRecord) -> SpeedSummary {
+    SpeedSummary {
+        tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
+        step_ms: median(run.rows.iter().map(|row| row.step_ms)),
+        planned_tokens_per_s: run.plan.tokens_per_s,
+        planned_step_ms: run.plan.step_ms,
+        tokens: run.rows.iter().map(|row| row.tokens).sum(),
+        seconds: run.rows.iter().map(|row| row.step_ms).sum::<f64>() / 1e3,
+    }
+}
+
+fn loss(run: &RunRecord) -> LossSummary {
+    let finite = || run.rows.iter().map(|row| row.loss).filter(|loss| loss.is_finite());
+    let evaluated = run.evaluations.iter().filter(|row| row.eval_loss.is_finite());
+    let best = evaluated.clone().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss));
+    LossSummary {
+        first: finite().next(),
+        last: finite().next_back(),
+        best_eval: best.map(|row| (row.step, row.eval_loss)),
+        last_eval: evaluated.last().map(|row| row.eval_loss),
+    }
+}
+
+fn stability(run: &RunRecord) -> StabilitySummary {
+    let parts = run.history.iter().flat_map(|history| &history.parts);
+    let changed = parts.clone().filter(|part| part.ended == Some(PartEnd::PlanChanged));
+    StabilitySummary {
+        not_finite: run.rows.iter().filter(|row| !row.loss.is_finite() || !row.grad_norm.is_finite()).count(),
+        overflowed: run.rows.iter().filter(|row| row.overflows > 0).count(),
+        resumes: run.history.as_ref().map_or(0, |history| history.resumes()),
+        plan_changes: changed.count(),
+        failure: match run.is_running {
+            true => None,
+            false => parts.last().and_then(|part| part.message.clone()),
+        },
+    }
+}
+
+impl RunSummary {
+    pub fn render_json(&self) -> Value {
+        let RunSummary { title, standing, steps, total_steps, memory, speed, loss, stability } = self;
+        json!({
+            "title": title,
+            "state": standing,
+            "steps": steps,
+            "total_steps": total_steps,
+            "memory": {
+                "peak_bytes": memory.peak_bytes,
+                "planned_bytes": memory.planned_bytes,
+                "budget_bytes": memory.budget_bytes,
+                "mean_bytes": memory.mean_bytes,
+                "growth_bytes": memory.growth_bytes,
+                "grew": memory.has_grown(),
+                "peak_live_of_reserved": memory.arena_efficiency,
+                "least_of_most_used": memory.steadiness,
+                "least_free_bytes": memory.least_free_bytes,
+                "pinned_bytes": memory.pinned_bytes,
+                "host_bytes": memory.host_bytes,
+            },
+            "speed": {
+                "tokens_per_s": speed.tokens_per_s,
+                "step_ms": speed.step_ms,
+                "planned_tokens_per_s": speed.planned_tokens_per_s,
+                "planned_step_ms": speed.planned_step_ms,
+                "tokens": speed.tokens,
+                "seconds": speed.seconds,
+            },
+            "loss": {
+                "first": loss.first,
+                "last": loss.last,
+                "best_eval": loss.best_eval.map(|(step, loss)| json!({"step": step, "eval_loss": loss})),
+                "last_eval": loss.last_eval,
+            },
+            "stability": {
+                "steps_not_finite": stability.not_finite,
+                "steps_done_again": stability.overflowed,
+                "resumes": stability.resumes,
+                "plan_changes": stability.plan_changes,
+                "failure": stability.failure,
+            },
+        })
+    }
+
+    /// What is said of the memory of a run that has ended, in a line or two of 80 columns.
+    pub fn render_memory_lines(&self) -> Vec<String> {
+        let memory = &self.memory;
+        let Some(peak) = memory.peak_bytes else {
+            return vec!["memory: this system does not say what was taken".into()];
+        };
+        let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
+        let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
+        let growth = memory.render_growth();
+        let steady =
+            memory.steadiness.map_or(String::new(), |part| format!(", least {} of most", percent(part)));
+        vec![
+            format!("memory: peak {peak}, planned {planned}{mean}, {growth}"),
+            format!("        arena {} alive at its peak{steady}", percent(memory.arena_efficiency)),
+        ]
+    }
+
+    /// The run for people, a line for each question.
+    pub fn render_lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("{}: {}", self.title, self.standing)];
+        if self.steps == 0 {
+            return lines;
+        }
+        lines.extend(self.render_memory_lines());
+        let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
+        if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
+            lines.push(format!(
+                "speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms a step, predicted {planned_step_ms:.1} ms"
+            ));
+        }
+        if let (Some(first), Some(last)) = (self.loss.first, self.loss.last) {
+            let best = self
+                .loss
+                .best_eval
+                .map(|(step, loss)| format!(", eval {loss:.4} at best, after step {step}"));
+            lines.push(format!("loss: {first:.4} to {last:.4}{}", best.unwrap_or_default()));
+        }
+        lines.push(format!("stable: {}", self.stability.render()));
+        lines
+    }
+}
+
+impl StabilitySummary {
+    pub fn is_stable(&self) -> bool {
+        self.not_finite == 0 && self.failure.is_none()
+    }
+
+    pub fn render(&self) -> String {
+        let mut words = vec![match self.not_finite {
+            0 => "every step finite".to_string(),
+            count => format!("{count} steps not finite"),
+        }];
+        if self.overflowed > 0 {
+            words.push(format!("{} done again after an overflow", self.overflowed));
+        }
+        words.push(match self.resumes {
+            0 => "never resumed".into(),
+            1 => "resumed once".into(),
+            times => format!("resumed {times} times"),
+        });
+        if self.plan_changes > 0 {
+            words.push(format!("planned anew {} times", self.plan_changes));
+        }
+        if self.failure.is_some() {
+            words.push("failed".into());
+        }
+        words.join(", ")
+    }
+}
+
+/// A part of one, in hundredths.
+pub fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}

@@ -1,0 +1,263 @@
+//! The memory of one step through time: what is alive, category by category, from the plan's own buffers.
+//!
+//! One micro-batch, then the update; where the peak lies in another entry point, that one follows. The time is what the
+//! plan predicts. A program of thousands of steps is cut into some stretches, each shown at its highest instant, so that
+//! the maximum is exact. The context lies below everything; alignment counts as workspace, as in the budget table, but
+//! what packing leaves unused does not: it is never alive.
+//! Also what is alive at the peak, largest first, in lines that add up to it.
+
+use serde::{Deserialize, Serialize};
+use smidgen_compile::Profile;
+use smidgen_ir::{Category, Entry, Lifetime, Phase, Plan, Space};
+use std::collections::BTreeMap;
+
+/// Stretches at most, a few more where an entry point ends within one.
+const STRETCHES: usize = 200;
+/// Buffers that are named at the peak; the rest of a category is one line.
+const NAMED: usize = 12;
+
+/// The names of the rows of a point, bottom to top.
+pub const ROWS: [&str; 7] =
+    ["context", "base_weights", "adapters", "gradients", "optimizer", "activations", "workspace"];
+
+/// Columns of equal length, one number a stretch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// Steps of the program.
+    pub steps: usize,
+    /// The stretch that holds the peak.
+    pub peak: usize,
+    /// When each stretch begins; the last ends at `end_ms`.
+    pub begin_ms: Vec<f64>,
+    pub end_ms: f64,
+    /// `forward`, `backward`, `update`, `refresh` or `eval`.
+    pub part: Vec<String>,
+    /// Where in the model the highest instant is.
+    pub place: Vec<String>,
+    /// What is alive then, by the names of [`ROWS`].
+    pub bytes: BTreeMap<String, Vec<u64>>,
+    /// What is alive at the peak.
+    pub contents: Vec<Content>,
+}
+
+/// A buffer at the peak, or several together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content {
+    pub name: String,
+    pub category: String,
+    pub bytes: u64,
+    /// Buffers of this line.
+    pub count: usize,
+}
+
+impl Timeline {
+    pub fn len(&self) -> usize {
+        self.begin_ms.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.begin_ms.is_empty()
+    }
+
+    /// Bytes alive in a stretch, all rows together.
+    pub fn total_bytes(&self, stretch: usize) -> u64 {
+        self.bytes.values().filter_map(|column| column.get(stretch)).sum()
+    }
+
+    /// Whether every column has as many numbers as there are stretches: a file may have been changed.
+    pub fn is_whole(&self) -> bool {
+        let length = self.len();
+        let columns = ROWS.iter().all(|row| self.bytes.get(*row).is_some_and(|bytes| bytes.len() == length));
+        columns && self.part.len() == length && self.place.len() == length && self.peak < length
+    }
+}
+
+/// Reads the timeline off a plan.
+pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile) -> Timeline {
+    let peak = plan.peak();
+    let mut entries = vec![Entry::MicroStep, Entry::Update];
+    if !entries.contains(&peak.entry) {
+        entries.push(peak.entry);
+    }
+    entries.retain(|entry| plan.entries.iter().any(|own| own.entry == *entry));
+    let moments = moments(plan, &entries, profile);
+    let end_ms = moments.last().map_or(0.0, |last| last.end_ms);
+    let lasting = lasting_bytes(plan);
+    let mut timeline = Timeline {
+        steps: moments.len(),
+        end_ms: rounded(end_ms),
+        bytes: ROWS.iter().map(|row| ((*row).to_string(), Vec::new())).collect(),
+        contents: contents(plan, peak.entry, peak.step, context_bytes),
+        ..Timeline::default()
+    };
+    let stretch_of = |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * STRETCHES as f64) as usize);
+    for stretch in moments.chunk_by(|one, next| stretch_of(one) == stretch_of(next)) {
+        // The first of equals: the peak of a plan is the first, too.
+        let highest =
+            stretch.iter().fold(&stretch[0], |best, it| if it.live > best.live { it } else { best });
+        if stretch.iter().any(|it| (it.entry, it.step) == (peak.entry, peak.step)) {
+            timeline.peak = timeline.len();
+        }
+        timeline.begin_ms.push(rounded(stretch[0].begin_ms));
+        timeline.part.push(part_of(plan, highest).to_string());
+        timeline.place.push(plan.place(highest.entry, highest.step));
+        for row in ROWS {
+            let category = Category::ALL.into_iter().find(|category| category.name() == row);
+            let bytes = match category {
+                None => context_bytes,
+                Some(category) => (lasting[category as usize] + highest.sums[category as usize]) as u64,
+            };
+            timeline.bytes.entry(row.to_string()).or_default().push(bytes);
+        }
+    }
+    timeline
+}
+
+/// Microseconds are exact enough, and short.
+fn rounded(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
+/// A step of the program.
+#[derive(Clone, Debug)]
+struct Moment {
+    entry: Entry,
+    step: usize,
+    begin_ms: f64,
+    end_ms: f64,
+    /// Of transient buffers.
+    sums: [usize; Category::ALL.len()],
+    live: usize,
+}
+
+fn moments(plan: &Plan, entries: &[Entry], profile: &Profile) -> Vec<Moment> {
+    let mut moments = Vec::new();
+    let mut begin_ms = 0.0;
+    for entry in entries {
+        let ends = profile.step_ends(plan, *entry);
+        let begin_of_entry = begin_ms;
+        let (changes, live) = (transient_changes(plan, *entry), plan.live_bytes(*entry));
+        let mut sums = [0isize; Category::ALL.len()];
+        for (step, end_s) in ends.iter().enumerate() {
+            sums.iter_mut().zip(changes[step]).for_each(|(sum, change)| *sum += change);
+            let end_ms = begin_of_entry + end_s * 1e3;
+            let mut now = sums.map(|bytes| bytes as usize);
+            // Alignment, as the budget table has it.
+            now[Category::Workspace as usize] += live[step] - now.iter().sum::<usize>();
+            moments.push(Moment { entry: *entry, step, begin_ms, end_ms, sums: now, live: live[step] });
+            begin_ms = end_ms;
+        }
+    }
+    moments
+}
+
+/// What the bytes of each category change by at each step of an entry point.
+fn transient_changes(plan: &Plan, entry: Entry) -> Vec<[isize; Category::ALL.len()]> {
+    let mut changes = vec![[0isize; Category::ALL.len()]; plan.entry(entry).steps.len() + 1];
+    for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Device) {
+        if let Lifetime::Steps { entry: own, first, last } = buffer.lifetime
+            && own == entry
+        {
+            changes[first][buffer.category as usize] += buffer.bytes as isize;
+            changes[last + 1][buffer.category as usize] -= buffer.bytes as isize;
+        }
+    }
+    changes
+}
+
+/// What lies on the device for the whole run.
+fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
+    let mut sums = [0; Category::ALL.len()];
+    let here = plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
+    for buffer in here.filter(|buffer| buffer.lifetime == Lifetime::Run) {
+        sums[buffer.category as usize] += buffer.bytes;
+    }
+    let used: usize = sums.iter().sum();
+    sums[Category::Workspace as usize] += plan.persistent_bytes - used;
+    sums
+}
+
+/// What is brought ahead for backward travels during forward, which ends with its last step.
+fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
+    let last_forward =
+        |entry: Entry| plan.entry(entry).steps.iter().rposition(|it| it.phase == Phase::Forward);
+    match moment.entry {
+        Entry::MicroStep if Some(moment.step) <= last_forward(Entry::MicroStep) => "forward",
+        Entry::MicroStep => "backward",
+        entry => entry.name(),
+    }
+}
+
+/// What is alive at a step: activations and scratch by name, what lies there for the run by category.
+fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64) -> Vec<Content> {
+    let mut names: Vec<Option<&str>> = vec![None; plan.buffers.len()];
+    for value in &plan.values {
+        if let Some(id) = value.buffer {
+            names[id.index()].get_or_insert(&value.name);
+        }
+    }
+    let workspace = plan.entry(entry).steps.get(step).and_then(|step| step.workspace);
+    let (mut named, mut groups): (Vec<Content>, BTreeMap<Category, (usize, usize)>) =
+        (Vec::new(), BTreeMap::new());
+    let mut used = 0;
+    for (index, buffer) in plan.buffers.iter().enumerate() {
+        if buffer.space != Space::Device || !buffer.lifetime.covers(entry, step) {
+            continue;
+        }
+        used += buffer.bytes;
+        let name = match names[index] {
+            _ if workspace.is_some_and(|id| id.index() == index) => Some("scratch of this step"),
+            name => name,
+        };
+        match (buffer.lifetime, name) {
+            (Lifetime::Steps { .. }, Some(name)) => named.push(Content {
+                name: name.to_string(),
+                category: buffer.category.name().to_string(),
+                bytes: buffer.bytes as u64,
+                count: 1,
+            }),
+            _ => {
+                let group = groups.entry(buffer.category).or_default();
+                *group = (group.0 + buffer.bytes, group.1 + 1);
+            }
+        }
+    }
+    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let small = named.split_off(NAMED.min(named.len()));
+    for category in Category::ALL {
+        let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
+        if !rest.is_empty() {
+            let bytes = rest.iter().map(|it| it.bytes).sum();
+            named.push(line(format!("smaller {}", words(category)), category, bytes, rest.len()));
+        }
+    }
+    for (category, (bytes, count)) in groups {
+        named.push(line(format!("all {}", words(category)), category, bytes as u64, count));
+    }
+    let live = plan.persistent_bytes + plan.live_bytes(entry).get(step).copied().unwrap_or(0);
+    named.push(Content {
+        name: "context".into(),
+        category: "context".into(),
+        bytes: context_bytes,
+        count: 1,
+    });
+    named.push(line("alignment".into(), Category::Workspace, (live - used) as u64, 0));
+    named.retain(|it| it.bytes > 0);
+    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    named
+}
+
+fn line(name: String, category: Category, bytes: u64, count: usize) -> Content {
+    Content { name, category: category.name().to_string(), bytes, count }
+}
+
+fn words(category: Category) -> &'static str {
+    match category {
+        Category::BaseWeights => "base weights",
+        Category::Adapters => "adapters",
+        Category::Gradients => "gradients",
+        Category::Optimizer => "moments of the optimizer",
+        Category::Activations => "activations",
+        Category::Workspace => "inputs and scratch",
+    }
+}

@@ -1,0 +1,177 @@
+//! `run.json`: the parts of a run, where each began and how it ended.
+//!
+//! A part is what one process did by one plan. A run that was resumed has several, and so has one whose plan changed
+//! with memory; a part that was killed has no end. The file says what `metrics.jsonl` cannot: how many steps there are
+//! to be, and which rows were measured in the same process, so that only those are compared for growth.
+//! Whether a part is under way is not in the file, which would lie after `kill -9`: the writer of `metrics.jsonl` holds
+//! a lock that the kernel gives back (`metrics.rs`).
+
+use super::course::Went;
+use super::run_dir::RunDir;
+use super::trainer::Ending;
+use crate::checkpoint::json_file::{JsonFileError, read_json_file};
+use crate::failure::Failure;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub const FILE_NAME: &str = "run.json";
+/// Far more than thousands of parts.
+const MAX_BYTES: u64 = 4_000_000;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    pub total_steps: u64,
+    pub parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    pub began_unix_s: u64,
+    /// Only the process that began a part ends it: one that was killed stays without an end.
+    pub process_id: u32,
+    /// Updates done before it.
+    pub first_step: u64,
+    /// What its plan says.
+    pub planned_bytes: u64,
+    /// `None` while it goes on, and for ever where it was killed.
+    pub ended: Option<PartEnd>,
+    /// Updates done when it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step: Option<u64>,
+    /// What was said where it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartEnd {
+    Done,
+    StoppedEarly,
+    Interrupted,
+    AbovePlan,
+    /// Goes on by another plan, in the same process.
+    PlanChanged,
+    Failed,
+}
+
+impl History {
+    /// That of a run folder; `None` where it has none.
+    pub fn read(folder: &Path) -> Result<Option<History>, JsonFileError> {
+        let path = folder.join(FILE_NAME);
+        if !path.exists() {
+            return Ok(None);
+        }
+        read_json_file(&path, MAX_BYTES).map(Some)
+    }
+
+    /// Parts that went on from a checkpoint in another process.
+    pub fn resumes(&self) -> usize {
+        let later = self.parts.iter().zip(self.parts.iter().skip(1));
+        later.filter(|(before, _)| before.ended != Some(PartEnd::PlanChanged)).count()
+    }
+}
+
+/// A part begins: a run from step 0 has no other before it, unless it is resumed there.
+pub fn begin_part(
+    dir: &RunDir,
+    total_steps: u64,
+    first_step: u64,
+    planned_bytes: u64,
+) -> Result<(), Failure> {
+    // What cannot be read is not worth a run.
+    let mut history = History::read(dir.path()).ok().flatten().unwrap_or_default();
+    history.total_steps = total_steps;
+    let began_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    history.parts.push(Part {
+        began_unix_s,
+        process_id: std::process::id(),
+        first_step,
+        planned_bytes,
+        ended: None,
+        last_step: None,
+        message: None,
+    });
+    write(dir, &history)
+}
+
+/// The part that began last gives way to another plan.
+pub fn end_for_another_plan(dir: &RunDir, step: u64) -> Result<(), Failure> {
+    end_part(dir, PartEnd::PlanChanged, Some(step), None)
+}
+
+/// The last part of this process ended. Where none began there is nothing to say.
+pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure> {
+    match went {
+        Ok(went) => {
+            let ended = match went.outcome.ending {
+                Ending::Done => PartEnd::Done,
+                Ending::StoppedEarly => PartEnd::StoppedEarly,
+                Ending::Interrupted => PartEnd::Interrupted,
+                Ending::Exceeded { .. } => PartEnd::AbovePlan,
+                Ending::MemoryMoved { .. } => PartEnd::PlanChanged,
+            };
+            end_part(dir, ended, Some(went.outcome.steps), None)
+        }
+        Err(failure) => end_part(dir, PartEnd::Failed, None, Some(failure.message.clone())),
+    }
+}
+
+fn end_part(
+    dir: &RunDir,
+    ended: PartEnd,
+    last_step: Option<u64>,
+    message: Option<String>,
+) -> Result<(), Failure> {
+    let Ok(Some(mut history)) = History::read(dir.path()) else { return Ok(()) };
+    let is_own = |part: &&mut Part| part.ended.is_none() && part.process_id == std::process::id();
+    let Some(part) = history.parts.last_mut().filter(is_own) else { return Ok(()) };
+    (part.ended, part.last_step, part.message) = (Some(ended), last_step, message);
+    write(dir, &history)
+}
+
+fn write(dir: &RunDir, history: &History) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(history).map_err(Failure::world)?;
+    dir.write_text(FILE_NAME, &format!("{text}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(folder.path()).unwrap();
+        assert_eq!(History::read(folder.path()).unwrap(), None);
+        end_for_another_plan(&dir, 3).unwrap();
+        assert!(!folder.path().join(FILE_NAME).exists());
+        // Killed; resumed and planned anew on the way; failed.
+        begin_part(&dir, 90, 0, 5).unwrap();
+        begin_part(&dir, 90, 10, 5).unwrap();
+        end_for_another_plan(&dir, 20).unwrap();
+        begin_part(&dir, 100, 20, 4).unwrap();
+        end_run(&dir, &Err(Failure::world("step 31 is not finite"))).unwrap();
+        // Nothing began since.
+        end_for_another_plan(&dir, 99).unwrap();
+        let history = History::read(folder.path()).unwrap().unwrap();
+        assert_eq!((history.total_steps, history.resumes()), (100, 1));
+        let ends: Vec<_> =
+            history.parts.iter().map(|part| (part.first_step, part.ended, part.last_step)).collect();
+        let expected =
+            [(0, None, None), (10, Some(PartEnd::PlanChanged), Some(20)), (20, Some(PartEnd::Failed), None)];
+        assert_eq!(ends, expected);
+        assert_eq!(history.parts[2].message.as_deref(), Some("step 31 is not finite"));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(folder.path()).unwrap();
+        dir.write_text(FILE_NAME, "{").unwrap();
+        assert!(History::read(folder.path()).is_err());
+        begin_part(&dir, 9, 0, 5).unwrap();
+        assert_eq!(History::read(folder.path()).unwrap().unwrap().parts.len(), 1);
+    }
+}
