@@ -6,9 +6,9 @@
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
 
-use smidgen_ir::workspace::{bf16_product_floats, product_floats};
+use smidgen_ir::workspace::{SPLIT_BLOCK, bf16_product_floats, product_floats, tiles_floats};
 use smidgen_ir::{DType, Storage};
-use smidgen_runtime::cpu::bf16_product::bf16_product;
+use smidgen_runtime::cpu::bf16_product::{Tiled, tiled_product};
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
@@ -34,7 +34,7 @@ struct Case {
 #[derive(Clone, Copy)]
 enum Ours {
     F32(Isa),
-    Bf16(Bf16Unit),
+    Tiled(Tiled),
 }
 
 fn main() {
@@ -44,8 +44,11 @@ fn main() {
     let ours = match arguments.next().as_deref() {
         Some("avx2") if Isa::Avx2.is_supported() => Ours::F32(Isa::Avx2),
         Some("portable") => Ours::F32(Isa::Portable),
-        Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Bf16(Bf16Unit::Amx),
-        Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => Ours::Bf16(Bf16Unit::Avx512),
+        Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Tiled(Tiled::Rounded(Bf16Unit::Amx)),
+        Some("split") if Bf16Unit::Amx.is_supported() => Ours::Tiled(Tiled::Split),
+        Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => {
+            Ours::Tiled(Tiled::Rounded(Bf16Unit::Avx512))
+        }
         _ => Ours::F32(Isa::detect()),
     };
     if wanted == "pack" {
@@ -71,7 +74,12 @@ fn main() {
             cases.push(plain("forward bf16", 1024, n, k, true, DType::Bf16));
             cases.push(plain("input gradient bf16", 1024, n, k, false, DType::Bf16));
         }
-        cases.push(plain("forward f32", 1024, 576, 576, true, DType::F32));
+        for (n, k) in [(576, 576), (1536, 576), (576, 1536), (192, 576)] {
+            cases.push(plain("forward f32", 1024, n, k, true, DType::F32));
+            cases.push(plain("input gradient f32", 1024, n, k, false, DType::F32));
+        }
+        cases.push(plain("logits f32", 256, 49152, 576, true, DType::F32));
+        cases.push(plain("logits gradient f32", 256, 576, 49152, false, DType::F32));
         cases.push(plain("logits bf16", 256, 49152, 576, true, DType::Bf16));
         cases.push(plain("logits gradient bf16", 256, 576, 49152, false, DType::Bf16));
         cases.push(plain("skinny x·Aᵀ", 1024, 16, 576, true, DType::F32));
@@ -101,7 +109,7 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
     let halves: Vec<u16> = right.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let mut ours = vec![0.0f32; m * n];
     let mut theirs = vec![0.0f32; m * n];
-    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats())];
+    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats()).max(tiles_floats(&SPLIT_BLOCK))];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
     let pointer = match case.element {
         DType::F32 => right.as_ptr().cast(),
@@ -131,7 +139,9 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
                 let output = Output { view, rows: m, columns: n };
                 match ours_is {
                     Ours::F32(isa) => product(isa, &terms, Init::Overwrite, output, &mut workspace),
-                    Ours::Bf16(unit) => bf16_product(unit, &terms, Init::Overwrite, output, &mut workspace),
+                    Ours::Tiled(tiled) => {
+                        tiled_product(tiled, &terms, Init::Overwrite, output, &mut workspace)
+                    }
                 }
             }
         }

@@ -12,12 +12,10 @@ pub const DEPTH_BLOCK: usize = 640;
 pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
-/// Depth of a packed block of a bf16 product.
-pub const BF16_DEPTH: usize = 896;
-/// Elements of bf16 of a packed block of its left operand, ...
-pub const BF16_LEFT: usize = BF16_DEPTH * 512;
-/// ... and of its right operand.
-pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
+/// Packed blocks of a product of bf16 tiles.
+pub const BF16_BLOCK: TileBlock = TileBlock { depth: 896, rows: 512, columns: 768, planes: 1 };
+/// The same where every number is three of bf16, which together are f32.
+pub const SPLIT_BLOCK: TileBlock = TileBlock { depth: 640, rows: 256, columns: 256, planes: 3 };
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -44,9 +42,36 @@ pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
+/// Most depth, rows of the left operand and columns of the right one in a packed block; with less depth there is
+/// room for more rows and columns.
+#[derive(Clone, Copy, Debug)]
+pub struct TileBlock {
+    pub depth: usize,
+    pub rows: usize,
+    pub columns: usize,
+    /// Numbers of bf16 that an element is.
+    pub planes: usize,
+}
+
+impl TileBlock {
+    /// Tiles of 512 numbers.
+    pub const fn left_tiles(&self) -> usize {
+        self.depth * self.rows * self.planes / 512
+    }
+
+    pub const fn right_tiles(&self) -> usize {
+        self.depth * self.columns * self.planes / 512
+    }
+}
+
+/// Scratch of a product of any shape that is made of tiles, on any number of threads.
+pub const fn tiles_floats(block: &TileBlock) -> usize {
+    LINE_FLOATS + 256 * (block.left_tiles() + block.right_tiles())
+}
+
 /// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
 pub const fn bf16_product_floats() -> usize {
-    LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
+    tiles_floats(&BF16_BLOCK)
 }
 
 /// Scratch of attention, forward or backward.

@@ -44,29 +44,29 @@ pub struct RightPiece {
 /// The machine has AVX-512 with bf16; the piece lies inside the readable stored matrix and begins where spans
 /// may begin; the tiles are writable and nobody else's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn pack_right(piece: &RightPiece) {
+pub unsafe fn pack_right<const P: usize>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match piece.transposed {
-            true => pack_transposed(piece),
-            false => pack_as_stored(piece),
+            true => pack_transposed::<P>(piece),
+            false => pack_as_stored::<P>(piece),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_transposed(piece: &RightPiece) {
-    let direct = piece.stored.storage == Storage::Plain(DType::Bf16) && piece.scale == 1.0;
+unsafe fn pack_transposed<const P: usize>(piece: &RightPiece) {
+    let direct = P == 1 && is_bf16(&piece.stored, piece.scale);
     let scale = _mm512_set1_ps(piece.scale);
     let mut decoded = [0.0f32; PACK_DEPTH];
     // Rows of words: a column of the operand, its pairs along depth.
-    let mut words = [[_mm512_setzero_si512(); TILE]; PACK_DEPTH / TILE_DEPTH];
+    let mut words = [[[_mm512_setzero_si512(); TILE]; P]; PACK_DEPTH / TILE_DEPTH];
     for column in (0..piece.columns).step_by(TILE) {
         let used = TILE.min(piece.columns - column);
         for row in 0..TILE {
             if row >= used {
-                for tile in &mut words {
-                    tile[row] = _mm512_setzero_si512();
+                for plane in words.as_flattened_mut() {
+                    plane[row] = _mm512_setzero_si512();
                 }
                 continue;
             }
@@ -80,7 +80,7 @@ unsafe fn pack_transposed(piece: &RightPiece) {
                     for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
                         let mask = first_mask32(piece.depth - first);
                         prefetch(source.wrapping_add(PACK_DEPTH + first));
-                        tile[row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
+                        tile[0][row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
                     }
                 } else {
                     piece.stored.decode_span::<Avx512Lanes>(
@@ -90,33 +90,38 @@ unsafe fn pack_transposed(piece: &RightPiece) {
                         decoded.as_mut_ptr(),
                     );
                     for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
-                        tile[row] = rounded(decoded.as_ptr().add(first), piece.depth - first, scale);
+                        let halves = load_pair(decoded.as_ptr().add(first), piece.depth - first);
+                        let halves = halves.map(|half| _mm512_mul_ps(half, scale));
+                        for (plane, words) in tile.iter_mut().zip(split_in_order::<P>(halves)) {
+                            plane[row] = words;
+                        }
                     }
                 }
             }
         }
         let strip = piece.tiles.wrapping_add(column / TILE * piece.strip_elements);
-        for (index, tile) in words[..piece.depth.div_ceil(TILE_DEPTH)].iter().enumerate() {
-            // SAFETY: the strip has a tile for each 32 steps of depth.
+        let tiles = &words[..piece.depth.div_ceil(TILE_DEPTH)];
+        for (index, tile) in tiles.as_flattened().iter().enumerate() {
+            // SAFETY: the strip has P tiles for each 32 steps of depth.
             unsafe { store_transposed(tile, strip.add(index * TILE_ELEMENTS)) };
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_as_stored(piece: &RightPiece) {
+unsafe fn pack_as_stored<const P: usize>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match piece.stored.storage {
-            Storage::Plain(DType::Bf16) if piece.scale == 1.0 => pack_bf16_as_stored(piece),
-            Storage::Plain(DType::F32) => pack_f32_as_stored(piece),
-            _ => pack_decoded(piece),
+            _ if P == 1 && is_bf16(&piece.stored, piece.scale) => pack_bf16_as_stored(piece),
+            Storage::Plain(DType::F32) => pack_f32_as_stored::<P>(piece),
+            _ => pack_decoded::<P>(piece),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_decoded(piece: &RightPiece) {
+unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     let mut decoded = [[0.0f32; PACK_COLUMNS]; 2];
     for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         for (step, row) in decoded.iter_mut().enumerate() {
@@ -135,8 +140,18 @@ unsafe fn pack_decoded(piece: &RightPiece) {
             }
         }
         // SAFETY: the rows have PACK_COLUMNS floats; strips have a tile for these steps of depth.
-        unsafe { store_pair(piece, first, decoded[0].as_ptr(), Some(decoded[1].as_ptr())) };
+        unsafe { store_pair::<P>(piece, first, decoded[0].as_ptr(), Some(decoded[1].as_ptr())) };
     }
+}
+
+/// Where a pair of steps of depth begins in a strip of P planes.
+const fn place_of_pair<const P: usize>(first: usize) -> usize {
+    first / TILE_DEPTH * P * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH
+}
+
+/// Whether the numbers of a right operand are those of bf16 as they are.
+pub fn is_bf16(stored: &Stored, scale: f32) -> bool {
+    stored.storage == Storage::Plain(DType::Bf16) && scale == 1.0
 }
 
 /// Where the stored rows of the piece begin, in elements of `T`.
@@ -147,7 +162,7 @@ fn stored_start<T>(piece: &RightPiece) -> *const T {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_f32_as_stored(piece: &RightPiece) {
+unsafe fn pack_f32_as_stored<const P: usize>(piece: &RightPiece) {
     let (start, stride) = (stored_start::<f32>(piece), piece.stored.row_stride);
     for first in (0..piece.depth).step_by(2) {
         let row = start.wrapping_add(first * stride);
@@ -156,10 +171,11 @@ unsafe fn pack_f32_as_stored(piece: &RightPiece) {
                 prefetch(row.wrapping_add((PREFETCH_ROWS + step) * stride + column));
             }
         }
-        // SAFETY: both rows exist where they are asked for; strips have a tile for these steps of depth.
-        unsafe { store_pair(piece, first, row, (first + 1 < piece.depth).then(|| row.wrapping_add(stride))) };
+        let second = (first + 1 < piece.depth).then(|| row.wrapping_add(stride));
+        // SAFETY: both rows exist where they are asked for; strips have tiles for these steps of depth.
+        unsafe { store_pair::<P>(piece, first, row, second) };
     }
-    clear_rest(piece);
+    clear_rest::<P>(piece);
 }
 
 /// Stores a pair of rows of f32, times the scale; without a second row the pair ends in zeros.
@@ -168,9 +184,14 @@ unsafe fn pack_f32_as_stored(piece: &RightPiece) {
 /// The rows are readable for the columns of the piece.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn store_pair(piece: &RightPiece, first: usize, row: *const f32, second: Option<*const f32>) {
+unsafe fn store_pair<const P: usize>(
+    piece: &RightPiece,
+    first: usize,
+    row: *const f32,
+    second: Option<*const f32>,
+) {
     let scale = _mm512_set1_ps(piece.scale);
-    let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+    let at = place_of_pair::<P>(first);
     for strip in 0..piece.columns.div_ceil(TILE) {
         let mask = first_mask16(piece.columns - strip * TILE);
         // SAFETY: masked lanes are not read; the strip has a tile for these steps of depth.
@@ -178,21 +199,28 @@ unsafe fn store_pair(piece: &RightPiece, first: usize, row: *const f32, second: 
             let load = |row: *const f32| {
                 _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.wrapping_add(strip * TILE)), scale)
             };
-            let words = paired(load(row), second.map_or(_mm512_setzero_ps(), load));
-            _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+            let planes = split_in_pairs::<P>([load(row), second.map_or(_mm512_setzero_ps(), load)]);
+            let target = piece.tiles.add(strip * piece.strip_elements + at);
+            for (plane, words) in planes.into_iter().enumerate() {
+                _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), words);
+            }
         }
     }
 }
 
 /// Zeros behind the last pair of rows, up to whole tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn clear_rest(piece: &RightPiece) {
+fn clear_rest<const P: usize>(piece: &RightPiece) {
     for first in (piece.depth.next_multiple_of(2)..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
-        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        let at = place_of_pair::<P>(first);
         for strip in 0..piece.columns.div_ceil(TILE) {
             let target = piece.tiles.wrapping_add(strip * piece.strip_elements + at);
-            // SAFETY: the strip has a tile for these steps of depth.
-            unsafe { _mm512_storeu_si512(target.cast(), _mm512_setzero_si512()) };
+            for plane in 0..P {
+                // SAFETY: the strip has P tiles for these steps of depth.
+                unsafe {
+                    _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), _mm512_setzero_si512());
+                }
+            }
         }
     }
 }
@@ -204,7 +232,7 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
     let low = load_halves(&PAIRS_LOW);
     let high = load_halves(&PAIRS_HIGH);
     for first in (0..piece.depth).step_by(2) {
-        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        let at = place_of_pair::<1>(first);
         for column in (0..piece.columns).step_by(2 * TILE) {
             let mask = first_mask32(piece.columns - column);
             let source = start.wrapping_add(first * stride + column);
@@ -224,7 +252,7 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
             }
         }
     }
-    clear_rest(piece);
+    clear_rest::<1>(piece);
 }
 
 /// Places of halves in two registers, the second counted from 32: pairs of columns 0 to 15, ...
@@ -278,20 +306,20 @@ pub struct LeftPiece {
 /// # Safety
 /// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable and nobody else's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn pack_left(piece: &LeftPiece) {
+pub unsafe fn pack_left<const P: usize>(piece: &LeftPiece) {
     // SAFETY: the caller's promises; every strip has a tile for each 32 steps of depth.
     unsafe {
         if piece.left.depth_stride == 1 {
-            pack_rows(piece);
+            pack_rows::<P>(piece);
         } else {
-            pack_columns(piece);
+            pack_columns::<P>(piece);
         }
     }
 }
 
 /// Rows that are contiguous along depth: tile by tile, so that what is written stays in the first-level cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_rows(piece: &LeftPiece) {
+unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     for first_row in (0..piece.rows).step_by(TILE) {
         let rows = TILE.min(piece.rows - first_row);
         let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
@@ -305,16 +333,18 @@ unsafe fn pack_rows(piece: &LeftPiece) {
                 prefetch(start.wrapping_add(4 * TILE_DEPTH + TILE));
                 // SAFETY: the row is readable for its depth, masked lanes are not read; the strip has this tile.
                 unsafe {
-                    let words = match row < rows {
+                    let planes = match row < rows {
                         true => {
                             let low = _mm512_maskz_loadu_ps(masks.0, start);
                             let high = _mm512_maskz_loadu_ps(masks.1, start.wrapping_add(TILE));
-                            std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+                            split_in_order::<P>([low, high])
                         }
-                        false => _mm512_setzero_si512(),
+                        false => [_mm512_setzero_si512(); P],
                     };
-                    let target = strip.add(tile * TILE_ELEMENTS + row * TILE_DEPTH);
-                    _mm512_storeu_si512(target.cast(), words);
+                    let target = strip.add(tile * P * TILE_ELEMENTS + row * TILE_DEPTH);
+                    for (plane, words) in planes.into_iter().enumerate() {
+                        _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), words);
+                    }
                 }
             }
         }
@@ -324,7 +354,7 @@ unsafe fn pack_rows(piece: &LeftPiece) {
 /// Rows that are not: contiguous across rows, or scattered. All rows of a step of depth before the next step,
 /// because they are neighbours in memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_columns(piece: &LeftPiece) {
+unsafe fn pack_columns<const P: usize>(piece: &LeftPiece) {
     let Left { pointer, row_stride, depth_stride } = piece.left;
     let offsets = _mm512_mullo_epi32(
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
@@ -347,13 +377,18 @@ unsafe fn pack_columns(piece: &LeftPiece) {
                     }
                 }
             };
-            let mut words = [_mm512_setzero_si512(); TILE];
-            for (pair, words) in words.iter_mut().enumerate() {
-                *words = paired(column(first + 2 * pair), column(first + 2 * pair + 1));
+            let mut words = [[_mm512_setzero_si512(); TILE]; P];
+            for pair in 0..TILE {
+                let columns = [column(first + 2 * pair), column(first + 2 * pair + 1)];
+                for (plane, pairs) in words.iter_mut().zip(split_in_pairs::<P>(columns)) {
+                    plane[pair] = pairs;
+                }
             }
             let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
-            // SAFETY: the strip has this tile.
-            unsafe { store_transposed(&words, strip.add(tile * TILE_ELEMENTS)) };
+            for (plane, words) in words.iter().enumerate() {
+                // SAFETY: the strip has these tiles.
+                unsafe { store_transposed(words, strip.add((tile * P + plane) * TILE_ELEMENTS)) };
+            }
         }
     }
 }
@@ -368,29 +403,80 @@ fn first_mask32(count: usize) -> __mmask32 {
     if count >= 32 { !0 } else { (1 << count) - 1 }
 }
 
-/// The first `count` of 32 floats times `scale` as bf16, then zeros.
+/// The first `count` of 32 floats, then zeros.
 ///
 /// # Safety
 /// `source` is readable for min(count, 32) floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
+unsafe fn load_pair(source: *const f32, count: usize) -> [__m512; 2] {
     // SAFETY: masked lanes are not read.
     unsafe {
-        let low = _mm512_maskz_loadu_ps(first_mask16(count), source);
-        let high = _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16));
-        let halves = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scale), _mm512_mul_ps(low, scale));
-        std::mem::transmute::<__m512bh, __m512i>(halves)
+        [
+            _mm512_maskz_loadu_ps(first_mask16(count), source),
+            _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16)),
+        ]
     }
 }
 
-/// Words of a low half from `first` and a high half from `second`, both as bf16.
+/// 32 numbers as sums of P of bf16, the largest first; halves of a plane lie as the numbers do.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn paired(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: both types are 512 bits of anything.
-    let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
-    _mm512_permutexvar_epi16(load_halves(&INTERLEAVED), halves)
+fn split_in_order<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
+    split(numbers, |halves| {
+        let widened = |half| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
+        let high = _mm512_extracti64x4_epi64::<1>(halves);
+        (halves, [widened(_mm512_castsi512_si256(halves)), widened(high)])
+    })
+}
+
+/// The same with words of a plane that hold a number of the first sixteen below one of the others.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    let places = load_halves(&INTERLEAVED);
+    split(numbers, |halves| {
+        let words = _mm512_permutexvar_epi16(places, halves);
+        (words, [_mm512_slli_epi32::<16>(words), _mm512_and_si512(words, upper)])
+    })
+}
+
+/// Rounds what is left of the numbers to bf16, P times. `arrange` lays out a plane and widens it again.
+/// Differences are exact, and three planes hold the 24 bits of any number that is not tiny.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn split<const P: usize>(
+    numbers: [__m512; 2],
+    arrange: impl Fn(__m512i) -> (__m512i, [__m512i; 2]),
+) -> [__m512i; P] {
+    let mut planes = [_mm512_setzero_si512(); P];
+    let mut rest = numbers;
+    for (index, plane) in planes.iter_mut().enumerate() {
+        let [first, second] = match P > 1 && index == 0 {
+            true => rest.map(|numbers| bounded(numbers)),
+            false => rest,
+        };
+        // SAFETY: both types are 512 bits of anything.
+        let halves =
+            unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
+        let (words, widened) = arrange(halves);
+        *plane = words;
+        if index + 1 < P {
+            rest = [0, 1].map(|half| _mm512_sub_ps(rest[half], _mm512_castsi512_ps(widened[half])));
+        }
+    }
+    planes
+}
+
+/// Numbers that bf16 can hold: the largest of f32 would be rounded to infinity. What is not finite is left to the
+/// planes behind.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn bounded(numbers: __m512) -> __m512 {
+    const LESSER_MAGNITUDE_WITH_FIRST_SIGN: i32 = 0b0010;
+    let largest = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f_0000));
+    _mm512_range_ps::<LESSER_MAGNITUDE_WITH_FIRST_SIGN>(numbers, largest)
 }
 
 /// Halves of the low and the high part of a register in turns.

@@ -7,7 +7,7 @@ use super::arena::Arena;
 use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 #[cfg(target_arch = "x86_64")]
-use super::bf16_product::bf16_product;
+use super::bf16_product::{Tiled, tiled_product};
 use super::bf16_unit::Bf16Unit;
 use super::cached_attention::{self, CachePlaces};
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
@@ -333,7 +333,8 @@ impl Run<'_> {
                 // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
                 // unit is one that was detected.
                 unsafe {
-                    bf16_product(unit, terms, init, output, self.workspace_from(floats_taken))
+                    let workspace = self.workspace_from(floats_taken);
+                    tiled_product(Tiled::Rounded(unit), terms, init, output, workspace)
                 }
                 #[cfg(not(target_arch = "x86_64"))]
                 unreachable!("{} was not detected", unit.name());
