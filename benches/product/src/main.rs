@@ -1,19 +1,21 @@
 //! Measures the matrix product in GFLOP/s, alternating with the `gemm` crate as a yardstick.
 //!
 //! Arguments: number of threads (default 2), then optionally a part of a case's name and an instruction
-//! set (`avx2` or `portable`, `amx` or `avx512-bf16` for products of bf16; else the best of the machine for f32). `pack` instead of a case times the packing
+//! set (`avx2` or `portable`; `split` for f32 by AMX; `amx` or `avx512-bf16` for products of bf16; else the best
+//! vectors of the machine for f32). `pack` instead of a case times the packing
 //! of every storage.
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
 
-use smidgen_ir::workspace::{SPLIT_BLOCK, bf16_product_floats, product_floats, tiles_floats};
+use smidgen_ir::workspace::{bf16_product_floats, product_floats};
 use smidgen_ir::{DType, Storage};
-use smidgen_runtime::cpu::bf16_product::{Tiled, tiled_product};
+use smidgen_runtime::cpu::bf16_product::bf16_product;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
 use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
+use smidgen_runtime::cpu::split_product::split_product;
 use smidgen_runtime::cpu::stored::Stored;
 use std::time::Instant;
 
@@ -34,7 +36,8 @@ struct Case {
 #[derive(Clone, Copy)]
 enum Ours {
     F32(Isa),
-    Tiled(Tiled),
+    Split,
+    Bf16(Bf16Unit),
 }
 
 fn main() {
@@ -43,12 +46,10 @@ fn main() {
     let wanted = arguments.next().unwrap_or_default();
     let ours = match arguments.next().as_deref() {
         Some("avx2") if Isa::Avx2.is_supported() => Ours::F32(Isa::Avx2),
+        Some("split") if Bf16Unit::Amx.is_supported() => Ours::Split,
         Some("portable") => Ours::F32(Isa::Portable),
-        Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Tiled(Tiled::Rounded(Bf16Unit::Amx)),
-        Some("split") if Bf16Unit::Amx.is_supported() => Ours::Tiled(Tiled::Split),
-        Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => {
-            Ours::Tiled(Tiled::Rounded(Bf16Unit::Avx512))
-        }
+        Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Bf16(Bf16Unit::Amx),
+        Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => Ours::Bf16(Bf16Unit::Avx512),
         _ => Ours::F32(Isa::detect()),
     };
     if wanted == "pack" {
@@ -109,7 +110,7 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
     let halves: Vec<u16> = right.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let mut ours = vec![0.0f32; m * n];
     let mut theirs = vec![0.0f32; m * n];
-    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats()).max(tiles_floats(&SPLIT_BLOCK))];
+    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats())];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
     let pointer = match case.element {
         DType::F32 => right.as_ptr().cast(),
@@ -138,10 +139,9 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
                     OutputView { pointer: ours.as_mut_ptr(), row_stride: out_row, column_stride: out_column };
                 let output = Output { view, rows: m, columns: n };
                 match ours_is {
+                    Ours::Split => split_product(&terms, Init::Overwrite, output, &mut workspace),
                     Ours::F32(isa) => product(isa, &terms, Init::Overwrite, output, &mut workspace),
-                    Ours::Tiled(tiled) => {
-                        tiled_product(tiled, &terms, Init::Overwrite, output, &mut workspace)
-                    }
+                    Ours::Bf16(unit) => bf16_product(unit, &terms, Init::Overwrite, output, &mut workspace),
                 }
             }
         }

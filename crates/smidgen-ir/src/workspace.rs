@@ -12,10 +12,19 @@ pub const DEPTH_BLOCK: usize = 640;
 pub const COLUMN_BLOCK: usize = 384;
 /// Rows of the left operand that one thread may copy.
 pub const ROW_BLOCK: usize = 64;
-/// Packed blocks of a product of bf16 tiles.
-pub const BF16_BLOCK: TileBlock = TileBlock { depth: 896, rows: 512, columns: 768, planes: 1 };
-/// The same where every number is three of bf16, which together are f32.
-pub const SPLIT_BLOCK: TileBlock = TileBlock { depth: 640, rows: 256, columns: 256, planes: 3 };
+/// Depth of a packed block of a bf16 product.
+pub const BF16_DEPTH: usize = 896;
+/// Elements of bf16 of a packed block of its left operand, ...
+pub const BF16_LEFT: usize = BF16_DEPTH * 512;
+/// ... and of its right operand.
+pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
+/// Depth of a packed block of a product of f32 that is formed of numbers of bf16, ...
+pub const SPLIT_DEPTH: usize = 320;
+/// ... rows of its left operand, and columns of the right one that a thread packs for itself.
+pub const SPLIT_ROWS: usize = 512;
+pub const SPLIT_COLUMNS: usize = 64;
+/// Numbers of bf16 that together are one of f32.
+pub const SPLIT_PLANES: usize = 3;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -37,41 +46,20 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
     if stride.is_multiple_of(1024) { stride + LINE_FLOATS } else { stride }
 }
 
-/// Scratch of a product of any shape.
+/// Scratch of a product of any shape in f32, whatever forms it.
 pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
-/// Most depth, rows of the left operand and columns of the right one in a packed block; with less depth there is
-/// room for more rows and columns.
-#[derive(Clone, Copy, Debug)]
-pub struct TileBlock {
-    pub depth: usize,
-    pub rows: usize,
-    pub columns: usize,
-    /// Numbers of bf16 that an element is.
-    pub planes: usize,
-}
-
-impl TileBlock {
-    /// Tiles of 512 numbers.
-    pub const fn left_tiles(&self) -> usize {
-        self.depth * self.rows * self.planes / 512
-    }
-
-    pub const fn right_tiles(&self) -> usize {
-        self.depth * self.columns * self.planes / 512
-    }
-}
-
-/// Scratch of a product of any shape that is made of tiles, on any number of threads.
-pub const fn tiles_floats(block: &TileBlock) -> usize {
-    LINE_FLOATS + 256 * (block.left_tiles() + block.right_tiles())
-}
+// The blocks of either way fit into the same floats, on any number of threads.
+const _: () = assert!(
+    SPLIT_PLANES * SPLIT_DEPTH * SPLIT_ROWS / 2 <= DEPTH_BLOCK * COLUMN_BLOCK
+        && SPLIT_PLANES * SPLIT_DEPTH * SPLIT_COLUMNS / 2 <= ROW_BLOCK * DEPTH_BLOCK
+);
 
 /// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
 pub const fn bf16_product_floats() -> usize {
-    tiles_floats(&BF16_BLOCK)
+    LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
 }
 
 /// Scratch of attention, forward or backward.

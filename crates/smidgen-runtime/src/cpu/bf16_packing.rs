@@ -48,25 +48,26 @@ pub unsafe fn pack_right<const P: usize>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match piece.transposed {
-            true => pack_transposed::<P>(piece),
+            true if P == 1 => pack_transposed(piece),
+            true => pack_transposed_planes::<P>(piece),
             false => pack_as_stored::<P>(piece),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_transposed<const P: usize>(piece: &RightPiece) {
-    let direct = P == 1 && is_bf16(&piece.stored, piece.scale);
+unsafe fn pack_transposed(piece: &RightPiece) {
+    let direct = is_bf16(&piece.stored, piece.scale);
     let scale = _mm512_set1_ps(piece.scale);
     let mut decoded = [0.0f32; PACK_DEPTH];
     // Rows of words: a column of the operand, its pairs along depth.
-    let mut words = [[[_mm512_setzero_si512(); TILE]; P]; PACK_DEPTH / TILE_DEPTH];
+    let mut words = [[_mm512_setzero_si512(); TILE]; PACK_DEPTH / TILE_DEPTH];
     for column in (0..piece.columns).step_by(TILE) {
         let used = TILE.min(piece.columns - column);
         for row in 0..TILE {
             if row >= used {
-                for plane in words.as_flattened_mut() {
-                    plane[row] = _mm512_setzero_si512();
+                for tile in &mut words {
+                    tile[row] = _mm512_setzero_si512();
                 }
                 continue;
             }
@@ -80,7 +81,7 @@ unsafe fn pack_transposed<const P: usize>(piece: &RightPiece) {
                     for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
                         let mask = first_mask32(piece.depth - first);
                         prefetch(source.wrapping_add(PACK_DEPTH + first));
-                        tile[0][row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
+                        tile[row] = _mm512_maskz_loadu_epi16(mask, source.add(first).cast());
                     }
                 } else {
                     piece.stored.decode_span::<Avx512Lanes>(
@@ -90,20 +91,72 @@ unsafe fn pack_transposed<const P: usize>(piece: &RightPiece) {
                         decoded.as_mut_ptr(),
                     );
                     for (tile, first) in words.iter_mut().zip((0..piece.depth).step_by(TILE_DEPTH)) {
-                        let halves = load_pair(decoded.as_ptr().add(first), piece.depth - first);
-                        let halves = halves.map(|half| _mm512_mul_ps(half, scale));
-                        for (plane, words) in tile.iter_mut().zip(split_in_order::<P>(halves)) {
-                            plane[row] = words;
-                        }
+                        tile[row] = rounded(decoded.as_ptr().add(first), piece.depth - first, scale);
                     }
                 }
             }
         }
         let strip = piece.tiles.wrapping_add(column / TILE * piece.strip_elements);
-        let tiles = &words[..piece.depth.div_ceil(TILE_DEPTH)];
-        for (index, tile) in tiles.as_flattened().iter().enumerate() {
-            // SAFETY: the strip has P tiles for each 32 steps of depth.
+        for (index, tile) in words[..piece.depth.div_ceil(TILE_DEPTH)].iter().enumerate() {
+            // SAFETY: the strip has a tile for each 32 steps of depth.
             unsafe { store_transposed(tile, strip.add(index * TILE_ELEMENTS)) };
+        }
+    }
+}
+
+/// The same for several planes: numbers are transposed before they are split, not each plane.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
+    let scale = _mm512_set1_ps(piece.scale);
+    let is_f32 = piece.stored.storage == Storage::Plain(DType::F32);
+    let mut decoded = [[0.0f32; PACK_DEPTH]; TILE];
+    for column in (0..piece.columns).step_by(TILE) {
+        let used = TILE.min(piece.columns - column);
+        let first_row = piece.first_column + column;
+        let (source, stride) = if is_f32 {
+            let row = piece.stored.first_row + first_row;
+            let start = piece.stored.pointer.cast::<f32>();
+            (start.wrapping_add(row * piece.stored.row_stride + piece.first_depth), piece.stored.row_stride)
+        } else {
+            for (row, decoded) in decoded[..used].iter_mut().enumerate() {
+                let target = decoded.as_mut_ptr();
+                // SAFETY: the row exists and the span lies in it.
+                unsafe {
+                    piece.stored.decode_span::<Avx512Lanes>(
+                        first_row + row,
+                        piece.first_depth,
+                        piece.depth,
+                        target,
+                    );
+                }
+            }
+            (decoded.as_ptr().cast(), PACK_DEPTH)
+        };
+        let strip = piece.tiles.wrapping_add(column / TILE * piece.strip_elements);
+        for first in (0..piece.depth).step_by(TILE_DEPTH) {
+            // Sixteen steps of depth of sixteen columns, twice.
+            let steps = [first, first + TILE].map(|first| {
+                let mask = first_mask16(piece.depth.saturating_sub(first));
+                let mut rows = [_mm512_setzero_si512(); TILE];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    let start = source.wrapping_add(row * stride + first);
+                    prefetch(start.wrapping_add(PACK_DEPTH));
+                    let mask = if row < used { mask } else { 0 };
+                    // SAFETY: masked lanes are not read.
+                    *words = _mm512_castps_si512(unsafe { _mm512_maskz_loadu_ps(mask, start) });
+                }
+                transposed(&rows)
+            });
+            let steps = steps.as_flattened();
+            for pair in 0..TILE {
+                let numbers = [steps[2 * pair], steps[2 * pair + 1]]
+                    .map(|step| _mm512_mul_ps(_mm512_castsi512_ps(step), scale));
+                for (plane, words) in split_in_pairs::<P>(numbers).into_iter().enumerate() {
+                    let at = place_of_pair::<P>(first + 2 * pair) + plane * TILE_ELEMENTS;
+                    // SAFETY: the strip has P tiles for each 32 steps of depth.
+                    unsafe { _mm512_storeu_si512(strip.add(at).cast(), words) };
+                }
+            }
         }
     }
 }
@@ -282,6 +335,9 @@ fn load_halves(halves: &[u16; 32]) -> __m512i {
 /// the processor to foresee.
 const PREFETCH_ROWS: usize = 24;
 
+/// Depth of a left operand that is asked for ahead of use.
+const PREFETCH_DEPTH: usize = 4 * TILE_DEPTH;
+
 #[inline(always)]
 fn prefetch<T>(address: *const T) {
     // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
@@ -324,13 +380,20 @@ unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
         let rows = TILE.min(piece.rows - first_row);
         let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
         let source = piece.left.pointer.wrapping_add(first_row * piece.left.row_stride);
+        let next_rows = (TILE * piece.left.row_stride + PREFETCH_DEPTH)
+            .wrapping_sub(piece.depth.next_multiple_of(TILE_DEPTH));
         for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
             let masks =
                 (first_mask16(piece.depth - first), first_mask16((piece.depth - first).saturating_sub(16)));
+            // Behind the end of these rows come the next sixteen.
+            let ahead = match first + PREFETCH_DEPTH < piece.depth {
+                true => PREFETCH_DEPTH,
+                false => next_rows,
+            };
             for row in 0..TILE {
                 let start = source.wrapping_add(row * piece.left.row_stride + first);
-                prefetch(start.wrapping_add(4 * TILE_DEPTH));
-                prefetch(start.wrapping_add(4 * TILE_DEPTH + TILE));
+                prefetch(start.wrapping_add(ahead));
+                prefetch(start.wrapping_add(ahead + TILE));
                 // SAFETY: the row is readable for its depth, masked lanes are not read; the strip has this tile.
                 unsafe {
                     let planes = match row < rows {
@@ -403,20 +466,21 @@ fn first_mask32(count: usize) -> __mmask32 {
     if count >= 32 { !0 } else { (1 << count) - 1 }
 }
 
-/// The first `count` of 32 floats, then zeros.
+/// The first `count` of 32 floats times `scale` as bf16, then zeros.
 ///
 /// # Safety
 /// `source` is readable for min(count, 32) floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn load_pair(source: *const f32, count: usize) -> [__m512; 2] {
+unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
     // SAFETY: masked lanes are not read.
-    unsafe {
-        [
-            _mm512_maskz_loadu_ps(first_mask16(count), source),
-            _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16)),
-        ]
-    }
+    let numbers = unsafe {
+        let low = _mm512_maskz_loadu_ps(first_mask16(count), source);
+        let high = _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16));
+        [_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)]
+    };
+    let [halves] = split_in_order(numbers);
+    halves
 }
 
 /// 32 numbers as sums of P of bf16, the largest first; halves of a plane lie as the numbers do.
@@ -498,6 +562,15 @@ static INTERLEAVED: [u16; 32] = {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
+    for (column, words) in transposed(rows).into_iter().enumerate() {
+        // SAFETY: a tile is 16 rows of 32 elements.
+        unsafe { _mm512_storeu_si512(target.add(column * TILE_DEPTH).cast(), words) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn transposed(rows: &[__m512i; TILE]) -> [__m512i; TILE] {
     // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
     let mut a = *rows;
     let mut b = a;
@@ -527,8 +600,5 @@ unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
         a[4 + column] = _mm512_shuffle_i32x4::<0x88>(b[4 + column], b[12 + column]);
         a[12 + column] = _mm512_shuffle_i32x4::<0xdd>(b[4 + column], b[12 + column]);
     }
-    for (column, words) in a.iter().enumerate() {
-        // SAFETY: a tile is 16 rows of 32 elements.
-        unsafe { _mm512_storeu_si512(target.add(column * TILE_DEPTH).cast(), *words) };
-    }
+    a
 }

@@ -8,14 +8,14 @@
 //! number of threads nor the other rows.
 //! Left out: tiles (`bf16_packing.rs`) and the instructions that multiply them (`bf16_unit.rs`).
 
-use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, is_bf16, pack_left, pack_right};
+use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
 use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::{OutputView, TileWrite};
 use super::product::{Init, Output, Term, even_block};
 use super::tasks::{aligned_floats, run_tasks};
-use smidgen_ir::workspace::{BF16_BLOCK, SPLIT_BLOCK, TileBlock, tiles_floats};
+use smidgen_ir::workspace::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
 use std::ops::Range;
 
 /// Most pieces of terms in one block of depth.
@@ -31,53 +31,19 @@ const LEFT_DEPTH: usize = 512;
 const RIGHT_DEPTH: usize = 64;
 const _: () = assert!(LEFT_DEPTH.is_multiple_of(TILE_DEPTH) && RIGHT_DEPTH.is_multiple_of(TILE_DEPTH));
 
-/// What becomes of operands, and what multiplies them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tiled {
-    /// Rounded to bf16.
-    Rounded(Bf16Unit),
-    /// Split into planes of bf16 that together are f32, by AMX.
-    Split,
-}
-
-impl Tiled {
-    fn unit(self) -> Bf16Unit {
-        match self {
-            Tiled::Rounded(unit) => unit,
-            Tiled::Split => Bf16Unit::Amx,
-        }
-    }
-
-    fn block(self) -> TileBlock {
-        match self {
-            Tiled::Rounded(_) => BF16_BLOCK,
-            Tiled::Split => SPLIT_BLOCK,
-        }
-    }
-
-    fn planes(self, term: &Term) -> Planes {
-        match self {
-            Tiled::Rounded(_) => Planes::One,
-            Tiled::Split if is_bf16(&term.right, term.scale) => Planes::ThreeByOne,
-            Tiled::Split => Planes::Three,
-        }
-    }
-}
-
 /// Computes the sum of products in the current pool.
 ///
 /// # Safety
-/// The machine supports the unit; every operand is readable and C is writable for its shape and strides
+/// The machine supports `unit`; every operand is readable and C is writable for its shape and strides
 /// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
-pub unsafe fn tiled_product(
-    tiled: Tiled,
+pub unsafe fn bf16_product(
+    unit: Bf16Unit,
     terms: &[Term],
     init: Init,
     output: Output,
     workspace: &mut [f32],
 ) {
-    let most = tiled.block();
-    let needed = tiles_floats(&most);
+    let needed = bf16_product_floats();
     assert!(
         workspace.len() >= needed,
         "a product needs {needed} floats of workspace, got {}",
@@ -89,27 +55,27 @@ pub unsafe fn tiled_product(
     if output.rows == 0 || output.columns == 0 {
         return;
     }
-    let (lefts, rights) = aligned_floats(workspace).split_at_mut(most.left_tiles() * TILE_ELEMENTS / 2);
+    let (lefts, rights) = aligned_floats(workspace).split_at_mut(BF16_LEFT / 2);
     let scratch = Scratch { lefts: lefts.as_mut_ptr().cast(), rights: rights.as_mut_ptr().cast() };
     let padded = |term: &Term| term.depth().next_multiple_of(TILE_DEPTH);
     let depth: usize = terms.iter().map(padded).sum();
-    let chunks = depth.div_ceil(most.depth).max(1);
+    let chunks = depth.div_ceil(BF16_DEPTH).max(1);
     let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH).max(PACK_DEPTH);
-    let row_block = even_block(output.rows, most.depth * most.rows / capacity / SQUARE * SQUARE, SQUARE);
-    let most_columns = most.depth * most.columns / capacity / PACK_COLUMNS * PACK_COLUMNS;
+    let row_block = even_block(output.rows, BF16_LEFT / capacity / SQUARE * SQUARE, SQUARE);
+    let most_columns = BF16_RIGHT / capacity / PACK_COLUMNS * PACK_COLUMNS;
     let column_block = even_block(output.columns, most_columns, PACK_COLUMNS);
     for first_row in (0..output.rows).step_by(row_block) {
         let mut cursor = Cursor { term: 0, first: 0 };
         let mut is_first = true;
         loop {
-            let chunk = next_chunk(tiled, terms, &mut cursor, capacity);
+            let chunk = next_chunk(terms, &mut cursor, capacity);
             // A sum without terms still has to write its init.
             if chunk.count == 0 && !is_first {
                 break;
             }
             for first_column in (0..output.columns).step_by(column_block) {
                 let block = Block {
-                    tiled,
+                    unit,
                     terms,
                     chunk: &chunk,
                     first_row,
@@ -137,26 +103,20 @@ pub unsafe fn tiled_product(
 }
 
 /// A stretch of a term along depth, filled up to whole tiles.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Piece {
     term: usize,
     first: usize,
     depth: usize,
-    /// Steps of 32 of the chunk before it.
-    first_step: usize,
-    /// Tiles of a strip of the right operand before it.
-    first_right: usize,
-    planes: Planes,
+    /// Tiles of the chunk before it.
+    first_tile: usize,
 }
 
 /// A block of depth: pieces of one or more terms.
 struct Chunk {
     pieces: [Piece; MOST_PIECES],
     count: usize,
-    steps: usize,
-    /// Elements of a strip of 16 rows and of one of 16 columns.
-    left_strip: usize,
-    right_strip: usize,
+    tiles: usize,
 }
 
 impl Chunk {
@@ -164,12 +124,9 @@ impl Chunk {
         &self.pieces[..self.count]
     }
 
-    /// Pieces in a row whose tiles are alike, as the one before which they begin and their steps of 32.
-    fn runs(&self) -> impl Iterator<Item = (&Piece, usize)> {
-        self.pieces().chunk_by(|one, next| one.planes == next.planes).map(|run| {
-            let end = run[run.len() - 1].first_step + run[run.len() - 1].depth.div_ceil(TILE_DEPTH);
-            (&run[0], end - run[0].first_step)
-        })
+    /// Elements of a strip of 16 rows or columns.
+    fn strip_elements(&self) -> usize {
+        self.tiles * TILE_ELEMENTS
     }
 }
 
@@ -179,30 +136,17 @@ struct Cursor {
 }
 
 /// Pieces end at multiples of [`PACK_DEPTH`] or at the end of their term, as spans of a storage have to.
-fn next_chunk(tiled: Tiled, terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
-    let nothing =
-        Piece { term: 0, first: 0, depth: 0, first_step: 0, first_right: 0, planes: Planes::One };
-    let mut pieces = [nothing; MOST_PIECES];
-    let (mut count, mut steps, mut left_tiles, mut right_tiles) = (0, 0, 0, 0);
-    while cursor.term < terms.len() && count < MOST_PIECES {
-        let term = &terms[cursor.term];
-        let left = term.depth() - cursor.first;
-        let room = capacity - steps * TILE_DEPTH;
+fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
+    let mut chunk = Chunk { pieces: [Piece::default(); MOST_PIECES], count: 0, tiles: 0 };
+    while cursor.term < terms.len() && chunk.count < MOST_PIECES {
+        let left = terms[cursor.term].depth() - cursor.first;
+        let room = capacity - chunk.tiles * TILE_DEPTH;
         let depth = if left <= room { left } else { room / PACK_DEPTH * PACK_DEPTH };
         if depth > 0 {
-            let planes = tiled.planes(term);
-            pieces[count] = Piece {
-                term: cursor.term,
-                first: cursor.first,
-                depth,
-                first_step: steps,
-                first_right: right_tiles,
-                planes,
-            };
-            count += 1;
-            steps += depth.div_ceil(TILE_DEPTH);
-            left_tiles += planes.left() * depth.div_ceil(TILE_DEPTH);
-            right_tiles += planes.right() * depth.div_ceil(TILE_DEPTH);
+            chunk.pieces[chunk.count] =
+                Piece { term: cursor.term, first: cursor.first, depth, first_tile: chunk.tiles };
+            chunk.count += 1;
+            chunk.tiles += depth.div_ceil(TILE_DEPTH);
         }
         if depth < left {
             cursor.first += depth;
@@ -210,8 +154,7 @@ fn next_chunk(tiled: Tiled, terms: &[Term], cursor: &mut Cursor, capacity: usize
         }
         *cursor = Cursor { term: cursor.term + 1, first: 0 };
     }
-    let (left_strip, right_strip) = (left_tiles * TILE_ELEMENTS, right_tiles * TILE_ELEMENTS);
-    Chunk { pieces, count, steps, left_strip, right_strip }
+    chunk
 }
 
 /// The caller's workspace: a packed block of either operand.
@@ -223,7 +166,7 @@ struct Scratch {
 
 /// Some rows and columns of C and a block of depth.
 struct Block<'a> {
-    tiled: Tiled,
+    unit: Bf16Unit,
     terms: &'a [Term],
     chunk: &'a Chunk,
     first_row: usize,
@@ -241,10 +184,9 @@ unsafe impl Sync for Block<'_> {}
 /// Packs the right operand, and the left one where it is not there yet.
 unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
     let chunk = block.chunk;
-    let most = block.tiled.block();
     assert!(
-        block.rows.div_ceil(TILE) * chunk.left_strip <= most.left_tiles() * TILE_ELEMENTS
-            && block.columns.div_ceil(TILE) * chunk.right_strip <= most.right_tiles() * TILE_ELEMENTS,
+        block.rows.div_ceil(TILE) * chunk.strip_elements() <= BF16_LEFT
+            && block.columns.div_ceil(TILE) * chunk.strip_elements() <= BF16_RIGHT,
         "a block larger than its workspace"
     );
     let row_groups = block.rows.div_ceil(LEFT_ROWS);
@@ -289,37 +231,33 @@ unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
 
 /// Packs a few rows of a left operand from `inside` the piece on.
 unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize) {
-    let strip_elements = block.chunk.left_strip;
-    let tile = piece.planes.left() * (piece.first_step + inside / TILE_DEPTH);
+    let strip_elements = block.chunk.strip_elements();
+    let tile = piece.first_tile + inside / TILE_DEPTH;
     let mut left = block.terms[piece.term].left;
     let start = (block.first_row + row) * left.row_stride + (piece.first + inside) * left.depth_stride;
     // SAFETY: rows and depth are inside the left operand and the packed block.
     unsafe {
         left.pointer = left.pointer.add(start);
-        let piece_of_left = LeftPiece {
+        pack_left::<1>(&LeftPiece {
             left,
             rows: LEFT_ROWS.min(block.rows - row),
             depth: LEFT_DEPTH.min(piece.depth - inside),
             tiles: block.scratch.lefts.add(row / TILE * strip_elements + tile * TILE_ELEMENTS),
             strip_elements,
-        };
-        match piece.planes {
-            Planes::One => pack_left::<1>(&piece_of_left),
-            Planes::Three | Planes::ThreeByOne => pack_left::<3>(&piece_of_left),
-        }
+        });
     }
 }
 
 /// Packs some columns of a right operand over some depth of the piece.
 unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, depth: Range<usize>) {
-    let strip_elements = block.chunk.right_strip;
+    let strip_elements = block.chunk.strip_elements();
     let term = &block.terms[piece.term];
     for inside in depth.clone().step_by(PACK_DEPTH) {
         for first in columns.clone().step_by(PACK_COLUMNS) {
-            let tile = piece.first_right + piece.planes.right() * (inside / TILE_DEPTH);
+            let tile = piece.first_tile + inside / TILE_DEPTH;
             // SAFETY: columns and depth are inside the right operand and the packed block.
             unsafe {
-                let piece_of_right = RightPiece {
+                pack_right::<1>(&RightPiece {
                     stored: term.right,
                     transposed: term.right_transposed,
                     scale: term.scale,
@@ -329,11 +267,7 @@ unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, 
                     depth: PACK_DEPTH.min(depth.end - inside),
                     tiles: block.scratch.rights.add(first / TILE * strip_elements + tile * TILE_ELEMENTS),
                     strip_elements,
-                };
-                match piece.planes {
-                    Planes::One | Planes::ThreeByOne => pack_right::<1>(&piece_of_right),
-                    Planes::Three => pack_right::<3>(&piece_of_right),
-                }
+                });
             }
         }
     }
@@ -349,23 +283,25 @@ unsafe fn multiply_block(block: &Block<'_>) {
         let first = task % parts * part_rows;
         let rows = first..block.rows.min(first + part_rows);
         // SAFETY: tasks own disjoint rows and columns of C.
-        unsafe { with_unit(block.tiled.unit(), || multiply_part(block, rows, column)) };
+        unsafe { with_unit(block.unit, || multiply_part(block, rows, column)) };
     });
 }
 
 /// Multiplies some rows of the block with the columns of one square.
 unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
     let chunk = block.chunk;
+    let strip_elements = chunk.strip_elements();
     let last_strip = block.rows.div_ceil(TILE) - 1;
     let columns = SQUARE.min(block.columns - column);
     // SAFETY: the packed strips hold the tiles of the block; rows and columns are inside C.
     unsafe {
-        let right = block.scratch.rights.add(column / TILE * chunk.right_strip).cast_const();
+        let right = block.scratch.rights.add(column / TILE * strip_elements).cast_const();
+        let beside = if columns > TILE { right.add(strip_elements) } else { std::ptr::null() };
         for row in rows.clone().step_by(SQUARE) {
             let strip = row / TILE;
-            let left = block.scratch.lefts.add(strip * chunk.left_strip).cast_const();
+            let left = block.scratch.lefts.add(strip * strip_elements).cast_const();
             // Where there is no second strip the first serves as well: its rows are not written out.
-            let below = block.scratch.lefts.add((strip + 1).min(last_strip) * chunk.left_strip).cast_const();
+            let below = block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
             let c = SquareOfC {
                 view: block.output.view.at(block.first_row + row, block.first_column + column),
                 rows: SQUARE.min(rows.end - row),
@@ -376,34 +312,22 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
                 },
             };
             write_square(c, |output, output_stride, accumulate| {
+                let (left, right) = ([left, below], [right, beside]);
+                let depth_tiles = chunk.tiles;
                 // Sums that begin with C need it at once: what is asked for then is the next square of rows.
                 let ahead = if accumulate { SQUARE * output_stride } else { 0 };
                 let asked_for = output.wrapping_add(ahead).cast_const();
-                let mut square = TileSquare {
+                let square = TileSquare {
                     planes: Planes::One,
-                    left: [left, below],
-                    right: [right, std::ptr::null()],
-                    depth_tiles: 0,
+                    left,
+                    right,
+                    depth_tiles,
                     accumulate,
                     output,
                     asked_for,
                     output_stride,
                 };
-                if chunk.count == 0 {
-                    square.right[1] = if columns > TILE { right } else { std::ptr::null() };
-                    multiply_square(block.tiled.unit(), &square);
-                }
-                for (piece, steps) in chunk.runs() {
-                    let at = piece.planes.left() * piece.first_step * TILE_ELEMENTS;
-                    let right = right.add(piece.first_right * TILE_ELEMENTS);
-                    let beside = if columns > TILE { right.add(chunk.right_strip) } else { std::ptr::null() };
-                    square.planes = piece.planes;
-                    square.left = [left.add(at), below.add(at)];
-                    square.right = [right, beside];
-                    square.depth_tiles = steps;
-                    multiply_square(block.tiled.unit(), &square);
-                    square.accumulate = true;
-                }
+                multiply_square(block.unit, &square);
             });
         }
     }
@@ -433,38 +357,33 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
         TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
-    multiply(local.0.as_mut_ptr(), SQUARE, false);
-    // SAFETY: rows and columns of the square lie inside C, and the bias has a float for each column.
+    // Sums begin with what C holds here too: a row has the same bytes wherever it lies.
+    for row in 0..rows {
+        for column in 0..columns {
+            // SAFETY: the element lies inside C, and the bias has a float for each column.
+            local.0[row * SQUARE + column] = unsafe {
+                match write {
+                    TileWrite::Overwrite => 0.0,
+                    TileWrite::Add => *output.at(row, column).pointer,
+                    TileWrite::Bias(bias) => *bias.add(column),
+                }
+            };
+        }
+    }
+    multiply(local.0.as_mut_ptr(), SQUARE, !matches!(write, TileWrite::Overwrite));
+    // SAFETY: rows and columns of the square lie inside C.
     unsafe {
         if output.column_stride == 1 {
             for row in 0..rows {
                 let sums = &local.0[row * SQUARE..][..columns];
                 let target = output.pointer.add(row * output.row_stride);
-                match write {
-                    TileWrite::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
-                    TileWrite::Add => {
-                        for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) += sum;
-                        }
-                    }
-                    TileWrite::Bias(bias) => {
-                        for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) = *bias.add(column) + sum;
-                        }
-                    }
-                }
+                std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len());
             }
             return;
         }
         for column in 0..columns {
             for row in 0..rows {
-                let element = output.at(row, column).pointer;
-                let sum = local.0[row * SQUARE + column];
-                *element = match write {
-                    TileWrite::Overwrite => sum,
-                    TileWrite::Add => *element + sum,
-                    TileWrite::Bias(bias) => *bias.add(column) + sum,
-                };
+                *output.at(row, column).pointer = local.0[row * SQUARE + column];
             }
         }
     }

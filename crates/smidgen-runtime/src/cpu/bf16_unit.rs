@@ -5,7 +5,8 @@
 //! The units form their sums in different orders, so a run stays on one of them.
 //! AMX is written as assembly because its intrinsics are not stable; the kernel has to be asked once for
 //! leave to use its registers, which then holds for all threads of the process.
-//! Left out: cutting a product into tiles (`bf16_product.rs`).
+//! AMX also multiplies f32, split into planes of bf16; AVX-512 would gain nothing from that.
+//! Left out: cutting a product into tiles (`bf16_product.rs`, `split_product.rs`).
 
 use std::sync::OnceLock;
 
@@ -51,6 +52,25 @@ impl Bf16Unit {
         match self {
             Bf16Unit::Amx => "AMX",
             Bf16Unit::Avx512 => "AVX-512",
+        }
+    }
+}
+
+/// What forms products of f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum F32Unit {
+    /// Fused multiply-adds of whatever vectors there are.
+    Vectors,
+    /// AMX, from numbers that are split into three of bf16 each: `split_product.rs`.
+    Amx,
+}
+
+impl F32Unit {
+    /// The best of this machine.
+    pub fn detect() -> F32Unit {
+        match Bf16Unit::Amx.is_supported() {
+            true => F32Unit::Amx,
+            false => F32Unit::Vectors,
         }
     }
 }
@@ -221,6 +241,11 @@ mod platform {
                 "prefetchw [{asked_for} + {stride} + 64]",
                 "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 $($step,)*
+                "prefetchw [{asked_for}]",
+                "prefetchw [{asked_for} + 64]",
+                "prefetchw [{asked_for} + {stride}]",
+                "prefetchw [{asked_for} + {stride} + 64]",
+                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 "add {left}, {left_bytes}",
                 "add {below}, {left_bytes}",
                 "add {right}, {right_bytes}",
