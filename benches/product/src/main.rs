@@ -1,7 +1,8 @@
 //! Measures the matrix product in GFLOP/s, alternating with the `gemm` crate as a yardstick.
 //!
 //! Arguments: number of threads (default 2), then optionally a part of a case's name and an instruction
-//! set (`avx2` or `portable`, `amx` or `avx512-bf16` for products of bf16; else the best of the machine for f32). `pack` instead of a case times the packing
+//! set (`avx2` or `portable`; `split` for f32 by AMX; `amx` or `avx512-bf16` for products of bf16; else the best
+//! vectors of the machine for f32). `pack` instead of a case times the packing
 //! of every storage.
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
@@ -14,6 +15,7 @@ use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
 use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
+use smidgen_runtime::cpu::split_product::split_product;
 use smidgen_runtime::cpu::stored::Stored;
 use std::time::Instant;
 
@@ -34,6 +36,7 @@ struct Case {
 #[derive(Clone, Copy)]
 enum Ours {
     F32(Isa),
+    Split,
     Bf16(Bf16Unit),
 }
 
@@ -43,6 +46,7 @@ fn main() {
     let wanted = arguments.next().unwrap_or_default();
     let ours = match arguments.next().as_deref() {
         Some("avx2") if Isa::Avx2.is_supported() => Ours::F32(Isa::Avx2),
+        Some("split") if Bf16Unit::Amx.is_supported() => Ours::Split,
         Some("portable") => Ours::F32(Isa::Portable),
         Some("amx") if Bf16Unit::Amx.is_supported() => Ours::Bf16(Bf16Unit::Amx),
         Some("avx512-bf16") if Bf16Unit::Avx512.is_supported() => Ours::Bf16(Bf16Unit::Avx512),
@@ -71,7 +75,12 @@ fn main() {
             cases.push(plain("forward bf16", 1024, n, k, true, DType::Bf16));
             cases.push(plain("input gradient bf16", 1024, n, k, false, DType::Bf16));
         }
-        cases.push(plain("forward f32", 1024, 576, 576, true, DType::F32));
+        for (n, k) in [(576, 576), (1536, 576), (576, 1536), (192, 576)] {
+            cases.push(plain("forward f32", 1024, n, k, true, DType::F32));
+            cases.push(plain("input gradient f32", 1024, n, k, false, DType::F32));
+        }
+        cases.push(plain("logits f32", 256, 49152, 576, true, DType::F32));
+        cases.push(plain("logits gradient f32", 256, 576, 49152, false, DType::F32));
         cases.push(plain("logits bf16", 256, 49152, 576, true, DType::Bf16));
         cases.push(plain("logits gradient bf16", 256, 576, 49152, false, DType::Bf16));
         cases.push(plain("skinny x·Aᵀ", 1024, 16, 576, true, DType::F32));
@@ -130,6 +139,7 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
                     OutputView { pointer: ours.as_mut_ptr(), row_stride: out_row, column_stride: out_column };
                 let output = Output { view, rows: m, columns: n };
                 match ours_is {
+                    Ours::Split => split_product(&terms, Init::Overwrite, output, &mut workspace),
                     Ours::F32(isa) => product(isa, &terms, Init::Overwrite, output, &mut workspace),
                     Ours::Bf16(unit) => bf16_product(unit, &terms, Init::Overwrite, output, &mut workspace),
                 }

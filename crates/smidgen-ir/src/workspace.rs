@@ -18,6 +18,13 @@ pub const BF16_DEPTH: usize = 896;
 pub const BF16_LEFT: usize = BF16_DEPTH * 512;
 /// ... and of its right operand.
 pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
+/// Depth of a packed block of a product of f32 that is formed of numbers of bf16, ...
+pub const SPLIT_DEPTH: usize = 320;
+/// ... rows of its left operand, and columns of the right one that a thread packs for itself.
+pub const SPLIT_ROWS: usize = 512;
+pub const SPLIT_COLUMNS: usize = 64;
+/// Numbers of bf16 that together are one of f32.
+pub const SPLIT_PLANES: usize = 3;
 /// Queries and keys of one tile of attention.
 pub const QUERY_BLOCK: usize = 128;
 pub const KEY_BLOCK: usize = 192;
@@ -39,10 +46,16 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
     if stride.is_multiple_of(1024) { stride + LINE_FLOATS } else { stride }
 }
 
-/// Scratch of a product of any shape.
+/// Scratch of a product of any shape in f32, whatever forms it.
 pub const fn product_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
+
+// The blocks of either way fit into the same floats, on any number of threads.
+const _: () = assert!(
+    SPLIT_PLANES * SPLIT_DEPTH * SPLIT_ROWS / 2 <= DEPTH_BLOCK * COLUMN_BLOCK
+        && SPLIT_PLANES * SPLIT_DEPTH * SPLIT_COLUMNS / 2 <= ROW_BLOCK * DEPTH_BLOCK
+);
 
 /// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
 pub const fn bf16_product_floats() -> usize {

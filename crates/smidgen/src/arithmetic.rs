@@ -1,17 +1,17 @@
 //! In which numbers the products of a run are formed, and what forms them.
 //!
 //! `model.compute` is a wish: bf16 takes instructions that not every processor has, and without them the run
-//! computes in f32. Two units for bf16 form their sums in different orders, so a checkpoint keeps the name of what
-//! computed it, and a run that continues elsewhere can say that its results are equal within rounding only.
+//! computes in f32. Units form their sums in different orders, in bf16 and in f32, so a checkpoint keeps the name of
+//! what computed it, and a run that continues elsewhere can say that its results are equal within rounding only.
 
 use crate::recipe::Compute;
 use smidgen_ir::{DeviceKind, Precision};
-use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
+use smidgen_runtime::cpu::bf16_unit::{Bf16Unit, F32Unit};
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    F32,
+    F32(F32Unit),
     /// Operands rounded to bf16, sums in f32.
     Bf16(Bf16Unit),
     /// On a GPU, where activations lie in the numbers of products.
@@ -30,21 +30,35 @@ impl Arithmetic {
         }
         match (compute, Bf16Unit::detect()) {
             (Compute::Auto | Compute::Bf16, Some(unit)) => Arithmetic::Bf16(unit),
-            (Compute::Auto | Compute::Bf16, None) | (Compute::F32 | Compute::F16, _) => Arithmetic::F32,
+            (Compute::Auto | Compute::Bf16, None) | (Compute::F32 | Compute::F16, _) => {
+                Arithmetic::F32(F32Unit::detect())
+            }
         }
     }
 
-    /// What continues a checkpoint that `name` computed, if the wish leaves it open.
+    /// What continues a checkpoint that `name` computed, if the wish leaves it open: f32 stays f32, by the same unit
+    /// where it is here.
     pub fn continuing(compute: Compute, device: DeviceKind, name: &str) -> Arithmetic {
-        match (compute, device, name == Arithmetic::F32.name()) {
-            (Compute::Auto, DeviceKind::Cpu, true) => Arithmetic::F32,
+        let of_f32 = [F32Unit::Vectors, F32Unit::detect()].map(Arithmetic::F32);
+        match (compute, device) {
+            (Compute::Auto | Compute::F32, DeviceKind::Cpu) if name.starts_with("f32") => {
+                of_f32.into_iter().find(|it| it.name() == name).unwrap_or(Arithmetic::F32(F32Unit::Vectors))
+            }
             _ => Arithmetic::of(compute, device),
+        }
+    }
+
+    /// The same for one token after the other: splitting weights for a single row would take longer than it saves.
+    pub fn token_by_token(self) -> Arithmetic {
+        match self {
+            Arithmetic::F32(_) => Arithmetic::F32(F32Unit::Vectors),
+            Arithmetic::Bf16(_) | Arithmetic::Cuda(_) => self,
         }
     }
 
     pub fn precision(self) -> Precision {
         match self {
-            Arithmetic::F32 => Precision::F32,
+            Arithmetic::F32(_) => Precision::F32,
             Arithmetic::Bf16(_) => Precision::Bf16,
             Arithmetic::Cuda(precision) => precision,
         }
@@ -53,7 +67,8 @@ impl Arithmetic {
     /// For people and for checkpoints.
     pub fn name(self) -> String {
         match self {
-            Arithmetic::F32 => "f32".to_owned(),
+            Arithmetic::F32(F32Unit::Vectors) => "f32".to_owned(),
+            Arithmetic::F32(F32Unit::Amx) => "f32 (AMX)".to_owned(),
             Arithmetic::Bf16(unit) => format!("bf16 ({})", unit.name()),
             Arithmetic::Cuda(precision) => format!("{} (CUDA)", precision.name()),
         }
@@ -68,15 +83,20 @@ mod tests {
 
     #[test]
     fn a_wish_is_kept_where_it_can_be() {
-        assert_eq!(Arithmetic::of(Compute::F32, CPU), Arithmetic::F32);
-        let best = Bf16Unit::detect().map_or(Arithmetic::F32, Arithmetic::Bf16);
+        let f32 = Arithmetic::F32(F32Unit::detect());
+        assert_eq!(Arithmetic::of(Compute::F32, CPU), f32);
+        let best = Bf16Unit::detect().map_or(f32, Arithmetic::Bf16);
         assert_eq!(Arithmetic::of(Compute::Bf16, CPU), best);
         assert_eq!(Arithmetic::of(Compute::Auto, CPU), best);
     }
 
     #[test]
     fn what_was_f32_stays_f32_unless_bf16_is_asked_for() {
-        assert_eq!(Arithmetic::continuing(Compute::Auto, CPU, "f32"), Arithmetic::F32);
+        for compute in [Compute::Auto, Compute::F32] {
+            assert_eq!(Arithmetic::continuing(compute, CPU, "f32"), Arithmetic::F32(F32Unit::Vectors));
+            let by_amx = Arithmetic::continuing(compute, CPU, "f32 (AMX)");
+            assert_eq!(by_amx, Arithmetic::F32(F32Unit::detect()));
+        }
         assert_eq!(Arithmetic::continuing(Compute::Bf16, CPU, "f32"), Arithmetic::of(Compute::Bf16, CPU));
         assert_eq!(
             Arithmetic::continuing(Compute::Auto, CPU, "bf16 (AMX)"),
@@ -86,7 +106,9 @@ mod tests {
 
     #[test]
     fn names_are_those_that_checkpoints_hold() {
-        let names = [Arithmetic::F32, Arithmetic::Bf16(Bf16Unit::Amx), Arithmetic::Bf16(Bf16Unit::Avx512)];
-        assert_eq!(names.map(Arithmetic::name), ["f32", "bf16 (AMX)", "bf16 (AVX-512)"]);
+        let f32 = [F32Unit::Vectors, F32Unit::Amx].map(|unit| Arithmetic::F32(unit).name());
+        assert_eq!(f32, ["f32", "f32 (AMX)"]);
+        let bf16 = [Bf16Unit::Amx, Bf16Unit::Avx512].map(|unit| Arithmetic::Bf16(unit).name());
+        assert_eq!(bf16, ["bf16 (AMX)", "bf16 (AVX-512)"]);
     }
 }

@@ -255,7 +255,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     }
     keep_arithmetic(&mut job, &start, &say);
     // Before the plan, which counts what the driver's context takes.
-    let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
+    let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let planned = plan_run(&job, &start, &say)?;
     if !planned.fits {
         return Err(planned.refusal());

@@ -4,10 +4,11 @@
 //! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the
 //! device is opened, and assumed before.
 
+use crate::arithmetic::Arithmetic;
 use crate::failure::Failure;
 use crate::hub::environment;
 use crate::recipe::DeviceChoice;
-use smidgen_ir::{DeviceKind, Precision};
+use smidgen_ir::DeviceKind;
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
 use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 
@@ -99,8 +100,8 @@ impl Place {
     }
 
     /// Opens the device and remembers what its context takes.
-    pub fn open_and_measure(&mut self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
-        let device = self.open(threads, precision)?;
+    pub fn open_and_measure(&mut self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
+        let device = self.open(threads, arithmetic)?;
         if let (Place::Cuda { context_bytes, .. }, AnyDevice::Cuda(cuda)) = (self, &device) {
             *context_bytes = cuda.context_bytes();
         }
@@ -109,16 +110,20 @@ impl Place {
 
     /// Opens the device, with its context and kernels; the arena comes with the plan. What a plan has on disk lies in the
     /// cache, unless whoever runs it knows a better folder.
-    pub fn open(&self, threads: usize, precision: Precision) -> Result<AnyDevice, Failure> {
+    pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
             Place::Cpu => {
                 let cpu = Cpu::new(threads).map_err(Failure::world)?;
+                let cpu = match arithmetic {
+                    Arithmetic::F32(unit) => cpu.with_f32_unit(unit),
+                    Arithmetic::Bf16(_) | Arithmetic::Cuda(_) => cpu,
+                };
                 let folder = environment::own_cache().unwrap_or_else(|_| std::env::temp_dir());
                 Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
             }
             Place::Cuda { ordinal, .. } => {
                 let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
-                let options = CudaOptions { ordinal: *ordinal, precision, cache };
+                let options = CudaOptions { ordinal: *ordinal, precision: arithmetic.precision(), cache };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options).map_err(Failure::world)?)))
             }
             Place::Elsewhere { name, .. } => {

@@ -191,7 +191,7 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
             )]
         }
     };
-    if job.recipe.model.compute == Compute::Bf16 && job.arithmetic == Arithmetic::F32 {
+    if job.recipe.model.compute == Compute::Bf16 && matches!(job.arithmetic, Arithmetic::F32(_)) {
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(trained_note(job));

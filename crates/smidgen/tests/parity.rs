@@ -198,7 +198,7 @@ impl<'a> Replay<'a> {
         request.threads = 2;
         let plan = compile(&request, &Policy::resident(recompute, 48));
         let feed = Feed::of(&plan, SEED);
-        let device = job.place.open(2, request.precision).unwrap_or_else(|failure| panic!("{failure}"));
+        let device = job.place.open(2, job.arithmetic).unwrap_or_else(|failure| panic!("{failure}"));
         let mut executor = Executor::load(plan, device).unwrap();
         weights::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
         adapters::start_adapters(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));

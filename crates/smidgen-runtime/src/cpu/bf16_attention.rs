@@ -8,7 +8,7 @@
 use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
 use super::bf16_product::{SquareOfC, write_square};
 use super::bf16_unit::{
-    Bf16Unit, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
+    Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::TileProduct;
 use super::product::Left;
@@ -37,14 +37,14 @@ pub unsafe fn bf16_tile_product(
     unsafe {
         let (lefts, rights) = (workspace, workspace.add(tile_elements));
         let left = Left { pointer: run.pointer, row_stride: run.row_stride, depth_stride: run.depth_stride };
-        pack_left(&LeftPiece { left, rows, depth, tiles: lefts, strip_elements });
+        pack_left::<1>(&LeftPiece { left, rows, depth, tiles: lefts, strip_elements });
         let stored = Stored {
             row_stride: product.right.row_stride,
             ..Stored::dense_f32(product.right.pointer, depth, columns)
         };
         for first_depth in (0..depth).step_by(PACK_DEPTH) {
             for first_column in (0..columns).step_by(PACK_COLUMNS) {
-                pack_right(&RightPiece {
+                pack_right::<1>(&RightPiece {
                     stored,
                     transposed: false,
                     scale: 1.0,
@@ -78,6 +78,7 @@ pub unsafe fn bf16_tile_product(
                     write_square(square, |output, output_stride, accumulate| {
                         let (left, right, asked_for) = ([left, below], [right, beside], output.cast_const());
                         let square = TileSquare {
+                            planes: Planes::One,
                             left,
                             right,
                             depth_tiles,

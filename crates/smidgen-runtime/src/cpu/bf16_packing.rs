@@ -44,19 +44,20 @@ pub struct RightPiece {
 /// The machine has AVX-512 with bf16; the piece lies inside the readable stored matrix and begins where spans
 /// may begin; the tiles are writable and nobody else's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn pack_right(piece: &RightPiece) {
+pub unsafe fn pack_right<const P: usize>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match piece.transposed {
-            true => pack_transposed(piece),
-            false => pack_as_stored(piece),
+            true if P == 1 => pack_transposed(piece),
+            true => pack_transposed_planes::<P>(piece),
+            false => pack_as_stored::<P>(piece),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_transposed(piece: &RightPiece) {
-    let direct = piece.stored.storage == Storage::Plain(DType::Bf16) && piece.scale == 1.0;
+    let direct = is_bf16(&piece.stored, piece.scale);
     let scale = _mm512_set1_ps(piece.scale);
     let mut decoded = [0.0f32; PACK_DEPTH];
     // Rows of words: a column of the operand, its pairs along depth.
@@ -103,20 +104,77 @@ unsafe fn pack_transposed(piece: &RightPiece) {
     }
 }
 
+/// The same for several planes: numbers are transposed before they are split, not each plane.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_as_stored(piece: &RightPiece) {
-    // SAFETY: the caller's promises are passed on.
-    unsafe {
-        match piece.stored.storage {
-            Storage::Plain(DType::Bf16) if piece.scale == 1.0 => pack_bf16_as_stored(piece),
-            Storage::Plain(DType::F32) => pack_f32_as_stored(piece),
-            _ => pack_decoded(piece),
+unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
+    let scale = _mm512_set1_ps(piece.scale);
+    let is_f32 = piece.stored.storage == Storage::Plain(DType::F32);
+    let mut decoded = [[0.0f32; PACK_DEPTH]; TILE];
+    for column in (0..piece.columns).step_by(TILE) {
+        let used = TILE.min(piece.columns - column);
+        let first_row = piece.first_column + column;
+        let (source, stride) = if is_f32 {
+            let row = piece.stored.first_row + first_row;
+            let start = piece.stored.pointer.cast::<f32>();
+            (start.wrapping_add(row * piece.stored.row_stride + piece.first_depth), piece.stored.row_stride)
+        } else {
+            for (row, decoded) in decoded[..used].iter_mut().enumerate() {
+                let target = decoded.as_mut_ptr();
+                // SAFETY: the row exists and the span lies in it.
+                unsafe {
+                    piece.stored.decode_span::<Avx512Lanes>(
+                        first_row + row,
+                        piece.first_depth,
+                        piece.depth,
+                        target,
+                    );
+                }
+            }
+            (decoded.as_ptr().cast(), PACK_DEPTH)
+        };
+        let strip = piece.tiles.wrapping_add(column / TILE * piece.strip_elements);
+        for first in (0..piece.depth).step_by(TILE_DEPTH) {
+            // Sixteen steps of depth of sixteen columns, twice.
+            let steps = [first, first + TILE].map(|first| {
+                let mask = first_mask16(piece.depth.saturating_sub(first));
+                let mut rows = [_mm512_setzero_si512(); TILE];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    let start = source.wrapping_add(row * stride + first);
+                    prefetch(start.wrapping_add(PACK_DEPTH));
+                    let mask = if row < used { mask } else { 0 };
+                    // SAFETY: masked lanes are not read.
+                    *words = _mm512_castps_si512(unsafe { _mm512_maskz_loadu_ps(mask, start) });
+                }
+                transposed(&rows)
+            });
+            let steps = steps.as_flattened();
+            for pair in 0..TILE {
+                let numbers = [steps[2 * pair], steps[2 * pair + 1]]
+                    .map(|step| _mm512_mul_ps(_mm512_castsi512_ps(step), scale));
+                for (plane, words) in split_in_pairs::<P>(numbers).into_iter().enumerate() {
+                    let at = place_of_pair::<P>(first + 2 * pair) + plane * TILE_ELEMENTS;
+                    // SAFETY: the strip has P tiles for each 32 steps of depth.
+                    unsafe { _mm512_storeu_si512(strip.add(at).cast(), words) };
+                }
+            }
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_decoded(piece: &RightPiece) {
+unsafe fn pack_as_stored<const P: usize>(piece: &RightPiece) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match piece.stored.storage {
+            _ if P == 1 && is_bf16(&piece.stored, piece.scale) => pack_bf16_as_stored(piece),
+            Storage::Plain(DType::F32) => pack_f32_as_stored::<P>(piece),
+            _ => pack_decoded::<P>(piece),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     let mut decoded = [[0.0f32; PACK_COLUMNS]; 2];
     for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         for (step, row) in decoded.iter_mut().enumerate() {
@@ -135,8 +193,18 @@ unsafe fn pack_decoded(piece: &RightPiece) {
             }
         }
         // SAFETY: the rows have PACK_COLUMNS floats; strips have a tile for these steps of depth.
-        unsafe { store_pair(piece, first, decoded[0].as_ptr(), Some(decoded[1].as_ptr())) };
+        unsafe { store_pair::<P>(piece, first, decoded[0].as_ptr(), Some(decoded[1].as_ptr())) };
     }
+}
+
+/// Where a pair of steps of depth begins in a strip of P planes.
+const fn place_of_pair<const P: usize>(first: usize) -> usize {
+    first / TILE_DEPTH * P * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH
+}
+
+/// Whether the numbers of a right operand are those of bf16 as they are.
+pub fn is_bf16(stored: &Stored, scale: f32) -> bool {
+    stored.storage == Storage::Plain(DType::Bf16) && scale == 1.0
 }
 
 /// Where the stored rows of the piece begin, in elements of `T`.
@@ -147,7 +215,7 @@ fn stored_start<T>(piece: &RightPiece) -> *const T {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_f32_as_stored(piece: &RightPiece) {
+unsafe fn pack_f32_as_stored<const P: usize>(piece: &RightPiece) {
     let (start, stride) = (stored_start::<f32>(piece), piece.stored.row_stride);
     for first in (0..piece.depth).step_by(2) {
         let row = start.wrapping_add(first * stride);
@@ -156,10 +224,11 @@ unsafe fn pack_f32_as_stored(piece: &RightPiece) {
                 prefetch(row.wrapping_add((PREFETCH_ROWS + step) * stride + column));
             }
         }
-        // SAFETY: both rows exist where they are asked for; strips have a tile for these steps of depth.
-        unsafe { store_pair(piece, first, row, (first + 1 < piece.depth).then(|| row.wrapping_add(stride))) };
+        let second = (first + 1 < piece.depth).then(|| row.wrapping_add(stride));
+        // SAFETY: both rows exist where they are asked for; strips have tiles for these steps of depth.
+        unsafe { store_pair::<P>(piece, first, row, second) };
     }
-    clear_rest(piece);
+    clear_rest::<P>(piece);
 }
 
 /// Stores a pair of rows of f32, times the scale; without a second row the pair ends in zeros.
@@ -168,9 +237,14 @@ unsafe fn pack_f32_as_stored(piece: &RightPiece) {
 /// The rows are readable for the columns of the piece.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn store_pair(piece: &RightPiece, first: usize, row: *const f32, second: Option<*const f32>) {
+unsafe fn store_pair<const P: usize>(
+    piece: &RightPiece,
+    first: usize,
+    row: *const f32,
+    second: Option<*const f32>,
+) {
     let scale = _mm512_set1_ps(piece.scale);
-    let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+    let at = place_of_pair::<P>(first);
     for strip in 0..piece.columns.div_ceil(TILE) {
         let mask = first_mask16(piece.columns - strip * TILE);
         // SAFETY: masked lanes are not read; the strip has a tile for these steps of depth.
@@ -178,21 +252,28 @@ unsafe fn store_pair(piece: &RightPiece, first: usize, row: *const f32, second: 
             let load = |row: *const f32| {
                 _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, row.wrapping_add(strip * TILE)), scale)
             };
-            let words = paired(load(row), second.map_or(_mm512_setzero_ps(), load));
-            _mm512_storeu_si512(piece.tiles.add(strip * piece.strip_elements + at).cast(), words);
+            let planes = split_in_pairs::<P>([load(row), second.map_or(_mm512_setzero_ps(), load)]);
+            let target = piece.tiles.add(strip * piece.strip_elements + at);
+            for (plane, words) in planes.into_iter().enumerate() {
+                _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), words);
+            }
         }
     }
 }
 
 /// Zeros behind the last pair of rows, up to whole tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn clear_rest(piece: &RightPiece) {
+fn clear_rest<const P: usize>(piece: &RightPiece) {
     for first in (piece.depth.next_multiple_of(2)..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
-        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        let at = place_of_pair::<P>(first);
         for strip in 0..piece.columns.div_ceil(TILE) {
             let target = piece.tiles.wrapping_add(strip * piece.strip_elements + at);
-            // SAFETY: the strip has a tile for these steps of depth.
-            unsafe { _mm512_storeu_si512(target.cast(), _mm512_setzero_si512()) };
+            for plane in 0..P {
+                // SAFETY: the strip has P tiles for these steps of depth.
+                unsafe {
+                    _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), _mm512_setzero_si512());
+                }
+            }
         }
     }
 }
@@ -204,7 +285,7 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
     let low = load_halves(&PAIRS_LOW);
     let high = load_halves(&PAIRS_HIGH);
     for first in (0..piece.depth).step_by(2) {
-        let at = first / TILE_DEPTH * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH;
+        let at = place_of_pair::<1>(first);
         for column in (0..piece.columns).step_by(2 * TILE) {
             let mask = first_mask32(piece.columns - column);
             let source = start.wrapping_add(first * stride + column);
@@ -224,7 +305,7 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
             }
         }
     }
-    clear_rest(piece);
+    clear_rest::<1>(piece);
 }
 
 /// Places of halves in two registers, the second counted from 32: pairs of columns 0 to 15, ...
@@ -254,6 +335,9 @@ fn load_halves(halves: &[u16; 32]) -> __m512i {
 /// the processor to foresee.
 const PREFETCH_ROWS: usize = 24;
 
+/// Depth of a left operand that is asked for ahead of use.
+const PREFETCH_DEPTH: usize = 4 * TILE_DEPTH;
+
 #[inline(always)]
 fn prefetch<T>(address: *const T) {
     // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
@@ -278,43 +362,52 @@ pub struct LeftPiece {
 /// # Safety
 /// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable and nobody else's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn pack_left(piece: &LeftPiece) {
+pub unsafe fn pack_left<const P: usize>(piece: &LeftPiece) {
     // SAFETY: the caller's promises; every strip has a tile for each 32 steps of depth.
     unsafe {
         if piece.left.depth_stride == 1 {
-            pack_rows(piece);
+            pack_rows::<P>(piece);
         } else {
-            pack_columns(piece);
+            pack_columns::<P>(piece);
         }
     }
 }
 
 /// Rows that are contiguous along depth: tile by tile, so that what is written stays in the first-level cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_rows(piece: &LeftPiece) {
+unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     for first_row in (0..piece.rows).step_by(TILE) {
         let rows = TILE.min(piece.rows - first_row);
         let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
         let source = piece.left.pointer.wrapping_add(first_row * piece.left.row_stride);
+        let next_rows = (TILE * piece.left.row_stride + PREFETCH_DEPTH)
+            .wrapping_sub(piece.depth.next_multiple_of(TILE_DEPTH));
         for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
             let masks =
                 (first_mask16(piece.depth - first), first_mask16((piece.depth - first).saturating_sub(16)));
+            // Behind the end of these rows come the next sixteen.
+            let ahead = match first + PREFETCH_DEPTH < piece.depth {
+                true => PREFETCH_DEPTH,
+                false => next_rows,
+            };
             for row in 0..TILE {
                 let start = source.wrapping_add(row * piece.left.row_stride + first);
-                prefetch(start.wrapping_add(4 * TILE_DEPTH));
-                prefetch(start.wrapping_add(4 * TILE_DEPTH + TILE));
+                prefetch(start.wrapping_add(ahead));
+                prefetch(start.wrapping_add(ahead + TILE));
                 // SAFETY: the row is readable for its depth, masked lanes are not read; the strip has this tile.
                 unsafe {
-                    let words = match row < rows {
+                    let planes = match row < rows {
                         true => {
                             let low = _mm512_maskz_loadu_ps(masks.0, start);
                             let high = _mm512_maskz_loadu_ps(masks.1, start.wrapping_add(TILE));
-                            std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+                            split_in_order::<P>([low, high])
                         }
-                        false => _mm512_setzero_si512(),
+                        false => [_mm512_setzero_si512(); P],
                     };
-                    let target = strip.add(tile * TILE_ELEMENTS + row * TILE_DEPTH);
-                    _mm512_storeu_si512(target.cast(), words);
+                    let target = strip.add(tile * P * TILE_ELEMENTS + row * TILE_DEPTH);
+                    for (plane, words) in planes.into_iter().enumerate() {
+                        _mm512_storeu_si512(target.add(plane * TILE_ELEMENTS).cast(), words);
+                    }
                 }
             }
         }
@@ -324,7 +417,7 @@ unsafe fn pack_rows(piece: &LeftPiece) {
 /// Rows that are not: contiguous across rows, or scattered. All rows of a step of depth before the next step,
 /// because they are neighbours in memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn pack_columns(piece: &LeftPiece) {
+unsafe fn pack_columns<const P: usize>(piece: &LeftPiece) {
     let Left { pointer, row_stride, depth_stride } = piece.left;
     let offsets = _mm512_mullo_epi32(
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
@@ -347,13 +440,18 @@ unsafe fn pack_columns(piece: &LeftPiece) {
                     }
                 }
             };
-            let mut words = [_mm512_setzero_si512(); TILE];
-            for (pair, words) in words.iter_mut().enumerate() {
-                *words = paired(column(first + 2 * pair), column(first + 2 * pair + 1));
+            let mut words = [[_mm512_setzero_si512(); TILE]; P];
+            for pair in 0..TILE {
+                let columns = [column(first + 2 * pair), column(first + 2 * pair + 1)];
+                for (plane, pairs) in words.iter_mut().zip(split_in_pairs::<P>(columns)) {
+                    plane[pair] = pairs;
+                }
             }
             let strip = piece.tiles.wrapping_add(first_row / TILE * piece.strip_elements);
-            // SAFETY: the strip has this tile.
-            unsafe { store_transposed(&words, strip.add(tile * TILE_ELEMENTS)) };
+            for (plane, words) in words.iter().enumerate() {
+                // SAFETY: the strip has these tiles.
+                unsafe { store_transposed(words, strip.add((tile * P + plane) * TILE_ELEMENTS)) };
+            }
         }
     }
 }
@@ -376,21 +474,72 @@ fn first_mask32(count: usize) -> __mmask32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
     // SAFETY: masked lanes are not read.
-    unsafe {
+    let numbers = unsafe {
         let low = _mm512_maskz_loadu_ps(first_mask16(count), source);
         let high = _mm512_maskz_loadu_ps(first_mask16(count.saturating_sub(16)), source.wrapping_add(16));
-        let halves = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scale), _mm512_mul_ps(low, scale));
-        std::mem::transmute::<__m512bh, __m512i>(halves)
-    }
+        [_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)]
+    };
+    let [halves] = split_in_order(numbers);
+    halves
 }
 
-/// Words of a low half from `first` and a high half from `second`, both as bf16.
+/// 32 numbers as sums of P of bf16, the largest first; halves of a plane lie as the numbers do.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn paired(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: both types are 512 bits of anything.
-    let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
-    _mm512_permutexvar_epi16(load_halves(&INTERLEAVED), halves)
+fn split_in_order<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
+    split(numbers, |halves| {
+        let widened = |half| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
+        let high = _mm512_extracti64x4_epi64::<1>(halves);
+        (halves, [widened(_mm512_castsi512_si256(halves)), widened(high)])
+    })
+}
+
+/// The same with words of a plane that hold a number of the first sixteen below one of the others.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
+    let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    let places = load_halves(&INTERLEAVED);
+    split(numbers, |halves| {
+        let words = _mm512_permutexvar_epi16(places, halves);
+        (words, [_mm512_slli_epi32::<16>(words), _mm512_and_si512(words, upper)])
+    })
+}
+
+/// Rounds what is left of the numbers to bf16, P times. `arrange` lays out a plane and widens it again.
+/// Differences are exact, and three planes hold the 24 bits of any number that is not tiny.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn split<const P: usize>(
+    numbers: [__m512; 2],
+    arrange: impl Fn(__m512i) -> (__m512i, [__m512i; 2]),
+) -> [__m512i; P] {
+    let mut planes = [_mm512_setzero_si512(); P];
+    let mut rest = numbers;
+    for (index, plane) in planes.iter_mut().enumerate() {
+        let [first, second] = match P > 1 && index == 0 {
+            true => rest.map(|numbers| bounded(numbers)),
+            false => rest,
+        };
+        // SAFETY: both types are 512 bits of anything.
+        let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
+        let (words, widened) = arrange(halves);
+        *plane = words;
+        if index + 1 < P {
+            rest = [0, 1].map(|half| _mm512_sub_ps(rest[half], _mm512_castsi512_ps(widened[half])));
+        }
+    }
+    planes
+}
+
+/// Numbers that bf16 can hold: the largest of f32 would be rounded to infinity. What is not finite is left to the
+/// planes behind.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn bounded(numbers: __m512) -> __m512 {
+    const LESSER_MAGNITUDE_WITH_FIRST_SIGN: i32 = 0b0010;
+    let largest = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f_0000));
+    _mm512_range_ps::<LESSER_MAGNITUDE_WITH_FIRST_SIGN>(numbers, largest)
 }
 
 /// Halves of the low and the high part of a register in turns.
@@ -412,6 +561,15 @@ static INTERLEAVED: [u16; 32] = {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
+    for (column, words) in transposed(rows).into_iter().enumerate() {
+        // SAFETY: a tile is 16 rows of 32 elements.
+        unsafe { _mm512_storeu_si512(target.add(column * TILE_DEPTH).cast(), words) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn transposed(rows: &[__m512i; TILE]) -> [__m512i; TILE] {
     // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
     let mut a = *rows;
     let mut b = a;
@@ -441,8 +599,5 @@ unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
         a[4 + column] = _mm512_shuffle_i32x4::<0x88>(b[4 + column], b[12 + column]);
         a[12 + column] = _mm512_shuffle_i32x4::<0xdd>(b[4 + column], b[12 + column]);
     }
-    for (column, words) in a.iter().enumerate() {
-        // SAFETY: a tile is 16 rows of 32 elements.
-        unsafe { _mm512_storeu_si512(target.add(column * TILE_DEPTH).cast(), *words) };
-    }
+    a
 }

@@ -10,7 +10,7 @@
 
 use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
 use super::bf16_unit::{
-    Bf16Unit, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
+    Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::{OutputView, TileWrite};
 use super::product::{Init, Output, Term, even_block};
@@ -238,7 +238,7 @@ unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize)
     // SAFETY: rows and depth are inside the left operand and the packed block.
     unsafe {
         left.pointer = left.pointer.add(start);
-        pack_left(&LeftPiece {
+        pack_left::<1>(&LeftPiece {
             left,
             rows: LEFT_ROWS.min(block.rows - row),
             depth: LEFT_DEPTH.min(piece.depth - inside),
@@ -257,7 +257,7 @@ unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, 
             let tile = piece.first_tile + inside / TILE_DEPTH;
             // SAFETY: columns and depth are inside the right operand and the packed block.
             unsafe {
-                pack_right(&RightPiece {
+                pack_right::<1>(&RightPiece {
                     stored: term.right,
                     transposed: term.right_transposed,
                     scale: term.scale,
@@ -317,8 +317,16 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
                 // Sums that begin with C need it at once: what is asked for then is the next square of rows.
                 let ahead = if accumulate { SQUARE * output_stride } else { 0 };
                 let asked_for = output.wrapping_add(ahead).cast_const();
-                let square =
-                    TileSquare { left, right, depth_tiles, accumulate, output, asked_for, output_stride };
+                let square = TileSquare {
+                    planes: Planes::One,
+                    left,
+                    right,
+                    depth_tiles,
+                    accumulate,
+                    output,
+                    asked_for,
+                    output_stride,
+                };
                 multiply_square(block.unit, &square);
             });
         }
@@ -349,38 +357,33 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
         TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
-    multiply(local.0.as_mut_ptr(), SQUARE, false);
-    // SAFETY: rows and columns of the square lie inside C, and the bias has a float for each column.
+    // Sums begin with what C holds here too: a row has the same bytes wherever it lies.
+    for row in 0..rows {
+        for column in 0..columns {
+            // SAFETY: the element lies inside C, and the bias has a float for each column.
+            local.0[row * SQUARE + column] = unsafe {
+                match write {
+                    TileWrite::Overwrite => 0.0,
+                    TileWrite::Add => *output.at(row, column).pointer,
+                    TileWrite::Bias(bias) => *bias.add(column),
+                }
+            };
+        }
+    }
+    multiply(local.0.as_mut_ptr(), SQUARE, !matches!(write, TileWrite::Overwrite));
+    // SAFETY: rows and columns of the square lie inside C.
     unsafe {
         if output.column_stride == 1 {
             for row in 0..rows {
                 let sums = &local.0[row * SQUARE..][..columns];
                 let target = output.pointer.add(row * output.row_stride);
-                match write {
-                    TileWrite::Overwrite => std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len()),
-                    TileWrite::Add => {
-                        for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) += sum;
-                        }
-                    }
-                    TileWrite::Bias(bias) => {
-                        for (column, sum) in sums.iter().enumerate() {
-                            *target.add(column) = *bias.add(column) + sum;
-                        }
-                    }
-                }
+                std::ptr::copy_nonoverlapping(sums.as_ptr(), target, sums.len());
             }
             return;
         }
         for column in 0..columns {
             for row in 0..rows {
-                let element = output.at(row, column).pointer;
-                let sum = local.0[row * SQUARE + column];
-                *element = match write {
-                    TileWrite::Overwrite => sum,
-                    TileWrite::Add => *element + sum,
-                    TileWrite::Bias(bias) => *bias.add(column) + sum,
-                };
+                *output.at(row, column).pointer = local.0[row * SQUARE + column];
             }
         }
     }

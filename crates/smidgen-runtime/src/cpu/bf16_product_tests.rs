@@ -219,6 +219,28 @@ fn the_number_of_threads_does_not_show() {
     }
 }
 
+/// Sums over several blocks of depth go on in rows that fill no square as they do in those that do.
+#[test]
+fn other_rows_do_not_show() {
+    let columns = 70;
+    for unit in supported() {
+        for start in [Start::Overwrite, Start::Accumulate, Start::Bias] {
+            let product = |rows: usize| {
+                let terms = [Operands::new(rows, columns, 2500, true, Storage::F32)];
+                run(unit, 2, (rows, columns), &terms, start, false)
+            };
+            let all = product(160);
+            for rows in [1, 20, 33, 130] {
+                assert_same_bits(
+                    &format!("{unit:?} {rows} rows"),
+                    &product(rows),
+                    &all[..rows * columns].to_vec(),
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_not_finite_stays_so() {
     for unit in supported() {

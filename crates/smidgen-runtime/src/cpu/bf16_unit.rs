@@ -5,7 +5,8 @@
 //! The units form their sums in different orders, so a run stays on one of them.
 //! AMX is written as assembly because its intrinsics are not stable; the kernel has to be asked once for
 //! leave to use its registers, which then holds for all threads of the process.
-//! Left out: cutting a product into tiles (`bf16_product.rs`).
+//! AMX also multiplies f32, split into planes of bf16; AVX-512 would gain nothing from that.
+//! Left out: cutting a product into tiles (`bf16_product.rs`, `split_product.rs`).
 
 use std::sync::OnceLock;
 
@@ -55,10 +56,57 @@ impl Bf16Unit {
     }
 }
 
+/// What forms products of f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum F32Unit {
+    /// Fused multiply-adds of whatever vectors there are.
+    Vectors,
+    /// AMX, from numbers that are split into three of bf16 each: `split_product.rs`.
+    Amx,
+}
+
+impl F32Unit {
+    /// The best of this machine.
+    pub fn detect() -> F32Unit {
+        match Bf16Unit::Amx.is_supported() {
+            true => F32Unit::Amx,
+            false => F32Unit::Vectors,
+        }
+    }
+}
+
+/// Of how many numbers of bf16 an element of either operand is the sum: tiles that lie side by side in a strip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planes {
+    /// One, to which it was rounded.
+    One,
+    /// Three, which together are an f32. Of the nine products of planes three are too small to count.
+    Three,
+    /// Three on the left, one on the right that is exact as it is.
+    ThreeByOne,
+}
+
+impl Planes {
+    pub const fn left(self) -> usize {
+        match self {
+            Planes::One => 1,
+            Planes::Three | Planes::ThreeByOne => 3,
+        }
+    }
+
+    pub const fn right(self) -> usize {
+        match self {
+            Planes::One | Planes::ThreeByOne => 1,
+            Planes::Three => 3,
+        }
+    }
+}
+
 /// A product of strips of tiles: C (up to 32, up to 32) = L · R, or C + L · R.
 #[derive(Clone, Copy)]
 pub struct TileSquare {
-    /// Tiles of the first 16 rows, one for each 32 steps of depth, and of the next 16.
+    pub planes: Planes,
+    /// Tiles of the first 16 rows, one of each plane for each 32 steps of depth, and of the next 16.
     pub left: [*const u16; 2],
     /// As many tiles of the first 16 columns, and of the next 16; the second may be null where there is none.
     pub right: [*const u16; 2],
@@ -110,7 +158,7 @@ pub unsafe fn multiply_square(unit: Bf16Unit, square: &TileSquare) {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod platform {
-    use super::{TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare};
+    use super::{Planes, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare};
     use std::arch::asm;
     use std::arch::x86_64::*;
 
@@ -166,11 +214,10 @@ mod platform {
         unsafe { asm!("tilerelease", options(nostack)) }
     }
 
-    pub unsafe fn amx_square(square: &TileSquare) {
-        let [left, left_below] = square.left;
-        let [right, right_beside] = square.right;
-        // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 32 floats.
-        unsafe {
+    /// A square of C by AMX: sums in tmm0 to tmm3, tiles of the left operand in tmm4 and tmm5, of the right one in
+    /// tmm6 and tmm7. The instructions given are one step of depth, which has so many tiles on either side.
+    macro_rules! amx_square {
+        ($square:expr, $left_tiles:expr, $right_tiles:expr, $($step:literal)*) => {
             asm!(
                 "test {accumulate:e}, {accumulate:e}",
                 "jnz 4f",
@@ -193,18 +240,16 @@ mod platform {
                 "prefetchw [{asked_for} + {stride}]",
                 "prefetchw [{asked_for} + {stride} + 64]",
                 "lea {asked_for}, [{asked_for} + 2 * {stride}]",
-                "tileloadd tmm4, [{left} + {row}]",
-                "tileloadd tmm6, [{right} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{beside} + {row}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{below} + {row}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {left}, {tile}",
-                "add {right}, {tile}",
-                "add {beside}, {tile}",
-                "add {below}, {tile}",
+                $($step,)*
+                "prefetchw [{asked_for}]",
+                "prefetchw [{asked_for} + 64]",
+                "prefetchw [{asked_for} + {stride}]",
+                "prefetchw [{asked_for} + {stride} + 64]",
+                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
+                "add {left}, {left_bytes}",
+                "add {below}, {left_bytes}",
+                "add {right}, {right_bytes}",
+                "add {beside}, {right_bytes}",
                 "dec {count}",
                 "jnz 2b",
                 "3:",
@@ -212,38 +257,38 @@ mod platform {
                 "tilestored [{output} + {stride} + 64], tmm1",
                 "tilestored [{output_below} + {stride}], tmm2",
                 "tilestored [{output_below} + {stride} + 64], tmm3",
-                left = inout(reg) left => _,
-                below = inout(reg) left_below => _,
-                right = inout(reg) right => _,
-                beside = inout(reg) right_beside => _,
-                count = inout(reg) square.depth_tiles => _,
-                accumulate = in(reg) u32::from(square.accumulate),
-                asked_for = inout(reg) square.asked_for => _,
+                left = inout(reg) $square.left[0] => _,
+                below = inout(reg) $square.left[1] => _,
+                right = inout(reg) $square.right[0] => _,
+                beside = inout(reg) $square.right[1] => _,
+                count = inout(reg) $square.depth_tiles => _,
+                accumulate = in(reg) u32::from($square.accumulate),
+                asked_for = inout(reg) $square.asked_for => _,
                 row = in(reg) ROW_BYTES,
-                tile = const TILE_BYTES,
-                output = in(reg) square.output,
-                output_below = in(reg) square.output.add(TILE * square.output_stride),
-                stride = in(reg) 4 * square.output_stride,
+                left_bytes = const $left_tiles * TILE_BYTES,
+                right_bytes = const $right_tiles * TILE_BYTES,
+                output = in(reg) $square.output,
+                output_below = in(reg) $square.output.add(TILE * $square.output_stride),
+                stride = in(reg) 4 * $square.output_stride,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
-            );
-        }
+            )
+        };
     }
 
-    pub unsafe fn amx_column(square: &TileSquare) {
-        let [left, left_below] = square.left;
-        // SAFETY: every strip holds `depth_tiles` tiles of 1 KiB, and C 32 rows of 16 floats.
-        unsafe {
+    /// The same where there is no second right tile: 32 rows of 16 columns.
+    macro_rules! amx_column {
+        ($square:expr, $left_tiles:expr, $right_tiles:expr, $($step:literal)*) => {
             asm!(
                 "test {accumulate:e}, {accumulate:e}",
                 "jnz 4f",
                 "tilezero tmm0",
-                "tilezero tmm1",
+                "tilezero tmm2",
                 "jmp 5f",
                 "4:",
                 "tileloadd tmm0, [{output} + {stride}]",
-                "tileloadd tmm1, [{output_below} + {stride}]",
+                "tileloadd tmm2, [{output_below} + {stride}]",
                 "5:",
                 "test {count}, {count}",
                 "jz 3f",
@@ -251,33 +296,166 @@ mod platform {
                 "prefetchw [{asked_for}]",
                 "prefetchw [{asked_for} + {stride}]",
                 "lea {asked_for}, [{asked_for} + 2 * {stride}]",
-                "tileloadd tmm6, [{right} + {row}]",
-                "tileloadd tmm4, [{left} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{below} + {row}]",
-                "tdpbf16ps tmm1, tmm5, tmm6",
-                "add {left}, {tile}",
-                "add {right}, {tile}",
-                "add {below}, {tile}",
+                $($step,)*
+                "add {left}, {left_bytes}",
+                "add {below}, {left_bytes}",
+                "add {right}, {right_bytes}",
                 "dec {count}",
                 "jnz 2b",
                 "3:",
                 "tilestored [{output} + {stride}], tmm0",
-                "tilestored [{output_below} + {stride}], tmm1",
-                left = inout(reg) left => _,
-                below = inout(reg) left_below => _,
-                right = inout(reg) square.right[0] => _,
-                count = inout(reg) square.depth_tiles => _,
-                accumulate = in(reg) u32::from(square.accumulate),
-                asked_for = inout(reg) square.asked_for => _,
+                "tilestored [{output_below} + {stride}], tmm2",
+                left = inout(reg) $square.left[0] => _,
+                below = inout(reg) $square.left[1] => _,
+                right = inout(reg) $square.right[0] => _,
+                count = inout(reg) $square.depth_tiles => _,
+                accumulate = in(reg) u32::from($square.accumulate),
+                asked_for = inout(reg) $square.asked_for => _,
                 row = in(reg) ROW_BYTES,
-                tile = const TILE_BYTES,
-                output = in(reg) square.output,
-                output_below = in(reg) square.output.add(TILE * square.output_stride),
-                stride = in(reg) 4 * square.output_stride,
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
+                left_bytes = const $left_tiles * TILE_BYTES,
+                right_bytes = const $right_tiles * TILE_BYTES,
+                output = in(reg) $square.output,
+                output_below = in(reg) $square.output.add(TILE * $square.output_stride),
+                stride = in(reg) 4 * $square.output_stride,
+                out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
                 options(nostack),
-            );
+            )
+        };
+    }
+
+    pub unsafe fn amx_square(square: &TileSquare) {
+        // SAFETY: every strip holds its tiles of 1 KiB for `depth_tiles` steps, and C 32 rows of 32 floats.
+        unsafe {
+            match square.planes {
+                Planes::One => amx_square!(square, 1, 1,
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                ),
+                Planes::ThreeByOne => amx_square!(square, 3, 1,
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tileloadd tmm4, [{left} + {row} + 2048]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm4, [{left} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                ),
+                // Pairs of planes in an order in which each has an operand of the one before: (2, 0), (1, 0),
+                // (1, 1), (0, 1), (0, 2), (0, 0).
+                Planes::Three => amx_square!(square, 3, 3,
+                    "tileloadd tmm4, [{left} + {row} + 2048]"
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm4, [{left} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm6, [{right} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm7, [{beside} + {row} + 1024]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm6, [{right} + {row} + 2048]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm7, [{beside} + {row} + 2048]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                ),
+            }
+        }
+    }
+
+    pub unsafe fn amx_column(square: &TileSquare) {
+        // SAFETY: every strip holds its tiles of 1 KiB for `depth_tiles` steps, and C 32 rows of 16 floats.
+        unsafe {
+            match square.planes {
+                Planes::One => amx_column!(square, 1, 1,
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                ),
+                Planes::ThreeByOne => amx_column!(square, 3, 1,
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tileloadd tmm4, [{left} + {row} + 2048]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm4, [{left} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                ),
+                Planes::Three => amx_column!(square, 3, 3,
+                    "tileloadd tmm4, [{left} + {row} + 2048]"
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm4, [{left} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm6, [{right} + {row} + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm4, [{left} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{below} + {row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm6, [{right} + {row} + 2048]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm6, [{right} + {row}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                ),
+            }
         }
     }
 
@@ -286,6 +464,7 @@ mod platform {
 
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn dot_square<const COLUMNS: usize>(square: &TileSquare) {
+        assert_eq!(square.planes, Planes::One, "only AMX multiplies planes");
         for first in (0..2 * TILE).step_by(ROWS) {
             let strip = square.left[first / TILE].wrapping_add(first % TILE * TILE_DEPTH);
             let mut sums = [[_mm512_setzero_ps(); COLUMNS]; ROWS];

@@ -50,6 +50,8 @@ mod run_loss;
 mod run_update;
 pub mod simd;
 pub mod spill;
+#[cfg(target_arch = "x86_64")]
+pub mod split_product;
 pub mod stored;
 mod stored_bnb;
 mod stored_gguf;
@@ -64,7 +66,7 @@ use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
 use arena::Arena;
-use bf16_unit::Bf16Unit;
+use bf16_unit::{Bf16Unit, F32Unit};
 use pool::Pool;
 use smidgen_ir::{DType, Extent, Op, Precision, Space, Storage};
 use spill::{Direction, Spill};
@@ -73,13 +75,20 @@ use std::path::PathBuf;
 
 const NAME: &str = "cpu";
 
+/// What forms products, chosen when the device is made.
+#[derive(Clone, Copy, Debug)]
+struct Units {
+    f32: F32Unit,
+    bf16: Option<Bf16Unit>,
+}
+
 #[derive(Debug)]
 pub struct Cpu {
     pool: Pool,
     // Dropped before the memory that its transfers use.
     spill: Option<Spill>,
     arena: Arena,
-    bf16_unit: Option<Bf16Unit>,
+    units: Units,
     /// Where the file beside the memory is made.
     spill_folder: Option<PathBuf>,
     /// Numbers of transfers, by the step that began them.
@@ -95,7 +104,7 @@ impl Cpu {
             pool: Pool::new(threads)?,
             spill: None,
             arena: Arena::empty(),
-            bf16_unit: Bf16Unit::detect(),
+            units: Units { f32: F32Unit::detect(), bf16: Bf16Unit::detect() },
             spill_folder: None,
             transfers: Vec::new(),
             failed: None,
@@ -105,6 +114,13 @@ impl Cpu {
     /// With a folder for the file of values that a plan puts on disk.
     pub fn with_spill_folder(self, folder: PathBuf) -> Cpu {
         Cpu { spill_folder: Some(folder), ..self }
+    }
+
+    /// With another way to form products of f32 than the fastest, as what is to have the bytes of another run needs it.
+    /// The machine has to have the unit.
+    pub fn with_f32_unit(self, f32: F32Unit) -> Cpu {
+        assert!(f32 == F32Unit::Vectors || f32 == F32Unit::detect(), "this machine has no {f32:?}");
+        Cpu { units: Units { f32, ..self.units }, ..self }
     }
 
     pub fn threads(&self) -> usize {
@@ -150,7 +166,7 @@ impl Device for Cpu {
         }
         let multiplies = match step.precision {
             Precision::F32 => true,
-            Precision::Bf16 => self.bf16_unit.is_some(),
+            Precision::Bf16 => self.units.bf16.is_some(),
             Precision::F16 => false,
         };
         if !multiplies {
@@ -226,8 +242,8 @@ impl Device for Cpu {
                     if step.is_idle(extent) {
                         continue;
                     }
-                    let (arena, spill, unit) = (&self.arena, self.spill.as_ref(), self.bf16_unit);
-                    self.pool.enter(|| run::run_step(arena, spill, step, extent, unit))?;
+                    let (arena, spill, units) = (&self.arena, self.spill.as_ref(), self.units);
+                    self.pool.enter(|| run::run_step(arena, spill, step, extent, units))?;
                 }
             }
         }

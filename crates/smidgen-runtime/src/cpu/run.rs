@@ -8,7 +8,7 @@ use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, at
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 #[cfg(target_arch = "x86_64")]
 use super::bf16_product::bf16_product;
-use super::bf16_unit::Bf16Unit;
+use super::bf16_unit::{Bf16Unit, F32Unit};
 use super::cached_attention::{self, CachePlaces};
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
@@ -16,8 +16,10 @@ use super::kernel::OutputView;
 use super::product::{Init, Left, Output, Term, product};
 use super::row_product::{FEW_ROWS, row_product};
 use super::spill::Spill;
+#[cfg(target_arch = "x86_64")]
+use super::split_product::{FEWEST_COLUMNS, split_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{act, elementwise, embed, norm, rope, stored};
+use super::{Units, act, elementwise, embed, norm, rope, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::{
     AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Space, Storage, workspace,
@@ -82,9 +84,9 @@ pub fn run_step(
     spill: Option<&Spill>,
     step: &BoundStep,
     extent: &Extent,
-    unit: Option<Bf16Unit>,
+    units: Units,
 ) -> Result<(), DeviceError> {
-    let run = Run { arena, step, extent, unit };
+    let run = Run { arena, step, extent, units };
     match &step.op {
         Op::Embed { scale, .. } => match spill.filter(|_| step.inputs[1].space != Space::Device) {
             Some(spill) => return run.embed_from_disk(*scale, spill),
@@ -170,7 +172,7 @@ pub(super) struct Run<'a> {
     arena: &'a Arena,
     pub(super) step: &'a BoundStep,
     pub(super) extent: &'a Extent,
-    unit: Option<Bf16Unit>,
+    units: Units,
 }
 
 impl Run<'_> {
@@ -334,10 +336,18 @@ impl Run<'_> {
 
     pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         match self.step.precision {
-            Precision::F32 => self.f32_product(terms, init, output, floats_taken),
+            Precision::F32 => {
+                #[cfg(target_arch = "x86_64")]
+                if self.units.f32 == F32Unit::Amx && output.columns >= FEWEST_COLUMNS {
+                    // SAFETY: operands are views of planned memory, the output overlaps none of them, and AMX was
+                    // detected.
+                    return unsafe { split_product(terms, init, output, self.workspace_from(floats_taken)) };
+                }
+                self.f32_product(terms, init, output, floats_taken)
+            }
             Precision::F16 => unreachable!("`check` refuses f16"),
             Precision::Bf16 => {
-                let unit = self.unit.expect("`check` refuses bf16 without a unit for it");
+                let unit = self.units.bf16.expect("`check` refuses bf16 without a unit for it");
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
                 // unit is one that was detected.
@@ -350,7 +360,7 @@ impl Run<'_> {
         }
     }
 
-    /// A product that is not rounded, whatever the plan's precision.
+    /// A product by vectors of f32, whatever the plan's precision.
     pub(super) fn f32_product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
@@ -538,7 +548,7 @@ impl Run<'_> {
     fn unit_of_plan(&self) -> Option<Bf16Unit> {
         match self.step.precision {
             Precision::F32 | Precision::F16 => None,
-            Precision::Bf16 => self.unit,
+            Precision::Bf16 => self.units.bf16,
         }
     }
 

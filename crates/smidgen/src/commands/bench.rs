@@ -158,7 +158,7 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let mut job = Job::prepare_with(recipe, Purpose::Plan, &access)?;
     let begin = Instant::now();
     let before = job.place.free_bytes();
-    let device = job.place.open_and_measure(job.request.threads, job.request.precision)?;
+    let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let device = device.with_spill_folder(folder.to_path_buf());
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;

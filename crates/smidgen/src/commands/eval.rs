@@ -110,12 +110,16 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     check_compute(recipe.model.compute, &place)?;
     let budget = job_budget(&recipe, &place)?;
     let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
+    let arithmetic = match recipe.eval.task {
+        EvalTask::Loss | EvalTask::Choice => arithmetic,
+        EvalTask::Generate => arithmetic.token_by_token(),
+    };
     let threads = match recipe.memory.threads {
         0 => host::processors(),
         threads => threads,
     };
     // Before the plan, which counts what the driver's context takes.
-    let device = place.open_and_measure(threads, arithmetic.precision())?;
+    let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
     let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, quiet };
     budget.note().into_iter().for_each(|note| run.say(&format!("note: {note}")));

@@ -281,8 +281,8 @@ impl Setting {
                     .hint("`--compute f32` is what the CPU takes by itself"));
             }
             // One token at a time reads every weight once: rounding operands gains a CPU nothing.
-            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::F32,
-            (compute, kind) => Arithmetic::of(compute, kind),
+            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
+            (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
         };
         let budget = budget_on(&place, budget)
             .map_err(|failure| Failure { hints: vec![], ..failure }.hint("name a budget: `--budget 8GiB`"))?;
@@ -335,7 +335,7 @@ fn open_session(
         say(&format!("note: the GPU has {} free, less than the budget", format_bytes(free)));
     }
     // Before the plan, which counts what the driver's context takes.
-    let device = place.open_and_measure(threads, arithmetic.precision())?;
+    let device = place.open_and_measure(threads, arithmetic)?;
     let opening = Opening {
         model: &subject.model,
         adapter: subject.adapter.as_ref(),

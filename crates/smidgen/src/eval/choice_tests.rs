@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::adapted::build_adapted_request;
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::model::Model;
 use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
@@ -14,6 +15,7 @@ use serde_json::json;
 use smidgen_compile::Request;
 use smidgen_ir::{DeviceKind, Precision, verify};
 use smidgen_runtime::AnyDevice;
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::Path;
 
 fn fixtures() -> PathBuf {
@@ -82,7 +84,8 @@ fn scores_are_those_of_the_harness() {
             (peak_bytes, found, evaluator.into_device())
         };
         // One device for all plans, one after the other.
-        let device = Place::Cpu.open(subjects[0].request.threads, Precision::F32).unwrap();
+        let device =
+            Place::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
         let (peak_bytes, found, mut device) = run(means, device);
         // In less memory logits come in several pieces, and samples in other company.
         let (mut budget_bytes, mut plans) = (peak_bytes, 0);
@@ -265,7 +268,7 @@ fn cuda_scores_as_the_harness_does() {
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
     let place = Place::look(DeviceChoice::Cuda(0)).unwrap();
     for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 0.1)] {
-        let mut device = place.open(1, precision).unwrap();
+        let mut device = place.open(1, Arithmetic::Cuda(precision)).unwrap();
         for case in cases.as_array().unwrap() {
             let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap());
             let files = [fixtures().join(format!("eval/{}.json", case["rows"].as_str().unwrap()))];

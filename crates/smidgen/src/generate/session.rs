@@ -54,7 +54,7 @@ impl Opening<'_> {
     }
 
     pub fn open_device(&self) -> Result<AnyDevice, Failure> {
-        self.place.open(self.threads, self.arithmetic.precision())
+        self.place.open(self.threads, self.arithmetic)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::recipe::{Compute, DeviceChoice};
 use serde_json::Value as Json;
 use smidgen_compile::forward::state;
 use smidgen_ir::{DeviceKind, Extent, Precision, verify};
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 21] = [
@@ -57,7 +58,7 @@ fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
 }
 
 fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
-    let (base, place, arithmetic) = (BaseFormat::AsStored, &Place::Cpu, Arithmetic::F32);
+    let (base, place, arithmetic) = (BaseFormat::AsStored, &Place::Cpu, Arithmetic::F32(F32Unit::Vectors));
     Opening { model, adapter, base, place, arithmetic, threads: 1, sizes }
 }
 
@@ -230,7 +231,7 @@ fn cuda_generates_as_the_cpu_does() {
     let _alone = crate::devices::alone();
     let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
     let arithmetic = Arithmetic::of(Compute::F32, place.kind());
-    let mut device = place.open_and_measure(1, arithmetic.precision()).unwrap();
+    let mut device = place.open_and_measure(1, arithmetic).unwrap();
     let mut largest_bytes = 0;
     for name in FAMILIES {
         let model = open_model(name);

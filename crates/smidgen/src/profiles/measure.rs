@@ -7,6 +7,7 @@
 //! Left out: where the results are kept (`saved.rs`).
 
 use super::{device_name, disk_rates};
+use crate::arithmetic::Arithmetic;
 use crate::bench::timing::{Batch, Bench};
 use crate::devices::Place;
 use crate::failure::Failure;
@@ -96,7 +97,7 @@ fn measure_cuda(
     let memory_bytes = Some(facts.total_bytes);
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
     // The context is measured by whoever opens the device first in a process.
-    let (fetch, stow) = match place.open_and_measure(threads, Precision::Bf16)? {
+    let (fetch, stow) = match place.open_and_measure(threads, Arithmetic::Cuda(Precision::Bf16))? {
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES).map_err(Failure::world)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
@@ -212,7 +213,7 @@ fn time(
     let source = RecipeSource { file: "measure".into(), folder: folder.to_path_buf(), text };
     let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
     let mut job = Job::prepare(recipe, Purpose::Plan)?;
-    let device = job.place.open_and_measure(threads, job.request.precision)?;
+    let device = job.place.open_and_measure(threads, job.arithmetic)?;
     let planned = plan_job(&job)?;
     if !planned.fits {
         return Err(planned.refusal());

@@ -26,6 +26,7 @@ use smidgen_compile::options::Recompute;
 use smidgen_compile::{Away, Policy};
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Device, Executor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -144,7 +145,7 @@ impl SavedAway {
 }
 
 fn f32_name() -> String {
-    Arithmetic::F32.name()
+    Arithmetic::F32(F32Unit::Vectors).name()
 }
 
 const STATE_VERSION: u32 = 1;

@@ -203,6 +203,8 @@ impl Scratch {
         let replace = |text: String, pattern: &str, with: &str| {
             regex::Regex::new(pattern).unwrap().replace_all(&text, with).into_owned()
         };
+        // What forms products is the machine's.
+        let text = text.replace("f32 (AMX)", "f32");
         let text = replace(text, r"\d+ tok/s", "N tok/s");
         let text = replace(text, r"\d+ ms a step, \d+ tokens/s", "N ms a step, N tokens/s");
         let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");
