@@ -522,8 +522,7 @@ fn split<const P: usize>(
             false => rest,
         };
         // SAFETY: both types are 512 bits of anything.
-        let halves =
-            unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
+        let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
         let (words, widened) = arrange(halves);
         *plane = words;
         if index + 1 < P {

@@ -231,7 +231,11 @@ fn other_rows_do_not_show() {
             };
             let all = product(160);
             for rows in [1, 20, 33, 130] {
-                assert_same_bits(&format!("{unit:?} {rows} rows"), &product(rows), &all[..rows * columns].to_vec());
+                assert_same_bits(
+                    &format!("{unit:?} {rows} rows"),
+                    &product(rows),
+                    &all[..rows * columns].to_vec(),
+                );
             }
         }
     }

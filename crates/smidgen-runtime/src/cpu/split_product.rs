@@ -129,8 +129,7 @@ struct Cursor {
 
 /// Pieces end at multiples of [`SPAN_STEP`] or at the end of their term, as spans of a storage have to.
 fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
-    let nothing =
-        Piece { term: 0, first: 0, depth: 0, planes: Planes::Three, first_left: 0, first_right: 0 };
+    let nothing = Piece { term: 0, first: 0, depth: 0, planes: Planes::Three, first_left: 0, first_right: 0 };
     let mut pieces = [nothing; MOST_PIECES];
     let (mut count, mut steps, mut right_tiles) = (0, 0, 0);
     while cursor.term < terms.len() && count < MOST_PIECES {

@@ -157,7 +157,10 @@ fn check(shape: (usize, usize), terms: &[Operands], start: Start, transposed_out
     // Where sums are short, both err by less than a rounding; where one product outweighs the others, it is rounded
     // once by vectors and several times here, because it is a sum itself.
     let [split, vectors] = squares.map(|sum| (sum / (rows * columns) as f64).sqrt());
-    assert!(split <= 2.0 * vectors.max(2e-8), "{rows} × {columns}: errors of {split:e}, by vectors {vectors:e}");
+    assert!(
+        split <= 2.0 * vectors.max(2e-8),
+        "{rows} × {columns}: errors of {split:e}, by vectors {vectors:e}"
+    );
 }
 
 fn has_amx() -> bool {

@@ -84,7 +84,8 @@ fn scores_are_those_of_the_harness() {
             (peak_bytes, found, evaluator.into_device())
         };
         // One device for all plans, one after the other.
-        let device = Place::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
+        let device =
+            Place::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
         let (peak_bytes, found, mut device) = run(means, device);
         // In less memory logits come in several pieces, and samples in other company.
         let (mut budget_bytes, mut plans) = (peak_bytes, 0);
