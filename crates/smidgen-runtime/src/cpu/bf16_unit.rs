@@ -241,11 +241,6 @@ mod platform {
                 "prefetchw [{asked_for} + {stride} + 64]",
                 "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 $($step,)*
-                "prefetchw [{asked_for}]",
-                "prefetchw [{asked_for} + 64]",
-                "prefetchw [{asked_for} + {stride}]",
-                "prefetchw [{asked_for} + {stride} + 64]",
-                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
                 "add {left}, {left_bytes}",
                 "add {below}, {left_bytes}",
                 "add {right}, {right_bytes}",
@@ -338,6 +333,11 @@ mod platform {
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ),
                 Planes::ThreeByOne => amx_square!(square, 3, 1,
+                    "prefetchw [{asked_for}]"
+                    "prefetchw [{asked_for} + 64]"
+                    "prefetchw [{asked_for} + {stride}]"
+                    "prefetchw [{asked_for} + {stride} + 64]"
+                    "lea {asked_for}, [{asked_for} + 2 * {stride}]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
@@ -360,8 +360,13 @@ mod platform {
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ),
                 // Pairs of planes in an order in which each has an operand of the one before: (2, 0), (1, 0),
-                // (1, 1), (0, 1), (0, 2), (0, 0).
+                // (1, 1), (0, 1), (0, 2), (0, 0). Blocks are less deep: twice the rows of C are asked for a step.
                 Planes::Three => amx_square!(square, 3, 3,
+                    "prefetchw [{asked_for}]"
+                    "prefetchw [{asked_for} + 64]"
+                    "prefetchw [{asked_for} + {stride}]"
+                    "prefetchw [{asked_for} + {stride} + 64]"
+                    "lea {asked_for}, [{asked_for} + 2 * {stride}]"
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"

@@ -8,7 +8,9 @@ use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, at
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 #[cfg(target_arch = "x86_64")]
 use super::bf16_product::bf16_product;
-use super::bf16_unit::{Bf16Unit, F32Unit};
+use super::bf16_unit::Bf16Unit;
+#[cfg(target_arch = "x86_64")]
+use super::bf16_unit::F32Unit;
 use super::cached_attention::{self, CachePlaces};
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
