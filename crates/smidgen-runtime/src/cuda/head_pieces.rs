@@ -68,7 +68,7 @@ pub fn head_grad(
                 bias: None,
                 alpha: 1.0,
                 sizes: whole(chunk.rows),
-                planned: whole(piece.chunk),
+                planned: whole(room.planned),
                 scratch: room.scratch,
             };
             stage.products.run(stage.gpu, &product)?;
@@ -87,6 +87,8 @@ struct Room<'a> {
     summed: u64,
     /// A product's own.
     scratch: u64,
+    /// Rows of the largest chunk.
+    planned: usize,
 }
 
 /// Forms the logits of some rows after the others and hands them on, with the first of these rows.
@@ -104,10 +106,11 @@ fn for_each_chunk_of_logits(
     let stride = logit_stride(words);
     let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
     let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(PRODUCT_BYTES));
-    let room = Room { head, logits, summed, scratch };
+    let planned = piece.chunk.min(x.rows_at(stage.planned()));
+    let room = Room { head, logits, summed, scratch, planned };
     let rows = stage.rows(x);
     for first in (0..rows).step_by(piece.chunk) {
-        let tokens = Tokens { rows: piece.chunk.min(rows - first), planned: piece.chunk };
+        let tokens = Tokens { rows: piece.chunk.min(rows - first), planned };
         form_logits(stage, &room.head, x, None, (first, tokens), logits, scratch)?;
         let chunk = PieceChunk {
             logits: logits.pointer,

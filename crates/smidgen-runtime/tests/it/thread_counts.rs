@@ -5,6 +5,7 @@
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
+use smidgen_compile::passes::head_pieces;
 use smidgen_ir::workspace::fourier_partials;
 use smidgen_ir::{AttentionShape, DType, Dim, LossHead, Norm, Op};
 
@@ -53,6 +54,24 @@ fn embedding_and_loss_over_a_large_vocabulary() {
     };
     draft.loss(head, rows, table, None);
     same_bytes_everywhere(&draft.gradient_of_loss("embedding and loss"));
+}
+
+#[test]
+fn a_large_vocabulary_in_pieces() {
+    let mut draft = Draft::new(&[260], 2);
+    let (x, table) = (draft.rows("x", 65), draft.frozen_matrix("head", 3001, 65, DType::F16));
+    let head = LossHead {
+        chunk: 48,
+        gradient: true,
+        lora: None,
+        train_head: false,
+        softcap: Some(2.0),
+        row_losses: false,
+    };
+    draft.loss(head, x, table, None);
+    let mut subject = draft.gradient_of_loss("loss in pieces");
+    head_pieces::apply(&mut subject.graph, 3);
+    same_bytes_everywhere(&subject);
 }
 
 #[test]

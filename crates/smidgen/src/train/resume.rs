@@ -364,3 +364,20 @@ pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
         && (last_step(&dir.file("metrics.jsonl")) == Some(total_steps)
             || (recipe.train.early_stop > 0 && was_stopped_early(&made)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_elsewhere_reads_back_and_older_checkpoints_have_a_whole_head() {
+        let away =
+            Away { weights: vec![0, 2], tables: true, head_pieces: 8, window_bytes: 7, ..Away::default() };
+        let text = serde_json::to_string(&SavedAway::of(&away)).unwrap();
+        assert_eq!(serde_json::from_str::<SavedAway>(&text).unwrap().restored(), away);
+        let older = text.replace("\"head_pieces\":8,", "");
+        assert!(older.len() < text.len());
+        let whole = Away { head_pieces: 0, ..away };
+        assert_eq!(serde_json::from_str::<SavedAway>(&older).unwrap().restored(), whole);
+    }
+}
