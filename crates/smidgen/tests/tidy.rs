@@ -387,7 +387,8 @@ fn the_key_reference_is_what_the_code_says() {
 #[test]
 fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
     let (job, planned) = plan_recipe("recipes/smollm2-135m.toml");
-    let table = render_table(&job, &planned);
+    // What forms products is the machine's.
+    let table = render_table(&job, &planned).replace("f32 (AMX)", "f32");
     // What is said about missing data names a path of this machine.
     let lines: Vec<&str> = table.lines().filter(|line| !line.starts_with("  note:")).collect();
     let lines = fold(&lines.join("\n"), 80);

@@ -46,6 +46,7 @@ pub mod rope;
 pub mod row_product;
 mod run;
 mod run_adapter;
+mod run_attention;
 mod run_loss;
 mod run_update;
 pub mod simd;

@@ -4,14 +4,10 @@
 //! shown not to overlap while both are in use, except where an operation works in place.
 
 use super::arena::Arena;
-use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
-use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 #[cfg(target_arch = "x86_64")]
 use super::bf16_product::bf16_product;
-use super::bf16_unit::Bf16Unit;
 #[cfg(target_arch = "x86_64")]
 use super::bf16_unit::F32Unit;
-use super::cached_attention::{self, CachePlaces};
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
 use super::kernel::OutputView;
@@ -21,11 +17,9 @@ use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]
 use super::split_product::{FEWEST_COLUMNS, split_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{Units, act, elementwise, embed, norm, rope, stored};
+use super::{Units, act, elementwise, embed, norm, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::{
-    AttentionShape, DType, Dim, Extent, Norm, Op, Precision, RopeSpec, Space, Storage, workspace,
-};
+use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, workspace};
 
 /// Scratch bytes that [`run_step`] will use at the planned extent.
 pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
@@ -174,7 +168,7 @@ pub(super) struct Run<'a> {
     arena: &'a Arena,
     pub(super) step: &'a BoundStep,
     pub(super) extent: &'a Extent,
-    units: Units,
+    pub(super) units: Units,
 }
 
 impl Run<'_> {
@@ -322,7 +316,7 @@ impl Run<'_> {
 
     /// The workspace behind its first `floats` floats, as a slice for a product.
     #[expect(clippy::mut_from_ref, reason = "the plan gives the workspace to this step alone")]
-    fn workspace_from(&self, floats: usize) -> &mut [f32] {
+    pub(super) fn workspace_from(&self, floats: usize) -> &mut [f32] {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
         let first = 4 * floats;
         assert!(first <= bytes, "workspace of {bytes} bytes, {first} are taken");
@@ -491,144 +485,6 @@ impl Run<'_> {
             Element::Bf16 => each(from, scale, self.elements(to), f32_to_bf16),
             Element::F16 => each(from, scale, self.elements(to), f32_to_f16),
         }
-    }
-
-    fn rope_table(&self, spec: &RopeSpec) {
-        let table = self.output_rows(0);
-        let frequencies = spec.inverse_frequencies();
-        match spec.long_frequencies() {
-            None => rope::rope_table(self.i32s(0), &frequencies, spec.attention_scale, table),
-            Some((long, original)) => {
-                let choice = rope::LongRope { short: &frequencies, long: &long, original };
-                let lengths = match self.input(1).rows {
-                    Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
-                    Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) => {
-                        rope::Lengths::OfSegments(self.integers(1))
-                    }
-                };
-                rope::rope_table_by_length(self.i32s(0), lengths, choice, spec.attention_scale, table);
-            }
-        }
-    }
-
-    fn rope(&self, heads: usize, inverse: bool) {
-        let (x, table) = (self.input_rows(0), self.input_rows(1));
-        let shape = rope::RopeShape {
-            heads,
-            head_dim: self.input(0).columns / heads,
-            rotary_dim: self.input(1).columns,
-        };
-        rope::rope(x, table, shape, inverse, self.output_rows(0));
-    }
-
-    fn tokens(&self, operand: &Operand) -> Tokens {
-        Tokens { pointer: self.address(operand), row_stride: operand.columns }
-    }
-
-    fn tokens_mut(&self, operand: &Operand) -> TokensMut {
-        TokensMut { pointer: self.address(operand), row_stride: operand.columns }
-    }
-
-    fn attention_options<'b>(
-        shape: &AttentionShape,
-        segments: &'b [i32],
-        unit: Option<Bf16Unit>,
-    ) -> AttentionOptions<'b> {
-        AttentionOptions {
-            unit,
-            segments,
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            scale: shape.scale,
-            window: shape.window,
-            softcap: shape.softcap,
-        }
-    }
-
-    /// What multiplies bf16, where the plan asks for it.
-    fn unit_of_plan(&self) -> Option<Bf16Unit> {
-        match self.step.precision {
-            Precision::F32 | Precision::F16 => None,
-            Precision::Bf16 => self.units.bf16,
-        }
-    }
-
-    /// Boundaries of segments and the like; nothing writes them while a step runs.
-    fn integers(&self, input: usize) -> &[i32] {
-        let operand = self.input(input);
-        // SAFETY: the range lies in the arena, is written before the step and by nobody during it.
-        unsafe { std::slice::from_raw_parts(self.address(operand), operand.elements_at(self.extent)) }
-    }
-
-    fn attention(&self, shape: &AttentionShape) {
-        let buffers = AttentionBuffers {
-            q: self.tokens(self.input(0)),
-            k: self.tokens(self.input(1)),
-            v: self.tokens(self.input(2)),
-            o: self.tokens_mut(self.output(0)),
-            lse: self.address(self.output(1)),
-        };
-        let options = Self::attention_options(shape, self.integers(3), self.unit_of_plan());
-        // SAFETY: operands are views of planned memory, the outputs overlap nothing.
-        unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
-    }
-
-    /// Table, slots and positions from input `first` on, of a cache with so many rows.
-    fn cache_places(&self, first: usize, cache: &Operand) -> CachePlaces<'_> {
-        CachePlaces {
-            table: self.integers(first),
-            positions_of_slot: self.input(first).columns,
-            slots: self.integers(first + 1),
-            positions: self.integers(first + 2),
-            cache_rows: self.rows_of(cache),
-        }
-    }
-
-    fn cache_rows(&self) {
-        let places = self.cache_places(2, self.update(0));
-        for (new, cache) in [0, 1].map(|index| (self.input_rows(index), self.update(index))) {
-            cached_attention::write_rows(&places, new, self.floats_mut(cache).rows(cache.columns));
-        }
-    }
-
-    fn cached_attention(&self, shape: &AttentionShape) {
-        let buffers = AttentionBuffers {
-            q: self.tokens(self.input(0)),
-            k: self.tokens(self.input(1)),
-            v: self.tokens(self.input(2)),
-            o: self.tokens_mut(self.output(0)),
-            lse: std::ptr::null_mut(),
-        };
-        let places = self.cache_places(3, self.input(1));
-        let options = Self::attention_options(shape, &[0], None);
-        // SAFETY: operands are views of planned memory, the output overlaps nothing.
-        unsafe {
-            cached_attention::cached_attention(
-                Isa::detect(),
-                &options,
-                &places,
-                &buffers,
-                self.workspace_from(0),
-            )
-        }
-    }
-
-    fn attention_grad(&self, shape: &AttentionShape) {
-        let buffers = AttentionGradientBuffers {
-            q: self.tokens(self.input(0)),
-            k: self.tokens(self.input(1)),
-            v: self.tokens(self.input(2)),
-            o: self.tokens(self.input(3)),
-            lse: self.address(self.input(4)),
-            o_gradient: self.tokens(self.input(5)),
-            q_gradient: self.tokens_mut(self.output(0)),
-            k_gradient: self.tokens_mut(self.output(1)),
-            v_gradient: self.tokens_mut(self.output(2)),
-        };
-        let options = Self::attention_options(shape, self.integers(6), self.unit_of_plan());
-        // SAFETY: operands are views of planned memory, the outputs overlap nothing.
-        unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
 
     fn zero(&self) {
