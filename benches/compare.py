@@ -1,9 +1,9 @@
 """Trains the same thing with `smidgen` and with PyTorch + PEFT, in turns, and prints how they compare.
 
-    python compare.py SMIDGEN_BINARY [--compute f32|bf16] [--rounds 3] [--steps 8] [--threads N] [--inputs DIR]
+    python compare.py SMIDGEN_BINARY [--compute f32|bf16] [--stored f32|bf16] [--rounds 3] [--steps 8] [--threads N] [--inputs DIR]
                       [--out results.json]
 
-Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--compute`), the same rows (4 x 256 tokens a
+Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--stored`, as a rule that of `--compute`), the same rows (4 x 256 tokens a
 step) and the same initial adapter; every round is a fresh process, smidgen first, then the peer, so that
 a slow minute of the machine hits both. Speed is the median over the steps after two warm-ups, then the
 median over rounds; memory is the largest resident set of the process. Both use all cores unless told.
@@ -146,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("smidgen", type=Path, metavar="SMIDGEN_BINARY")
     parser.add_argument("--compute", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--stored", choices=["f32", "bf16"], help="how the checkpoint has its weights; SmolLM2 is published in bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=Path, help="what make_smollm2.py wrote, or where it shall write; default: temporary")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     arguments = parser.parse_args()
+    arguments.stored = arguments.stored or arguments.compute
     if arguments.steps <= WARM_UP_STEPS:
         parser.error(f"--steps must be more than the {WARM_UP_STEPS} warm-up steps")
     arguments.smidgen = arguments.smidgen.resolve()
@@ -164,10 +166,10 @@ def main() -> None:
         inputs = (arguments.inputs or work / "inputs").resolve()
         if not (inputs / "tokens.jsonl").exists():
             rows = BATCH_ROWS * arguments.steps
-            run_to_end([sys.executable, str(HERE / "make_smollm2.py"), str(inputs), "--rows", str(rows), "--base", arguments.compute])
+            run_to_end([sys.executable, str(HERE / "make_smollm2.py"), str(inputs), "--rows", str(rows), "--base", arguments.stored])
         stored = json.loads((inputs / "model/config.json").read_text())["dtype"]
-        if stored != {"f32": "float32", "bf16": "bfloat16"}[arguments.compute]:
-            raise SystemExit(f"error: the weights in `{inputs}` are {stored}, for another --compute")
+        if stored != {"f32": "float32", "bf16": "bfloat16"}[arguments.stored]:
+            raise SystemExit(f"error: the weights in `{inputs}` are {stored}, for another --stored")
         adapter_dtype, tried = choose_adapter_dtype(arguments, inputs)
         rounds = []
         for index in range(arguments.rounds):
@@ -188,7 +190,7 @@ def main() -> None:
             "smidgen": run_to_end([str(arguments.smidgen), "--version"]).strip(), **rounds[0]["peer"]["versions"]
         },
         "setting": {
-            "model": "SmolLM2-135M shapes, random weights", "compute": arguments.compute, "rank": 16, "steps": arguments.steps,
+            "model": "SmolLM2-135M shapes, random weights", "compute": arguments.compute, "stored": arguments.stored, "rank": 16, "steps": arguments.steps,
             "batch": BATCH_ROWS, "max_tokens": ROW_TOKENS, "threads": arguments.threads, "budget": arguments.budget, "recompute": arguments.recompute,
             "peer_checkpointing": arguments.peer_checkpointing, "peer_adapters": adapter_dtype,
             "peer_adapters_tried_tokens_per_s": tried,
