@@ -23,8 +23,8 @@ use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::profiles::{self, ChosenProfile};
 use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer,
-    Overflow, Recipe, RecipePath,
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer, Overflow,
+    Recipe, RecipePath,
 };
 use crate::tokenizer::TokenizerError;
 use crate::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
