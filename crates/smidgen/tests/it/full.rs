@@ -231,7 +231,8 @@ fn a_budget_that_is_too_small_is_answered_with_layers() {
     let (all, last) = (least("all"), least("last:1"));
     assert!(last < all, "{last} {all}");
     let budget = format!("memory.budget={}", (last + all) / 2);
-    let said = scratch.train_refused(1, &[&budget], &["`adapter.layers = \"last:1\"` would need"]);
+    let said =
+        scratch.train_refused(1, &[&budget, "train.lr=1e-4"], &["`adapter.layers = \"last:1\"` would need"]);
     assert!(!said.contains("adapter.rank"), "{said}");
     scratch.train("run", &[&budget, "adapter.layers=last:1"]);
 }
