@@ -35,11 +35,11 @@ fn reports_fit_80_columns() {
     held(&scratch, &["preview", "recipe.toml", "--rows", "0"], 0);
     held(&scratch, &["doctor", "--no-measure"], 0);
     held(&scratch, &["doctor", "recipe.toml", "--no-measure"], 0);
-    held(&scratch, &["train", "recipe.toml", "train.log_every=1"], 0);
-    held(&scratch, &["train", "recipe.toml", "--resume"], 0);
-    held(&scratch, &["eval", "run"], 0);
-    held(&scratch, &["inspect", "run"], 0);
     held(&scratch, &["inspect", "model"], 0);
+    held(&scratch, &["eval", "recipe.toml", "--adapter", "adapter", "data.eval=data.jsonl"], 0);
+    held(&scratch, &["train", "recipe.toml", "train.log_every=1"], 0);
+    held(&scratch, &["train", "recipe.toml", "train.log_every=1", "--resume"], 0);
+    held(&scratch, &["inspect", "run"], 0);
 }
 
 #[test]
