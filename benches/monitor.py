@@ -59,12 +59,13 @@ def main():
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--smidgen", type=Path, default=ROOT / "target/release/smidgen")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3000, help="of the fixture")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder, recipe, overrides = Path(scratch), args.recipe, args.overrides
         if recipe is None:
             shutil.copytree(ROOT / "fixtures/llama-gqa-tied", folder, dirs_exist_ok=True)
-            recipe, overrides = folder / "recipe.toml", ["train.steps=3000", *overrides]
+            recipe, overrides = folder / "recipe.toml", [f"train.steps={args.steps}"]
             recipe.write_text(TINY)
         with_it, without = [], []
         for pair in range(args.pairs):

@@ -146,7 +146,8 @@ fn memory(run: &RunRecord) -> MemorySummary {
 
 /// What the second half of a part took above the most of the first; `None` where there are too few steps to say.
 fn growth_bytes(part: &[StepRow]) -> Option<u64> {
-    let (first, second) = part.split_at(part.len() / 2);
+    const FEWEST: usize = 8;
+    let (first, second) = part.split_at_checked(part.len() / 2).filter(|_| part.len() >= FEWEST)?;
     let most = |rows: &[StepRow]| rows.iter().filter_map(|row| row.device_bytes).max();
     Some(most(second)?.saturating_sub(most(first)?))
 }
@@ -307,4 +308,77 @@ impl StabilitySummary {
 /// A part of one, in hundredths.
 pub fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::history::{History, Part};
+
+    fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {
+        let row = |(index, bytes): (usize, &u64)| StepRow {
+            step: index as u64 + 1,
+            loss: 1.0,
+            grad_norm: 1.0,
+            lr: 0.1,
+            tokens: 10,
+            step_ms: 2.0,
+            tokens_per_s: 5000.0,
+            overflows: u64::from(index == 1),
+            device_bytes: Some(*bytes),
+            device_free_bytes: Some(9),
+            device_peak_bytes: Some(*bytes + 1),
+            pinned_bytes: 0,
+            host_rss_bytes: None,
+        };
+        let part = |first_step: &u64| Part {
+            began_unix_s: 0,
+            process_id: 0,
+            first_step: *first_step,
+            planned_bytes: 0,
+            ended: None,
+            last_step: None,
+            message: None,
+        };
+        let mut record = RunRecord { folder: Some("run".into()), ..RunRecord::default() };
+        record.plan.policy.device = device.into();
+        record.rows = bytes.iter().enumerate().map(row).collect();
+        record.history = Some(History { total_steps: 40, parts: parts.iter().map(part).collect() });
+        record
+    }
+
+    #[test]
+    fn growth_is_looked_for_within_a_process() {
+        let rising: Vec<u64> = (0..20).map(|step| (step + 1) << 20).collect();
+        let memory = summarize(&run("cuda", &[0], &rising)).memory;
+        assert_eq!((memory.growth_bytes, memory.has_grown()), (Some(10 << 20), Some(true)));
+        assert_eq!((memory.peak_bytes, memory.steadiness), (Some((20 << 20) + 1), Some(0.05)));
+        // Resumed after step 10, with more from the beginning; the part before it lost rows to the checkpoint.
+        let two: Vec<u64> = (0..20).map(|step| if step < 10 { 5 << 20 } else { 9 << 20 }).collect();
+        let memory = summarize(&run("cuda", &[0, 10], &two)).memory;
+        assert_eq!((memory.growth_bytes, memory.has_grown()), (Some(0), Some(false)));
+        assert_eq!(summarize(&run("cuda", &[0], &two)).memory.growth_bytes, Some(4 << 20));
+        assert_eq!(summarize(&run("cuda", &[0], &two[..7])).memory.has_grown(), None);
+    }
+
+    #[test]
+    fn a_process_takes_pages_late_and_a_gpu_does_not() {
+        let late: Vec<u64> = (0..20).map(|step| (9 << 20) + if step < 15 { 0 } else { 20 << 10 }).collect();
+        assert_eq!(summarize(&run("cpu", &[0], &late)).memory.has_grown(), Some(false));
+        assert_eq!(summarize(&run("cuda", &[0], &late)).memory.has_grown(), Some(true));
+        let words = summarize(&run("cpu", &[0], &late)).memory.render_growth();
+        assert_eq!(words, "no growth but 20.00 KiB of pages");
+    }
+
+    #[test]
+    fn how_it_stands_is_said() {
+        let mut record = run("cpu", &[0, 10], &[1; 20]);
+        assert_eq!(summarize(&record).standing, "stopped without an end after step 20 of 40");
+        let stability = summarize(&record).stability;
+        assert_eq!(stability.render(), "every step finite, 1 done again after an overflow, resumed once");
+        record.is_running = true;
+        assert_eq!(summarize(&record).standing, "running, step 20 of 40");
+        record.rows[3].loss = f64::NAN;
+        assert!(!summarize(&record).stability.is_stable());
+    }
 }
