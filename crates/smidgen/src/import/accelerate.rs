@@ -35,12 +35,9 @@ pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
     let processes = fields.take("num_processes").and_then(|found| Some((found.count(draft)?, found)));
     let accumulation = fields.take("gradient_accumulation_steps");
     leave_accumulation(draft, accumulation);
-    match processes.filter(|(count, _)| *count > 1) {
-        Some((count, found)) => draft.leave_out(
-            &found,
-            format!("`train.batch` is what {count} devices take together in a step: micro-batch x accumulation x {count}"),
-        ),
-        None => {}
+    if let Some((count, found)) = processes.filter(|(count, _)| *count > 1) {
+        let factors = format!("micro-batch x accumulation x {count}");
+        draft.leave_out(&found, format!("`train.batch` is what {count} devices take in a step: {factors}"));
     }
     draft.assume(
         "the script's arguments say what is trained, the batch, the rate and the length: the recipe has its own \

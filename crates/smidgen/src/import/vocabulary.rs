@@ -106,12 +106,9 @@ pub fn put_quantization(draft: &mut Draft, quantization: Quantization<'_, '_>) {
         (Some(four), None) => {
             let base = if double { "nf4" } else { "nf4-single" };
             let code = code.and_then(|found| Some((found.text(draft)?, found)));
-            match code.filter(|(code, _)| code != "nf4") {
-                Some((code, found)) => draft.leave_out(
-                    &found,
-                    format!("`{code}` is read, not written: `{base}` instead, and results will differ"),
-                ),
-                None => {}
+            if let Some((code, found)) = code.filter(|(code, _)| code != "nf4") {
+                let why = format!("`{code}` is read, not written: `{base}` instead, and results will differ");
+                draft.leave_out(&found, why);
             }
             draft.put("model.base", word(base), &[four]);
         }
