@@ -87,8 +87,7 @@ fn every_recipe_plans() {
     for (name, text) in CONFIGURATIONS.iter() {
         let named = imported(text, &[]).unwrap();
         let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
-            let name = line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase();
-            name
+            line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase()
         });
         let model = format!("model.path={}", root().join("recipes/shapes").join(model).display());
         // A GPU that is planned for and not there: as these files have it.

@@ -198,6 +198,7 @@ fn run_with_limit(scratch: &Scratch, blocks: u64, arguments: &[&str]) -> Ended {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\" && exec \"$@\"", &blocks.to_string()]);
     command.arg(program.get_program()).args(program.get_args()).current_dir(scratch.root());
+    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = command.output().unwrap();
     Ended {
         code: output.status.code(),
