@@ -102,9 +102,6 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
     if let Some(part) = run.history.as_ref().and_then(|history| history.parts.first()) {
         facts.push(format!("begun {}", utc(part.began_unix_s)));
     }
-    if let Some(folder) = &run.folder {
-        facts.push(format!("<code>{}</code>", escape(&folder.to_string_lossy())));
-    }
     let mut notes = String::new();
     if run.folder.is_some() && run.rows.is_empty() {
         notes.push_str("<p class=\"lead\">No step is done yet: what follows is the plan.</p>");
