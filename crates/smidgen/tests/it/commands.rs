@@ -29,6 +29,8 @@ fn help_lists_the_commands() {
               fit       Ask what is the most that a budget holds: tokens, rank, model
               preview   Show samples as the model sees them, supervised tokens marked
               train     Plan, check, train and save
+              report    Show what a run took and did, in short and as one page
+              dash      Serve the page of a run on this machine while it goes on
               eval      Score the base model and the trained one on rows with known answers
               merge     Fold an adapter into its base model
               export    Write an adapter, or a model with it, as a GGUF file for llama.cpp
@@ -222,6 +224,9 @@ fn train_talks_on_stderr() {
             step 4/6  eval_loss X, the best so far
             step 6/6  loss X lr 2.000e-3 N tok/s
             step 6/6  eval_loss X, the best so far
+            memory: N
+                    N
+            report in `FOLDER/run/report.html`
             best eval_loss X after step 6
             done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
         "#]],
