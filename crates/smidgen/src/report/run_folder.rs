@@ -161,7 +161,8 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
         false => BTreeMap::new(),
     };
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
-    let folder = Some(folder.to_path_buf());
+    // Named in full: a page is read elsewhere than it was made.
+    let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
     Ok(RunRecord { folder, plan, rows, evaluations, history, phases, job, is_running, has_torn_line })
 }
 
