@@ -70,7 +70,7 @@ impl Disk {
     pub fn bring(&self, offset: usize, to: u64, bytes: usize) -> Result<(), DeviceError> {
         for first in (0..bytes).step_by(SLOT_BYTES) {
             let (reader, piece_bytes) = (Arc::clone(&self.reader), SLOT_BYTES.min(bytes - first));
-            driver::call_in_order(self.stream.handle, move || reader.read(offset + first, piece_bytes))?;
+            driver::call_in_order(&self.stream, move || reader.read(offset + first, piece_bytes))?;
             let from = (self.reader.slot.pointer() as u64, piece_bytes);
             let copy =
                 RowCopy { from, to: (to + first as u64, piece_bytes), row_bytes: piece_bytes, rows: 1 };

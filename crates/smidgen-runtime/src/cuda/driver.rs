@@ -120,7 +120,7 @@ type HostWork = Box<dyn FnOnce() + Send>;
 
 /// Has the driver call `work` on a thread of its own once everything before it in the stream is done; what comes behind
 /// it waits until it returns. `work` makes no call of the driver.
-pub fn call_in_order(stream: sys::CUstream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
+pub fn call_in_order(stream: &Stream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
     unsafe extern "C" fn call(work: *mut std::ffi::c_void) {
         // SAFETY: made below from such a box, and called once.
         let work = unsafe { Box::from_raw(work.cast::<HostWork>()) };
@@ -128,7 +128,7 @@ pub fn call_in_order(stream: sys::CUstream, work: impl FnOnce() + Send + 'static
     }
     let work = Box::into_raw(Box::new(Box::new(work) as HostWork));
     // SAFETY: the stream belongs to the current context, and `call` takes what it is given.
-    let code = unsafe { sys::cuLaunchHostFunc(stream, Some(call), work.cast()) };
+    let code = unsafe { sys::cuLaunchHostFunc(stream.handle, Some(call), work.cast()) };
     if code != sys::CUresult::CUDA_SUCCESS {
         // SAFETY: it was not taken.
         drop(unsafe { Box::from_raw(work) });
