@@ -165,13 +165,13 @@ fn speed(run: &RunRecord) -> SpeedSummary {
 
 fn loss(run: &RunRecord) -> LossSummary {
     let finite = || run.rows.iter().map(|row| row.loss).filter(|loss| loss.is_finite());
-    let evaluated = run.evaluations.iter().filter(|row| row.eval_loss.is_finite());
+    let mut evaluated = run.evaluations.iter().filter(|row| row.eval_loss.is_finite());
     let best = evaluated.clone().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss));
     LossSummary {
         first: finite().next(),
         last: finite().next_back(),
         best_eval: best.map(|row| (row.step, row.eval_loss)),
-        last_eval: evaluated.last().map(|row| row.eval_loss),
+        last_eval: evaluated.next_back().map(|row| row.eval_loss),
     }
 }
 
