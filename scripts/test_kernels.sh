@@ -12,4 +12,5 @@ if [ ! -d "$folder/lib" ]; then
         exit 0
     fi
 fi
-VIRTUAL_ENV="$PWD/$folder" cargo test --locked -p smidgen-runtime --test it -- --ignored kernels_compile
+# All of the workspace, as the gate has built it: one crate alone would be built anew with other features.
+VIRTUAL_ENV="$PWD/$folder" cargo test --locked --workspace --test it -- --ignored kernels_compile
