@@ -82,11 +82,7 @@ pub unsafe fn bf16_product(
                     rows: row_block.min(output.rows - first_row),
                     first_column,
                     columns: column_block.min(output.columns - first_column),
-                    write: match (is_first, init) {
-                        (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-                        (true, Init::Overwrite) => TileWrite::Overwrite,
-                        (true, Init::Bias(bias)) => TileWrite::Bias(bias),
-                    },
+                    write: init.write_of(is_first, 0),
                     output,
                     scratch,
                 };

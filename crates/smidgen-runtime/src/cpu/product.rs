@@ -81,6 +81,17 @@ pub enum Init {
     Bias(*const f32),
 }
 
+impl Init {
+    /// How a block of depth is written, from a column of C on: the first begins with this, the others go on.
+    pub(super) fn write_of(self, is_first: bool, first_column: usize) -> TileWrite {
+        match (is_first, self) {
+            (false, _) | (true, Init::Accumulate) => TileWrite::Add,
+            (true, Init::Overwrite) => TileWrite::Overwrite,
+            (true, Init::Bias(bias)) => TileWrite::Bias(bias.wrapping_add(first_column)),
+        }
+    }
+}
+
 /// C (M, N), with M = `rows` and N = `columns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
@@ -141,12 +152,7 @@ pub unsafe fn product(isa: Isa, terms: &[Term], init: Init, output: Output, work
                 chunk: &chunk,
                 first_column,
                 columns: column_block.min(output.columns - first_column),
-                write: match (is_first, init) {
-                    (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-                    (true, Init::Overwrite) => TileWrite::Overwrite,
-                    // SAFETY: the bias has one float per column of C.
-                    (true, Init::Bias(bias)) => TileWrite::Bias(unsafe { bias.add(first_column) }),
-                },
+                write: init.write_of(is_first, first_column),
                 output,
                 scratch,
             };

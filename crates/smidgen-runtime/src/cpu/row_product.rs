@@ -65,12 +65,7 @@ impl Work<'_> {
             if chunk.count == 0 && !is_first {
                 return;
             }
-            let write = match (is_first, self.init) {
-                (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-                (true, Init::Overwrite) => TileWrite::Overwrite,
-                // SAFETY: the bias has one float per column of C.
-                (true, Init::Bias(bias)) => TileWrite::Bias(unsafe { bias.add(first_column) }),
-            };
+            let write = self.init.write_of(is_first, first_column);
             // SAFETY: the caller's promises; the panel holds at most DEPTH_BLOCK rows of PANEL_COLUMNS floats.
             unsafe { self.multiply_chunk(&chunk, first_column, columns, write) };
             is_first = false;

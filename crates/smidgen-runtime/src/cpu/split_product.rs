@@ -77,11 +77,7 @@ pub unsafe fn split_product(terms: &[Term], init: Init, output: Output, workspac
                 chunk: &chunk,
                 first_row,
                 rows: row_block.min(output.rows - first_row),
-                write: match (is_first, init) {
-                    (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-                    (true, Init::Overwrite) => TileWrite::Overwrite,
-                    (true, Init::Bias(bias)) => TileWrite::Bias(bias),
-                },
+                write: init.write_of(is_first, 0),
                 output,
                 scratch,
             };
