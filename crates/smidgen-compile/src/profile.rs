@@ -156,7 +156,13 @@ impl Profile {
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }
                 Op::Stowed => now = awaited,
-                _ => now = awaited + self.seconds(&step.op, step.cost),
+                _ => {
+                    // Steps that are alike begin at once.
+                    let before = index.checked_sub(1).map(|before| &steps[before].op);
+                    let is_begun = before.is_some_and(|before| step.op.is_alike(before));
+                    let begin_s = if is_begun { self.rates.step_s } else { 0.0 };
+                    now = awaited + self.seconds(&step.op, step.cost) - begin_s;
+                }
             }
             see_end(now);
         }

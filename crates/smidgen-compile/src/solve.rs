@@ -14,7 +14,7 @@ use crate::ladder::{Choices, Freedom};
 use crate::model::spec::HEAD;
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
-use smidgen_ir::{Extent, Plan, Space};
+use smidgen_ir::{Extent, Plan, Space, Step};
 
 /// What the data asks for at one size of micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Context {
     pub bytes: u64,
     /// For every step of the plan: the plan itself has to be somewhere.
     pub step_bytes: u64,
+    /// For every step of an entry point without transfers: a device's record of what it launches.
+    pub recorded_step_bytes: u64,
     /// Where a plan has values on disk: what passes on the way there.
     pub spill_bytes: u64,
     /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
@@ -43,12 +45,17 @@ const TABLE_STEP_BYTES: u64 = 2 << 20;
 
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
-        let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
+        let count = |steps: &[Step]| steps.len() as u64;
+        let steps: u64 = plan.entries.iter().map(|entry| count(&entry.steps)).sum();
+        let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
+        let recorded = plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
+        let recorded: u64 = recorded.map(|entry| count(&entry.steps)).sum();
         let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
         let spill_bytes = if spills { self.spill_bytes } else { 0 };
         let host_bytes = plan.host.bytes() as u64;
         let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
-        self.bytes + self.step_bytes * steps as u64 + spill_bytes + tables.next_multiple_of(TABLE_STEP_BYTES)
+        let of_steps = self.step_bytes * steps + self.recorded_step_bytes * recorded;
+        self.bytes + of_steps + spill_bytes + tables.next_multiple_of(TABLE_STEP_BYTES)
     }
 }
 

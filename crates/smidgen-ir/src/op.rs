@@ -337,6 +337,15 @@ impl Op {
         }
     }
 
+    /// Whether this does to other tensors what the operation before it does, so that a device may begin both at once.
+    pub fn is_alike(&self, before: &Op) -> bool {
+        match (before, self) {
+            (Op::Round { .. }, Op::Round { .. }) => true,
+            (Op::AdamW(_) | Op::AdamW8(_) | Op::Zero, _) => before == self,
+            _ => false,
+        }
+    }
+
     /// Whether the operation is bound by memory and costs less to run again than to keep.
     /// A matrix product and attention never are.
     pub fn is_cheap(&self) -> bool {

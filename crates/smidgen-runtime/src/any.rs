@@ -25,6 +25,14 @@ impl AnyDevice {
             AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.with_spill_folder(folder))),
         }
     }
+
+    /// Without graphs of launches, where there are any.
+    pub fn launching_singly(self) -> AnyDevice {
+        match self {
+            AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu),
+            AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.launching_singly())),
+        }
+    }
 }
 
 impl Device for AnyDevice {

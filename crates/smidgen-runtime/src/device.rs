@@ -161,6 +161,7 @@ impl Operand {
 /// A step whose operands are places in memory.
 #[derive(Clone, Debug)]
 pub struct BoundStep {
+    pub entry: Entry,
     /// Its place among the steps of its entry point.
     pub index: usize,
     /// Those of them whose transfers must be over before.
@@ -182,6 +183,7 @@ impl BoundStep {
         let bind = |ids: &[ValueId]| ids.iter().map(|id| Operand::of(plan, *id)).collect();
         let workspace = step.workspace.map(|id| (plan.buffer(id).offset, plan.buffer(id).bytes));
         BoundStep {
+            entry,
             index,
             awaits: step.awaits.clone(),
             op: step.op.clone(),

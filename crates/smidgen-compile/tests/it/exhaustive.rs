@@ -15,8 +15,13 @@ use smidgen_compile::{
 };
 use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, Storage};
 
-const CONTEXT: Context =
-    Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
+const CONTEXT: Context = Context {
+    bytes: 200_000,
+    step_bytes: 20,
+    recorded_step_bytes: 0,
+    spill_bytes: 3000,
+    host_bytes_a_table_byte: 0,
+};
 const BUDGETS: u64 = 9;
 /// Of the speed of the best, that the solver has to reach.
 const LEAST_SHARE: f64 = 0.95;

@@ -5,13 +5,18 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
-    Budget, Context, Demand, Pins, Policy, Profile, Recompute, Request, Solution, compile, solve,
+    Budget, Context, Demand, Pins, Policy, Profile, Rates, Recompute, Request, Solution, compile, solve,
 };
 use smidgen_ir::{Entry, Extent, Plan, Precision};
 
 const LAYERS: usize = 7;
-const CONTEXT: Context =
-    Context { bytes: 1_000_000, step_bytes: 100, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
+const CONTEXT: Context = Context {
+    bytes: 1_000_000,
+    step_bytes: 100,
+    recorded_step_bytes: 0,
+    spill_bytes: 3000,
+    host_bytes_a_table_byte: 0,
+};
 
 fn request() -> Request {
     let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
@@ -210,4 +215,37 @@ fn pinned_memory_takes_tables_of_the_device() {
     let context = Context { host_bytes_a_table_byte: 1, ..context };
     assert_eq!(context.bytes_for(&plan), 7 + host_bytes.next_multiple_of(2 << 20));
     assert_eq!(Context { host_bytes_a_table_byte: 0, ..context }.bytes_for(&plan), 7);
+}
+
+#[test]
+fn steps_that_are_alike_begin_once() {
+    let plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
+    let steps = &plan.entry(Entry::Update).steps;
+    let changes = steps.windows(2).filter(|pair| pair[0].op.name() != pair[1].op.name()).count();
+    assert!(changes + 10 < steps.len(), "an update is mostly the same for many tensors");
+    let free = f64::INFINITY;
+    let rates = Rates {
+        product_flops_per_s: free,
+        outer_flops_per_s: free,
+        attention_flops_per_s: free,
+        bytes_per_s: free,
+        step_s: 1.0,
+        plain_operand_s: 0.0,
+        coded_operand_s: 0.0,
+    };
+    let profile = Profile { rates, ..Profile::cpu(1, Precision::F32) };
+    assert_eq!(profile.entry_seconds(&plan, Entry::Update), (changes + 1) as f64);
+}
+
+#[test]
+fn a_plan_pays_for_the_record_of_its_launches_unless_it_has_transfers() {
+    let context = Context { bytes: 7, recorded_step_bytes: 3, ..Context::default() };
+    let mut plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
+    let steps = |entry: &smidgen_ir::EntryPlan| entry.steps.len() as u64;
+    let all: u64 = plan.entries.iter().map(steps).sum();
+    assert_eq!(context.bytes_for(&plan), 7 + 3 * all);
+    let first = &mut plan.entries[0];
+    first.steps[0].op = smidgen_ir::Op::Fetch;
+    let others = all - first.steps.len() as u64;
+    assert_eq!(context.bytes_for(&plan), 7 + 3 * others);
 }

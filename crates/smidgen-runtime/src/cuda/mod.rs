@@ -2,7 +2,7 @@
 //!
 //! Everything runs on one stream in the order of the plan; inside a step the host waits for nothing. Inputs go
 //! through pinned memory, results come back when they are read. What is allocated is allocated before the first
-//! step: the context with its kernels, the pinned memory, and the arena.
+//! step: the context with its kernels, the pinned memory, the arena, and graphs of the launches (`graphs.rs`).
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
 pub mod act;
@@ -17,6 +17,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod facts;
 pub mod fourier;
+mod graphs;
 mod head;
 mod head_pieces;
 pub mod libraries;
@@ -45,6 +46,7 @@ use cudarc::driver::{result, sys};
 pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
+use graphs::Graphs;
 use modules::Kernels;
 use own_memory::OwnMemory;
 use product::Products;
@@ -68,6 +70,7 @@ pub struct CudaOptions {
 #[derive(Debug)]
 pub struct Cuda {
     // Dropped in this order.
+    graphs: Graphs,
     staging: Staging,
     transfers: Transfers,
     products: Products,
@@ -76,6 +79,7 @@ pub struct Cuda {
     /// Address and bytes of the reservation.
     arena: (u64, usize),
     precision: Precision,
+    records_launches: bool,
     /// What the context with its kernels and libraries takes, where it can be told.
     context_bytes: Option<u64>,
     /// What was free before it was opened.
@@ -116,6 +120,7 @@ impl Cuda {
             free_before: before,
             own_memory: OwnMemory::default(),
             peak_bytes: 0,
+            graphs: Graphs::default(),
             staging,
             transfers,
             products,
@@ -123,6 +128,7 @@ impl Cuda {
             gpu,
             arena: (0, 0),
             precision: options.precision,
+            records_launches: true,
             failed: None,
         })
     }
@@ -135,6 +141,11 @@ impl Cuda {
     /// Times that the host waited for the GPU so far.
     pub fn waits(&self) -> u64 {
         self.staging.waits()
+    }
+
+    /// Graphs launched for the plan at hand, each in the place of many kernels.
+    pub fn graph_launches(&self) -> u64 {
+        self.graphs.launches()
     }
 
     /// Host memory that the GPU reaches.
@@ -203,6 +214,12 @@ impl Cuda {
         self
     }
 
+    /// Without graphs of launches, for comparison: they make a difference to speed alone.
+    pub fn launching_singly(mut self) -> Cuda {
+        self.records_launches = false;
+        self
+    }
+
     /// Waits until everything launched so far is done.
     pub fn wait(&mut self) -> Result<(), DeviceError> {
         self.check_health()?;
@@ -267,6 +284,11 @@ impl Device for Cuda {
         timed?;
         self.products.keep();
         self.clear()?;
+        let mut graphs = Graphs::default();
+        for (extent, steps) in steps.iter().filter(|_| self.records_launches) {
+            graphs.prepare(&self.gpu, steps, extent, |part| self.launch_all(part, extent))?;
+        }
+        self.graphs = graphs;
         self.gpu.wait()
     }
 
@@ -351,12 +373,16 @@ impl Device for Cuda {
 
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         self.check_health()?;
-        self.launch_all(steps, extent)
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let ran = graphs.run(&self.gpu, steps, extent, |part| self.launch_all(part, extent));
+        self.graphs = graphs;
+        ran
     }
 }
 
 impl Cuda {
     fn release(&mut self) -> Result<(), DeviceError> {
+        self.graphs = Graphs::default();
         let (pointer, _) = std::mem::take(&mut self.arena);
         if pointer == 0 {
             return Ok(());

@@ -137,12 +137,7 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
 /// How many steps at the begin of `steps` do the same to other tensors, so that they can be launched together.
 fn count_alike(steps: &[BoundStep]) -> usize {
     let Some(first) = steps.first() else { return 0 };
-    let same = |step: &&BoundStep| match (&first.op, &step.op) {
-        (Op::Round { .. }, Op::Round { .. }) => true,
-        (Op::AdamW(_) | Op::AdamW8(_) | Op::Zero, _) => first.op == step.op,
-        _ => false,
-    };
-    1 + steps[1..].iter().take_while(same).count()
+    1 + steps[1..].iter().take_while(|step| step.op.is_alike(&first.op)).count()
 }
 
 /// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, a product

@@ -282,6 +282,51 @@ fn decoders_agree(precision: Precision) {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
+/// Trains on micro-batches of several sizes, and says how many graphs were launched for it.
+fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64, Cuda) {
+    // Whole segments of the micro-batch, and the supervised rows among them.
+    let parts =
+        [EXTENT, Extent { tokens: 8, rows: 5, segments: 2 }, Extent { tokens: 7, rows: 4, segments: 1 }];
+    let subject = choice.subject_with(Recompute::first(1));
+    let request = Request { extent: roomy(EXTENT), ..choice.request() };
+    let mut executor = Executor::load(plan_with(&subject.graph, &request), device).unwrap();
+    subject.write_contents(&mut executor);
+    for extent in parts.iter().chain(&parts[1..]).chain(&parts[1..]).chain(&parts) {
+        executor.run(Entry::MicroStep, extent).unwrap();
+        executor.run(Entry::Update, &EXTENT).unwrap();
+        executor.run(Entry::Refresh, &EXTENT).unwrap();
+    }
+    let read = |(leaf, _)| (subject.graph.value(leaf).name.clone(), subject.read_bytes(&mut executor, leaf));
+    let trained = subject.trained().into_iter().map(read).collect();
+    let launches = executor.device().graph_launches();
+    (trained, launches, executor.into_device())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
+    let _alone = alone();
+    for precision in [Precision::F32, Precision::Bf16] {
+        let (mut recording, mut single) = (open(precision), open(precision).launching_singly());
+        let mut wrong = Vec::new();
+        for choice in choices() {
+            let choice = Choice { device: DeviceKind::Cuda, precision, ..choice };
+            let (want, none, back) = train_raggedly(&choice, single);
+            single = back;
+            // Each would time the ways of products by itself.
+            assert!(recording.adopt(&single.chosen().unwrap()));
+            let (got, launches, back) = train_raggedly(&choice, recording);
+            recording = back;
+            assert_eq!(none, 0);
+            // Before and behind the head, for each of ten micro-batches.
+            if got != want || launches < 20 {
+                wrong.push(format!("{}: same bytes {}, {launches} graphs", choice.name, got == want));
+            }
+        }
+        assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
+    }
+}
+
 /// Steps are lined up one behind the other, inputs and reports included, while the host waits for none; and the
 /// device's memory after many of them is what it was after the first.
 #[test]

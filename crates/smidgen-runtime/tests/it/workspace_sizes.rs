@@ -6,8 +6,8 @@ use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Extent, HeadPiece, LossHead, Norm, Op, Plan, Precision, Shape,
-    Space, Storage, Type, workspace,
+    AttentionShape, Block, Code4, DType, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan, Precision,
+    Shape, Space, Storage, Type, workspace,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -18,6 +18,7 @@ fn bound_step(op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) -> Bou
         .expect("the example fits its operation");
     let operands = |types: &[Type]| types.iter().map(|ty| operand(ty, extent)).collect();
     BoundStep {
+        entry: Entry::MicroStep,
         index: 0,
         awaits: vec![],
         inputs: operands(inputs),

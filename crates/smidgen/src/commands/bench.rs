@@ -80,6 +80,9 @@ pub struct Args {
     /// Also the time of each operation
     #[arg(long)]
     profile: bool,
+    /// On a GPU, launch every kernel by itself instead of a whole step as a graph: the same results, to compare speeds
+    #[arg(long)]
+    launch_singly: bool,
     #[arg(long)]
     json: bool,
     /// Write a checkpoint of random numbers of the shape into this folder, and measure nothing
@@ -160,6 +163,7 @@ fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let device = device.with_spill_folder(folder.to_path_buf());
+    let device = if args.launch_singly { device.launching_singly() } else { device };
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
     if !planned.fits {

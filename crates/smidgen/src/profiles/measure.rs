@@ -3,7 +3,8 @@
 //! Every kind of work is divided by the time it took, at a size that is usual. Products are measured twice, with many
 //! tokens and with few: the difference is what it takes to lay out their matrices; a third time with a coded base, which
 //! is to be decoded. At last all rates are scaled so that the whole entry point takes what it really took, because steps
-//! that follow each other are not quite the sum of steps that are waited for.
+//! that follow each other are not quite the sum of steps that are waited for. On a GPU, where steps in a row are launched
+//! at once, what each of them takes at least comes from a decoder so small that there is little else.
 //! Left out: where the results are kept (`saved.rs`).
 
 use super::{device_name, disk_rates};
@@ -111,9 +112,14 @@ fn measure_cuda(
         (Effort::Little, _) => ((1, 512), (1, 256)),
     };
     let sizes = Sizes { config: CUDA_SHAPE, layers: 2, large, small, repeats: 8, passes: 3 };
-    let trial = |compute, base| Trial { device: &device, compute, base, threads };
-    let half = measure_rates(&trial("bf16", "bf16"), &sizes)?;
-    let f32 = measure_rates(&trial("f32", "f32"), &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
+    let tiny = Sizes { config: CPU_SHAPE, layers: 8, large: (1, 256), ..sizes };
+    let rates = |compute, base, sizes: &Sizes| -> Result<Rates, Failure> {
+        let trial = Trial { device: &device, compute, base, threads };
+        let rates = measure_rates(&trial, sizes)?;
+        Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large)?))
+    };
+    let half = rates("bf16", "bf16", &sizes)?;
+    let f32 = rates("f32", "f32", &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
     Ok(DeviceProfile {
         name,
         memory_bytes,
@@ -288,6 +294,15 @@ fn fit(large: &Times, small: &Times, coded: &Times, lays_out: bool) -> Rates {
     slower(&rates, (large.whole_s / predicted_s).clamp(0.7, 1.2))
 }
 
+/// The rates with what a step takes at least where steps follow each other, from a decoder whose steps do little else.
+fn with_steps_in_a_row(rates: &Rates, tiny: &Times) -> Rates {
+    let work = Profile { rates: Rates { step_s: 0.0, ..*rates }, ..Profile::cpu(1, Precision::F32) };
+    let work_s: f64 = tiny.micro_step.iter().map(|step| work.seconds(&step.op, step.cost)).sum();
+    let step_s = (tiny.whole_s - work_s) / tiny.micro_step.len().max(1) as f64;
+    // Never more than a step by itself.
+    Rates { step_s: step_s.clamp(1e-7, rates.step_s.max(1e-7)), ..*rates }
+}
+
 /// What is done in a second, where each step takes `step_s` beside it.
 fn rate(steps: &[Timed], done: impl Fn(&Cost) -> f64, step_s: f64) -> f64 {
     let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
@@ -397,6 +412,16 @@ mod tests {
         let gpu = Rates { plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
         let of = |tokens, coded| times(&gpu, tokens, coded, 1.0);
         check(fit(&of(1024.0, false), &of(256.0, false), &of(256.0, true), false), gpu);
+    }
+
+    #[test]
+    fn steps_in_a_row_may_take_less_than_each_by_itself() {
+        let in_a_row = Rates { step_s: 2e-6, ..RATES };
+        let tiny = times(&in_a_row, 64.0, false, 1.0);
+        check(with_steps_in_a_row(&RATES, &tiny), in_a_row);
+        // A disturbance makes them take no more.
+        let disturbed = Times { whole_s: 10.0 * tiny.whole_s, ..tiny };
+        check(with_steps_in_a_row(&RATES, &disturbed), RATES);
     }
 
     #[test]
