@@ -38,10 +38,9 @@ pub struct Context {
     pub spill_bytes: u64,
     /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
     pub host_bytes_a_table_byte: u64,
+    /// The reservation and such tables are taken in steps of this; 0 = to the byte.
+    pub granule_bytes: u64,
 }
-
-/// Tables of a device are taken in steps of this.
-const TABLE_STEP_BYTES: u64 = 2 << 20;
 
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
@@ -54,8 +53,11 @@ impl Context {
         let spill_bytes = if spills { self.spill_bytes } else { 0 };
         let host_bytes = plan.host.bytes() as u64;
         let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
+        let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
+        let reserved = plan.reserved_bytes() as u64;
+        let rounded_up = whole(reserved) - reserved;
         let of_steps = self.step_bytes * steps + self.recorded_step_bytes * recorded;
-        self.bytes + of_steps + spill_bytes + tables.next_multiple_of(TABLE_STEP_BYTES)
+        self.bytes + of_steps + spill_bytes + whole(tables) + rounded_up
     }
 }
 

@@ -62,7 +62,7 @@ const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
 /// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation.
-const RECORDED_STEP_BYTES: u64 = 3 << 10;
+const RECORDED_STEP_BYTES: u64 = 3_500;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
@@ -293,6 +293,7 @@ pub fn gpu_context(place: &Place) -> Context {
         recorded_step_bytes: RECORDED_STEP_BYTES,
         // Pages of 4 KiB, each an entry of 8 bytes; measured.
         host_bytes_a_table_byte: 512,
+        granule_bytes: 2 << 20,
         ..Context::default()
     }
 }

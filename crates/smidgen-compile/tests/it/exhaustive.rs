@@ -21,6 +21,7 @@ const CONTEXT: Context = Context {
     recorded_step_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
+    granule_bytes: 0,
 };
 const BUDGETS: u64 = 9;
 /// Of the speed of the best, that the solver has to reach.

@@ -17,6 +17,7 @@ const CONTEXT: Context = Context {
     recorded_step_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
+    granule_bytes: 0,
 };
 
 /// Two small layers and a head of 64 MiB.

@@ -16,6 +16,7 @@ const CONTEXT: Context = Context {
     recorded_step_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
+    granule_bytes: 0,
 };
 
 fn request() -> Request {
@@ -210,11 +211,14 @@ fn pinned_memory_takes_tables_of_the_device() {
     let plan = compile(&request, &Policy { away, ..Policy::resident(Recompute::none(), 8) });
     let host_bytes = plan.host.bytes() as u64;
     assert!(host_bytes > 4096);
-    let context = Context { bytes: 7, host_bytes_a_table_byte: 512, ..Context::default() };
-    assert_eq!(context.bytes_for(&plan), 7 + (2 << 20));
+    let context =
+        Context { bytes: 7, host_bytes_a_table_byte: 512, granule_bytes: 2 << 20, ..Context::default() };
+    let reserved = plan.reserved_bytes() as u64;
+    let none = 7 + reserved.next_multiple_of(2 << 20) - reserved;
+    assert_eq!(context.bytes_for(&plan), none + (2 << 20));
     let context = Context { host_bytes_a_table_byte: 1, ..context };
-    assert_eq!(context.bytes_for(&plan), 7 + host_bytes.next_multiple_of(2 << 20));
-    assert_eq!(Context { host_bytes_a_table_byte: 0, ..context }.bytes_for(&plan), 7);
+    assert_eq!(context.bytes_for(&plan), none + host_bytes.next_multiple_of(2 << 20));
+    assert_eq!(Context { host_bytes_a_table_byte: 0, ..context }.bytes_for(&plan), none);
 }
 
 #[test]
@@ -238,12 +242,16 @@ fn steps_that_are_alike_begin_once() {
 }
 
 #[test]
-fn a_plan_pays_for_the_record_of_its_launches_unless_it_has_transfers() {
+fn a_plan_pays_for_whole_granules_and_for_the_record_of_launches_without_transfers() {
     let context = Context { bytes: 7, recorded_step_bytes: 3, ..Context::default() };
     let mut plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
     let steps = |entry: &smidgen_ir::EntryPlan| entry.steps.len() as u64;
     let all: u64 = plan.entries.iter().map(steps).sum();
     assert_eq!(context.bytes_for(&plan), 7 + 3 * all);
+    let in_steps = Context { granule_bytes: 1 << 20, ..context };
+    let whole = (plan.reserved_bytes() as u64).next_multiple_of(1 << 20);
+    assert!(whole > plan.reserved_bytes() as u64);
+    assert_eq!(plan.reserved_bytes() as u64 + in_steps.bytes_for(&plan), 7 + 3 * all + whole);
     let first = &mut plan.entries[0];
     first.steps[0].op = smidgen_ir::Op::Fetch;
     let others = all - first.steps.len() as u64;
