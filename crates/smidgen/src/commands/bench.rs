@@ -80,6 +80,7 @@ pub struct Args {
     /// Also the time of each operation
     #[arg(long)]
     profile: bool,
+    /// What was measured as JSON
     #[arg(long)]
     json: bool,
     /// Write a checkpoint of random numbers of the shape into this folder, and measure nothing
