@@ -107,8 +107,13 @@ fn holders(plan: &PlanFacts) -> Card {
     let mut rows: Vec<(&str, u64)> = plan.rows.iter().map(|(row, bytes)| (row.as_str(), *bytes)).collect();
     rows.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let part = |bytes: u64| 100.0 * bytes as f64 / plan.peak_bytes.max(1) as f64;
+    let name = |row: &str| match (row, plan.policy.device.as_str()) {
+        ("context", "cpu") => "the program itself".to_owned(),
+        ("context", _) => "the driver".to_owned(),
+        (row, _) => words(row).to_owned(),
+    };
     let answer = match rows.first() {
-        Some((row, bytes)) => format!("{}, {:.0} %", words(row), part(*bytes)),
+        Some((row, bytes)) => format!("{}, {:.0} %", name(row), part(*bytes)),
         None => "unknown".into(),
     };
     let next: Vec<String> = rows
@@ -116,7 +121,7 @@ fn holders(plan: &PlanFacts) -> Card {
         .skip(1)
         .take(2)
         .filter(|(_, bytes)| *bytes > 0)
-        .map(|(row, bytes)| format!("{} {:.0} %", words(row), part(*bytes)))
+        .map(|(row, bytes)| format!("{} {:.0} %", name(row), part(*bytes)))
         .collect();
     let then = if next.is_empty() { String::new() } else { format!("then {}; ", next.join(", ")) };
     let place = if plan.peak_at.is_empty() { "unknown" } else { &plan.peak_at };
