@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""What looking at memory after every step costs: alternating runs with and without it.
+"""What looking at memory after every step costs: by the clock inside it, and by alternating runs with and without it.
 
-    python3 benches/monitor.py --smidgen target/release/smidgen RECIPE [KEY=VALUE ...]
+    python3 benches/monitor.py --smidgen target/release/smidgen [--out results/monitor.json] [RECIPE [KEY=VALUE ...]]
 
-Each pair is a run as it is and one with `--unmonitored`, in changing order; the time of a step is the median of a run,
-and the cost the median of the pairs' differences. Without a recipe a tiny fixture is trained, whose steps are so short
-that the cost shows in microseconds: it is the same for every model on a machine.
+Every row of `metrics.jsonl` says how long looking took (`monitor_us`): that over the time of the steps is the cost, and
+what others do on the machine disturbs both alike. Beside it each pair is a run as it is and one with `--unmonitored`,
+in changing order; the time of a step is the lower quartile of a run, which waits for nobody, and the cost the median of
+the pairs' differences with the spread of their middle half: where that is wider than the cost, the pairs say only that
+it is small. Without a recipe a tiny fixture is trained, whose steps are so short that the cost shows; `--out` adds the
+result to a file under the name of the device and the recipe.
 """
 
 import argparse
@@ -40,8 +43,8 @@ dir = "run"
 """
 
 
-def step_ms(smidgen, recipe, overrides, folder, is_monitored):
-    """The median step of one run."""
+def timed_run(smidgen, recipe, overrides, folder, is_monitored):
+    """The rows of one run after its first steps, which look for tensors that do not learn."""
     output = folder / "timed"
     shutil.rmtree(output, ignore_errors=True)
     flags = [] if is_monitored else ["--unmonitored"]
@@ -49,8 +52,13 @@ def step_ms(smidgen, recipe, overrides, folder, is_monitored):
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "step_ms" in row]
     assert (rows[-1]["host_rss_bytes"] is not None) == is_monitored
-    # The first steps look for tensors that do not learn.
-    return statistics.median(row["step_ms"] for row in rows[min(5, len(rows) // 4):])
+    plan = json.loads((output / "plan.json").read_text())
+    return rows[min(5, len(rows) // 4):], plan
+
+
+def quartile(values, part):
+    ordered = sorted(values)
+    return ordered[int(part * (len(ordered) - 1))]
 
 
 def main():
@@ -60,25 +68,44 @@ def main():
     parser.add_argument("--smidgen", type=Path, default=ROOT / "target/release/smidgen")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3000, help="of the fixture")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder, recipe, overrides = Path(scratch), args.recipe, args.overrides
+        name = recipe.stem if recipe else "fixture"
         if recipe is None:
             shutil.copytree(ROOT / "fixtures/llama-gqa-tied", folder, dirs_exist_ok=True)
             recipe, overrides = folder / "recipe.toml", [f"train.steps={args.steps}"]
             recipe.write_text(TINY)
-        with_it, without = [], []
+        with_it, without, inside = [], [], []
         for pair in range(args.pairs):
             for is_monitored in [True, False] if pair % 2 == 0 else [False, True]:
-                ms = step_ms(args.smidgen.resolve(), recipe, overrides, folder, is_monitored)
+                rows, plan = timed_run(args.smidgen.resolve(), recipe, overrides, folder, is_monitored)
+                ms = quartile([row["step_ms"] for row in rows], 0.25)
                 (with_it if is_monitored else without).append(ms)
+                if is_monitored:
+                    inside += [(row["monitor_us"], row["step_ms"]) for row in rows]
                 print(f"  {'with   ' if is_monitored else 'without'} {ms:10.4f} ms a step", file=sys.stderr)
-        costs = [one - other for one, other in zip(with_it, without)]
-        cost, step = statistics.median(costs), statistics.median(without)
-        print(json.dumps({
-            "pairs": args.pairs, "step_ms": step, "cost_us": 1e3 * cost, "cost_of_step": cost / step,
-            "cost_us_of_pairs": [round(1e3 * it, 1) for it in costs],
-        }))
+        costs = [1e3 * (one - other) for one, other in zip(with_it, without)]
+        step = statistics.median(without)
+        result = {
+            "step_ms": step,
+            "monitor_us": statistics.median(us for us, _ in inside),
+            "monitor_us_99": quartile([us for us, _ in inside], 0.99),
+            # Of all the time that was spent, the slowest looks included.
+            "monitor_of_time": sum(us for us, _ in inside) / 1e3 / sum(ms for _, ms in inside),
+            "pairs": args.pairs,
+            "pairs_cost_us": statistics.median(costs),
+            "pairs_cost_us_middle_half": [quartile(costs, 0.25), quartile(costs, 0.75)],
+            "pairs_cost_of_step": statistics.median(costs) / 1e3 / step,
+        }
+        print(json.dumps(result, indent=1))
+        if args.out:
+            device = plan["policy"]["device"]
+            device = "cpu" if device == "cpu" else plan.get("profile", {}).get("name", device)
+            known = json.loads(args.out.read_text()) if args.out.exists() else {}
+            known[f"{device} {name}"] = result
+            args.out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

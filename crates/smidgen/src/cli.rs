@@ -128,6 +128,9 @@ struct TrainArgs {
     /// Continue the run in the output folder
     #[arg(long)]
     resume: bool,
+    /// What the run took and did as JSON, once it ends: the same as `report --json`
+    #[arg(long)]
+    json: bool,
     /// Do not look at memory after every step: for measuring what looking costs
     #[arg(long, hide = true)]
     unmonitored: bool,
@@ -242,7 +245,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         check_resumed(&job, &dir, &say)?;
         if is_finished(&job, &dir) {
             say(&format!("the run in `{}` is finished", output.display()));
-            return Ok(());
+            return if args.json { report::print_run(&output) } else { Ok(()) };
         }
         find_start(&dir, &say)?
     } else {
@@ -272,6 +275,9 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);
+    if args.json && dir.file(history::FILE_NAME).exists() {
+        report::print_run(&output)?;
+    }
     let Went { outcome, total_steps: total, planned_bytes, .. } =
         went.map_err(|failure| lost_device(failure, &output, args))?;
     match outcome.ending {
@@ -469,6 +475,7 @@ mod tests {
         let args = TrainArgs {
             recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
             resume: false,
+            json: false,
             unmonitored: false,
         };
         let lost = || Failure::world("cuda: cuLaunchKernel failed: an illegal address");

@@ -62,6 +62,25 @@ fn cpuinfo_name(text: &str) -> Option<&str> {
     Some(line.split_once(':')?.1.trim()).filter(|name| !name.is_empty())
 }
 
+/// The number of NVIDIA's driver as its kernel module tells it, such as 570.86.15.
+pub fn nvidia_release() -> Option<String> {
+    release_of(&read_to_string("/proc/driver/nvidia/version").ok()?).map(str::to_owned)
+}
+
+fn release_of(text: &str) -> Option<&str> {
+    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
+    let is_release = |word: &&str| {
+        word.contains('.')
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|it| it.is_ascii_digit()))
+    };
+    line.split_whitespace().find(is_release)
+}
+
+/// Whether this is Linux below Windows.
+pub fn is_wsl() -> bool {
+    read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|text| text.to_lowercase().contains("microsoft"))
+}
+
 /// By the files below a root folder.
 fn read_ram_below(root: &Path) -> HostRam {
     let meminfo = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
@@ -107,6 +126,12 @@ mod tests {
         assert_eq!(limits("8388608"), Some(LockedLimit::Bytes(8 << 20)));
         assert_eq!(limits("unlimited"), Some(LockedLimit::Unlimited));
         assert_eq!(limits_locked("Max open files 5 5 files"), None);
+        let modules = [
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version: 12.3.0\n",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (archive@builder)\n",
+            "GCC version:  gcc version 11.4.0\n",
+        ];
+        assert_eq!(modules.map(release_of), [Some("550.54.14"), Some("570.86.15"), None]);
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub mod life;
 pub mod logits;
 pub mod merge;
 pub mod planning;
+pub mod processes;
 pub mod profiles;
 pub mod recipe;
 pub mod report;

@@ -63,6 +63,8 @@ const WEIGHT_BYTES: u64 = 2_300;
 const STEP_BYTES: u64 = 1_100;
 /// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation.
 const RECORDED_STEP_BYTES: u64 = 3_500;
+/// Where the base itself is trained: the list of what is written, and the code that writes a whole model.
+const MODEL_OUT_BYTES: u64 = 500_000;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
@@ -325,7 +327,8 @@ pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Con
             loading = loading.max(save_scratch_bytes(&weight) as u64);
         }
     }
-    let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + data_bytes;
+    let model_out = if request.trained.is_empty() { 0 } else { MODEL_OUT_BYTES };
+    let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + model_out + data_bytes;
     let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
     Context { bytes, step_bytes: STEP_BYTES, spill_bytes, ..Context::default() }
 }

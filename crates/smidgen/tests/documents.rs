@@ -33,7 +33,7 @@ fn the_command_reference_is_what_the_code_says() {
         This page is generated from the definitions of the command line; `smidgen COMMAND --help` says the same.\n\
         Data goes to stdout and talk to stderr.\n\
         Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or the command is wrong.\n\
-        Lines are at most 80 columns wide, or `COLUMNS` where it is set; `NO_COLOR` switches colour off.\n";
+        Lines are at most 80 columns wide, or `COLUMNS` where it is set; `NO_COLOR` switches colour off, `CLICOLOR_FORCE` on.\n";
     expect_document("docs/commands.md", &format!("{head}{}", render_command_reference(&command())));
 }
 

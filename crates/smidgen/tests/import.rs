@@ -14,8 +14,9 @@ use smidgen::import::render::{render_json, render_notes, render_recipe};
 use smidgen::import::{ImportError, Imported, import};
 use smidgen::job::{Job, Purpose};
 use smidgen::planning::plan_job;
-use smidgen::recipe::{AdapterKind, RecipeSource, parse_recipe};
+use smidgen::recipe::{AdapterKind, Placement, RecipeSource, WeightPlacement, parse_recipe};
 use smidgen::report::wrap::fold;
+use smidgen_ir::{LeafKind, Space};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -84,6 +85,7 @@ fn every_configuration_becomes_its_recipe() {
 /// The recipe of each, with what it leaves open given, in the shape of its model.
 #[test]
 fn every_recipe_plans() {
+    let (mut full, mut offloaded) = (0, 0);
     for (name, text) in CONFIGURATIONS.iter() {
         let named = imported(text, &[]).unwrap();
         let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
@@ -109,18 +111,30 @@ fn every_recipe_plans() {
         let recipe =
             parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
         let is_full = recipe.adapter.kind == AdapterKind::Full;
-        let planned = Job::prepare(recipe, Purpose::Plan).and_then(|job| plan_job(&job));
-        match planned {
-            Ok(planned) => assert!(planned.fits, "{name}: {}", planned.refusal()),
-            Err(failure) => {
-                let refused = failure.to_string();
-                assert!(
-                    is_full && refused.contains("`adapter.kind = full` is not supported"),
-                    "{name}: {refused}"
-                );
-            }
+        let memory = recipe.memory.clone();
+        let job = Job::prepare(recipe, Purpose::Plan).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        assert_eq!(is_full, !job.request.trained.is_empty(), "{name}");
+        let planned = plan_job(&job).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        assert!(planned.fits, "{name}: {}", planned.refusal());
+        full += usize::from(is_full);
+        // What the file keeps off the GPU is kept off it.
+        let plan = &planned.solution.plan;
+        let away = |kind: LeafKind| {
+            let mut buffers = plan.leaves(kind).filter_map(|(_, value)| value.buffer);
+            buffers.any(|id| plan.buffers[id.index()].space != Space::Device)
+        };
+        if matches!(memory.weights, WeightPlacement::Host(_)) {
+            let said = imported.draft.assumed.iter().any(|said| said.contains("trained stay on the device"));
+            // Where every weight is trained none can lie elsewhere, and that is said.
+            assert!(away(LeafKind::Weight) || (is_full && said), "{name}: weights");
+        }
+        if memory.optimizer_state == Placement::Host {
+            assert!(away(LeafKind::Moment), "{name}: moments");
+            offloaded += 1;
         }
     }
+    // The list is what the numbers of the project speak of: both kinds of training, and offloads.
+    assert!(full >= 2 && offloaded >= 2, "{full} {offloaded}");
 }
 
 #[test]
@@ -246,6 +260,38 @@ fn contradictions_have_their_lines() {
             "line 2: `train_batch_size` is 10, which is no multiple of 4",
         ),
         (
+            "zero_optimization: {stage: 0, offload_optimizer: {device: cpu}}\n",
+            "line 1: `zero_optimization.offload_optimizer` needs `stage` 1",
+        ),
+        (
+            "zero_optimization: {stage: 2}\nfp16: {enabled: true}\nbf16: {enabled: true}\n",
+            "line 2: `fp16.enabled` and `bf16.enabled` in line 3 exclude",
+        ),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_param_device: cpu}\n",
+            "line 2: `deepspeed_config.offload_param_device` needs `zero_stage` 3",
+        ),
+        (
+            "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 0\n",
+            "line 3: `num_processes` must be a whole number of at least 1, got 0",
+        ),
+        (
+            "model_name_or_path: a/b\nuse_peft: false\nload_in_4bit: true\nlearning_rate: 1e-4\n",
+            "line 3: `load_in_4bit` excludes training every weight",
+        ),
+        (
+            "finetuning_type: lora\nquantization_bit: 3\n",
+            "line 2: `quantization_bit` is 3: there are 4 and 8",
+        ),
+        (
+            "finetuning_type: lora\npure_bf16: true\nfp16: true\n",
+            "line 3: `fp16` and `pure_bf16` in line 2 exclude",
+        ),
+        (
+            "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_r: 16\n",
+            "line 4: `lora_r` stands twice, first in line 3",
+        ),
+        (
             "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",
             "line 3: `fsdp_config` and `deepspeed_config` in line 2 exclude",
         ),
@@ -255,6 +301,35 @@ fn contradictions_have_their_lines() {
     }
     let both = refused("base_model: a/b\nadapter: lora\nlora_r: 0\nlearning_rate: fast\n");
     assert!(both.starts_with("2 mistakes\n  line 3: ") && both.contains("\n  line 4: "), "{both}");
+}
+
+/// Settings that a tool takes one of: what it takes counts here, and the other one is named.
+#[test]
+fn of_two_that_say_the_same_the_one_that_wins_counts() {
+    let left = |text: &str| -> Vec<String> {
+        imported(text, &[])
+            .unwrap()
+            .draft
+            .left_out
+            .iter()
+            .map(|left| format!("{}: {}", left.key, left.why))
+            .collect()
+    };
+    let both = "base_model: a/b\nadapter: lora\nwarmup_steps: 10\nwarmup_ratio: 0.1\n";
+    assert!(recipe_of(both, &[]).contains("warmup = 10  # warmup_steps"));
+    assert!(left(both).contains(&"warmup_ratio: `warmup_steps` wins over it".to_owned()), "{:?}", left(both));
+    let rates = |optimizer: &str, schedule: &str| {
+        format!(
+            "zero_optimization: {{stage: 2}}\noptimizer: {{type: Adam, params: {{lr: {optimizer}}}}}\n\
+             scheduler: {{type: WarmupLR, params: {{warmup_max_lr: {schedule}}}}}\n"
+        )
+    };
+    let recipe = recipe_of(&rates("1e-4", "5e-4"), &[]);
+    assert!(recipe.contains("lr = 0.0005  # scheduler.params.warmup_max_lr"), "{recipe}");
+    let assumed = imported(&rates("1e-4", "5e-4"), &[]).unwrap().draft.assumed.join("\n");
+    assert!(assumed.contains("`warmup_max_lr` is the rate"), "{assumed}");
+    assert!(recipe_of(&rates("1e-4", "1e-4"), &[]).contains("lr = 0.0001  # optimizer.params.lr"));
+    assert!(recipe_of(&rates("1e-4", "auto"), &[]).contains("lr = 0.0001  # optimizer.params.lr"));
 }
 
 #[test]

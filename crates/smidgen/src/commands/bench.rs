@@ -83,6 +83,7 @@ pub struct Args {
     /// On a GPU, launch every kernel by itself instead of a whole step as a graph: the same results, to compare speeds
     #[arg(long)]
     launch_singly: bool,
+    /// What was measured as JSON
     #[arg(long)]
     json: bool,
     /// Write a checkpoint of random numbers of the shape into this folder, and measure nothing

@@ -5,6 +5,7 @@
 
 use super::{print, print_text};
 use crate::devices::Place;
+use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::{self, Check, run};
 use crate::failure::Failure;
@@ -34,6 +35,9 @@ pub struct Args {
     /// Measure with little work: less exact, for slow machines
     #[arg(long, conflicts_with = "no_measure")]
     brief: bool,
+    /// Read every byte of the recipe's weights, however many there are
+    #[arg(long)]
+    whole: bool,
     /// The list as JSON
     #[arg(long)]
     json: bool,
@@ -55,7 +59,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let folder = output.ancestors().find(|folder| folder.is_dir()).map_or(here, PathBuf::from);
 
     let mut checks = vec![machine::program(), machine::processor(threads), machine::memory()];
-    checks.extend([machine::container(), machine::locked_memory()]);
+    checks.push(machine::container());
     checks.extend(machine::gpu(device));
     checks.extend([machine::disk_room(&folder), machine::cache()]);
     let measuring = match (args.no_measure, args.brief) {
@@ -78,7 +82,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         Some(Err(failure)) => checks.push(Check::of_failure("recipe", failure)),
         Some(Ok(recipe)) => {
             checks.push(Check::pass("recipe", "understood"));
-            checks.extend(run::check(recipe, &Access::from_environment(quiet)));
+            let reach = if args.whole { Reach::Whole } else { Reach::AsLarge };
+            checks.extend(run::check(recipe, &Access::from_environment(quiet), reach));
         }
     }
     let ending = doctor::ending(&checks);
@@ -117,6 +122,7 @@ fn render_json(
                 "verdict": check.verdict.name(),
                 "finding": check.finding,
                 "remedies": check.remedies,
+                "facts": check.facts,
             })
         })
         .collect();

@@ -22,12 +22,17 @@ pub mod pull;
 pub mod report;
 
 use crate::failure::Failure;
+use crate::report::colour;
 use crate::report::wrap::{columns, fold};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 /// Writes a text for people to stdout, its lines no wider than the terminal.
 pub fn print_text(text: &str) -> Result<(), Failure> {
-    print(&fold(text, columns()))
+    let folded = fold(text, columns());
+    match colour::is_wanted(std::io::stdout().is_terminal()) {
+        true => print(&colour::paint(&folded)),
+        false => print(&folded),
+    }
 }
 
 /// Writes to stdout; a reader that went away (`| head`) is no failure.

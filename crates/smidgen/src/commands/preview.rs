@@ -10,6 +10,7 @@ use crate::data::tokens::{NOT_SUPERVISED, Sample};
 use crate::failure::Failure;
 use crate::job::{Data, Job, Rows};
 use crate::planning::{Planned, plan_job};
+use crate::report::colour;
 use crate::report::preview_text::{Part, ShownSample, render_preview};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Value as Json, json};
@@ -36,8 +37,8 @@ pub fn run(job: &Job, options: Options) -> Result<(), Failure> {
     let text = match options.json {
         true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
         false => {
-            let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            render_preview(job, rows, &planned, &samples, colour)
+            let is_painted = colour::is_wanted(std::io::stdout().is_terminal());
+            render_preview(job, rows, &planned, &samples, is_painted)
         }
     };
     print(&text)

@@ -3,7 +3,7 @@
 //! The page goes into the run folder, or where `--out` says; with `--json` alone nothing is written. A run that goes on
 //! is reported as far as it got.
 
-use super::print;
+use super::{print, print_text};
 use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
 use crate::report::html::render_page;
@@ -39,15 +39,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         write_page(path, &record)?;
     }
     if args.json {
-        let mut value = summary.render_json();
-        value["phases"] =
-            record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
-        value["page"] = json!(page);
-        return print(&render_text(&value));
+        return print_json(&record, &summary, page.as_deref());
     }
     let mut lines = summary.render_lines();
     lines.extend(page.map(|path| format!("page: `{}`", path.display())));
-    print(&format!("{}\n", lines.join("\n")))
+    print_text(&format!("{}\n", lines.join("\n")))
+}
+
+fn print_json(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> Result<(), Failure> {
+    let mut value = summary.render_json();
+    value["phases"] = record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
+    value["page"] = json!(page);
+    print(&render_text(&value))
+}
+
+/// What `train --json` ends with: the same as `report --json`.
+pub fn print_run(folder: &Path) -> Result<(), Failure> {
+    let record = read_run(folder)?;
+    print_json(&record, &summarize(&record), Some(&folder.join(FILE_NAME)))
 }
 
 pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {

@@ -8,10 +8,12 @@ use crate::bytes::format_bytes;
 use crate::devices::Place;
 use crate::host::{self, LockedLimit};
 use crate::hub::environment;
+use crate::processes::{self, Resident};
 use crate::profiles::measure::{Effort, measure};
 use crate::profiles::{self, Origin, saved};
 use crate::recipe::DeviceChoice;
 use crate::train::disk;
+use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
@@ -22,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 const LITTLE_MEMORY_BYTES: u64 = 1 << 30;
 const LITTLE_DISK_BYTES: u64 = 2 << 30;
+/// Programs that are named as holding memory.
+const NAMED_HOLDERS: usize = 3;
 
 pub fn program() -> Check {
     let (system, architecture) = (std::env::consts::OS, std::env::consts::ARCH);
@@ -33,26 +37,54 @@ pub fn processor(threads: usize) -> Check {
         Some(unit) => format!("bf16 by {}", unit.name()),
         None => "no bf16, products in f32".to_owned(),
     };
-    Check::pass("processor", format!("{}, {threads} threads, {bf16}", host::processor_name()))
+    processor_line(&host::processor_name(), threads, host::processors(), &bf16)
+}
+
+fn processor_line(name: &str, threads: usize, processors: usize, bf16: &str) -> Check {
+    const NAME: &str = "processor";
+    let facts = json!({ "threads": threads, "processors": processors });
+    match threads > processors {
+        true => Check::warn(
+            NAME,
+            format!("{name}, {threads} threads on {processors} processors, {bf16}"),
+            format!("threads beyond processors wait for each other: `memory.threads = {processors}`"),
+        ),
+        false => Check::pass(NAME, format!("{name}, {threads} threads, {bf16}")),
+    }
+    .with(facts)
 }
 
 pub fn memory() -> Check {
     let ram = host::read_ram();
-    memory_line(ram.free_bytes, ram.total_bytes)
+    memory_line(ram.free_bytes, ram.total_bytes, &processes::largest(NAMED_HOLDERS))
 }
 
-fn memory_line(free: Option<u64>, total: Option<u64>) -> Check {
+/// `largest`: the programs with the most memory, the largest first.
+fn memory_line(free: Option<u64>, total: Option<u64>, largest: &[Resident]) -> Check {
     const NAME: &str = "memory";
     let Some(free) = free else {
         let remedy = "name a budget in recipes: `memory.budget = \"8GiB\"`";
         return Check::warn(NAME, "what is free cannot be read on this machine", remedy);
     };
     let of = total.map_or(String::new(), |total| format!(" of {}", format_bytes(total)));
-    let finding = format!("{} free{of}", format_bytes(free));
+    // Below a fiftieth of the memory nobody matters.
+    let matters = |it: &&Resident| it.bytes >= total.unwrap_or(free) / 50;
+    let held: Vec<String> = largest
+        .iter()
+        .filter(matters)
+        .map(|it| format!("process {} ({}) {}", it.process, it.name, format_bytes(it.bytes)))
+        .collect();
+    let by = if held.is_empty() { String::new() } else { format!(", most held by {}", held.join(", ")) };
+    let finding = format!("{} free{of}{by}", format_bytes(free));
+    let holders: Vec<Value> = largest
+        .iter()
+        .map(|it| json!({ "process": it.process, "name": it.name, "bytes": it.bytes }))
+        .collect();
     match free < LITTLE_MEMORY_BYTES {
-        true => Check::warn(NAME, finding, "end other programs, or train a smaller model"),
+        true => Check::warn(NAME, finding, "end what holds it, or train a smaller model"),
         false => Check::pass(NAME, finding),
     }
+    .with(json!({ "free_bytes": free, "total_bytes": total, "held_by": holders }))
 }
 
 pub fn container() -> Check {
@@ -64,39 +96,75 @@ pub fn container() -> Check {
     Check::pass("container", finding)
 }
 
-/// Pinned memory is taken by NVIDIA's driver, which this limit does not bind; it is shown for whoever looks for it.
-pub fn locked_memory() -> Check {
-    let finding = match host::locked_memory_limit() {
+/// What was seen of a GPU and of what it needs.
+struct Seen {
+    looked: Result<GpuFacts, String>,
+    found: Vec<Library>,
+    /// The driver's own number, such as 570.86.15.
+    release: Option<String>,
+    held: Vec<Holder>,
+    locked: Option<LockedLimit>,
+    is_wsl: bool,
+}
+
+/// The limit on pinned memory, the GPU, its memory and the libraries for it.
+pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
+    let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
+    let found = libraries::find();
+    let looked = cuda::look(ordinal).map_err(|error| error.to_string());
+    let held = looked.is_ok().then(|| gpu_holders(ordinal)).unwrap_or_default();
+    let (locked, release, is_wsl) = (host::locked_memory_limit(), host::nvidia_release(), host::is_wsl());
+    gpu_lines(&Seen { looked, found, release, held, locked, is_wsl }, matches!(choice, DeviceChoice::Cuda(_)))
+}
+
+fn gpu_lines(seen: &Seen, is_wanted: bool) -> Vec<Check> {
+    let mut lines = vec![locked_memory_line(seen), gpu_line(seen, is_wanted)];
+    lines.push(libraries_line(&seen.found, is_wanted));
+    lines.extend(seen.looked.as_ref().ok().map(|facts| gpu_memory_line(facts, &seen.held)));
+    lines
+}
+
+/// Who holds memory of a GPU: as its management library tells it, or whoever has it open.
+fn gpu_holders(ordinal: usize) -> Vec<Holder> {
+    let known = holders(ordinal).unwrap_or_default();
+    if !known.is_empty() {
+        return known;
+    }
+    let open = processes::having_open(Path::new(&format!("/dev/nvidia{ordinal}")));
+    open.into_iter().map(|process| Holder { process, bytes: None }).collect()
+}
+
+/// Pinned memory is taken by NVIDIA's driver, which the limit of the shell does not bind; it is shown for whoever looks
+/// for it. Below Windows the driver itself has a limit.
+fn locked_memory_line(seen: &Seen) -> Check {
+    const NAME: &str = "locked memory";
+    let finding = match seen.locked {
         Some(LockedLimit::Unlimited) => "no limit".to_owned(),
         Some(LockedLimit::Bytes(bytes)) => {
             format!("{} for programs; the GPU's driver pins memory beside that", format_bytes(bytes))
         }
         None => "the limit cannot be read on this machine".to_owned(),
     };
-    Check::pass("locked memory", finding)
+    match seen.is_wsl && seen.looked.is_ok() {
+        true => Check::warn(
+            NAME,
+            "Windows limits what the GPU's driver may pin below it",
+            "where a run cannot pin its memory, name a smaller `memory.host_budget`",
+        ),
+        false => Check::pass(NAME, finding),
+    }
 }
 
-/// The GPU, its memory and the libraries for it.
-pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
-    let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
-    let found = libraries::find();
-    let looked = cuda::look(ordinal).map_err(|error| error.to_string());
-    let held = looked.is_ok().then(|| holders(ordinal)).flatten().unwrap_or_default();
-    let is_wanted = matches!(choice, DeviceChoice::Cuda(_));
-    let mut lines = vec![gpu_line(&looked, &found, is_wanted), libraries_line(&found, is_wanted)];
-    lines.extend(looked.ok().map(|facts| gpu_memory_line(&facts, &held)));
-    lines
-}
-
-fn gpu_line(looked: &Result<GpuFacts, String>, found: &[Library], is_wanted: bool) -> Check {
+fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
     const NAME: &str = "gpu";
-    let has_driver = found.first().is_some_and(|driver| driver.found.is_some());
-    match looked {
+    let has_driver = seen.found.first().is_some_and(|driver| driver.found.is_some());
+    match &seen.looked {
         Ok(facts) => {
             let (major, minor) = facts.capability;
             let driver = facts.driver_version;
+            let release = seen.release.as_ref().map_or(String::new(), |release| format!("{release} "));
             let finding = format!(
-                "{}, compute capability {major}.{minor}, driver for CUDA {}.{}",
+                "{}, compute capability {major}.{minor}, driver {release}for CUDA {}.{}",
                 facts.name,
                 driver / 1000,
                 driver % 1000 / 10
@@ -150,24 +218,27 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
             "NVIDIA's management library (libnvidia-ml.so.1) tells; until then name a `memory.budget`";
         return Check::warn(NAME, format!("{total}, of which an unknown part is free"), remedy);
     };
+    let is_taken = free < facts.total_bytes - facts.total_bytes / 10;
     let holder = |holder: &Holder| {
+        let name = processes::name_of(holder.process).map_or(String::new(), |name| format!(" ({name})"));
         let bytes = holder.bytes.map_or(String::new(), |bytes| format!(" {}", format_bytes(bytes)));
-        format!("process {}{}{bytes}", holder.process, process_name(holder.process))
+        format!("process {}{name}{bytes}", holder.process)
     };
-    let held: Vec<String> = held.iter().map(holder).collect();
-    let finding = match held.is_empty() {
-        true => format!("{} free of {total}", format_bytes(free)),
-        false => format!("{} free of {total}, held by {}", format_bytes(free), held.join(", ")),
+    let by = match held {
+        [] if is_taken => ", held by programs that cannot be seen from here".to_owned(),
+        [] => String::new(),
+        held => format!(", held by {}", held.iter().map(holder).collect::<Vec<_>>().join(", ")),
     };
-    match free < facts.total_bytes - facts.total_bytes / 10 {
+    let finding = format!("{} free of {total}{by}", format_bytes(free));
+    let holders: Vec<Value> = held
+        .iter()
+        .map(|it| json!({ "process": it.process, "name": processes::name_of(it.process), "bytes": it.bytes }))
+        .collect();
+    match is_taken {
         true => Check::warn(NAME, finding, "end what holds it, or plan for what is free"),
         false => Check::pass(NAME, finding),
     }
-}
-
-fn process_name(process: u32) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-    if name.is_empty() { String::new() } else { format!(" ({})", name.trim()) }
+    .with(json!({ "free_bytes": free, "total_bytes": facts.total_bytes, "held_by": holders }))
 }
 
 /// Room for checkpoints and for what a plan puts on disk.
@@ -194,6 +265,7 @@ fn disk_line(folder: &Path, free: Option<u64>) -> Check {
             }
         }
     }
+    .with(json!({ "free_bytes": free }))
 }
 
 /// What of the machine's speed is to be looked at.
@@ -302,80 +374,5 @@ pub fn cache() -> Check {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts(capability: (u32, u32), free_gib: u64) -> GpuFacts {
-        GpuFacts {
-            ordinal: 0,
-            name: "NVIDIA Example".into(),
-            capability,
-            total_bytes: 24 << 30,
-            free_bytes: Some(free_gib << 30),
-            driver_version: 13_010,
-        }
-    }
-
-    fn library(what: &'static str, is_there: bool) -> Library {
-        let found = is_there.then(|| PathBuf::from("lib.so"));
-        Library { what, file: "lib.so", found, remedy: "install it" }
-    }
-
-    #[test]
-    fn memory_is_little_below_a_gibibyte() {
-        let line = |free| memory_line(Some(free), Some(8 << 30));
-        assert_eq!(line(1 << 30), Check::pass("memory", "1.00 GiB free of 8.00 GiB"));
-        assert_eq!(line((1 << 30) - 1).verdict, Verdict::Warn);
-        assert_eq!(memory_line(None, None).verdict, Verdict::Warn);
-        let disk = |free| disk_line(Path::new("runs"), free).verdict;
-        assert_eq!(
-            [disk(Some(2 << 30)), disk(Some(5)), disk(None)],
-            [Verdict::Pass, Verdict::Warn, Verdict::Warn]
-        );
-    }
-
-    #[test]
-    fn a_gpu_that_is_wanted_has_to_be_there() {
-        let none = || Err("the driver was not found".to_owned());
-        let (with, without) = ([library("driver", true)], [library("driver", false)]);
-        assert_eq!(gpu_line(&none(), &without, false).verdict, Verdict::Pass);
-        assert_eq!(gpu_line(&none(), &with, false).verdict, Verdict::Warn);
-        assert_eq!(gpu_line(&none(), &without, true).verdict, Verdict::Fail);
-        let fine = gpu_line(&Ok(facts((8, 9), 24)), &with, true);
-        assert_eq!(
-            fine,
-            Check::pass("gpu", "NVIDIA Example, compute capability 8.9, driver for CUDA 13.1, bf16")
-        );
-        assert_eq!(gpu_line(&Ok(facts((7, 5), 24)), &with, false).verdict, Verdict::Warn);
-    }
-
-    #[test]
-    fn libraries_matter_where_there_is_a_driver() {
-        let all = [library("driver", true), library("NVRTC", true)];
-        assert_eq!(libraries_line(&all, true), Check::pass("libraries", "driver (lib.so), NVRTC (lib.so)"));
-        let some = [library("driver", true), library("NVRTC", false)];
-        let line = libraries_line(&some, false);
-        assert_eq!((line.verdict, &*line.finding), (Verdict::Warn, "driver (lib.so); missing: NVRTC"));
-        assert_eq!(line.remedies, ["install it"]);
-        assert_eq!(libraries_line(&some, true).verdict, Verdict::Fail);
-        let none = [library("driver", false), library("NVRTC", false)];
-        assert_eq!(libraries_line(&none, false).verdict, Verdict::Pass);
-    }
-
-    #[test]
-    fn who_holds_a_gpu_is_named() {
-        let holder = Holder { process: u32::MAX, bytes: Some(4 << 30) };
-        let line = gpu_memory_line(&facts((8, 9), 20), &[holder]);
-        let words = "20.00 GiB free of 24.00 GiB, held by process 4294967295 4.00 GiB";
-        assert_eq!((line.verdict, &*line.finding), (Verdict::Warn, words));
-        assert_eq!(gpu_memory_line(&facts((8, 9), 23), &[]).verdict, Verdict::Pass);
-        let unknown = GpuFacts { free_bytes: None, ..facts((8, 9), 0) };
-        assert_eq!(gpu_memory_line(&unknown, &[]).verdict, Verdict::Warn);
-    }
-
-    #[test]
-    fn rates_have_units_for_people() {
-        assert_eq!([flops(95.4e9), flops(660e12)], ["95 GFLOP/s", "660 TFLOP/s"]);
-        assert_eq!([rate(0.84e9), rate(3.6e12)], ["0.8 GB/s", "3.6 TB/s"]);
-    }
-}
+#[path = "machine_tests.rs"]
+mod tests;

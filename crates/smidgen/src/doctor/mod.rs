@@ -3,10 +3,12 @@
 //! Lines about the machine come first, then what a recipe needs of it. A warning is what may slow or stop some run; a
 //! failure is what this machine or this recipe cannot do. Nothing here changes anything.
 
+pub mod load;
 pub mod machine;
 pub mod run;
 
 use crate::failure::{Blame, Failure};
+use serde_json::Value;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
@@ -35,6 +37,8 @@ pub struct Check {
     pub remedies: Vec<String>,
     /// Whose turn it is where it fails.
     pub blame: Blame,
+    /// The numbers of the finding, for programs; null where it has none.
+    pub facts: Value,
 }
 
 impl Check {
@@ -59,8 +63,13 @@ impl Check {
         Check { remedies, blame: failure.blame, ..Check::new(name, Verdict::Fail, failure.message.clone()) }
     }
 
+    pub fn with(self, facts: Value) -> Check {
+        Check { facts, ..self }
+    }
+
     fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Check {
-        Check { name, verdict, finding: finding.into(), remedies: vec![], blame: Blame::World }
+        let finding = finding.into();
+        Check { name, verdict, finding, remedies: vec![], blame: Blame::World, facts: Value::Null }
     }
 }
 

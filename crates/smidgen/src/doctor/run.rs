@@ -1,21 +1,29 @@
 //! Lines about a recipe: whether its model can be read, whether its data is there, whether it fits.
 //!
-//! The way of `smidgen plan`, one line for what can go wrong at a time. Weights are looked at and not read.
+//! The way of `smidgen plan`, one line for what can go wrong at a time; then weights are read as a run would read them.
 
+use super::load::{self, Reach};
 use super::{Check, Verdict};
 use crate::bytes::format_bytes;
+use crate::host;
 use crate::hub::{Access, Want};
 use crate::job::{Data, Job, Purpose, open_model};
-use crate::planning::{Planned, plan_job};
+use crate::planning::{Planned, pinned_bytes, plan_job};
 use crate::recipe::{Length, Recipe};
 use crate::train::disk::{self, Footprint};
+use crate::train::progress;
+use serde_json::json;
 
 /// Everything that a run of the recipe needs, up to the first that it does not get.
-pub fn check(recipe: &Recipe, access: &Access) -> Vec<Check> {
+pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
     let mut lines = Vec::new();
     match open_model(&recipe.model.path, Want::Config, access) {
         Err(failure) => {
-            lines.push(Check::of_failure("model", &failure));
+            let mut line = Check::of_failure("model", &failure);
+            if failure.hints.is_empty() {
+                line.remedies = vec![load::REMEDY.to_owned()];
+            }
+            lines.push(line);
             return lines;
         }
         Ok(model) => {
@@ -38,9 +46,17 @@ pub fn check(recipe: &Recipe, access: &Access) -> Vec<Check> {
         }
     };
     lines.push(data_line(&job));
+    if job.model.has_weights() {
+        if !access.quiet {
+            progress::say("reading the weights of the model");
+        }
+        lines.push(load::check(&job, reach));
+    }
     match plan_job(&job) {
         Ok(planned) => {
             lines.push(plan_line(&job, &planned));
+            let pinned = pinned_bytes(&planned.solution.plan);
+            lines.extend((pinned > 0).then(|| pinned_line(pinned, host::free_memory_bytes())));
             lines.push(room_line(&job, &planned));
         }
         Err(failure) => lines.push(Check::of_failure("plan", &failure)),
@@ -83,6 +99,28 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
             planned.profile.describe()
         ),
     )
+    .with(json!({
+        "peak_bytes": solution.peak_bytes,
+        "budget_bytes": planned.budget_bytes,
+        "tokens_per_s": tokens_per_s,
+    }))
+}
+
+/// Memory that the GPU reaches by itself: it cannot be swapped out.
+fn pinned_line(pinned: u64, free: Option<u64>) -> Check {
+    const NAME: &str = "pinned memory";
+    let finding = format!("the plan pins {}", format_bytes(pinned));
+    let facts = json!({ "needed_bytes": pinned, "free_bytes": free });
+    match free {
+        Some(free) if free < pinned => Check::fail(
+            NAME,
+            format!("{finding}, and {} are free", format_bytes(free)),
+            "end other programs; `memory.host_budget` makes plans that pin less",
+        ),
+        Some(free) => Check::pass(NAME, format!("{finding} of {} that are free", format_bytes(free))),
+        None => Check::pass(NAME, finding),
+    }
+    .with(facts)
 }
 
 /// Room for what the run will write.
@@ -104,6 +142,7 @@ fn room_line(job: &Job, planned: &Planned) -> Check {
 
 fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Check {
     let needs = format!("{} on the disk of `{folder}`", format_bytes(needed));
+    let facts = json!({ "needed_bytes": needed, "free_bytes": free });
     match free {
         Some(free) if free < needed => Check {
             remedies: vec![
@@ -113,6 +152,7 @@ fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Che
         },
         _ => Check::pass(name, needs),
     }
+    .with(facts)
 }
 
 #[cfg(test)]
@@ -123,9 +163,24 @@ mod tests {
     fn room_is_needed_to_the_byte() {
         let line = |free| room(1 << 20, free, "runs/x", "checkpoints");
         assert_eq!(line(Some(1 << 20)).verdict, Verdict::Pass);
-        assert_eq!(line(None), Check::pass("checkpoints", "1.00 MiB on the disk of `runs/x`"));
+        let unknown = line(None);
+        assert_eq!((unknown.verdict, &*unknown.finding), (Verdict::Pass, "1.00 MiB on the disk of `runs/x`"));
         let short = line(Some((1 << 20) - 1));
         assert_eq!(short.verdict, Verdict::Fail);
         assert!(!short.remedies.is_empty());
+        assert_eq!(short.facts, json!({"needed_bytes": 1 << 20, "free_bytes": (1 << 20) - 1}));
+        let full = line(Some(0));
+        let words = "1.00 MiB on the disk of `runs/x`, which has 0 B free";
+        assert_eq!((full.verdict, &*full.finding), (Verdict::Fail, words));
+    }
+
+    #[test]
+    fn what_is_pinned_has_to_be_free() {
+        let line = |free| pinned_line(2 << 30, free);
+        assert_eq!([line(Some(2 << 30)), line(None)].map(|line| line.verdict), [Verdict::Pass; 2]);
+        let short = line(Some(1 << 30));
+        let words = "the plan pins 2.00 GiB, and 1.00 GiB are free";
+        assert_eq!((short.verdict, &*short.finding), (Verdict::Fail, words));
+        assert!(short.remedies[0].contains("`memory.host_budget`"));
     }
 }

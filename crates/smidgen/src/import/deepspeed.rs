@@ -192,9 +192,16 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
         }
         None => {}
     }
-    match params.take("warmup_max_lr") {
-        Some(found) if found.is_auto() || draft.has("train.lr") => {}
-        found => put_number(draft, "train.lr", found),
+    if let Some(found) = params.take("warmup_max_lr").filter(|found| !found.is_auto()) {
+        let before: Option<f64> = draft.line("train.lr").and_then(|line| line.toml.parse().ok());
+        if before.is_none() || found.number(draft) != before {
+            put_number(draft, "train.lr", Some(found));
+            if before.is_some() {
+                draft.assume(
+                    "`warmup_max_lr` is the rate: DeepSpeed's schedule sets it over the optimizer's `lr`",
+                );
+            }
+        }
     }
     if let Some(found) =
         params.take_any(&["warmup_min_lr", "warmup_min_ratio"]).filter(|found| !found.is_auto())

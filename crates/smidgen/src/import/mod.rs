@@ -105,6 +105,12 @@ fn settle(draft: &mut Draft) -> Vec<Missing> {
             line.remark = format!("needs `{needed}`");
         }
     }
+    let says = |key: &str, toml: &str| draft.line(key).is_some_and(|line| line.active && line.toml == toml);
+    if says("adapter.kind", "\"full\"") && says("memory.weights", "\"host\"") {
+        draft.assume(
+            "weights that are trained stay on the device: `memory.weights` moves those that are frozen",
+        );
+    }
     let open = key_places().filter(|place| place.required && !draft.has(&place.path()));
     let open: Vec<String> = open.map(|place| place.path()).collect();
     open.into_iter()

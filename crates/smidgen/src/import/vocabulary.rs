@@ -209,7 +209,12 @@ pub fn put_warmup(
         return draft.put_default("train.warmup", Value::Integer(0), default.1);
     }
     let given = match (steps, ratio) {
-        (Some((value, found)), _) if value > 0.0 => Some((value, found)),
+        (Some((value, found)), other) if value > 0.0 => {
+            if let Some((_, other)) = other.filter(|(value, _)| *value > 0.0) {
+                draft.leave_out(&other, format!("`{}` wins over it", found.name()));
+            }
+            Some((value, found))
+        }
         (steps, ratio) => ratio.or(steps),
     };
     match given {

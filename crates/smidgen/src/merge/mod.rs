@@ -40,7 +40,7 @@ pub struct MergeOptions {
 
 impl Default for MergeOptions {
     fn default() -> MergeOptions {
-        MergeOptions { element: None, max_shard_bytes: 5_000_000_000, block_bytes: 16 << 20 }
+        MergeOptions { element: None, max_shard_bytes: shards::SHARD_BYTES, block_bytes: 16 << 20 }
     }
 }
 

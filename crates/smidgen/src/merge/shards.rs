@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 use super::fit::OutputTensor;
 use crate::checkpoint::peft::python_json::render_python_json;
 
+/// Bytes of the tensors of a file: a larger model is several.
+pub const SHARD_BYTES: u64 = 5_000_000_000;
+
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Ranges of outputs, at most `max_bytes` of tensors each; a larger tensor is alone.

@@ -55,6 +55,8 @@ pub struct StepRow {
     pub device_peak_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
+    /// What looking at memory took.
+    pub monitor_us: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -191,6 +193,8 @@ struct AnyRow {
     #[serde(default)]
     pinned_bytes: u64,
     host_rss_bytes: Option<u64>,
+    #[serde(default)]
+    monitor_us: f64,
     eval_loss: Option<f64>,
     eval_ms: Option<f64>,
 }
@@ -234,6 +238,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 device_peak_bytes: row.device_peak_bytes,
                 pinned_bytes: row.pinned_bytes,
                 host_rss_bytes: row.host_rss_bytes,
+                monitor_us: row.monitor_us,
             }),
             (None, Some(_)) => metrics
                 .evaluations

@@ -52,6 +52,8 @@ pub struct SpeedSummary {
     pub tokens: u64,
     /// In steps; evaluations and checkpoints are beside them.
     pub seconds: f64,
+    /// The part of it that looking at memory took.
+    pub monitor_part: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -71,6 +73,12 @@ pub struct StabilitySummary {
     pub resumes: usize,
     /// Times that the plan changed with the memory that could be had.
     pub plan_changes: usize,
+    /// Steps whose gradient was far above the usual.
+    pub spikes: usize,
+    /// The worst of them, and how many times the usual gradient it had.
+    pub worst_spike: Option<(u64, f64)>,
+    /// The usual loss of the first and of the last quarter, where it rose much.
+    pub risen_loss: Option<(f64, f64)>,
     pub failure: Option<String>,
 }
 
@@ -153,13 +161,16 @@ fn growth_bytes(part: &[StepRow]) -> Option<u64> {
 }
 
 fn speed(run: &RunRecord) -> SpeedSummary {
+    let milliseconds = run.rows.iter().map(|row| row.step_ms).sum::<f64>();
+    let monitor_ms = run.rows.iter().map(|row| row.monitor_us).sum::<f64>() / 1e3;
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
         planned_tokens_per_s: run.plan.tokens_per_s,
         planned_step_ms: run.plan.step_ms,
         tokens: run.rows.iter().map(|row| row.tokens).sum(),
-        seconds: run.rows.iter().map(|row| row.step_ms).sum::<f64>() / 1e3,
+        seconds: milliseconds / 1e3,
+        monitor_part: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
     }
 }
 
@@ -175,7 +186,31 @@ fn loss(run: &RunRecord) -> LossSummary {
     }
 }
 
+/// A gradient so many times the median one is a spike.
+const SPIKE: f64 = 10.0;
+/// A run whose loss ends so many times as high as it began has come apart, finite or not.
+const RISE: f64 = 1.5;
+
+/// Gradients far above the usual: how many, and the worst with its step.
+fn spikes(rows: &[StepRow]) -> (usize, Option<(u64, f64)>) {
+    let usual = median(rows.iter().map(|row| row.grad_norm)).filter(|usual| *usual > 0.0);
+    let Some(usual) = usual else { return (0, None) };
+    let times = rows.iter().map(|row| (row.step, row.grad_norm / usual));
+    let high: Vec<(u64, f64)> = times.filter(|(_, times)| times.is_finite() && *times > SPIKE).collect();
+    (high.len(), high.iter().copied().max_by(|one, other| one.1.total_cmp(&other.1)))
+}
+
+/// The median loss of the first and the last quarter, where there are enough steps and it rose much.
+fn risen_loss(rows: &[StepRow]) -> Option<(f64, f64)> {
+    const FEWEST: usize = 8;
+    let quarter = rows.len() / 4;
+    let usual = |rows: &[StepRow]| median(rows.iter().map(|row| row.loss));
+    let (first, last) = (usual(&rows[..quarter])?, usual(&rows[rows.len() - quarter..])?);
+    (rows.len() >= FEWEST && last > RISE * first).then_some((first, last))
+}
+
 fn stability(run: &RunRecord) -> StabilitySummary {
+    let (spikes, worst_spike) = spikes(&run.rows);
     let parts = run.history.iter().flat_map(|history| &history.parts);
     let changed = parts.clone().filter(|part| part.ended == Some(PartEnd::PlanChanged));
     StabilitySummary {
@@ -183,6 +218,9 @@ fn stability(run: &RunRecord) -> StabilitySummary {
         overflowed: run.rows.iter().filter(|row| row.overflows > 0).count(),
         resumes: run.history.as_ref().map_or(0, |history| history.resumes()),
         plan_changes: changed.count(),
+        spikes,
+        worst_spike,
+        risen_loss: risen_loss(&run.rows),
         failure: match run.is_running {
             true => None,
             false => parts.last().and_then(|part| part.message.clone()),
@@ -218,6 +256,7 @@ impl RunSummary {
                 "planned_step_ms": speed.planned_step_ms,
                 "tokens": speed.tokens,
                 "seconds": speed.seconds,
+                "monitor_of_time": speed.monitor_part,
             },
             "loss": {
                 "first": loss.first,
@@ -230,6 +269,11 @@ impl RunSummary {
                 "steps_done_again": stability.overflowed,
                 "resumes": stability.resumes,
                 "plan_changes": stability.plan_changes,
+                "gradient_spikes": stability.spikes,
+                "worst_spike": stability
+                    .worst_spike
+                    .map(|(step, times)| json!({"step": step, "times_the_usual": times})),
+                "loss_rose": stability.risen_loss.is_some(),
                 "failure": stability.failure,
             },
         })
@@ -272,14 +316,15 @@ impl RunSummary {
                 .map(|(step, loss)| format!(", eval {loss:.4} at best, after step {step}"));
             lines.push(format!("loss: {first:.4} to {last:.4}{}", best.unwrap_or_default()));
         }
-        lines.push(format!("stable: {}", self.stability.render()));
+        let answer = if self.stability.is_stable() { "yes" } else { "no" };
+        lines.push(format!("stable: {answer}, {}", self.stability.render()));
         lines
     }
 }
 
 impl StabilitySummary {
     pub fn is_stable(&self) -> bool {
-        self.not_finite == 0 && self.failure.is_none()
+        self.not_finite == 0 && self.failure.is_none() && self.risen_loss.is_none()
     }
 
     pub fn render(&self) -> String {
@@ -287,6 +332,16 @@ impl StabilitySummary {
             0 => "every step finite".to_string(),
             count => format!("{count} steps not finite"),
         }];
+        if let Some((first, last)) = self.risen_loss {
+            words.push(format!("the loss rose from {first:.3} to {last:.3}"));
+        }
+        if let Some((step, times)) = self.worst_spike {
+            let plural = if self.spikes == 1 { "" } else { "s" };
+            let count = self.spikes;
+            words.push(format!(
+                "{count} gradient spike{plural}, the worst {times:.0} times the usual at step {step}"
+            ));
+        }
         if self.overflowed > 0 {
             words.push(format!("{} done again after an overflow", self.overflowed));
         }
@@ -330,6 +385,7 @@ mod tests {
             device_peak_bytes: Some(*bytes + 1),
             pinned_bytes: 0,
             host_rss_bytes: None,
+            monitor_us: 1.0,
         };
         let part = |first_step: &u64| Part {
             began_unix_s: 0,
@@ -353,6 +409,8 @@ mod tests {
         let memory = summarize(&run("cuda", &[0], &rising)).memory;
         assert_eq!((memory.growth_bytes, memory.has_grown()), (Some(10 << 20), Some(true)));
         assert_eq!((memory.peak_bytes, memory.steadiness), (Some((20 << 20) + 1), Some(0.05)));
+        // A microsecond in every two milliseconds.
+        assert!((summarize(&run("cuda", &[0], &rising)).speed.monitor_part - 5e-4).abs() < 1e-12);
         // Resumed after step 10, with more from the beginning; the part before it lost rows to the checkpoint.
         let two: Vec<u64> = (0..20).map(|step| if step < 10 { 5 << 20 } else { 9 << 20 }).collect();
         let memory = summarize(&run("cuda", &[0, 10], &two)).memory;
@@ -380,5 +438,30 @@ mod tests {
         assert_eq!(summarize(&record).standing, "running, step 20 of 40");
         record.rows[3].loss = f64::NAN;
         assert!(!summarize(&record).stability.is_stable());
+        let lines = summarize(&record).render_lines();
+        assert!(lines.last().unwrap().starts_with("stable: no, 1 steps not finite, "), "{lines:?}");
+    }
+
+    #[test]
+    fn a_loss_that_rises_is_not_stable_and_spikes_are_counted() {
+        let mut record = run("cpu", &[0], &[1; 20]);
+        assert!(summarize(&record).stability.is_stable());
+        (record.rows[7].grad_norm, record.rows[12].grad_norm, record.rows[3].grad_norm) = (11.0, 40.0, 9.0);
+        let stability = summarize(&record).stability;
+        assert_eq!((stability.spikes, stability.worst_spike), (2, Some((13, 40.0))));
+        assert!(stability.is_stable(), "a spike that clipping takes is no fault");
+        let words = "2 gradient spikes, the worst 40 times the usual at step 13";
+        assert!(stability.render().contains(words), "{}", stability.render());
+        // One high step at the end is noise, a quarter of them is not.
+        record.rows[19].loss = 9.0;
+        assert!(summarize(&record).stability.is_stable());
+        record.rows[15..].iter_mut().for_each(|row| row.loss = 1.6);
+        let stability = summarize(&record).stability;
+        assert_eq!((stability.risen_loss, stability.is_stable()), (Some((1.0, 1.6)), false));
+        assert!(stability.render().contains("the loss rose from 1.000 to 1.600"), "{}", stability.render());
+        record.rows.truncate(7);
+        assert_eq!(summarize(&record).stability.risen_loss, None);
+        record.rows.truncate(1);
+        assert_eq!(summarize(&record).stability.spikes, 0);
     }
 }

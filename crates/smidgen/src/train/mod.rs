@@ -20,6 +20,7 @@ pub mod liveness;
 pub mod loss_scale;
 pub mod lr;
 pub mod metrics;
+pub mod monitor;
 pub mod phases;
 pub mod progress;
 pub mod replay;

@@ -2,13 +2,20 @@
 //!
 //! Everything goes to stderr; stdout is for data.
 
+use crate::report::colour;
 use crate::report::wrap::{columns, fold};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
 /// A line to stderr. A reader that went away (`2>&1 | head`) ends no run: what is said is lost, nothing else.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", fold(line, columns()));
+    let _ = writeln!(std::io::stderr(), "{}", for_stderr(line));
+}
+
+/// As wide as the terminal, and in its colours.
+fn for_stderr(line: &str) -> String {
+    let folded = fold(line, columns());
+    if colour::is_wanted(std::io::stderr().is_terminal()) { colour::paint(&folded) } else { folded }
 }
 
 #[derive(Debug)]
@@ -45,7 +52,7 @@ impl Progress {
 
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(fold(line, columns())),
+            Some(bar) => bar.println(for_stderr(line)),
             None if !self.quiet => say(line),
             None => {}
         }

@@ -18,11 +18,10 @@ use crate::checkpoint::weight::{Weight, WeightRows};
 use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::merge::MergeOptions;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
 use crate::merge::original::{DECODED, OriginalModel};
-use crate::merge::shards::{INDEX_FILE, render_index, shard_name, split};
+use crate::merge::shards::{INDEX_FILE, SHARD_BYTES, render_index, shard_name, split};
 use crate::merge::sidecar::write_sidecars;
 use smidgen_compile::Request;
 use smidgen_ir::{DType, Extent, Plan, Storage, ValueId};
@@ -177,6 +176,15 @@ pub fn save_scratch_bytes(weight: &Weight) -> usize {
 
 /// Writes the weights of the whole model, in shards where they are large; what was trained is compared afterwards.
 pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
+    write_shards(executor, job, folder, SHARD_BYTES)
+}
+
+fn write_shards<D: Device>(
+    executor: &mut Executor<D>,
+    job: &Job,
+    folder: &Path,
+    shard_bytes: u64,
+) -> Result<(), Failure> {
     let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
         .map(|tensor| {
             let weight =
@@ -190,7 +198,7 @@ pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pa
         })
         .collect();
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
-    let shards = split(&sizes, MergeOptions::default().max_shard_bytes);
+    let shards = split(&sizes, shard_bytes);
     for (shard, range) in shards.iter().enumerate() {
         let path = folder.join(shard_name(shard, shards.len()));
         write_file(executor, &outputs[range.clone()], &path)?;
@@ -289,3 +297,7 @@ fn write_decoded(weight: &Weight, element: Element, out: &mut dyn Write) -> io::
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "trained_weights_tests.rs"]
+mod tests;

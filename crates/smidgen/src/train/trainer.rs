@@ -14,7 +14,8 @@ use super::journal::Journal;
 use super::liveness::{self, Liveness};
 use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
-use super::metrics::{MetricsRow, read_rss};
+use super::metrics::MetricsRow;
+use super::monitor::{self, Looked};
 use super::phases::{Phase, PhaseMeter};
 use super::progress::Progress;
 use super::replay::{Culprit, find_culprit};
@@ -27,7 +28,6 @@ use crate::data::batch::BatchPlan;
 use crate::data::micro_batch::{MicroBatch, Packing};
 use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
-use crate::host;
 use crate::job::{Data, Job};
 use crate::recipe::{self, Batch, Warmup};
 use crate::tokenizer::beside::save_beside;
@@ -497,17 +497,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         let seconds = self.last_row.elapsed().as_secs_f64();
         self.last_row = Instant::now();
-        let memory = if self.is_monitored { read_rss() } else { None };
-        let rss = memory.map(|memory| memory.rss_bytes);
-        let peak = memory.map(|memory| match &self.meter {
-            Some(meter) => meter.process_peak_bytes(&memory),
-            None => memory.peak_bytes,
-        });
-        let device = if self.is_monitored { self.executor.device_mut().memory() } else { None };
-        let free = match device {
-            Some(device) => Some(device.free_bytes),
-            None if self.is_monitored => host::free_memory_bytes(),
-            None => None,
+        let looked = match self.is_monitored {
+            true => monitor::look(self.executor.device_mut(), self.meter.as_deref()),
+            false => Looked::default(),
         };
         let row = MetricsRow {
             step: begun.step + 1,
@@ -521,14 +513,14 @@ impl<'a, D: Device> Trainer<'a, D> {
             step_ms: seconds * 1e3,
             tokens_per_s: begun.tokens as f64 / seconds,
             overflows,
-            // On the CPU the device's memory is the process's.
-            device_bytes: device.map_or(rss, |device| Some(device.bytes)),
-            device_free_bytes: free,
-            device_peak_bytes: device.map_or(peak, |device| Some(device.peak_bytes)),
+            device_bytes: looked.device_bytes(),
+            device_free_bytes: looked.free_bytes(),
+            device_peak_bytes: looked.device_peak_bytes(),
             arena_peak_bytes: self.arena_peak_bytes,
-            pinned_bytes: device.map_or(0, |device| device.pinned_bytes),
-            host_rss_bytes: rss,
-            host_peak_bytes: peak,
+            pinned_bytes: looked.pinned_bytes(),
+            host_rss_bytes: looked.rss_bytes,
+            host_peak_bytes: looked.rss_peak_bytes,
+            monitor_us: looked.micros,
         };
         let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
         self.exceeded_bytes = row.device_bytes.filter(is_above);

@@ -43,27 +43,29 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
     }
     executor
-        .fill_at_once(id, &mut |offset, bytes| encode_weight(&weight, storage, offset, bytes))
+        .fill_at_once(id, &mut |offset, bytes| {
+            assert!(offset == 0, "a weight is encoded in one piece");
+            encode_weight(&weight, storage, bytes, &mut |_, _| {})
+        })
         .map_err(Failure::world)
 }
 
 #[derive(Debug, thiserror::Error)]
-enum EncodeWeightError {
+pub enum EncodeWeightError {
     #[error(transparent)]
     Weight(#[from] WeightError),
     #[error(transparent)]
     Quant(#[from] smidgen_runtime::quant::QuantError),
 }
 
-/// Converts a whole weight into `bytes`, some rows at a time.
-fn encode_weight(
+/// Converts a whole weight into `bytes`, some rows at a time, each shown to `look` with the number of its first.
+pub fn encode_weight(
     weight: &Weight,
     storage: Storage,
-    offset: usize,
     bytes: &mut [u8],
+    look: &mut dyn FnMut(usize, &[f32]),
 ) -> Result<(), EncodeWeightError> {
     let (rows, columns) = weight.rows_and_columns();
-    assert!(offset == 0 && bytes.len() == storage.bytes(rows, columns), "a weight is encoded in one piece");
     let mut encoding = Encoding::begin(storage, rows, columns, bytes)?;
     let step = rows_at_a_time(columns, encoding.piece_elements());
     let mut floats = vec![0.0; step.min(rows) * columns];
@@ -72,6 +74,7 @@ fn encode_weight(
         let count = step.min(rows - first);
         let floats = &mut floats[..count * columns];
         source.read(first, count, floats)?;
+        look(first, floats);
         encoding.append(floats);
     }
     encoding.finish();
@@ -105,7 +108,7 @@ pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
 }
 
 /// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
-fn rows_at_a_time(columns: usize, unit: usize) -> usize {
+pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
     let (mut common, mut rest) = (columns, unit);
     while rest > 0 {
         (common, rest) = (rest, common % rest);

@@ -34,7 +34,7 @@ fn check_encoding(name: &str, weight: &Weight) {
     for storage in STORAGES {
         let expected = quant::encode(storage, rows, columns, &values).unwrap();
         let mut found = vec![0xAA; expected.len()];
-        encode_weight(weight, storage, 0, &mut found).unwrap();
+        encode_weight(weight, storage, &mut found, &mut |_, _| {}).unwrap();
         assert!(found == expected, "{name} as {storage}");
     }
 }
@@ -112,6 +112,7 @@ fn what_nothing_encodes_is_an_error() {
     let weight = model.weight("model.layers.0.mlp.up_proj.weight").unwrap();
     let storage = Storage::Gguf(smidgen_ir::Block::Q4K);
     let (rows, columns) = weight.rows_and_columns();
-    let error = encode_weight(&weight, storage, 0, &mut vec![0; storage.bytes(rows, columns)]).unwrap_err();
+    let error = encode_weight(&weight, storage, &mut vec![0; storage.bytes(rows, columns)], &mut |_, _| {})
+        .unwrap_err();
     assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
 }

@@ -4,6 +4,7 @@
 //! comes out is a profile, not a good one.
 
 use crate::scratch::Scratch;
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -48,12 +49,13 @@ fn what_is_measured_is_kept_and_plans_go_by_it() {
         "recipe",
         "model",
         "data",
+        "load",
         "plan",
         "checkpoints",
     ];
     assert_eq!(names.into_iter().filter(|name| *name != "gpu memory").collect::<Vec<_>>(), expected);
     assert_eq!(report["fine"], true);
-    for name in ["profile", "recipe", "model", "data", "plan", "checkpoints"] {
+    for name in ["profile", "recipe", "model", "data", "load", "plan", "checkpoints"] {
         assert_eq!(line(&report, name)["verdict"], "pass", "{report:#}");
     }
     assert!(line(&report, "plan")["finding"].as_str().unwrap().ends_with("by the profile measured here"));
@@ -103,6 +105,84 @@ fn a_line_that_fails_says_what_to_do_and_ends_the_command_badly() {
     assert_eq!(verdicts(&elsewhere, &["recipe", "model"]), ["pass", "fail"]);
     let dataless = doctor(&scratch, 0, &["recipe.toml", "data.train=absent.jsonl", "--no-measure"]);
     assert_eq!(verdicts(&dataless, &["data", "plan"]), ["warn", "pass"]);
+}
+
+/// Weights are read before a run would read them: what headers cannot tell is said by tensor and row.
+#[test]
+fn a_model_that_cannot_be_trained_on_is_found_before_the_run() {
+    let scratch = Scratch::new();
+    let file = "model/model.safetensors";
+    let good = scratch.read(file);
+    let tensors: usize = {
+        let file = SafeTensors::deserialize(&good).unwrap();
+        file.tensors().iter().map(|(_, view)| view.data().len()).sum()
+    };
+    let looked = |code| doctor(&scratch, code, &["recipe.toml", "--no-measure", "--whole"]);
+    let fine = looked(0);
+    let facts = &line(&fine, "load")["facts"];
+    assert_eq!((&facts["read_bytes"], &facts["model_bytes"]), (&json!(tensors), &json!(tensors)));
+    assert!(facts["bytes_per_s"].as_f64().unwrap() > 0.0);
+
+    // The third number of the second row of a matrix.
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let place_of = |name: &str| {
+        let file = SafeTensors::deserialize(&good).unwrap();
+        let view = file.tensor(name).unwrap();
+        let begin = view.data().as_ptr() as usize - good.as_ptr() as usize;
+        (begin, view.data().len(), view.shape()[1])
+    };
+    let (begin, length, columns) = place_of(name);
+    let mut bytes = good.clone();
+    let number = begin + 4 * (columns + 2);
+    bytes[number..number + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    scratch.write(file, &bytes);
+    let broken = looked(1);
+    assert_eq!(verdicts(&broken, &["model", "load", "plan"]), ["pass", "fail", "pass"]);
+    let said = line(&broken, "load")["finding"].as_str().unwrap();
+    assert!(
+        said.contains(&format!("tensor `{name}` in `")) && said.ends_with("holds NaN in row 1"),
+        "{said}"
+    );
+    assert!(line(&broken, "load")["remedies"][0].as_str().unwrap().contains("`smidgen pull`"));
+
+    // A hole, as a download that was not finished leaves it.
+    let mut bytes = good.clone();
+    bytes[begin..begin + length].fill(0);
+    scratch.write(file, &bytes);
+    let hole = looked(0);
+    assert_eq!(
+        (verdicts(&hole, &["load"]), &line(&hole, "load")["facts"]["zeros"]),
+        (vec!["warn".into()], &json!([name]))
+    );
+
+    // A file that ends too early, and one that is not there as a file.
+    scratch.write(file, &good[..good.len() - 5]);
+    let short = looked(1);
+    let said = line(&short, "model")["finding"].as_str().unwrap();
+    assert!(said.contains("truncated") && verdicts(&short, &["model"]) == ["fail"], "{said}");
+    assert!(line(&short, "model")["remedies"][0].as_str().unwrap().contains("`smidgen pull`"), "{short:#}");
+    std::fs::remove_file(scratch.path(file)).unwrap();
+    std::fs::create_dir(scratch.path(file)).unwrap();
+    assert_eq!(verdicts(&looked(1), &["model"]), ["fail"]);
+}
+
+/// Libraries that are named like NVIDIA's and are none: words, and no crash.
+#[cfg(target_os = "linux")]
+#[test]
+fn libraries_that_cannot_be_used_are_no_crash() {
+    let scratch = Scratch::new();
+    for name in ["libcuda.so", "libcuda.so.1", "libnvrtc.so", "libnvrtc-builtins.so", "libcublasLt.so"] {
+        scratch.write(&format!("lib/{name}"), "not a library");
+    }
+    let mut command = scratch.command(&["doctor", "--device", "cuda:0", "--no-measure", "--json"]);
+    let output = command.env("LD_LIBRARY_PATH", scratch.path("lib")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(verdicts(&report, &["gpu", "libraries"]), ["fail", "fail"]);
+    assert!(
+        line(&report, "libraries")["finding"].as_str().unwrap().contains("missing: driver"),
+        "{report:#}"
+    );
 }
 
 #[test]

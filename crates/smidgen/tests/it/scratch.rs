@@ -4,6 +4,7 @@
 //! Leaves out what a test asserts, but for the one shape that all refusals share.
 
 use serde_json::Value;
+use smidgen::report::wrap::fold;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -224,6 +225,7 @@ impl Scratch {
             assert!(said.contains(word), "{arguments:?} does not say {word:?}: {said}");
         }
         assert_eq!(ended.stdout, "");
+        assert_fits(&fold(said, 80), 80);
         assert!(self.files() == before, "{arguments:?} changed files");
         assert!(before.keys().any(|path| path.starts_with(self.path("run"))) || !self.exists("run"));
         ended.stderr
@@ -232,6 +234,18 @@ impl Scratch {
     /// `train` with overrides that has to be refused.
     pub fn train_refused(&self, code: i32, overrides: &[&str], words: &[&str]) -> String {
         self.refused(code, &[&["train", "recipe.toml"][..], overrides].concat(), words)
+    }
+}
+
+/// Every line is as wide as a terminal or one long word, such as a path, and ends in no space.
+pub fn assert_fits(text: &str, width: usize) {
+    for line in text.lines() {
+        let longest = line.split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0);
+        let length = line.chars().count();
+        // A long word goes to a line of its own, with what is in front of it.
+        assert!(length <= width || longest > width / 2, "{length} columns: {line:?}\n{text}");
+        assert_eq!(line, line.trim_end(), "ends in spaces:\n{text}");
+        assert!(!line.contains(['\x1b', '\t', '\r']), "{line:?}");
     }
 }
 

@@ -40,6 +40,7 @@ fn reports_fit_80_columns() {
     held(&scratch, &["train", "recipe.toml", "train.log_every=1"], 0);
     held(&scratch, &["train", "recipe.toml", "train.log_every=1", "--resume"], 0);
     held(&scratch, &["inspect", "run"], 0);
+    held(&scratch, &["report", "run"], 0);
 }
 
 #[test]
@@ -72,6 +73,89 @@ fn refusals_fit_80_columns() {
     ] {
         held(&scratch, arguments, code);
     }
+}
+
+/// Colour is added to words that are there without it, and ends in its line.
+#[test]
+fn colour_changes_no_word() {
+    let scratch = Scratch::new();
+    let said = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = scratch.command(arguments);
+        command.env_remove("COLUMNS").env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let escapes = regex::Regex::new("\x1b\\[[0-9;]*m").unwrap();
+    for (arguments, words) in [
+        (&["plan", "recipe.toml"] as &[&str], &["\x1b[32mfits\x1b[0m"] as &[&str]),
+        (
+            &["plan", "recipe.toml", "memory.budget=1MiB"],
+            &["\x1b[1;31mdoes not fit\x1b[0m", "\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m"],
+        ),
+        (&["train", "recipe.toml", "memory.budget=1MiB"], &["\x1b[1;31merror:\x1b[0m"]),
+        (
+            &["doctor", "recipe.toml", "--no-measure", "model.path=nothing"],
+            &["\x1b[32mpass\x1b[0m", "\x1b[1;31mfail\x1b[0m", "\x1b[36mremedy:\x1b[0m"],
+        ),
+        (&["fit", "recipe.toml"], &[]),
+    ] {
+        let (plain, painted) = (said(arguments, &[]), said(arguments, &[("CLICOLOR_FORCE", "1")]));
+        assert!(!plain.contains('\x1b'), "{plain}");
+        for word in words {
+            assert!(painted.contains(word), "{arguments:?} has no {word:?}:\n{painted}");
+        }
+        let bare = escapes.replace_all(&painted, "");
+        // What is free on this machine may differ from call to call.
+        if arguments[0] != "doctor" {
+            assert_eq!(bare, plain);
+        }
+        for line in painted.lines() {
+            assert_eq!(line.matches("\x1b[0m").count() * 2, line.matches('\x1b').count(), "{line:?}");
+        }
+        let off = said(arguments, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]);
+        assert!(!off.contains('\x1b'), "{off}");
+    }
+}
+
+/// Every command that says something to people says it to programs.
+#[test]
+fn every_command_has_its_json() {
+    let without = ["completions", "dash"];
+    for command in smidgen::cli::command().get_subcommands() {
+        let json = command.get_arguments().find(|argument| argument.get_long() == Some("json"));
+        assert_eq!(json.is_none(), without.contains(&command.get_name()), "{}", command.get_name());
+        assert!(
+            json.is_none_or(|json| json.get_help().is_some()),
+            "{} --json has no words",
+            command.get_name()
+        );
+    }
+    let scratch = Scratch::new();
+    scratch.write("zero.json", r#"{"zero_optimization": {"stage": 2}}"#);
+    for (arguments, key) in [
+        (&["plan", "recipe.toml"] as &[&str], "peak_bytes"),
+        (&["fit", "recipe.toml"], "max_tokens"),
+        (&["preview", "recipe.toml"], "samples"),
+        (&["doctor", "recipe.toml", "--no-measure", "--device", "cpu"], "checks"),
+        (&["train", "recipe.toml"], "memory"),
+        (&["train", "recipe.toml", "--resume"], "memory"),
+        (&["report", "run"], "memory"),
+        (&["inspect", "model"], ""),
+        (&["inspect", "run"], ""),
+        (&["eval", "recipe.toml", "--adapter", "adapter", "data.eval=data.jsonl"], "base"),
+        (&["merge", "run", "--output", "merged"], ""),
+        (&["import", "zero.json"], "lines"),
+    ] {
+        let ended = scratch.run(&[arguments, &["--json"]].concat());
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.stderr);
+        let value: serde_json::Value = serde_json::from_str(&ended.stdout)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", ended.stdout));
+        assert!(key.is_empty() || value.get(key).is_some(), "{arguments:?}: {value:#}");
+    }
+    // The run's own JSON is that of the report.
+    let [train, report] = [&["train", "recipe.toml", "--resume", "--json"][..], &["report", "run", "--json"]]
+        .map(|arguments| serde_json::from_str::<serde_json::Value>(&scratch.run(arguments).stdout).unwrap());
+    assert_eq!(train["memory"], report["memory"]);
 }
 
 #[test]

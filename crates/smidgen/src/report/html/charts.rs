@@ -145,14 +145,39 @@ pub fn render_ticks(x: &Axis, y: &Axis) -> String {
         write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label))
             .expect("writing");
     }
-    for (value, label) in &x.ticks {
+    for ((value, label), is_crowded) in x.ticks.iter().zip(crowded_ticks(x)) {
         let part = x.place(*value);
-        let end = if part > 0.94 { " end" } else { "" };
+        let end = if part > LAST_PART { " end" } else { "" };
+        let crowded = if is_crowded { " crowded" } else { "" };
         let place = percent(part);
-        write!(text, "<span class=\"tick x{end}\" style=\"left:{place}\">{}</span>", escape(label))
+        write!(text, "<span class=\"tick x{end}{crowded}\" style=\"left:{place}\">{}</span>", escape(label))
             .expect("writing");
     }
     text
+}
+
+/// A label beyond this part of the axis ends at its tick instead of standing around it.
+const LAST_PART: f64 = 0.94;
+
+/// Which labels of the x axis would touch the next one on a telephone, where they are left out; the last one stays.
+fn crowded_ticks(x: &Axis) -> Vec<bool> {
+    // The narrowest plot of `page.css`, and a character and the room between labels there, in pixels.
+    const PLOT: f64 = 300.0;
+    const CHARACTER: f64 = 7.0;
+    const BETWEEN: f64 = 8.0;
+    let mut next = f64::INFINITY;
+    let mut crowded: Vec<bool> = Vec::with_capacity(x.ticks.len());
+    for (value, label) in x.ticks.iter().rev() {
+        let (part, width) = (x.place(*value), CHARACTER * label.chars().count() as f64);
+        let right = PLOT * part + if part > LAST_PART { 0.0 } else { width / 2.0 };
+        let is_crowded = right + BETWEEN > next;
+        if !is_crowded {
+            next = right - width;
+        }
+        crowded.push(is_crowded);
+    }
+    crowded.reverse();
+    crowded
 }
 
 fn render_levels(levels: &[Level], y: &Axis) -> String {
@@ -248,5 +273,25 @@ fn digits(value: f64) -> f64 {
             let rounded = (value * scale).round() / scale;
             if rounded.is_finite() { rounded } else { value }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten thousand steps: on a telephone `8,000` would touch `10,000`, which stands left of its tick.
+    #[test]
+    fn labels_that_would_touch_are_left_out_where_it_is_narrow() {
+        let x = Axis::from_zero(10_000.0, Unit::Plain);
+        let labels: Vec<&str> = x.ticks.iter().map(|(_, label)| label.as_str()).collect();
+        assert_eq!(labels, ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]);
+        assert_eq!(crowded_ticks(&x), [false, false, false, false, true, false]);
+        let text = render_ticks(&x, &Axis::from_zero(1.0, Unit::Plain));
+        assert!(text.contains("<span class=\"tick x crowded\" style=\"left:80.00%\">8,000</span>"), "{text}");
+        assert!(text.contains("<span class=\"tick x end\" style=\"left:100.00%\">10,000</span>"), "{text}");
+        // Labels far enough apart stay, wherever the last one stands.
+        let few = Axis::from_zero(60.0, Unit::Plain);
+        assert!(crowded_ticks(&few).iter().all(|is_crowded| !is_crowded), "{:?}", few.ticks);
     }
 }

@@ -4,8 +4,10 @@
 
 use super::charts::percent;
 use super::escape::{escape, marked};
+use super::memory_timeline::words;
 use super::numbers::{duration, grouped, short};
 use crate::bytes::format_bytes;
+use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::run_summary::{self, RunSummary};
 use crate::train::trainer::measurable_peak;
@@ -29,8 +31,22 @@ struct Card {
 
 pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
     let cards = match run.folder.is_some() && summary.steps > 0 {
-        true => vec![peak(summary), growth(summary), speed(summary), loss(summary), stable(summary)],
-        false => vec![planned_peak(run), planned_speed(run), planned_batch(run)],
+        true => vec![
+            peak(summary),
+            holders(&run.plan),
+            chosen(&run.plan),
+            growth(summary),
+            speed(summary),
+            loss(summary),
+            stable(summary),
+        ],
+        false => vec![
+            planned_peak(run),
+            holders(&run.plan),
+            chosen(&run.plan),
+            planned_speed(run),
+            planned_batch(run),
+        ],
     };
     let cards: String = cards.iter().map(render_card).collect();
     format!("<div class=\"cards\">{cards}</div>")
@@ -86,6 +102,54 @@ fn peak(summary: &RunSummary) -> Card {
     }
 }
 
+/// The largest categories at the peak, and where the peak is.
+fn holders(plan: &PlanFacts) -> Card {
+    let mut rows: Vec<(&str, u64)> = plan.rows.iter().map(|(row, bytes)| (row.as_str(), *bytes)).collect();
+    rows.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let part = |bytes: u64| 100.0 * bytes as f64 / plan.peak_bytes.max(1) as f64;
+    let name = |row: &str| match (row, plan.policy.device.as_str()) {
+        ("context", "cpu") => "the program itself".to_owned(),
+        ("context", _) => "the driver".to_owned(),
+        (row, _) => words(row).to_owned(),
+    };
+    let answer = match rows.first() {
+        Some((row, bytes)) => format!("{}, {:.0} %", name(row), part(*bytes)),
+        None => "unknown".into(),
+    };
+    let next: Vec<String> = rows
+        .iter()
+        .skip(1)
+        .take(2)
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(row, bytes)| format!("{} {:.0} %", name(row), part(*bytes)))
+        .collect();
+    let then = if next.is_empty() { String::new() } else { format!("then {}; ", next.join(", ")) };
+    let place = if plan.peak_at.is_empty() { "unknown" } else { &plan.peak_at };
+    let more = format!("{then}the peak is at: {place}");
+    Card { question: "What held it at the peak?", answer, more, below: String::new(), tone: Tone::Plain }
+}
+
+/// What the solver gave up to fit, in a line; the section below has the rest.
+fn chosen(plan: &PlanFacts) -> Card {
+    const QUESTION: &str = "What was chosen, and why?";
+    let budget = format_bytes(plan.budget_bytes);
+    let prices = &plan.policy.prices;
+    let Some(largest) = prices.iter().max_by_key(|price| price.saved_bytes) else {
+        let more = format!("all of it fits {budget}: nothing lies elsewhere, nothing is computed twice");
+        let answer = "everything is kept".into();
+        return Card { question: QUESTION, answer, more, below: String::new(), tone: Tone::Plain };
+    };
+    let names: Vec<&str> = prices.iter().map(|price| price.choice.as_str()).collect();
+    let fits = if plan.fits { "the fastest plan found that fits" } else { "the leanest plan found for" };
+    let more = format!(
+        "{fits} {budget}; most is saved by {}: {} for {} ms a step",
+        largest.choice,
+        format_bytes(largest.saved_bytes.max(0) as u64),
+        short(largest.cost_ms.max(0.0))
+    );
+    Card { question: QUESTION, answer: names.join(", "), more, below: String::new(), tone: Tone::Plain }
+}
+
 fn growth(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
     let grown = memory.growth_bytes.unwrap_or(0);
@@ -111,8 +175,12 @@ fn speed(summary: &RunSummary) -> Card {
     let speed = &summary.speed;
     let answer = speed.tokens_per_s.map_or("unknown".into(), |rate| format!("{} tok/s", short(rate)));
     let step = speed.step_ms.map_or(String::new(), |ms| format!("{} ms a step", short(ms)));
+    let monitor = match speed.monitor_part > 0.0 {
+        true => format!("; memory was looked at in {:.2} % of it", 100.0 * speed.monitor_part),
+        false => String::new(),
+    };
     let more = format!(
-        "{step}, predicted {} ms; {} tokens in {}",
+        "{step}, predicted {} ms; {} tokens in {}{monitor}",
         short(speed.planned_step_ms),
         grouped(speed.tokens as i64),
         duration(speed.seconds)

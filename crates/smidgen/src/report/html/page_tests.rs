@@ -52,6 +52,7 @@ fn row(step: u64) -> StepRow {
         device_peak_bytes: Some(6_950_000_000),
         pinned_bytes: 0,
         host_rss_bytes: Some(6_900_000_000),
+        monitor_us: 50.0,
     }
 }
 
@@ -106,6 +107,36 @@ fn the_peak_is_labelled_with_its_number_and_place() {
     assert!(page.contains("layers.0.mlp.up"));
     assert!(page.contains("done, 60 steps"));
     assert!(page.contains("begun 2023-11-14 22:13 UTC"));
+}
+
+/// The questions of whoever opens the page, answered before any chart.
+#[test]
+fn every_question_has_its_answer_at_the_top() {
+    let card = |page: &str, question: &str| {
+        let begin = page.find(&format!("<h3>{question}</h3>")).unwrap_or_else(|| panic!("{question}"));
+        page[begin..].split("</div>").next().unwrap().to_owned()
+    };
+    let page = render_page(&run(60));
+    let held = card(&page, "What held it at the peak?");
+    assert!(held.contains("base weights, 57 %") && held.contains("backward of layers.2"), "{held}");
+    let chosen = card(&page, "What was chosen, and why?");
+    let mut free = run(60);
+    free.plan.policy.prices.clear();
+    let kept = card(&render_page(&free), "What was chosen, and why?");
+    assert!(kept.contains("everything is kept") && kept.contains("fits 8.38 GiB"), "{kept}");
+    let price = &run(60).plan.policy.prices[0];
+    assert!(
+        chosen.contains(&price.choice) && chosen.contains("the fastest plan found that fits"),
+        "{chosen}"
+    );
+    assert!(card(&page, "Did memory grow?").contains("no"));
+    assert!(card(&page, "Was it stable?").contains(">yes<"));
+    let speed = card(&page, "Speed");
+    assert!(speed.contains("tok/s") && speed.contains("memory was looked at in 0.05 % of it"), "{speed}");
+    let mut apart = run(60);
+    apart.rows[40..].iter_mut().for_each(|row| row.loss = 7.0);
+    let unstable = card(&render_page(&apart), "Was it stable?");
+    assert!(unstable.contains(">no<") && unstable.contains("the loss rose"), "{unstable}");
 }
 
 #[test]

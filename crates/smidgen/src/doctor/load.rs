@@ -1,0 +1,265 @@
+//! A test load: the weights of a recipe's model, read and converted as a run would do it, and their numbers looked at.
+//!
+//! A small model is read as a whole, of a large one the beginning and the end of every tensor, unless all is asked for.
+//! Memory is that of some rows, and of one weight where it is quantized. What headers cannot tell shows here: a disk
+//! that does not read, numbers that are not finite, a matrix of zeros where a download left a hole.
+//! Left out: the device; nothing is placed anywhere.
+
+use super::Check;
+use crate::bytes::format_bytes;
+use crate::checkpoint::weight::{Weight, WeightRows};
+use crate::job::Job;
+use crate::train::weights::{EncodeWeightError, encode_weight, rows_at_a_time};
+use serde_json::json;
+use smidgen_ir::Storage;
+use std::ops::Range;
+use std::time::Instant;
+
+pub const REMEDY: &str = "fetch the model again: `smidgen pull` checks every file that it fetches";
+
+/// Models up to this are read as a whole; of others so much.
+const USUAL_BYTES: u64 = 1 << 30;
+
+/// How much is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// All of it, or its ends, by its size.
+    AsLarge,
+    Whole,
+}
+
+/// What a load saw.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Loaded {
+    tensors: usize,
+    /// As they lie in the files.
+    read_bytes: u64,
+    model_bytes: u64,
+    seconds: f64,
+    /// Tensors of layers that hold nothing but zeros, as far as they were read.
+    zeros: Vec<String>,
+}
+
+pub fn check(job: &Job, reach: Reach) -> Check {
+    let usual = match reach {
+        Reach::AsLarge => USUAL_BYTES,
+        Reach::Whole => u64::MAX,
+    };
+    load_line(load(job, usual))
+}
+
+fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, String> {
+    let tensors = job.request.spec.tensors();
+    let weight_of =
+        |name: &str| job.model.weight(name).expect("the job has checked that every weight is there");
+    let model_bytes = tensors.iter().map(|tensor| stored_bytes(&weight_of(&tensor.name))).sum();
+    let share_bytes = match model_bytes <= usual_bytes {
+        true => u64::MAX,
+        false => usual_bytes / tensors.len().max(1) as u64,
+    };
+    let mut loaded = Loaded { tensors: tensors.len(), model_bytes, ..Loaded::default() };
+    let begun = Instant::now();
+    for tensor in &tensors {
+        let weight = weight_of(&tensor.name);
+        let seen = look_at(&weight, job.request.storage_of(&tensor.name), share_bytes)
+            .map_err(|error| format!("tensor `{}`: {error}", tensor.name))?;
+        loaded.read_bytes += seen.read_bytes;
+        if let Some((row, number)) = seen.not_finite {
+            return Err(format!(
+                "tensor `{}` in `{}` holds {number} in row {row}",
+                tensor.name,
+                weight.file_path().display()
+            ));
+        }
+        // Norms and biases may be zero, and rows of words that nobody uses.
+        if seen.is_zero && tensor.layer.is_some() && weight.shape().len() > 1 {
+            loaded.zeros.push(tensor.name.clone());
+        }
+    }
+    loaded.seconds = begun.elapsed().as_secs_f64();
+    Ok(loaded)
+}
+
+/// Bytes of a weight in its file.
+fn stored_bytes(weight: &Weight) -> u64 {
+    let (rows, columns) = weight.rows_and_columns();
+    weight.storage().unwrap_or(Storage::F32).bytes(rows, columns) as u64
+}
+
+/// What was seen of one weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Seen {
+    read_bytes: u64,
+    /// The first row with such a number, and the number.
+    not_finite: Option<(usize, f32)>,
+    is_zero: bool,
+}
+
+impl Seen {
+    fn look(&mut self, first_row: usize, columns: usize, numbers: &[f32]) {
+        self.is_zero &= numbers.iter().all(|number| *number == 0.0);
+        if self.not_finite.is_none()
+            && let Some(place) = numbers.iter().position(|number| !number.is_finite())
+        {
+            self.not_finite = Some((first_row + place / columns.max(1), numbers[place]));
+        }
+    }
+}
+
+/// Reads a weight, or its ends where it has more than `share_bytes`, and quantizes what a run would quantize.
+fn look_at(weight: &Weight, storage: Storage, share_bytes: u64) -> Result<Seen, EncodeWeightError> {
+    let (rows, columns) = weight.rows_and_columns();
+    let bytes = stored_bytes(weight);
+    let mut seen = Seen { read_bytes: 0, not_finite: None, is_zero: true };
+    let is_encoded = weight.storage() != Some(storage) && storage.plain().is_none();
+    if is_encoded && bytes <= share_bytes {
+        let mut target = vec![0; storage.bytes(rows, columns)];
+        encode_weight(weight, storage, &mut target, &mut |first, numbers| {
+            seen.look(first, columns, numbers)
+        })?;
+        return Ok(Seen { read_bytes: bytes, ..seen });
+    }
+    let step = rows_at_a_time(columns, 1);
+    let mut numbers = vec![0.0; step.min(rows) * columns];
+    let mut source = WeightRows::open(weight)?;
+    for range in ranges(rows, bytes, share_bytes) {
+        for first in range.clone().step_by(step) {
+            let count = step.min(range.end - first);
+            let numbers = &mut numbers[..count * columns];
+            source.read(first, count, numbers)?;
+            seen.look(first, columns, numbers);
+        }
+        seen.read_bytes += bytes * range.len() as u64 / rows.max(1) as u64;
+    }
+    Ok(seen)
+}
+
+/// The rows to be read: all, or the first and the last of them.
+fn ranges(rows: usize, bytes: u64, share_bytes: u64) -> Vec<Range<usize>> {
+    if bytes <= share_bytes {
+        return vec![0..rows];
+    }
+    let row_bytes = (bytes / rows.max(1) as u64).max(1);
+    let end = ((share_bytes / 2 / row_bytes) as usize).max(1);
+    match 2 * end < rows {
+        true => vec![0..end, rows - end..rows],
+        false => vec![0..rows],
+    }
+}
+
+fn load_line(loaded: Result<Loaded, String>) -> Check {
+    const NAME: &str = "load";
+    let loaded = match loaded {
+        Ok(loaded) => loaded,
+        Err(reason) => return Check::fail(NAME, reason, REMEDY),
+    };
+    let Loaded { tensors, read_bytes, model_bytes, seconds, zeros } = loaded;
+    let bytes_per_s = read_bytes as f64 / seconds.max(1e-9);
+    let of = match read_bytes < model_bytes {
+        true => format!(" of {}, the ends of each", format_bytes(model_bytes)),
+        false => String::new(),
+    };
+    let read =
+        format!("{tensors} tensors, {}{of}, at {:.1} GB/s", format_bytes(read_bytes), bytes_per_s / 1e9);
+    let facts = json!({
+        "tensors": tensors,
+        "read_bytes": read_bytes,
+        "model_bytes": model_bytes,
+        "bytes_per_s": bytes_per_s,
+        "zeros": zeros,
+    });
+    match zeros.first() {
+        None => Check::pass(NAME, format!("{read}, every number finite")),
+        Some(first) => Check::warn(
+            NAME,
+            format!("{read}; {} of zeros alone, such as `{first}`", plural(zeros.len())),
+            format!("unless it was made so, a download left a hole: {REMEDY}"),
+        ),
+    }
+    .with(facts)
+}
+
+fn plural(count: usize) -> String {
+    if count == 1 { "1 matrix".to_owned() } else { format!("{count} matrices") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+    use crate::checkpoint::model::Model;
+    use std::path::Path;
+
+    fn fixture(path: &str) -> Model {
+        Model::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)).unwrap()
+    }
+
+    #[test]
+    fn every_storage_is_read_and_every_byte_counted() {
+        for path in ["llama-bias-linear/model", "llama-bnb-nf4/model", "gguf-full/model.gguf"] {
+            let model = fixture(path);
+            for name in model.weight_names() {
+                let weight = model.weight(name).unwrap();
+                let storage = weight.storage().unwrap();
+                let seen = look_at(&weight, storage, u64::MAX).unwrap();
+                assert_eq!(
+                    (seen.read_bytes, seen.not_finite),
+                    (stored_bytes(&weight), None),
+                    "{path} {name}"
+                );
+                // As a run would quantize it.
+                if storage.plain().is_some() && weight.shape().len() == 2 {
+                    let encoded = look_at(&weight, Storage::Int8Rows, u64::MAX).unwrap();
+                    assert_eq!(encoded, seen, "{path} {name}");
+                }
+                let ends = look_at(&weight, storage, 1).unwrap();
+                assert!(ends.read_bytes <= seen.read_bytes && ends.read_bytes > 0, "{path} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_ends_of_what_is_large_are_read() {
+        assert_eq!(ranges(10, 1000, 1000), [0..10]);
+        assert_eq!(ranges(10, 1000, 999), [0..4, 6..10]);
+        assert_eq!(ranges(10, 1000, 0), [0..1, 9..10]);
+        assert_eq!(ranges(2, 1000, 1), [0..2]);
+        assert_eq!(ranges(3, 1000, 1), [0..1, 2..3]);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_found_by_their_row() {
+        let mut seen = Seen { read_bytes: 0, not_finite: None, is_zero: true };
+        seen.look(0, 2, &[0.0, -0.0]);
+        assert!(seen.is_zero);
+        seen.look(1, 2, &[0.0, 1.0, 2.0, f32::INFINITY]);
+        seen.look(3, 2, &[f32::NAN, 0.0]);
+        assert_eq!((seen.not_finite, seen.is_zero), (Some((2, f32::INFINITY)), false));
+    }
+
+    #[test]
+    fn lines_say_what_was_read() {
+        let loaded = Loaded {
+            tensors: 3,
+            read_bytes: 1 << 30,
+            model_bytes: 1 << 30,
+            seconds: (1u64 << 30) as f64 / 2e9,
+            zeros: vec![],
+        };
+        let fine = load_line(Ok(loaded.clone()));
+        assert_eq!(
+            (fine.verdict, &*fine.finding),
+            (Verdict::Pass, "3 tensors, 1.00 GiB, at 2.0 GB/s, every number finite")
+        );
+        let part = load_line(Ok(Loaded { model_bytes: 8 << 30, ..loaded.clone() }));
+        assert!(
+            part.finding.starts_with("3 tensors, 1.00 GiB of 8.00 GiB, the ends of each, at"),
+            "{part:?}"
+        );
+        let hole = load_line(Ok(Loaded { zeros: vec!["a".into(), "b".into()], ..loaded }));
+        assert!(hole.finding.ends_with("at 2.0 GB/s; 2 matrices of zeros alone, such as `a`"), "{hole:?}");
+        assert_eq!((hole.verdict, &hole.facts["zeros"]), (Verdict::Warn, &json!(["a", "b"])));
+        let broken = load_line(Err("tensor `x` holds NaN".into()));
+        assert_eq!((broken.verdict, &*broken.remedies[0]), (Verdict::Fail, REMEDY));
+    }
+}

@@ -1,0 +1,203 @@
+//! Lines about machines that are not here: without a GPU, without a driver, with half an install, with little left.
+
+use super::*;
+use crate::report::doctor_table::render_table;
+use crate::report::wrap::fold;
+use expect_test::{Expect, expect};
+
+fn facts(capability: (u32, u32), free_gib: u64) -> GpuFacts {
+    GpuFacts {
+        ordinal: 0,
+        name: "NVIDIA Example".into(),
+        capability,
+        total_bytes: 24 << 30,
+        free_bytes: Some(free_gib << 30),
+        driver_version: 13_010,
+    }
+}
+
+fn library(what: &'static str, is_there: bool) -> Library {
+    let found = is_there.then(|| PathBuf::from("lib.so"));
+    Library { what, file: "lib.so", found, remedy: "install it" }
+}
+
+fn seen(looked: Result<GpuFacts, &str>, libraries: [bool; 3]) -> Seen {
+    let names = ["driver", "NVRTC", "cuBLASLt"];
+    Seen {
+        looked: looked.map_err(str::to_owned),
+        found: names.into_iter().zip(libraries).map(|(what, is_there)| library(what, is_there)).collect(),
+        release: None,
+        held: vec![],
+        locked: Some(LockedLimit::Bytes(8 << 20)),
+        is_wsl: false,
+    }
+}
+
+/// The lines of a machine as they are printed.
+fn check(seen: &Seen, is_wanted: bool, expected: Expect) {
+    expected.assert_eq(&fold(&render_table(&gpu_lines(seen, is_wanted)), 80));
+}
+
+#[test]
+fn no_gpu_and_no_driver_is_a_processor() {
+    let nothing = seen(Err("the driver (libcuda.so) was not found"), [false; 3]);
+    check(
+        &nothing,
+        false,
+        expect![[r#"
+              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
+                                   beside that
+              pass  gpu            none: runs go to the processor
+              pass  libraries      none of NVIDIA's; the processor needs none
+            3 checks: 3 passed, 0 warnings, 0 failed
+        "#]],
+    );
+    // Asked for by name, it has to be there.
+    check(
+        &nothing,
+        true,
+        expect![[r#"
+              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
+                                   beside that
+              fail  gpu            the driver (libcuda.so) was not found
+                                   remedy: `memory.device = "cpu"` runs without a GPU
+              fail  libraries      none of NVIDIA's; missing: driver, NVRTC, cuBLASLt
+                                   remedy: install it
+                                   remedy: install it
+                                   remedy: install it
+            3 checks: 1 passed, 0 warnings, 2 failed
+        "#]],
+    );
+}
+
+#[test]
+fn half_an_install_names_the_other_half() {
+    check(
+        &seen(Err("NVRTC (libnvrtc.so) was not found"), [true, false, true]),
+        false,
+        expect![[r#"
+              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
+                                   beside that
+              warn  gpu            NVRTC (libnvrtc.so) was not found
+                                   remedy: runs go to the processor until the GPU can be
+                                     used
+              warn  libraries      driver (lib.so), cuBLASLt (lib.so); missing: NVRTC
+                                   remedy: install it
+            3 checks: 1 passed, 2 warnings, 0 failed
+        "#]],
+    );
+    // Every library, and a driver that finds no device.
+    check(
+        &seen(Err("`cuInit` failed: CUDA_ERROR_NO_DEVICE"), [true; 3]),
+        false,
+        expect![[r#"
+              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
+                                   beside that
+              warn  gpu            `cuInit` failed: CUDA_ERROR_NO_DEVICE
+                                   remedy: runs go to the processor until the GPU can be
+                                     used
+              pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
+            3 checks: 2 passed, 1 warning, 0 failed
+        "#]],
+    );
+}
+
+#[test]
+fn a_gpu_says_what_it_is_and_who_holds_it() {
+    let mut whole = seen(Ok(facts((8, 9), 24)), [true; 3]);
+    (whole.release, whole.locked) = (Some("570.86.15".into()), Some(LockedLimit::Unlimited));
+    check(
+        &whole,
+        true,
+        expect![[r#"
+              pass  locked memory  no limit
+              pass  gpu            NVIDIA Example, compute capability 8.9, driver 570.86.15
+                                   for CUDA 13.1, bf16
+              pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
+              pass  gpu memory     24.00 GiB free of 24.00 GiB
+            4 checks: 4 passed, 0 warnings, 0 failed
+        "#]],
+    );
+    let mut busy = seen(Ok(facts((7, 5), 20)), [true; 3]);
+    busy.held =
+        vec![Holder { process: u32::MAX, bytes: Some(4 << 30) }, Holder { process: u32::MAX, bytes: None }];
+    busy.is_wsl = true;
+    check(
+        &busy,
+        false,
+        expect![[r#"
+              warn  locked memory  Windows limits what the GPU's driver may pin below it
+                                   remedy: where a run cannot pin its memory, name a smaller
+                                     `memory.host_budget`
+              warn  gpu            NVIDIA Example, compute capability 7.5, driver for CUDA
+                                   13.1: training needs 8.0
+                                   remedy: runs go to the processor; a GPU of 2020 (Ampere)
+                                     or newer trains
+              pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
+              warn  gpu memory     20.00 GiB free of 24.00 GiB, held by process 4294967295
+                                   4.00 GiB, process 4294967295
+                                   remedy: end what holds it, or plan for what is free
+            4 checks: 1 passed, 3 warnings, 0 failed
+        "#]],
+    );
+}
+
+#[test]
+fn memory_of_a_gpu_is_free_unknown_or_held_by_others() {
+    let line = |free| gpu_memory_line(&GpuFacts { free_bytes: free, ..facts((8, 9), 0) }, &[]);
+    assert_eq!(line(Some(23 << 30)).verdict, Verdict::Pass);
+    let taken = line(Some(10 << 30));
+    let words = "10.00 GiB free of 24.00 GiB, held by programs that cannot be seen from here";
+    assert_eq!((taken.verdict, &*taken.finding), (Verdict::Warn, words));
+    assert_eq!(line(None).verdict, Verdict::Warn);
+    let own = Holder { process: std::process::id(), bytes: Some(1 << 30) };
+    let named = gpu_memory_line(&facts((8, 9), 23), &[own]);
+    assert_eq!(named.facts["held_by"][0]["bytes"], 1 << 30);
+    assert_eq!(
+        named.finding.contains(" ("),
+        Path::new("/proc/self/comm").exists(),
+        "a program is named where it can be: {named:?}"
+    );
+}
+
+#[test]
+fn memory_is_little_below_a_gibibyte_and_its_holders_are_named() {
+    let of = |process, name: &str, mib: u64| Resident { process, name: name.into(), bytes: mib << 20 };
+    let holders = [of(812, "python3", 5 << 10), of(9, "browser", 700), of(1, "init", 12)];
+    let line = |free| memory_line(Some(free), Some(8 << 30), &holders);
+    let fine = line(1 << 30);
+    let words = "1.00 GiB free of 8.00 GiB, most held by process 812 (python3) 5.00 GiB, process 9 (browser) 700.00 MiB";
+    assert_eq!((fine.verdict, &*fine.finding), (Verdict::Pass, words));
+    assert_eq!(fine.facts["held_by"][0], json!({"process": 812, "name": "python3", "bytes": 5u64 << 30}));
+    assert_eq!(line((1 << 30) - 1).verdict, Verdict::Warn);
+    assert_eq!(memory_line(Some(1 << 30), Some(8 << 30), &[]).finding, "1.00 GiB free of 8.00 GiB");
+    assert_eq!(memory_line(None, None, &holders).verdict, Verdict::Warn);
+}
+
+#[test]
+fn a_disk_without_room_is_warned_of() {
+    let disk = |free| disk_line(Path::new("runs"), free);
+    assert_eq!(
+        [disk(Some(2 << 30)), disk(Some(5)), disk(None)].map(|line| line.verdict),
+        [Verdict::Pass, Verdict::Warn, Verdict::Warn]
+    );
+    let full = disk(Some(0));
+    assert_eq!((&*full.finding, &full.facts["free_bytes"]), ("0 B free in `runs`", &json!(0)));
+    assert!(full.remedies[0].contains("`output.dir`"));
+}
+
+#[test]
+fn threads_beyond_processors_are_warned_of() {
+    let line = |threads| processor_line("Some Processor", threads, 4, "no bf16");
+    assert_eq!(line(4).verdict, Verdict::Pass);
+    let many = line(16);
+    let words = "Some Processor, 16 threads on 4 processors, no bf16";
+    assert_eq!((many.verdict, &*many.finding), (Verdict::Warn, words));
+    assert!(many.remedies[0].contains("`memory.threads = 4`"));
+}
+
+#[test]
+fn rates_have_units_for_people() {
+    assert_eq!([flops(95.4e9), flops(660e12)], ["95 GFLOP/s", "660 TFLOP/s"]);
+    assert_eq!([rate(0.84e9), rate(3.6e12)], ["0.8 GB/s", "3.6 TB/s"]);
+}

@@ -1,0 +1,83 @@
+//! What is looked at after every step: the memory of the process, of the device and of the machine.
+//!
+//! How long looking takes stands in every row, so that a run shows for itself what its monitor costs. It is time of the
+//! thread that lines up the work: a GPU that is busy in the meantime loses none of it.
+
+use super::metrics::read_rss;
+use super::phases::PhaseMeter;
+use crate::host;
+use smidgen_runtime::Device;
+use smidgen_runtime::device::DeviceMemory;
+use std::time::Instant;
+
+/// What was seen; nothing where the system does not tell, or nobody looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Looked {
+    /// Of a device with memory of its own.
+    device: Option<DeviceMemory>,
+    free_bytes: Option<u64>,
+    pub rss_bytes: Option<u64>,
+    /// The most of the process so far.
+    pub rss_peak_bytes: Option<u64>,
+    /// What looking took.
+    pub micros: f64,
+}
+
+/// Looks. `meter` knows the peak of phases before this one.
+pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
+    let begun = Instant::now();
+    let host = read_rss();
+    let device = device.memory();
+    Looked {
+        device,
+        free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
+        rss_bytes: host.map(|host| host.rss_bytes),
+        rss_peak_bytes: host
+            .map(|host| meter.map_or(host.peak_bytes, |meter| meter.process_peak_bytes(&host))),
+        micros: begun.elapsed().as_nanos() as f64 / 1e3,
+    }
+}
+
+impl Looked {
+    /// Taken by the run. On the CPU the device's memory is the process's.
+    pub fn device_bytes(&self) -> Option<u64> {
+        self.device.map_or(self.rss_bytes, |device| Some(device.bytes))
+    }
+
+    pub fn device_peak_bytes(&self) -> Option<u64> {
+        self.device.map_or(self.rss_peak_bytes, |device| Some(device.peak_bytes))
+    }
+
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.free_bytes
+    }
+
+    pub fn pinned_bytes(&self) -> u64 {
+        self.device.map_or(0, |device| device.pinned_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_memory_of_its_own_is_the_process() {
+        let process = Looked { rss_bytes: Some(5), rss_peak_bytes: Some(7), ..Looked::default() };
+        assert_eq!((process.device_bytes(), process.device_peak_bytes()), (Some(5), Some(7)));
+        assert_eq!((process.free_bytes(), process.pinned_bytes()), (None, 0));
+        let memory = DeviceMemory { bytes: 90, peak_bytes: 95, free_bytes: 10, pinned_bytes: 4 };
+        let own = Looked { device: Some(memory), free_bytes: Some(10), ..process };
+        assert_eq!((own.device_bytes(), own.device_peak_bytes()), (Some(90), Some(95)));
+        assert_eq!((own.free_bytes(), own.pinned_bytes()), (Some(10), 4));
+    }
+
+    #[test]
+    fn looking_is_timed_and_sees_this_process() {
+        let mut cpu = smidgen_runtime::Cpu::new(1).unwrap();
+        let looked = look(&mut cpu, None);
+        assert_eq!(looked.rss_bytes.is_some(), std::path::Path::new("/proc/self/status").exists());
+        assert!(looked.rss_peak_bytes >= looked.rss_bytes);
+        assert!(looked.micros > 0.0);
+    }
+}

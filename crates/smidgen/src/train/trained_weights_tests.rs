@@ -1,0 +1,82 @@
+//! The model that a run writes when it is too large for one file: every tensor in one of them, and an index that says
+//! which, as our loader and the transformers library read it.
+
+use super::*;
+use crate::job::Purpose;
+use crate::planning::plan_job;
+use crate::recipe::{RecipeSource, parse_recipe};
+use serde_json::Value;
+use smidgen_runtime::AnyDevice;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A fixture whose last layer is trained, loaded and not stepped: what is written is what was read.
+fn loaded(case: &str) -> (Job, Executor<AnyDevice>) {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(case);
+    let text = "[model]\npath = \"model\"\ncompute = \"f32\"\n[adapter]\nkind = \"full\"\nlayers = \"last:1\"\n\
+                [data]\ntrain = \"data.jsonl\"\nformat = \"tokens\"\nmax_tokens = 64\n[train]\nsteps = 1\n\
+                [memory]\ndevice = \"cpu\"\nthreads = 1\nbudget = \"64MiB\"\n[output]\ndir = \"run\"\n";
+    let source = RecipeSource { file: "recipe.toml".into(), folder: fixture, text: text.into() };
+    let recipe = parse_recipe(&source, &[], Path::new("/nowhere")).unwrap();
+    let job = Job::prepare(recipe, Purpose::Train).unwrap();
+    let plan = plan_job(&job).unwrap().solution.plan;
+    let device = job.place.open(1, job.arithmetic).unwrap();
+    let mut executor = Executor::load(plan, device).unwrap();
+    weights::load_weights(&mut executor, &job.model).unwrap();
+    start_trained(&mut executor, &job.request, &job.model).unwrap();
+    (job, executor)
+}
+
+#[test]
+fn a_model_above_the_limit_is_shards_with_an_index() {
+    const LIMIT: u64 = 40_000;
+    let (job, mut executor) = loaded("llama-bias-linear");
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(&mut executor, &job, folder.path(), LIMIT).unwrap();
+    drop(executor);
+    write_beside(&job.model, folder.path()).unwrap();
+
+    let names: Vec<String> = job.request.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let index: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join(INDEX_FILE)).unwrap()).unwrap();
+    let map: BTreeMap<String, String> = serde_json::from_value(index["weight_map"].clone()).unwrap();
+    assert_eq!(map.keys().collect::<BTreeSet<_>>(), names.iter().collect::<BTreeSet<_>>());
+    let files: BTreeSet<&String> = map.values().collect();
+    assert!(files.len() >= 3, "{files:?}");
+    let total = files.len();
+    let expected: BTreeSet<String> = (0..total).map(|shard| shard_name(shard, total)).collect();
+    assert_eq!(files.into_iter().cloned().collect::<BTreeSet<_>>(), expected);
+    assert!(!folder.path().join("model.safetensors").exists());
+
+    let mut bytes = 0;
+    for name in &expected {
+        let file = SafetensorsFile::open(&folder.path().join(name)).unwrap();
+        let own: u64 = file.tensors().iter().map(|tensor| tensor.bytes).sum();
+        assert!(own <= LIMIT || file.tensors().len() == 1, "{name} holds {own} bytes");
+        assert!(file.tensors().iter().all(|tensor| map[&tensor.name] == *name), "{name}");
+        bytes += own;
+    }
+    assert_eq!(index["metadata"]["total_size"], bytes);
+
+    // The same tensors in the same types, trained or copied, by the loader that any run reads a model with.
+    let model = Model::open_folder(folder.path()).unwrap();
+    for name in &names {
+        let (base, written) = (job.model.weight(name).unwrap(), model.weight(name).unwrap());
+        assert_eq!((base.shape(), base.element_name()), (written.shape(), written.element_name()), "{name}");
+        assert_eq!(job.model.weight_values(name), model.weight_values(name), "{name}");
+    }
+}
+
+#[test]
+fn a_model_up_to_the_limit_is_one_file() {
+    let (job, mut executor) = loaded("llama-bias-linear");
+    let folder = tempfile::tempdir().unwrap();
+    let whole = model_bytes(&job.request, &job.model);
+    write_shards(&mut executor, &job, folder.path(), whole).unwrap();
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["model.safetensors"]);
+    // A byte less, and it is two.
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(&mut executor, &job, folder.path(), whole - 1).unwrap();
+    assert!(folder.path().join(shard_name(1, 2)).exists());
+}
