@@ -246,10 +246,18 @@ impl<'a> Attempt<'a> {
             && self.holds(&arena::plan_memory_unchecked(self.scheduled(policy)))
     }
 
-    /// What the plan of a policy takes, unless it has more elsewhere than this.
-    pub fn packed_peak_bytes(&self, policy: &Policy, most_elsewhere_bytes: u64) -> Option<u64> {
-        let plan = arena::plan_memory_unchecked(self.scheduled(policy));
-        (elsewhere_bytes(&plan) <= most_elsewhere_bytes).then(|| self.peak_bytes(&plan))
+    /// What the plan of a policy takes, unless that is more than the budget.
+    pub fn packed_peak_bytes(&self, policy: &Policy, budget: Budget) -> Option<u64> {
+        let schedule = self.scheduled(policy);
+        // No packing needs less than what is alive.
+        let alive_bytes = self.region_bytes(&schedule).into_iter().max().unwrap_or(0);
+        if alive_bytes > budget.device_bytes {
+            return None;
+        }
+        let plan = arena::plan_memory_unchecked(schedule);
+        let peak_bytes = self.peak_bytes(&plan);
+        let fits = peak_bytes <= budget.device_bytes && elsewhere_bytes(&plan) <= budget.elsewhere_bytes;
+        fits.then_some(peak_bytes)
     }
 
     /// Whether the budget holds a plan.

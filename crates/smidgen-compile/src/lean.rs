@@ -8,6 +8,7 @@
 use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION};
 use crate::ladder::{Choices, Waiting};
 use crate::options::Policy;
+use crate::solve::Budget;
 
 /// A policy, and what its plan takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +36,13 @@ pub fn leanest(attempt: &Attempt, most_elsewhere_bytes: u64) -> Option<Leanest> 
     attempt.set_effort_steps(effort_before);
     let mut seen = attempt.seen_within(most_elsewhere_bytes);
     seen.sort_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms)));
+    let within = Budget { device_bytes: u64::MAX, elsewhere_bytes: most_elsewhere_bytes };
     let mut best: Option<Leanest> = None;
     for (policy, taken) in seen {
         if best.as_ref().is_some_and(|best| best.peak_bytes <= taken.bytes) {
             break;
         }
-        let Some(peak_bytes) = attempt.packed_peak_bytes(&policy, most_elsewhere_bytes) else { continue };
+        let Some(peak_bytes) = attempt.packed_peak_bytes(&policy, within) else { continue };
         if best.as_ref().is_none_or(|best| peak_bytes < best.peak_bytes) {
             best = Some(Leanest { policy, peak_bytes });
         }

@@ -10,7 +10,7 @@ use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
     Buffer, BufferId, ByValue, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime,
-    Node, Op, Plan, PlannedValue, Space, SpaceSize, Step, Value, ValueId, ValueRole, cost, workspace,
+    Node, Op, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole, cost, workspace,
     workspace_cuda,
 };
 
@@ -112,6 +112,9 @@ pub fn plan_lifetimes(
         let pairs: Vec<bool> = (0..nodes.len())
             .map(|index| is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]))
             .collect();
+        // Of the node at hand; there are many, and lists of their own would cost more than what is in them.
+        let mut types: [Vec<&Type>; 3] = Default::default();
+        let mut dims: Vec<(usize, usize)> = Vec::new();
         for (index, (node, awaits)) in nodes.into_iter().zip(awaits).enumerate() {
             for output in &node.outputs {
                 let owner = owner_of(&graph, shared, *output);
@@ -128,17 +131,20 @@ pub fn plan_lifetimes(
                     place.first_byte = tile.first_row * place.stride.unwrap_or(columns) * element;
                 }
             }
-            let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
-            let (inputs, outputs, updates) =
-                (types(&node.inputs), types(&node.outputs), types(&node.updates));
-            let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(&extent)).collect();
+            for (types, ids) in types.iter_mut().zip([&node.inputs, &node.outputs, &node.updates]) {
+                types.clear();
+                types.extend(ids.iter().map(|id| &graph.value(*id).ty));
+            }
+            let [inputs, outputs, updates] = &types;
+            dims.clear();
+            dims.extend(inputs.iter().map(|ty| ty.shape.at(&extent)));
             let scratch = match request.device {
                 DeviceKind::Cpu => {
                     workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads)
                 }
                 DeviceKind::Cuda => {
                     let precision = request.precision;
-                    let types = StepTypes { op: &node.op, inputs: &inputs, extent: &extent, precision };
+                    let types = StepTypes { op: &node.op, inputs, extent: &extent, precision };
                     workspace_cuda::workspace_bytes(&types)
                 }
             };
@@ -161,7 +167,7 @@ pub fn plan_lifetimes(
                 }),
             };
             let keys_per_query = request.workload.keys_per_query;
-            let cost = cost::node_cost(&node.op, &inputs, &outputs, &updates, &usual, keys_per_query);
+            let cost = cost::node_cost(&node.op, inputs, outputs, updates, &usual, keys_per_query);
             let Node { op, inputs, outputs, updates, phase, layer } = node;
             steps.push(Step { op, inputs, outputs, updates, workspace, awaits, phase, layer, cost });
         }

@@ -136,12 +136,12 @@ pub fn solve(
         Attempt::new(request, demand, freedom.clone(), chunks, (context, budget, profile), &workshop)
     };
     let attempts: Vec<Attempt> = demands.iter().map(attempt).collect();
-    if !is_promising(&attempts) {
-        return Err(refusal(&attempts, budget));
+    if let Some(error) = refused_at_once(&attempts, budget) {
+        return Err(error);
     }
     search(&attempts);
     let Some((attempt, policy, plan)) = settle(&attempts) else {
-        return Err(refusal(&attempts, budget));
+        return Err(refusal(&attempts, budget, leanest_of_all(&attempts, budget.elsewhere_bytes)));
     };
     let prices = prices(attempt, &policy);
     Ok(Solution { prices, ..solution(attempt, plan, policy) })
@@ -154,7 +154,7 @@ pub fn roomiest(request: &Request, demand: &Demand, context: Context, profile: &
     let freedom = Freedom::of(request, &pins);
     let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, profile), &workshop);
     let start = attempt.start();
-    let peak_bytes = attempt.packed_peak_bytes(&attempt.freedom.policy(&start), u64::MAX);
+    let peak_bytes = attempt.packed_peak_bytes(&attempt.freedom.policy(&start), budget);
     (peak_bytes.expect("there is no limit"), attempt.taken(&start).ms)
 }
 
@@ -172,8 +172,7 @@ pub fn peaks_by<'a>(
     move |demand| {
         let (freedom, chunks) = (Freedom::of(request, &pins), vec![policy.loss_chunk]);
         let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, &profile), &workshop);
-        let peak_bytes = attempt.packed_peak_bytes(policy, budget.elsewhere_bytes)?;
-        (peak_bytes <= budget.device_bytes).then_some(peak_bytes)
+        attempt.packed_peak_bytes(policy, budget)
     }
 }
 
@@ -194,14 +193,18 @@ pub fn can_fit(
             .is_some_and(|least| least.peak_bytes <= budget.device_bytes)
 }
 
-/// Whether it is worth while to search: something that was looked at fits, or what is leanest does.
-fn is_promising(attempts: &[Attempt]) -> bool {
+/// The error where no search would find anything: neither what keeps everything nor what is mostly leanest may fit, and
+/// the leanest plan does not.
+fn refused_at_once(attempts: &[Attempt], budget: Budget) -> Option<SolveError> {
     let may_fit = |attempt: &Attempt, choices: &Choices| attempt.is_within(&attempt.taken(choices));
-    let smallest = attempts.last().expect("there is a size");
-    may_fit(&attempts[0], &attempts[0].start())
-        || may_fit(smallest, &smallest.leanest_choices())
-        || leanest_of_all(attempts, smallest.budget.elsewhere_bytes)
-            .is_some_and(|(_, least)| least.peak_bytes <= smallest.budget.device_bytes)
+    let (largest, smallest) = (attempts.first()?, attempts.last()?);
+    let effort_before = smallest.effort_steps();
+    let is_promising = may_fit(largest, &largest.start()) || may_fit(smallest, &smallest.leanest_choices());
+    let least = if is_promising { None } else { leanest_of_all(attempts, budget.elsewhere_bytes) };
+    // The search has all of its effort.
+    smallest.set_effort_steps(effort_before);
+    let fits = least.as_ref().is_some_and(|(_, least)| least.peak_bytes <= budget.device_bytes);
+    (!is_promising && !fits).then(|| refusal(attempts, budget, least))
 }
 
 /// The leanest policy at the size that needs least.
@@ -316,9 +319,8 @@ fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, P
     Some((attempt, policy, plan))
 }
 
-/// What nothing fits is told with: the leanest plan. Where it would fit but for what it has elsewhere, that plan.
-fn refusal(attempts: &[Attempt], budget: Budget) -> SolveError {
-    let within = leanest_of_all(attempts, budget.elsewhere_bytes);
+/// What is told where nothing fits: the leanest plan. Where it would fit but for what it has elsewhere, that plan.
+fn refusal(attempts: &[Attempt], budget: Budget, within: Option<(&Attempt, Leanest)>) -> SolveError {
     let anywhere = match budget.elsewhere_bytes {
         u64::MAX => None,
         _ => leanest_of_all(attempts, u64::MAX),

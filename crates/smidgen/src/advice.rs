@@ -163,12 +163,16 @@ pub fn with_rank(request: &Request, rank: usize) -> Request {
 
 /// The largest number from 1 to `most` that fits, if any does; what fits at one fits at all below.
 pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut low, mut high) = (0, most + 1);
+    // Often none does, and one look tells.
+    if most == 0 || !fits(1) {
+        return None;
+    }
+    let (mut low, mut high) = (1, most + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }
     }
-    (low > 0).then_some(low)
+    Some(low)
 }
 
 fn stored_bytes(request: &Request, storage: &HashMap<String, Storage>) -> usize {

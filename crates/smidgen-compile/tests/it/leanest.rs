@@ -59,7 +59,11 @@ impl Case {
         let leanest = self.solved(Budget::device(1)).unwrap_err().leanest;
         let (least, policy) = self.least();
         let stated = leanest.peak_bytes;
-        assert!(stated <= least, "{stated} is stated by {:?}\n{least} would do by {policy:?}", leanest.policy);
+        assert!(
+            stated <= least,
+            "{stated} is stated by {:?}\n{least} would do by {policy:?}",
+            leanest.policy
+        );
         assert_eq!(self.solved(Budget::device(stated)).unwrap(), stated);
         assert_eq!(self.solved(Budget::device(stated - 1)).unwrap_err().leanest.peak_bytes, stated);
     }
