@@ -1,15 +1,15 @@
 //! One size of micro-batch under a budget: what choices take there, and the lowest rungs that fit.
 //!
 //! Choices are measured by a schedule, which knows what is alive and how long a step takes; only what is chosen in
-//! the end is packed. Every measurement is kept, so that a search may ask twice, and is counted in an [`Effort`]
+//! the end is packed. Every measurement is kept, so that a search may ask twice, and is counted in a [`Workshop`]
 //! that all sizes share: the work of a search is bounded by what it did, never by a clock.
 
-use crate::ladder::{Choices, Freedom, Ladder};
-use crate::options::{Policy, Request};
+use crate::ladder::{Choices, Freedom, Ladder, Waiting};
+use crate::options::{Policy, Recompute, Request};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::solve::{Budget, Context, Demand, elsewhere_bytes};
-use crate::{arena, differentiated, with_policy};
+use crate::{arena, computed, differentiated, forward, moved};
 use smidgen_ir::{Entry, Graph, Op, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
 
@@ -24,31 +24,53 @@ pub struct Taken {
     pub elsewhere_bytes: u64,
     /// Of an optimizer step, as predicted.
     pub ms: f64,
+    /// Of the plan.
+    pub steps: usize,
 }
 
 /// Stretches of a run whose peaks are looked at apart: forward, backward by quarters of the layers, the loss, what else
 /// lies outside of layers, the update, and all other entry points.
 pub const REGIONS: usize = 9;
+/// Those of the loss and of the other entry points.
+pub const HEAD_REGION: usize = 5;
+pub const OTHER_REGION: usize = 8;
+
+impl Taken {
+    /// The region that has the peak.
+    pub fn peak_region(&self) -> usize {
+        self.region_bytes.iter().position(|bytes| *bytes == self.bytes).unwrap_or(0)
+    }
+}
 
 fn is_of_head(op: &Op) -> bool {
     matches!(op, Op::LmHeadLoss(_) | Op::HeadSums(_) | Op::HeadLoss { .. } | Op::HeadGrad { .. })
 }
 
-/// Steps that were scheduled so far.
-#[derive(Debug, Default)]
-pub struct Effort {
+/// What the sizes of one request share: the graphs that their candidates are made from, and how much was done.
+#[derive(Default)]
+pub struct Workshop {
+    /// Steps that were scheduled so far.
     steps: Cell<usize>,
+    graphs: RefCell<Option<Graphs>>,
 }
 
-impl Effort {
-    /// Under a second of one processor core.
-    const MOST_STEPS: usize = 300_000;
-
-    /// Whether this share of it is used up.
-    pub fn is_spent(&self, share: f64) -> bool {
-        self.steps.get() as f64 > share * Self::MOST_STEPS as f64
-    }
+/// Without names: candidates are measured, not shown.
+struct Graphs {
+    /// What every policy of every size begins with.
+    differentiated: Graph,
+    /// What the last one computed when: mostly the next one does the same.
+    computed: Option<(ComputedAs, Graph)>,
 }
+
+/// What a graph is the same by: what is computed again, and tiles, which are cut for so many tokens.
+#[derive(Clone, Debug, PartialEq)]
+struct ComputedAs {
+    recompute: Recompute,
+    tiles: Option<(usize, usize)>,
+}
+
+/// Steps that a search may schedule: about half a second of one processor core.
+const MOST_STEPS: usize = 300_000;
 
 pub struct Attempt<'a> {
     /// Of this size.
@@ -60,10 +82,7 @@ pub struct Attempt<'a> {
     pub profile: &'a Profile,
     /// Rows of logits at a time, most first.
     pub chunks: Vec<usize>,
-    effort: &'a Effort,
-    /// What every policy begins with, for the last chunk of logits that was asked for: graphs are large, and what a
-    /// search leaves in the heap counts in the run.
-    graph: RefCell<Option<(usize, Graph)>>,
+    workshop: &'a Workshop,
     /// In the order of asking.
     seen: RefCell<Vec<(Policy, Taken)>>,
     /// Where mixtures were looked for.
@@ -77,17 +96,34 @@ impl<'a> Attempt<'a> {
         freedom: Freedom<'a>,
         chunks: Vec<usize>,
         (context, budget, profile): (Context, Budget, &'a Profile),
-        effort: &'a Effort,
+        workshop: &'a Workshop,
     ) -> Attempt<'a> {
         let request = Request { extent: demand.extent, ..request.clone() };
-        let (graph, seen, points) = (RefCell::default(), RefCell::default(), RefCell::default());
+        let (seen, points) = (RefCell::default(), RefCell::default());
         let demand = *demand;
-        Attempt { request, demand, freedom, context, budget, profile, chunks, effort, graph, seen, points }
+        Attempt { request, demand, freedom, context, budget, profile, chunks, workshop, seen, points }
     }
 
     /// The fastest that is free to choose.
     pub fn start(&self) -> Choices {
         self.freedom.start(self.chunks[0])
+    }
+
+    /// What needs least in almost every model.
+    pub fn leanest_choices(&self) -> Choices {
+        let freedom = &self.freedom;
+        Choices {
+            loss_chunk: *self.chunks.last().expect("there is a chunk of logits"),
+            recomputed: freedom.layers.saturating_sub(1),
+            weights_away: freedom.layers,
+            embedding_away: false,
+            tables_away: true,
+            head_in_pieces: freedom.head_pieces > 1,
+            activations: Waiting::OfRecomputed,
+            moments_away: true,
+            tile_tokens: freedom.tile(self.demand.extent.tokens),
+            window_layers: 0,
+        }
     }
 
     pub fn taken(&self, choices: &Choices) -> Taken {
@@ -115,8 +151,9 @@ impl<'a> Attempt<'a> {
         }
         let region_bytes = self.region_bytes(&schedule);
         let bytes = region_bytes.into_iter().max().unwrap_or(0);
-        let taken =
-            Taken { bytes, region_bytes, elsewhere_bytes, ms: 1e3 * self.step_seconds(&schedule.plan) };
+        let ms = 1e3 * self.step_seconds(&schedule.plan);
+        let steps = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
+        let taken = Taken { bytes, region_bytes, elsewhere_bytes, ms, steps };
         self.seen.borrow_mut().push((policy.clone(), taken));
         taken
     }
@@ -130,10 +167,10 @@ impl<'a> Attempt<'a> {
                 let region = match (entry.entry, step.phase, step.layer) {
                     (Entry::MicroStep, Phase::Forward, Some(_)) => 0,
                     (Entry::MicroStep, _, Some(layer)) => 1 + 4 * layer / self.freedom.layers,
-                    (Entry::MicroStep, _, None) if is_of_head(&step.op) => 5,
+                    (Entry::MicroStep, _, None) if is_of_head(&step.op) => HEAD_REGION,
                     (Entry::MicroStep, _, None) => 6,
                     (Entry::Update, ..) => 7,
-                    _ => 8,
+                    _ => OTHER_REGION,
                 };
                 regions[region] = regions[region].max(always + live as u64);
             }
@@ -160,42 +197,73 @@ impl<'a> Attempt<'a> {
         is_first
     }
 
-    pub fn is_looked_at(&self) -> bool {
-        !self.seen.borrow().is_empty()
+    /// Everything seen that has at most so much elsewhere.
+    pub fn seen_within(&self, elsewhere_bytes: u64) -> Vec<(Policy, Taken)> {
+        let seen = self.seen.borrow();
+        seen.iter().filter(|(_, taken)| taken.elsewhere_bytes <= elsewhere_bytes).cloned().collect()
     }
 
     /// Whether this share of the effort is used up.
     pub fn is_spent(&self, share: f64) -> bool {
-        self.effort.is_spent(share)
+        self.effort_steps() as f64 > share * MOST_STEPS as f64
     }
 
-    /// Lets go of what is large; measurements stay.
-    pub fn rest(&self) {
-        *self.graph.borrow_mut() = None;
+    pub fn effort_steps(&self) -> usize {
+        self.workshop.steps.get()
+    }
+
+    pub fn set_effort_steps(&self, steps: usize) {
+        self.workshop.steps.set(steps);
     }
 
     /// Candidates are not checked between their stages; the one that is chosen is.
     fn scheduled(&self, policy: &Policy) -> Schedule {
-        let mut kept = self.graph.borrow_mut();
-        if kept.as_ref().is_none_or(|(chunk, _)| *chunk != policy.loss_chunk) {
-            *kept = None;
-            *kept = Some((policy.loss_chunk, differentiated(&self.request, policy.loss_chunk, |_, _| {})));
+        let mut kept = self.workshop.graphs.borrow_mut();
+        let Graphs { differentiated, computed: last } = kept.get_or_insert_with(|| {
+            let mut differentiated = differentiated(&self.request, policy.loss_chunk, |_, _| {});
+            differentiated.forget_names();
+            Graphs { differentiated, computed: None }
+        });
+        let tiles = policy.tile_tokens.map(|tile| (tile, self.request.extent.tokens));
+        let wanted = ComputedAs { recompute: policy.recompute.clone(), tiles };
+        if last.as_ref().is_none_or(|(own, _)| *own != wanted) {
+            *last = None;
+            let (graph, recompute) = (differentiated.clone(), &policy.recompute);
+            let graph = computed(graph, &self.request, recompute, policy.tile_tokens, |_, _| {});
+            *last = Some((wanted, graph));
         }
-        let graph = kept.as_ref().expect("it was just built").1.clone();
-        let schedule = with_policy(graph, &self.request, policy, |_, _| {});
+        let mut graph = last.as_ref().expect("it was just made").1.clone();
+        forward::set_loss_chunk(&mut graph, policy.loss_chunk);
+        let schedule = moved(graph, &self.request, policy, |_, _| {});
         let steps: usize = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
-        self.effort.steps.set(self.effort.steps.get() + steps);
+        self.set_effort_steps(self.effort_steps() + steps);
         schedule
     }
 
-    /// The plan of a policy, if it fits.
-    pub fn packed(&self, policy: &Policy) -> Option<Plan> {
-        if !self.is_within(&self.taken_by(policy)) {
+    /// Whether the plan of a policy fits.
+    pub fn packs(&self, policy: &Policy) -> bool {
+        self.is_within(&self.taken_by(policy))
+            && self.holds(&arena::plan_memory_unchecked(self.scheduled(policy)))
+    }
+
+    /// What the plan of a policy takes, unless that is more than the budget.
+    pub fn packed_peak_bytes(&self, policy: &Policy, budget: Budget) -> Option<u64> {
+        let schedule = self.scheduled(policy);
+        // No packing needs less than what is alive.
+        let alive_bytes = self.region_bytes(&schedule).into_iter().max().unwrap_or(0);
+        if alive_bytes > budget.device_bytes {
             return None;
         }
-        let plan = arena::plan_memory_unchecked(self.scheduled(policy));
-        let fits_here = self.peak_bytes(&plan) <= self.budget.device_bytes;
-        (fits_here && elsewhere_bytes(&plan) <= self.budget.elsewhere_bytes).then_some(plan)
+        let plan = arena::plan_memory_unchecked(schedule);
+        let peak_bytes = self.peak_bytes(&plan);
+        let fits = peak_bytes <= budget.device_bytes && elsewhere_bytes(&plan) <= budget.elsewhere_bytes;
+        fits.then_some(peak_bytes)
+    }
+
+    /// Whether the budget holds a plan.
+    pub fn holds(&self, plan: &Plan) -> bool {
+        let fits_here = self.peak_bytes(plan) <= self.budget.device_bytes;
+        fits_here && elsewhere_bytes(plan) <= self.budget.elsewhere_bytes
     }
 
     pub fn peak_bytes(&self, plan: &Plan) -> u64 {
@@ -224,7 +292,7 @@ impl<'a> Attempt<'a> {
         let above = |ladder: &Ladder| {
             let rungs = ladder.rungs[self.lowest_alive(ladder)?..].iter();
             let mut policies = rungs.map(|rung| self.freedom.policy(rung));
-            policies.find(|policy| self.packed(policy).is_some())
+            policies.find(|policy| self.packs(policy))
         };
         self.ladders(loss_chunk).iter().find_map(above)
     }

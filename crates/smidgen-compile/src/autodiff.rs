@@ -7,8 +7,7 @@
 //! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
 //! lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{Entry, Graph, Node, Norm, Op, Phase, ValueId};
-use std::collections::{HashMap, HashSet};
+use smidgen_ir::{ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
 
 /// Part of the gradient of a value.
 enum Contribution {
@@ -24,7 +23,7 @@ pub fn append_backward(graph: &mut Graph) {
         needs_gradient: values_that_need_gradients(graph, &forward),
         graph,
         nodes: Vec::new(),
-        pending: HashMap::new(),
+        pending: ByValue::default(),
         layer: None,
     };
     for node in forward.iter().rev() {
@@ -36,9 +35,9 @@ pub fn append_backward(graph: &mut Graph) {
 }
 
 /// Values that depend on a trainable leaf, the leaves included.
-fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> HashSet<ValueId> {
+fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> ValueSet {
     let ids = (0..graph.values.len()).map(|index| ValueId(index as u32));
-    let mut needs: HashSet<ValueId> = ids.filter(|id| graph.gradient_of(*id).is_some()).collect();
+    let mut needs: ValueSet = ids.filter(|id| graph.gradient_of(*id).is_some()).collect();
     for node in nodes {
         if node.inputs.iter().any(|input| needs.contains(input)) {
             needs.extend(&node.outputs);
@@ -49,9 +48,9 @@ fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> HashSet<ValueId>
 
 struct Backward<'a> {
     graph: &'a mut Graph,
-    needs_gradient: HashSet<ValueId>,
+    needs_gradient: ValueSet,
     nodes: Vec<Node>,
-    pending: HashMap<ValueId, Vec<Contribution>>,
+    pending: ByValue<Vec<Contribution>>,
     layer: Option<usize>,
 }
 
@@ -76,7 +75,7 @@ impl Backward<'_> {
 
     fn contribute(&mut self, value: ValueId, contribution: Contribution) {
         if self.needs(value) {
-            self.pending.entry(value).or_default().push(contribution);
+            self.pending.get_or_insert_with(value, Vec::new).push(contribution);
         }
     }
 

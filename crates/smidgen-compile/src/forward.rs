@@ -103,6 +103,15 @@ pub fn build_decode_graph(request: &Request) -> Graph {
     graph
 }
 
+/// Has the loss take so many rows of logits at a time, which is all that depends on it.
+pub fn set_loss_chunk(graph: &mut Graph, loss_chunk: usize) {
+    for node in graph.entries.iter_mut().flat_map(|(_, nodes)| nodes) {
+        if let Op::LmHeadLoss(head) = &mut node.op {
+            head.chunk = loss_chunk;
+        }
+    }
+}
+
 fn build_entry(
     graph: &mut Graph,
     leaves: &mut Leaves,

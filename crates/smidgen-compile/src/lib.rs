@@ -15,6 +15,7 @@ pub mod error;
 pub mod forward;
 mod improve;
 pub mod ladder;
+mod lean;
 pub mod leaves;
 mod linear;
 pub mod model;
@@ -29,7 +30,7 @@ pub use error::{ModelError, SolveError};
 pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
 pub use profile::{DeviceProfile, Profile, Rates};
-pub use solve::{Budget, Context, Demand, Pins, Price, Solution, can_fit, solve};
+pub use solve::{Budget, Context, Demand, Pins, Price, Solution, can_fit, peaks_by, roomiest, solve};
 
 use smidgen_ir::{Graph, Plan, verify};
 
@@ -75,39 +76,50 @@ fn check(stage: &str, graph: &Graph) {
 /// All stages before offsets are given.
 fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
     let graph = differentiated(request, policy.loss_chunk, check);
-    with_policy(graph, request, policy, check)
+    let graph = computed(graph, request, &policy.recompute, policy.tile_tokens, check);
+    moved(graph, request, policy, check)
 }
 
-/// Forward and backward, the same under every policy but for the chunk of logits.
+/// Forward, backward and update, the same under every policy but for the chunk of logits.
 fn differentiated(request: &Request, loss_chunk: usize, check: impl Fn(&str, &Graph)) -> Graph {
     let mut graph = forward::build_graph(request, loss_chunk);
     check("forward", &graph);
 
     autodiff::append_backward(&mut graph);
     check("autodiff", &graph);
+
+    update::append_update(&mut graph, request);
+    check("update", &graph);
     graph
 }
 
-/// What a policy makes of it.
-fn with_policy(
+/// What is computed when, as far as a policy chooses that.
+fn computed(
     mut graph: Graph,
     request: &Request,
-    policy: &Policy,
+    recompute: &Recompute,
+    tile_tokens: Option<usize>,
     check: impl Fn(&str, &Graph),
-) -> schedule::Schedule {
-    let keep = passes::recompute::keep_set(&graph, policy);
+) -> Graph {
+    let keep = passes::recompute::keep_set(&graph, recompute);
     passes::recompute::apply(&mut graph, &keep);
     check("recompute", &graph);
 
     passes::remove_dead::apply(&mut graph);
     check("remove_dead", &graph);
 
-    passes::tile::apply(&mut graph, policy.tile_tokens, &request.extent);
+    passes::tile::apply(&mut graph, tile_tokens, &request.extent);
     check("tile", &graph);
+    graph
+}
 
-    update::append_update(&mut graph, request);
-    check("update", &graph);
-
+/// What lies where, and the schedule.
+fn moved(
+    mut graph: Graph,
+    request: &Request,
+    policy: &Policy,
+    check: impl Fn(&str, &Graph),
+) -> schedule::Schedule {
     passes::offload::apply(&mut graph, policy, &request.extent, request.elsewhere());
     check("offload", &graph);
 

@@ -9,10 +9,10 @@ use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::StepTypes;
 use smidgen_ir::{
-    Buffer, BufferId, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime, Node, Op,
-    Plan, PlannedValue, Space, SpaceSize, Step, ValueId, ValueRole, cost, workspace, workspace_cuda,
+    Buffer, BufferId, ByValue, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime,
+    Node, Op, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole, cost, workspace,
+    workspace_cuda,
 };
-use std::collections::HashMap;
 
 /// A plan whose buffers all lie at offset 0.
 #[derive(Debug)]
@@ -35,7 +35,20 @@ impl Schedule {
     }
 }
 
-pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, request: &Request) -> Schedule {
+/// Where a value lies.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    buffer: Option<BufferId>,
+    first_byte: usize,
+    stride: Option<usize>,
+}
+
+pub fn plan_lifetimes(
+    mut graph: Graph,
+    shared: &SharedBuffers,
+    layout: &Layout,
+    request: &Request,
+) -> Schedule {
     let mut plan = Plan {
         title: request.title.clone(),
         extent: request.extent,
@@ -47,21 +60,11 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
         transient_bytes: 0,
         host: SpaceSize::default(),
         disk: SpaceSize::default(),
-        values: graph
-            .values
-            .iter()
-            .map(|value| PlannedValue {
-                name: value.name.clone(),
-                ty: value.ty.clone(),
-                role: value.role.clone(),
-                buffer: None,
-                first_byte: 0,
-                stride: None,
-            })
-            .collect(),
+        values: Vec::new(),
         buffers: Vec::new(),
         entries: Vec::new(),
     };
+    let mut places = vec![Place::default(); graph.values.len()];
     for (index, value) in graph.values.iter().enumerate() {
         let id = ValueId(index as u32);
         match &value.role {
@@ -74,75 +77,79 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                     || value.ty.bytes(&plan.extent_of_lifetime(lifetime)),
                     |room| room.bytes(&value.ty),
                 );
-                plan.values[index].stride = room.map(|room| room.stride);
+                places[index].stride = room.map(|room| room.stride);
                 let buffer = Buffer { space: value.space, offset: 0, bytes, category, lifetime };
-                plan.values[index].buffer = Some(add_buffer(&mut plan, buffer));
+                places[index].buffer = Some(add_buffer(&mut plan, buffer));
             }
             ValueRole::Slice(_) | ValueRole::Temp => {}
         }
     }
     // What lies in another leaf comes behind it, and slices behind both.
     for (guest, place) in &layout.inside {
-        let host = plan.values[place.host.index()].clone();
-        let element = host.ty.storage.plain().map_or(0, DType::bytes);
+        let host = places[place.host.index()];
+        let element = graph.value(place.host).ty.storage.plain().map_or(0, DType::bytes);
         let stride = host.stride.expect("a host has room");
-        let value = &mut plan.values[guest.index()];
-        (value.buffer, value.stride) = (host.buffer, Some(stride));
-        value.first_byte = (place.first_row * stride + place.first_column) * element;
+        let first_byte = (place.first_row * stride + place.first_column) * element;
+        places[guest.index()] = Place { first_byte, ..host };
     }
-    for (entry, nodes) in &graph.entries {
-        let extent = plan.extent_of(*entry);
+    for (entry, nodes) in std::mem::take(&mut graph.entries) {
+        let extent = plan.extent_of(entry);
         let usual = request.workload.extent(&extent);
-        let awaits = awaited(&graph, nodes);
-        let mut lives = lifetimes(&graph, nodes, shared, request.device);
-        outlive_transfers(&graph, nodes, &awaits, shared, &mut lives);
+        let awaits = awaited(&graph, &nodes);
+        let mut lives = lifetimes(&graph, &nodes, shared, request.device);
+        outlive_transfers(&graph, &nodes, &awaits, shared, &mut lives);
         let spare = spare_of_owners(&graph, layout, shared);
-        let mut owners: Vec<ValueId> = lives.keys().copied().collect();
-        owners.sort();
-        let mut buffer_of: HashMap<ValueId, BufferId> = HashMap::new();
-        for owner in owners {
-            let (first, last) = lives[&owner];
+        let mut buffer_of: ByValue<BufferId> = ByValue::default();
+        for (owner, &(first, last)) in lives.iter() {
             let spare = spare.get(&owner).copied().unwrap_or(0);
             let bytes = lay_beside::strided_bytes(&graph.value(owner).ty, spare, &extent);
-            let lifetime = Lifetime::Steps { entry: *entry, first, last };
+            let lifetime = Lifetime::Steps { entry, first, last };
             let category = category_of(&graph, &nodes[first]);
             let buffer = Buffer { space: graph.value(owner).space, offset: 0, bytes, category, lifetime };
             buffer_of.insert(owner, add_buffer(&mut plan, buffer));
         }
         let mut steps = Vec::with_capacity(nodes.len());
-        for (index, node) in nodes.iter().enumerate() {
+        let pairs: Vec<bool> = (0..nodes.len())
+            .map(|index| is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]))
+            .collect();
+        // Of the node at hand; there are many, and lists of their own would cost more than what is in them.
+        let mut types: [Vec<&Type>; 3] = Default::default();
+        let mut dims: Vec<(usize, usize)> = Vec::new();
+        for (index, (node, awaits)) in nodes.into_iter().zip(awaits).enumerate() {
             for output in &node.outputs {
                 let owner = owner_of(&graph, shared, *output);
                 let whole = graph.whole(*output);
                 let (_, columns) = graph.value(whole).ty.shape.at(&extent);
-                let value = &mut plan.values[whole.index()];
-                value.buffer = Some(buffer_of[&owner]);
-                value.stride = spare.get(&owner).map(|spare| columns + spare);
+                let place = &mut places[whole.index()];
+                place.buffer = Some(buffer_of[&owner]);
+                place.stride = spare.get(&owner).map(|spare| columns + spare);
                 // What lies in the place of a tile begins where that does.
                 if let Some(ValueRole::Slice(tile)) =
                     shared.get(output).map(|other| &graph.value(*other).role)
                 {
-                    let element = value.ty.storage.plain().map_or(0, DType::bytes);
-                    value.first_byte = tile.first_row * value.stride.unwrap_or(columns) * element;
+                    let element = graph.value(whole).ty.storage.plain().map_or(0, DType::bytes);
+                    place.first_byte = tile.first_row * place.stride.unwrap_or(columns) * element;
                 }
             }
-            let types = |ids: &[ValueId]| ids.iter().map(|id| &graph.value(*id).ty).collect::<Vec<_>>();
-            let (inputs, outputs, updates) =
-                (types(&node.inputs), types(&node.outputs), types(&node.updates));
-            let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(&extent)).collect();
+            for (types, ids) in types.iter_mut().zip([&node.inputs, &node.outputs, &node.updates]) {
+                types.clear();
+                types.extend(ids.iter().map(|id| &graph.value(*id).ty));
+            }
+            let [inputs, outputs, updates] = &types;
+            dims.clear();
+            dims.extend(inputs.iter().map(|ty| ty.shape.at(&extent)));
             let scratch = match request.device {
                 DeviceKind::Cpu => {
                     workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads)
                 }
                 DeviceKind::Cuda => {
                     let precision = request.precision;
-                    let types = StepTypes { op: &node.op, inputs: &inputs, extent: &extent, precision };
+                    let types = StepTypes { op: &node.op, inputs, extent: &extent, precision };
                     workspace_cuda::workspace_bytes(&types)
                 }
             };
-            let life = Lifetime::Steps { entry: *entry, first: index, last: index };
-            let pair = is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]);
-            let before: Option<&Step> = steps.last().filter(|_| pair);
+            let life = Lifetime::Steps { entry, first: index, last: index };
+            let before: Option<&Step> = steps.last().filter(|_| pairs[index]);
             let workspace = match before {
                 // Neither's operands may lie over the other's scratch.
                 Some(Step { workspace: Some(id), .. }) => {
@@ -159,36 +166,27 @@ pub fn plan_lifetimes(graph: Graph, shared: &SharedBuffers, layout: &Layout, req
                     add_buffer(&mut plan, buffer)
                 }),
             };
-            steps.push(Step {
-                op: node.op.clone(),
-                inputs: node.inputs.clone(),
-                outputs: node.outputs.clone(),
-                updates: node.updates.clone(),
-                workspace,
-                awaits: awaits[index].clone(),
-                phase: node.phase,
-                layer: node.layer,
-                cost: cost::node_cost(
-                    &node.op,
-                    &inputs,
-                    &outputs,
-                    &updates,
-                    &usual,
-                    request.workload.keys_per_query,
-                ),
-            });
+            let keys_per_query = request.workload.keys_per_query;
+            let cost = cost::node_cost(&node.op, inputs, outputs, updates, &usual, keys_per_query);
+            let Node { op, inputs, outputs, updates, phase, layer } = node;
+            steps.push(Step { op, inputs, outputs, updates, workspace, awaits, phase, layer, cost });
         }
-        plan.entries.push(EntryPlan { entry: *entry, steps });
+        plan.entries.push(EntryPlan { entry, steps });
     }
     for (index, value) in graph.values.iter().enumerate() {
         let ValueRole::Slice(slice) = &value.role else { continue };
-        let whole = plan.values[slice.of.index()].clone();
-        let value = &mut plan.values[index];
-        (value.buffer, value.stride, value.first_byte) = (whole.buffer, whole.stride, whole.first_byte);
-        if let (Some(stride), Some(dtype)) = (whole.stride, whole.ty.storage.plain()) {
-            value.first_byte += slice.first_row * stride * dtype.bytes();
+        places[index] = places[slice.of.index()];
+        let place = &mut places[index];
+        if let (Some(stride), Some(dtype)) = (place.stride, graph.value(slice.of).ty.storage.plain()) {
+            place.first_byte += slice.first_row * stride * dtype.bytes();
         }
     }
+    let planned = |(value, place): (Value, Place)| {
+        let Value { name, ty, role, .. } = value;
+        let Place { buffer, first_byte, stride } = place;
+        PlannedValue { name, ty, role, buffer, first_byte, stride }
+    };
+    plan.values = graph.values.into_iter().zip(places).map(planned).collect();
     Schedule { plan }
 }
 
@@ -207,7 +205,7 @@ fn outlive_transfers(
     nodes: &[Node],
     awaits: &[Vec<usize>],
     shared: &SharedBuffers,
-    lives: &mut HashMap<ValueId, (usize, usize)>,
+    lives: &mut ByValue<(usize, usize)>,
 ) {
     let mut over = vec![nodes.len().saturating_sub(1); nodes.len()];
     for (index, transfers) in awaits.iter().enumerate() {
@@ -226,7 +224,7 @@ fn outlive_transfers(
 /// gone or brings it back.
 fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
     // Transfers that nobody has waited for, by what they write.
-    let mut under_way: HashMap<ValueId, usize> = HashMap::new();
+    let mut under_way: ByValue<usize> = ByValue::default();
     let mut awaits = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         for operand in node.reads() {
@@ -267,10 +265,10 @@ fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
 }
 
 /// Spare columns of the buffers that have any: the most that a value in them needs.
-fn spare_of_owners(graph: &Graph, layout: &Layout, shared: &SharedBuffers) -> HashMap<ValueId, usize> {
-    let mut most: HashMap<ValueId, usize> = HashMap::new();
+fn spare_of_owners(graph: &Graph, layout: &Layout, shared: &SharedBuffers) -> ByValue<usize> {
+    let mut most: ByValue<usize> = ByValue::default();
     for (value, columns) in &layout.spare {
-        let spare = most.entry(owner_of(graph, shared, *value)).or_insert(0);
+        let spare = most.get_or_insert_with(owner_of(graph, shared, *value), || 0);
         *spare = (*spare).max(*columns);
     }
     most
@@ -282,11 +280,11 @@ fn lifetimes(
     nodes: &[Node],
     shared: &SharedBuffers,
     device: DeviceKind,
-) -> HashMap<ValueId, (usize, usize)> {
-    let mut lives: HashMap<ValueId, (usize, usize)> = HashMap::new();
+) -> ByValue<(usize, usize)> {
+    let mut lives: ByValue<(usize, usize)> = ByValue::default();
     for (index, node) in nodes.iter().enumerate() {
         for output in &node.outputs {
-            let life = lives.entry(owner_of(graph, shared, *output)).or_insert((index, index));
+            let life = lives.get_or_insert_with(owner_of(graph, shared, *output), || (index, index));
             life.1 = index;
         }
         let last = index + usize::from(is_formed_with_next(device, &nodes[index..]));

@@ -6,11 +6,12 @@
 //! Every candidate is scheduled and measured by its own steps, never estimated, and what is returned is packed and
 //! checked. Only memory choices are searched: nothing here changes a result.
 
-use crate::attempt::{Attempt, Effort};
+use crate::attempt::{Attempt, Workshop};
 use crate::compile;
 use crate::error::SolveError;
 use crate::improve::improve;
 use crate::ladder::{Choices, Freedom};
+use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
@@ -138,20 +139,50 @@ pub fn solve(
     profile: &Profile,
 ) -> Result<Solution, SolveError> {
     assert!(!demands.is_empty(), "solve needs at least one demand");
-    let (effort, freedom) = (Effort::default(), Freedom::of(request, pins));
+    let (workshop, freedom) = (Workshop::default(), Freedom::of(request, pins));
     let attempt = |demand: &Demand| {
         let chunks = loss_chunks(&Request { extent: demand.extent, ..request.clone() }, pins);
-        Attempt::new(request, demand, freedom.clone(), chunks, (context, budget, profile), &effort)
+        Attempt::new(request, demand, freedom.clone(), chunks, (context, budget, profile), &workshop)
     };
     let attempts: Vec<Attempt> = demands.iter().map(attempt).collect();
+    if let Some(error) = refused_at_once(&attempts, budget) {
+        return Err(error);
+    }
     search(&attempts);
-    let Some((attempt, policy)) = settle(&attempts) else {
-        return Err(leanest(&attempts, budget));
+    let Some((attempt, policy, plan)) = settle(&attempts) else {
+        return Err(refusal(&attempts, budget, leanest_of_all(&attempts, budget.elsewhere_bytes)));
     };
     let prices = prices(attempt, &policy);
-    // Through every check; the same plan comes out as in the search.
-    let plan = compile(&attempt.request, &policy);
     Ok(Solution { prices, ..solution(attempt, plan, policy) })
+}
+
+/// What the fastest of all policies takes, which keeps everything on the device, and how long its step is.
+pub fn roomiest(request: &Request, demand: &Demand, context: Context, profile: &Profile) -> (u64, f64) {
+    let (workshop, pins, budget) = (Workshop::default(), Pins::default(), Budget::device(u64::MAX));
+    let chunks = loss_chunks(&Request { extent: demand.extent, ..request.clone() }, &pins);
+    let freedom = Freedom::of(request, &pins);
+    let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, profile), &workshop);
+    let start = attempt.start();
+    let peak_bytes = attempt.packed_peak_bytes(&attempt.freedom.policy(&start), budget);
+    (peak_bytes.expect("there is no limit"), attempt.taken(&start).ms)
+}
+
+/// What plans by one policy take at sizes of micro-batch, where they fit.
+pub fn peaks_by<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    context: Context,
+    budget: Budget,
+) -> impl Fn(&Demand) -> Option<u64> + 'a {
+    let workshop = Workshop::default();
+    let pins = Pins { policy: Some(policy.clone()), ..Pins::default() };
+    // Nobody asks for the time.
+    let profile = Profile::cpu(request.threads, request.precision);
+    move |demand| {
+        let (freedom, chunks) = (Freedom::of(request, &pins), vec![policy.loss_chunk]);
+        let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, &profile), &workshop);
+        attempt.packed_peak_bytes(policy, budget)
+    }
 }
 
 /// Whether any policy fits, which takes less time than finding the fastest: the leanest is looked at.
@@ -163,14 +194,41 @@ pub fn can_fit(
     budget: Budget,
     profile: &Profile,
 ) -> bool {
-    let (effort, freedom) = (Effort::default(), Freedom::of(request, pins));
+    let (workshop, freedom) = (Workshop::default(), Freedom::of(request, pins));
     let chunks = loss_chunks(&Request { extent: demand.extent, ..request.clone() }, pins);
-    let loss_chunk = *chunks.last().expect("there is a chunk of logits");
-    let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, profile), &effort);
-    let leanest = attempt.ladders(loss_chunk).into_iter().filter_map(|mut ladder| ladder.rungs.pop());
-    // Where room elsewhere is short or the model tiny, a policy that is less lean may fit.
-    leanest.map(|rung| attempt.freedom.policy(&rung)).any(|policy| attempt.packed(&policy).is_some())
-        || attempt.lowest_packed(loss_chunk).is_some()
+    let attempt = Attempt::new(request, demand, freedom, chunks, (context, budget, profile), &workshop);
+    attempt.packs(&attempt.freedom.policy(&attempt.leanest_choices()))
+        || leanest(&attempt, budget.elsewhere_bytes)
+            .is_some_and(|least| least.peak_bytes <= budget.device_bytes)
+}
+
+/// The error where no search would find anything: neither what keeps everything nor what is mostly leanest may fit, and
+/// the leanest plan does not.
+fn refused_at_once(attempts: &[Attempt], budget: Budget) -> Option<SolveError> {
+    let may_fit = |attempt: &Attempt, choices: &Choices| attempt.is_within(&attempt.taken(choices));
+    let (largest, smallest) = (attempts.first()?, attempts.last()?);
+    let effort_before = smallest.effort_steps();
+    let is_promising = may_fit(largest, &largest.start()) || may_fit(smallest, &smallest.leanest_choices());
+    let least = if is_promising { None } else { leanest_of_all(attempts, budget.elsewhere_bytes) };
+    // The search has all of its effort.
+    smallest.set_effort_steps(effort_before);
+    let fits = least.as_ref().is_some_and(|(_, least)| least.peak_bytes <= budget.device_bytes);
+    (!is_promising && !fits).then(|| refusal(attempts, budget, least))
+}
+
+/// The leanest policy at the size that needs least.
+fn leanest_of_all<'a>(
+    attempts: &'a [Attempt<'a>],
+    most_elsewhere_bytes: u64,
+) -> Option<(&'a Attempt<'a>, Leanest)> {
+    let smallest = attempts.last()?;
+    // Where another size has more of everything, it needs more.
+    let may_need_less = |attempt: &&'a Attempt<'a>| {
+        attempt.demand == smallest.demand || !attempt.demand.extent.contains(&smallest.demand.extent)
+    };
+    let all = attempts.iter().filter(may_need_less);
+    let found = all.filter_map(|attempt| Some((attempt, leanest(attempt, most_elsewhere_bytes)?)));
+    found.min_by_key(|(_, least)| least.peak_bytes)
 }
 
 /// Measures what promises to be fast. Sizes are looked at from both ends towards the best so far, all of them
@@ -193,7 +251,6 @@ fn search(attempts: &[Attempt]) {
             rungs[index] = found.into_iter().find(|rungs| !rungs.is_empty()).unwrap_or_default();
         }
         looked_at[index] = Some(fastest_ms(attempt));
-        attempt.rest();
     }
     let mut order: Vec<usize> = (0..end).filter(|index| !rungs[*index].is_empty()).collect();
     order.sort_by(|one, other| fastest_ms(&attempts[*one]).total_cmp(&fastest_ms(&attempts[*other])));
@@ -215,7 +272,6 @@ fn search(attempts: &[Attempt]) {
         points
             .filter(|point| attempt.is_within(&attempt.taken(point)))
             .for_each(|point| improve(attempt, *point));
-        attempt.rest();
     }
 }
 
@@ -240,8 +296,8 @@ fn next_size(looked_at: &[Option<f64>]) -> Option<usize> {
     widest.map(|(from, to)| from.midpoint(to))
 }
 
-/// The fastest of what was measured that also fits when it is packed.
-fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy)> {
+/// The fastest of what was measured that also fits when it is packed, with its plan, through every check.
+fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, Plan)> {
     let of = |attempt: &'a Attempt<'a>| {
         attempt.candidates().into_iter().map(move |(policy, taken)| (taken, attempt, policy))
     };
@@ -249,37 +305,42 @@ fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy)> 
     all.sort_by(|one, other| {
         one.0.ms.total_cmp(&other.0.ms).then(one.0.elsewhere_bytes.cmp(&other.0.elsewhere_bytes))
     });
-    let packs = |(_, attempt, policy): (_, &'a Attempt<'a>, Policy)| {
-        attempt.packed(&policy).is_some().then_some((attempt, policy))
-    };
-    all.into_iter().find_map(packs).or_else(|| {
+    // Almost always the first fits, so that its plan need not be made twice; of others it is asked first.
+    if let Some((_, attempt, policy)) = all.first() {
+        let plan = compile(&attempt.request, policy);
+        if attempt.holds(&plan) {
+            return Some((attempt, policy.clone(), plan));
+        }
+    }
+    let mut others = all.into_iter().skip(1);
+    let other = others.find(|(_, attempt, policy)| attempt.packs(policy));
+    let found = other.map(|(_, attempt, policy)| (attempt, policy)).or_else(|| {
         let chunks = |attempt: &'a Attempt<'a>| attempt.chunks.iter().map(move |chunk| (attempt, *chunk));
         let mut rungs = attempts.iter().flat_map(chunks);
         rungs.find_map(|(attempt, chunk)| Some((attempt, attempt.lowest_packed(chunk)?)))
-    })
+    });
+    let (attempt, policy) = found.or_else(|| {
+        let budget = attempts.first()?.budget;
+        let (attempt, least) = leanest_of_all(attempts, budget.elsewhere_bytes)?;
+        (least.peak_bytes <= budget.device_bytes).then_some((attempt, least.policy))
+    })?;
+    let plan = compile(&attempt.request, &policy);
+    Some((attempt, policy, plan))
 }
 
-/// What the leanest choices need, of the sizes that were looked at.
-fn leanest(attempts: &[Attempt], budget: Budget) -> SolveError {
-    /// Packing may turn the order of what differs by less.
-    const NEAR: f64 = 1.01;
-    let mut ends: Vec<(u64, &Attempt, Policy)> = Vec::new();
-    for attempt in attempts.iter().filter(|attempt| attempt.is_looked_at()) {
-        for chunk in [Some(attempt.chunks[0]), attempt.chunks[1..].last().copied()].into_iter().flatten() {
-            for ladder in attempt.ladders(chunk) {
-                let (bytes, rung) = attempt.leanest(&ladder);
-                ends.push((bytes, attempt, attempt.freedom.policy(&ladder.rungs[rung])));
-            }
-        }
-    }
-    let least = ends.iter().map(|end| end.0).min().expect("a size was looked at") as f64;
-    let mut near: Vec<_> = ends.into_iter().filter(|end| end.0 as f64 <= NEAR * least).collect();
-    near.dedup_by(|one, other| (one.1.demand, &one.2) == (other.1.demand, &other.2));
-    let solutions = near
-        .into_iter()
-        .map(|(_, attempt, policy)| solution(attempt, compile(&attempt.request, &policy), policy));
-    let leanest = solutions.min_by_key(|solution| solution.peak_bytes);
-    SolveError { budget_bytes: budget.device_bytes, leanest: Box::new(leanest.expect("a ladder has a rung")) }
+/// What is told where nothing fits: the leanest plan. Where it would fit but for what it has elsewhere, that plan.
+fn refusal(attempts: &[Attempt], budget: Budget, within: Option<(&Attempt, Leanest)>) -> SolveError {
+    let anywhere = match budget.elsewhere_bytes {
+        u64::MAX => None,
+        _ => leanest_of_all(attempts, u64::MAX),
+    };
+    let is_short_elsewhere = within.is_none()
+        || anywhere.as_ref().is_some_and(|(_, least)| least.peak_bytes <= budget.device_bytes);
+    let (attempt, least) =
+        anywhere.filter(|_| is_short_elsewhere).or(within).expect("a policy takes something");
+    let plan = compile(&attempt.request, &least.policy);
+    let leanest = Box::new(solution(attempt, plan, least.policy));
+    SolveError { budget_bytes: budget.device_bytes, leanest }
 }
 
 /// What the budget for elsewhere counts: pinned memory beside a GPU, where disk is bounded by the disk alone.

@@ -6,6 +6,8 @@
 
 use crate::op::{AttentionShape, Op};
 use crate::shape::{Extent, Type};
+use std::iter::StepBy;
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
@@ -171,7 +173,8 @@ pub fn node_cost(
     };
     let (mut plain_operands, mut coded_operands) = (0.0, 0.0);
     let mut bytes = bytes as f64;
-    for (matrix, times) in multiplied(op, inputs, extent) {
+    let (matrices, times) = multiplied(op, inputs, extent);
+    for matrix in matrices.filter_map(|input| inputs.get(input)) {
         // It is read again each time.
         bytes += (times - 1.0).max(0.0) * matrix.bytes(extent) as f64;
         match matrix.storage.plain() {
@@ -182,18 +185,18 @@ pub fn node_cost(
     Cost { flops, bytes, plain_operands, coded_operands }
 }
 
-/// The matrices that an operation multiplies by, and how often each.
-fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Type, f64)> {
-    match op {
-        Op::Linear { .. } | Op::Logits { .. } => vec![(inputs[1], 1.0)],
-        Op::LinearGrad { .. } => inputs.chunks(2).map(|term| (term[1], 1.0)).collect(),
+/// Which inputs are matrices that an operation multiplies by, and how often by each.
+fn multiplied(op: &Op, inputs: &[&Type], extent: &Extent) -> (StepBy<Range<usize>>, f64) {
+    let (inputs, times) = match op {
+        Op::Linear { .. } | Op::Logits { .. } => (1..2, 1.0),
+        Op::LinearGrad { .. } => (1..inputs.len(), 1.0),
         Op::LmHeadLoss(head) => {
             let passes = 1.0 + f64::from(u8::from(head.gradient));
-            vec![(inputs[1], passes * chunks(inputs[0], head.chunk, extent))]
+            (1..2, passes * chunks(inputs[0], head.chunk, extent))
         }
-        Op::HeadSums(piece) => vec![(inputs[1], chunks(inputs[0], piece.chunk, extent))],
-        Op::HeadGrad { piece, .. } => vec![(inputs[1], 2.0 * chunks(inputs[0], piece.chunk, extent))],
-        Op::RowNorms { .. } => vec![(inputs[0], 1.0)],
+        Op::HeadSums(piece) => (1..2, chunks(inputs[0], piece.chunk, extent)),
+        Op::HeadGrad { piece, .. } => (1..2, 2.0 * chunks(inputs[0], piece.chunk, extent)),
+        Op::RowNorms { .. } => (0..1, 1.0),
         Op::WeightGrad { .. }
         | Op::Attention(_)
         | Op::CachedAttention(_)
@@ -226,8 +229,10 @@ fn multiplied<'a>(op: &Op, inputs: &[&'a Type], extent: &Extent) -> Vec<(&'a Typ
         | Op::Zero
         | Op::Fetch
         | Op::Stow
-        | Op::Stowed => vec![],
-    }
+        | Op::Stowed => (0..0, 0.0),
+    };
+    // Those of a sum of products are every other one.
+    (inputs.step_by(2), times)
 }
 
 /// Logits that a product of x with rows of the head gives.

@@ -225,6 +225,19 @@ impl Graph {
         self.value(id).role.whole(id)
     }
 
+    /// A name that is made from a value's; none where names were let go.
+    pub fn name_from(&self, id: ValueId, make: impl FnOnce(&str) -> String) -> String {
+        match self.value(id).name.as_str() {
+            "" => String::new(),
+            name => make(name),
+        }
+    }
+
+    /// Lets go of all names, which are the larger part of a graph and decide nothing once it is built.
+    pub fn forget_names(&mut self) {
+        self.values.iter_mut().for_each(|value| value.name = String::new());
+    }
+
     pub fn add_value(&mut self, name: impl Into<String>, ty: Type, role: ValueRole) -> ValueId {
         let id = ValueId(self.values.len() as u32);
         self.values.push(Value { name: name.into(), ty, role, space: Space::Device });
@@ -242,9 +255,8 @@ impl Graph {
     /// Rows `first_row..first_row + rows` of a leaf, and of its gradient.
     pub fn add_slice(&mut self, of: ValueId, first_row: usize, rows: usize) -> ValueId {
         let gradient = self.gradient_of(of).map(|gradient| self.add_slice(gradient, first_row, rows));
-        let (name, ty) = (&self.value(of).name, &self.value(of).ty);
-        let name = format!("{name}[{first_row}..{}]", first_row + rows);
-        let mut ty = ty.clone();
+        let name = self.name_from(of, |name| format!("{name}[{first_row}..{}]", first_row + rows));
+        let mut ty = self.value(of).ty.clone();
         ty.shape.0[0] = Dim::Const(rows);
         self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row, gradient }))
     }
@@ -252,8 +264,9 @@ impl Graph {
     /// A tile of the tokens of an activation or an input.
     pub fn add_tile(&mut self, of: ValueId, tile: Dim) -> ValueId {
         let Dim::Tile { first, .. } = tile else { panic!("{tile} is no tile") };
+        let name = self.name_from(of, |name| format!("{name}[{first}..]"));
         let value = self.value(of);
-        let (name, mut ty) = (format!("{}[{first}..]", value.name), value.ty.clone());
+        let mut ty = value.ty.clone();
         assert_eq!(ty.shape.0[0], Dim::Tokens, "`{}` is not over tokens", value.name);
         ty.shape.0[0] = tile;
         self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row: first, gradient: None }))

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod by_value;
 pub mod cost;
 pub mod graph;
 pub mod op;
@@ -20,6 +21,7 @@ pub mod verify;
 pub mod workspace;
 pub mod workspace_cuda;
 
+pub use by_value::{ByValue, ValueSet};
 pub use cost::{Cost, Workload};
 pub use graph::{
     Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Space, Value, ValueId, ValueRole,

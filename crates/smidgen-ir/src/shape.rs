@@ -71,25 +71,67 @@ impl fmt::Display for Dim {
     }
 }
 
-/// Dimensions, outermost first. At most two in practice: rows and channels.
+/// Dimensions, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Shape(pub Vec<Dim>);
+pub struct Shape(pub Dims);
+
+/// At most two dimensions, rows and channels, in place: graphs are copied often.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Dims {
+    count: usize,
+    /// Those behind the count are all the same, so that equal dimensions are equal.
+    dims: [Dim; 2],
+}
+
+impl Dims {
+    fn one(dim: Dim) -> Dims {
+        Dims { count: 1, dims: [dim, Dim::Const(0)] }
+    }
+
+    fn two(rows: Dim, columns: Dim) -> Dims {
+        Dims { count: 2, dims: [rows, columns] }
+    }
+
+    pub fn as_slice(&self) -> &[Dim] {
+        &self.dims[..self.count]
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
+impl std::ops::Deref for Dims {
+    type Target = [Dim];
+
+    fn deref(&self) -> &[Dim] {
+        self.as_slice()
+    }
+}
+
+impl std::ops::DerefMut for Dims {
+    fn deref_mut(&mut self) -> &mut [Dim] {
+        &mut self.dims[..self.count]
+    }
+}
 
 impl Shape {
     pub fn vector(n: usize) -> Shape {
-        Shape(vec![Dim::Const(n)])
+        Shape(Dims::one(Dim::Const(n)))
     }
 
     pub fn matrix(rows: usize, columns: usize) -> Shape {
-        Shape(vec![Dim::Const(rows), Dim::Const(columns)])
+        Shape(Dims::two(Dim::Const(rows), Dim::Const(columns)))
     }
 
     pub fn of(rows: Dim, columns: usize) -> Shape {
-        Shape(vec![rows, Dim::Const(columns)])
+        Shape(Dims::two(rows, Dim::Const(columns)))
     }
 
     pub fn rows_of(dim: Dim) -> Shape {
-        Shape(vec![dim])
+        Shape(Dims::one(dim))
     }
 
     /// Rows and columns, where a vector is one column.

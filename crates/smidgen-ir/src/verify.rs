@@ -3,28 +3,46 @@
 //! A violation is a bug of the stage that ran last, never the user's mistake, so [`graph`] and [`plan`]
 //! return all findings as text and callers panic with the name of the stage.
 
+use crate::by_value::{ByValue, ValueSet};
 use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
 use crate::plan::{ALIGNMENT, BufferId, Lifetime, Plan, Region, Step};
 use crate::shape::{Dim, Type};
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeSet;
+use std::fmt;
 
 /// Panics with every finding, naming the stage that produced them.
 pub fn expect_sound(stage: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{stage} broke an invariant:\n  {}", findings.join("\n  "));
 }
 
+/// A node or a step, in words only where something is found there.
+#[derive(Clone, Copy)]
+struct Place {
+    entry: Entry,
+    kind: &'static str,
+    index: usize,
+    op: &'static str,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { entry, kind, index, op } = self;
+        write!(f, "{entry} {kind} {index} ({op})")
+    }
+}
+
 /// Definition before use, one definition, operands that fit their operation, entry points that touch
 /// no temporary of another.
 pub fn graph(graph: &Graph) -> Vec<String> {
     let mut findings = Vec::new();
-    let mut written: HashSet<ValueId> = HashSet::new();
+    let mut written = ValueSet::default();
     for (entry, nodes) in &graph.entries {
         let mut defined = Defined::default();
-        let mut fetched: HashSet<ValueId> = HashSet::new();
+        let mut fetched = ValueSet::default();
         for (index, node) in nodes.iter().enumerate() {
-            let place = format!("{entry} node {index} ({})", node.op.name());
-            check_node(graph, node, &place, &defined, &fetched, &mut findings);
+            let place = Place { entry: *entry, kind: "node", index, op: node.op.name() };
+            check_node(graph, node, place, &defined, &fetched, &mut findings);
             if node.op == Op::Fetch {
                 fetched.extend(&node.outputs);
             }
@@ -38,7 +56,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
             }
         }
     }
-    let fetched: HashSet<ValueId> = graph
+    let fetched: ValueSet = graph
         .entries
         .iter()
         .flat_map(|(_, nodes)| nodes)
@@ -68,9 +86,9 @@ pub fn graph(graph: &Graph) -> Vec<String> {
 /// What has been written so far, as a whole or tile by tile.
 #[derive(Default)]
 struct Defined {
-    whole: HashSet<ValueId>,
+    whole: ValueSet,
     /// Tokens that the tiles of a value have covered.
-    covered: HashMap<ValueId, usize>,
+    covered: ByValue<usize>,
 }
 
 impl Defined {
@@ -79,7 +97,7 @@ impl Defined {
         let Some((first, most)) = tile else {
             return self.whole.insert(whole) && !self.covered.contains_key(&whole);
         };
-        let covered = self.covered.entry(whole).or_insert(0);
+        let covered = self.covered.get_or_insert_with(whole, || 0);
         let is_next = *covered == first && !self.whole.contains(&whole);
         *covered = first + most;
         is_next
@@ -131,9 +149,9 @@ fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec
 fn check_node(
     graph: &Graph,
     node: &Node,
-    place: &str,
+    place: Place,
     defined: &Defined,
-    fetched: &HashSet<ValueId>,
+    fetched: &ValueSet,
     findings: &mut Vec<String>,
 ) {
     if let Some(bad) = node.operands().find(|id| id.index() >= graph.values.len()) {
@@ -170,7 +188,7 @@ fn check_node(
 }
 
 /// Operations work on the device, but for those between the spaces and the tables that are read where they lie.
-fn check_spaces(graph: &Graph, node: &Node, place: &str, findings: &mut Vec<String>) {
+fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
     let stows = node.op == Op::Stow;
     let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_elsewhere(index)));
     let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, stows));
@@ -253,7 +271,7 @@ fn check_step(
     defined: &mut Defined,
     findings: &mut Vec<String>,
 ) {
-    let place = format!("{entry} step {index} ({})", step.op.name());
+    let place = Place { entry, kind: "step", index, op: step.op.name() };
     for id in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
         let value = plan.value(*id);
         let Some(buffer) = value.buffer else {
@@ -264,7 +282,7 @@ fn check_step(
         if bytes > plan.buffer(buffer).bytes {
             findings.push(format!("{place}: `{}` needs {bytes} bytes, its buffer has fewer", value.name));
         }
-        check_alive(plan, entry, index, buffer, &place, findings);
+        check_alive(plan, entry, index, buffer, place, findings);
     }
     for id in step.inputs.iter().chain(&step.updates) {
         let value = plan.value(*id);
@@ -281,9 +299,15 @@ fn check_step(
         defined.write(value.role.whole(*output), tile);
     }
     if let Some(workspace) = step.workspace {
-        check_alive(plan, entry, index, workspace, &place, findings);
+        check_alive(plan, entry, index, workspace, place, findings);
     }
-    check_aliases(plan, step, &place, findings);
+    check_aliases(plan, step, place, findings);
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Access {
+    Read,
+    Write,
 }
 
 /// Until somebody waits for a transfer, nobody may touch what it writes, change what it reads, or take the place of
@@ -293,30 +317,46 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
         return;
     }
     let buffers = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.value(*id).buffer).collect::<Vec<_>>();
-    let touched: Vec<(Vec<BufferId>, Vec<BufferId>)> = steps
-        .iter()
-        .map(|step| (buffers(&step.inputs), [buffers(&step.outputs), buffers(&step.updates)].concat()))
-        .collect();
+    let touched_by = |step: &Step| {
+        let read = buffers(&step.inputs).into_iter().map(|id| (id, Access::Read));
+        let written = [buffers(&step.outputs), buffers(&step.updates)].concat().into_iter();
+        read.chain(written.map(|id| (id, Access::Write))).collect::<Vec<_>>()
+    };
     let mut ends = vec![steps.len(); steps.len()];
     for (index, step) in steps.iter().enumerate().rev() {
         step.awaits.iter().for_each(|transfer| ends[*transfer] = index);
     }
-    for (index, _) in steps.iter().enumerate().filter(|(_, step)| step.op.is_transfer()) {
-        let (place, end, (read, written)) = (format!("transfer {index}"), ends[index], &touched[index]);
-        for id in read.iter().chain(written) {
-            if let Lifetime::Steps { last, .. } = plan.buffer(*id).lifetime
+    // Transfers under way that read or write each buffer.
+    let mut under_way: Vec<Vec<(usize, Access)>> = vec![vec![]; plan.buffers.len()];
+    for (index, step) in steps.iter().enumerate() {
+        let touched = touched_by(step);
+        let mut disturbed = BTreeSet::new();
+        for (id, own) in &touched {
+            let open = &mut under_way[id.index()];
+            open.retain(|(transfer, _)| ends[*transfer] > index);
+            let disturbs = |access: Access| [access, *own].contains(&Access::Write);
+            disturbed
+                .extend(open.iter().filter(|(_, access)| disturbs(*access)).map(|(transfer, _)| *transfer));
+        }
+        findings.extend(
+            disturbed
+                .into_iter()
+                .map(|transfer| format!("transfer {transfer}: step {index} does not wait for it")),
+        );
+        if !step.op.is_transfer() {
+            continue;
+        }
+        let end = ends[index];
+        for (id, access) in touched {
+            if let Lifetime::Steps { last, .. } = plan.buffer(id).lifetime
                 && last < end.min(steps.len() - 1)
             {
-                findings
-                    .push(format!("{place}: buffer {} ends at step {last}, before step {end} waits", id.0));
+                findings.push(format!(
+                    "transfer {index}: buffer {} ends at step {last}, before step {end} waits",
+                    id.0
+                ));
             }
-        }
-        for (other, (inputs, results)) in touched.iter().enumerate().take(end).skip(index + 1) {
-            let touches = inputs.iter().chain(results).any(|id| written.contains(id));
-            let changes = results.iter().any(|id| read.contains(id));
-            if touches || changes {
-                findings.push(format!("{place}: step {other} does not wait for it"));
-            }
+            under_way[id.index()].push((index, access));
         }
     }
 }
@@ -326,7 +366,7 @@ fn check_alive(
     entry: Entry,
     step: usize,
     id: BufferId,
-    place: &str,
+    place: Place,
     findings: &mut Vec<String>,
 ) {
     if !plan.buffer(id).lifetime.covers(entry, step) {
@@ -335,7 +375,7 @@ fn check_alive(
 }
 
 /// An output shares a buffer with an input only where the operation allows it, and with no other output.
-fn check_aliases(plan: &Plan, step: &Step, place: &str, findings: &mut Vec<String>) {
+fn check_aliases(plan: &Plan, step: &Step, place: Place, findings: &mut Vec<String>) {
     let buffer = |id: &ValueId| plan.value(*id).buffer;
     for (o, output) in step.outputs.iter().enumerate() {
         for (i, input) in step.inputs.iter().enumerate() {

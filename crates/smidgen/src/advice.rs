@@ -9,43 +9,45 @@ use crate::planning::{DemandShape, Terms};
 use crate::recipe::{BaseFormat, Layers, MicroTokens};
 use crate::trained_choice::{train_in_f32, with_last_layers};
 use smidgen_compile::options::Moments;
-use smidgen_compile::{Demand, Pins, Request, Solution};
+use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
 use smidgen_ir::{Extent, Storage};
 use std::collections::HashMap;
 
 /// The smallest changes that would fit, each planned with the rest of the recipe as it is.
 pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     let mut advice = Vec::new();
-    let mut offer = |change: &str, consequence: &str, solution: Option<Solution>| {
-        let words = |solution: Solution| {
-            format!("{change} would need {}{consequence}", format_bytes(solution.peak_bytes))
-        };
-        advice.extend(solution.map(words));
+    let mut offer = |change: &str, consequence: &str, peak_bytes: Option<u64>| {
+        let words = |bytes| format!("{change} would need {}{consequence}", format_bytes(bytes));
+        advice.extend(peak_bytes.map(words));
     };
+    let question = Question::of(terms, leanest);
     let demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
     for (key, free) in unpinned(job, &terms.pins) {
-        let solution = Terms { pins: free, ..terms.clone() }.solve(&job.request, &demands).ok();
-        offer(&format!("`{key} = \"auto\"`"), "", solution);
+        // The leanest policy is by the pins.
+        let terms = Terms { pins: free, ..terms.clone() };
+        let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
+        offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
     }
     if job.recipe.memory.micro_tokens != MicroTokens::Auto {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
-        offer("`memory.micro_tokens = \"auto\"`", "", terms.solve(&job.request, &demands).ok());
+        offer("`memory.micro_tokens = \"auto\"`", "", question.peak_bytes(&job.request, &demands));
     }
     let segments = leanest.demand.extent.segments;
-    let fits = |tokens: usize| terms.can_fit(&job.request, &one_sample(tokens, segments));
+    let fits = question.fits(&job.request);
+    let fits = |tokens: usize| fits(&one_sample(tokens, segments));
     let tokens =
         largest(leanest.demand.extent.tokens / 8, |eighth| fits(8 * eighth)).map_or(0, |most| 8 * most);
     if tokens >= 16 {
         let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
-        let solution = terms.solve(&job.request, &[one_sample(tokens, segments)]).ok();
-        offer(&change, "; shorter samples change results", solution);
+        let peak_bytes = question.peak_bytes(&job.request, &[one_sample(tokens, segments)]);
+        offer(&change, "; shorter samples change results", peak_bytes);
     }
     if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
-        let fits = |rank: usize| terms.can_fit(&with_rank(&job.request, rank), smallest);
+        let fits = |rank: usize| question.fits(&with_rank(&job.request, rank))(smallest);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
-            let solution = terms.solve(&with_rank(&job.request, rank), &demands).ok();
-            offer(&format!("`adapter.rank = {rank}`"), " and changes results", solution);
+            let peak_bytes = question.peak_bytes(&with_rank(&job.request, rank), &demands);
+            offer(&format!("`adapter.rank = {rank}`"), " and changes results", peak_bytes);
         }
     }
     if let Some(smallest) = demands.last() {
@@ -56,17 +58,17 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Layers::List(_) => 0,
         };
         let with = |count: usize| with_last_layers(job, count);
-        let fits = |count: usize| with(count).is_some_and(|request| terms.can_fit(&request, smallest));
+        let fits = |count: usize| with(count).is_some_and(|request| question.fits(&request)(smallest));
         if let Some(count) = largest(most, fits) {
-            let solution = with(count).and_then(|request| terms.solve(&request, &demands).ok());
-            offer(&format!("`adapter.layers = \"last:{count}\"`"), " and changes results", solution);
+            let peak_bytes = with(count).and_then(|request| question.peak_bytes(&request, &demands));
+            offer(&format!("`adapter.layers = \"last:{count}\"`"), " and changes results", peak_bytes);
         }
     }
     if job.request.optimizer.moments == Moments::F32 {
         let mut request = job.request.clone();
         request.optimizer.moments = Moments::Bits8;
         let change = "`train.optimizer = \"adamw-8bit\"`";
-        offer(change, " and changes results", terms.solve(&request, &demands).ok());
+        offer(change, " and changes results", question.peak_bytes(&request, &demands));
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
         let mut storage = job::build_storage(base, &job.request.spec, &job.model);
@@ -74,7 +76,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");
-            offer(&change, " and changes results", terms.solve(&smaller, &demands).ok());
+            offer(&change, " and changes results", question.peak_bytes(&smaller, &demands));
         }
     }
     if leanest.peak_bytes > terms.budget.device_bytes {
@@ -82,6 +84,43 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         advice.push(format!("`memory.budget = \"{least}MiB\"` is the least that fits"));
     }
     advice
+}
+
+/// Steps of a plan from which on a search takes so long that only the leanest policy is asked about.
+const STEPS_OF_LARGE: usize = 6_000;
+
+/// How it is asked whether something would fit.
+#[derive(Clone, Copy)]
+struct Question<'a> {
+    terms: &'a Terms,
+    /// For large models: the leanest policy of what did not fit is all but the leanest of what is near it.
+    policy: Option<&'a Policy>,
+}
+
+impl<'a> Question<'a> {
+    fn of(terms: &'a Terms, leanest: &'a Solution) -> Question<'a> {
+        let steps: usize = leanest.plan.entries.iter().map(|entry| entry.steps.len()).sum();
+        Question { terms, policy: (steps > STEPS_OF_LARGE).then_some(&leanest.policy) }
+    }
+
+    fn fits(&self, request: &'a Request) -> Box<dyn Fn(&Demand) -> bool + 'a> {
+        let terms = self.terms;
+        match self.policy {
+            None => Box::new(move |demand| terms.can_fit(request, demand)),
+            Some(policy) => {
+                let peak_bytes = peaks_by(request, policy, terms.context, terms.budget);
+                Box::new(move |demand| peak_bytes(demand).is_some())
+            }
+        }
+    }
+
+    /// What would be needed, where that fits.
+    fn peak_bytes(&self, request: &Request, demands: &[Demand]) -> Option<u64> {
+        match self.policy {
+            None => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
+            Some(policy) => peaks_by(request, policy, self.terms.context, self.terms.budget)(demands.last()?),
+        }
+    }
 }
 
 /// The keys that pin a choice to more memory, and the pins without each.
@@ -124,12 +163,16 @@ pub fn with_rank(request: &Request, rank: usize) -> Request {
 
 /// The largest number from 1 to `most` that fits, if any does; what fits at one fits at all below.
 pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut low, mut high) = (0, most + 1);
+    // Often none does, and one look tells.
+    if most == 0 || !fits(1) {
+        return None;
+    }
+    let (mut low, mut high) = (1, most + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }
     }
-    (low > 0).then_some(low)
+    Some(low)
 }
 
 fn stored_bytes(request: &Request, storage: &HashMap<String, Storage>) -> usize {

@@ -24,7 +24,8 @@ use crate::train::trained_weights::{save_scratch_bytes, written_storage};
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options, solve,
+    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,
+    roomiest, solve,
 };
 use smidgen_ir::{DeviceKind, Extent, Plan, Storage};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
@@ -227,10 +228,9 @@ fn roomier(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -
     if solution.prices.is_empty() {
         return None;
     }
-    let roomy = Terms { pins: Pins::default(), budget: Budget::device(u64::MAX), ..terms.clone() };
-    let kept = roomy.solve(&job.request, &shape.demands).ok()?;
-    let more = format_bytes(kept.peak_bytes.checked_sub(solution.peak_bytes)?);
-    let faster = 100.0 * (solution.step_ms / kept.step_ms - 1.0);
+    let (kept_bytes, kept_ms) = roomiest(&job.request, shape.demands.first()?, terms.context, &terms.profile);
+    let more = format_bytes(kept_bytes.checked_sub(solution.peak_bytes)?);
+    let faster = 100.0 * (solution.step_ms / kept_ms - 1.0);
     (faster >= 0.5).then(|| format!("{more} more would keep everything on the device, {faster:.0} % faster"))
 }
 

@@ -61,15 +61,15 @@ fn parts_a_pair(nodes: &[Node], position: usize) -> bool {
 pub fn read_copy(graph: &mut Graph, nodes: &mut [Node], value: ValueId, copy: ValueId) {
     let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
     for node in nodes {
-        let elsewhere: Vec<bool> =
-            (0..node.inputs.len()).map(|input| node.op.reads_elsewhere(input)).collect();
-        let inputs = node.inputs.iter_mut().zip(elsewhere).filter(|(_, elsewhere)| !elsewhere);
-        for operand in inputs.map(|(id, _)| id).chain(&mut node.updates) {
-            match graph.value(*operand).role.clone() {
+        let Node { op, inputs, updates, .. } = node;
+        let inputs = inputs.iter_mut().enumerate().filter(|(input, _)| !op.reads_elsewhere(*input));
+        for operand in inputs.map(|(_, id)| id).chain(updates) {
+            match &graph.value(*operand).role {
                 ValueRole::Slice(slice) if slice.of == value => {
+                    let slice = *slice;
                     *operand = *rows.entry(*operand).or_insert_with(|| {
-                        let part = graph.value(*operand);
-                        let (name, ty) = (format!("{} here", part.name), part.ty.clone());
+                        let name = graph.name_from(*operand, |name| format!("{name} here"));
+                        let ty = graph.value(*operand).ty.clone();
                         let role = ValueRole::Slice(Slice { of: copy, gradient: None, ..slice });
                         graph.add_value(name, ty, role)
                     });

@@ -8,8 +8,7 @@
 
 use crate::model::spec::HEAD;
 use crate::options::Request;
-use smidgen_ir::{Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
-use std::collections::HashMap;
+use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
 
 /// Pieces at most, and bytes of one at least: a transfer and a product have to be worth their beginning.
 const MOST_PIECES: usize = 8;
@@ -33,7 +32,7 @@ pub fn apply(graph: &mut Graph, count: usize) {
         return;
     }
     // One piece for all who read the same rows.
-    let mut pieces_of: HashMap<ValueId, Vec<Piece>> = HashMap::new();
+    let mut pieces_of: ByValue<Vec<Piece>> = ByValue::default();
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
         let mut all = Vec::with_capacity(nodes.len() + 2 * count);
@@ -42,7 +41,7 @@ pub fn apply(graph: &mut Graph, count: usize) {
                 all.push(node);
                 continue;
             }
-            let pieces = pieces_of.entry(node.inputs[1]).or_insert_with(|| cut(graph, node.inputs[1], count));
+            let pieces = pieces_of.get_or_insert_with(node.inputs[1], || cut(graph, node.inputs[1], count));
             match node.op {
                 Op::LmHeadLoss(head) => emit_loss(graph, &mut all, &node, &head, pieces),
                 Op::Logits { softcap, .. } => emit_logits(graph, &mut all, &node, softcap, pieces),
@@ -88,7 +87,6 @@ fn cut(graph: &mut Graph, head: ValueId, count: usize) -> Vec<Piece> {
 fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHead, pieces: &[Piece]) {
     let [x, _, labels, weight] = node.inputs[..] else { unreachable!("a plain loss has four inputs") };
     let place = (node.phase, node.layer);
-    let name = graph.value(x).name.clone();
     let attributes = |first_word: usize, continues: bool| {
         let LossHead { chunk, softcap, .. } = *head;
         HeadPiece { chunk, first_word, softcap, continues }
@@ -97,7 +95,7 @@ fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHea
     for &Piece { rows, first_word } in pieces {
         let op = Op::HeadSums(attributes(first_word, sums.is_some()));
         let inputs = [x, rows, labels].into_iter().chain(sums).collect();
-        let names = [format!("{name} sums to {first_word}")];
+        let names = [graph.name_from(x, |name| format!("{name} sums to {first_word}"))];
         sums = Some(graph.emit(all, op, inputs, vec![], &names, place)[0]);
     }
     let sums = sums.expect("a head has rows");
@@ -110,7 +108,7 @@ fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHea
         if index == 0 {
             all.push(Node { op, inputs, updates: vec![], ..node.clone() });
         } else {
-            let names = [format!("d {name} from {first_word}")];
+            let names = [graph.name_from(x, |name| format!("d {name} from {first_word}"))];
             dx = Some(graph.emit(all, op, inputs, vec![], &names, place)[0]);
         }
     }

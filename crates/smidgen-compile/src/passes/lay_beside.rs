@@ -7,8 +7,10 @@
 
 use crate::options::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
-use smidgen_ir::{DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole};
-use std::collections::{BTreeMap, HashMap};
+use smidgen_ir::{
+    ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole,
+};
+use std::collections::BTreeMap;
 
 /// What lies otherwise than row behind row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,10 +57,10 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         return layout;
     }
     let nodes: Vec<&Node> = graph.entries.iter().flat_map(|(_, nodes)| nodes).collect();
-    let producer: HashMap<ValueId, &Node> =
+    let producer: ByValue<&Node> =
         nodes.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, *node))).collect();
     // The weight beneath which each A may lie.
-    let mut weight_of: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut weight_of: ByValue<ValueId> = ByValue::default();
     for node in &nodes {
         let Op::Linear { lora: Some(_), .. } = node.op else { continue };
         let [x, weight, .., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };

@@ -6,8 +6,8 @@
 
 use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
 use crate::options::Policy;
-use smidgen_ir::{Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
-use std::collections::{BTreeSet, HashMap};
+use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
+use std::collections::HashMap;
 
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) {
     if policy.away.activations.is_empty() {
@@ -33,17 +33,17 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) 
     let begins = begin_ahead(&needs.iter().map(|(need, _)| *need).collect::<Vec<_>>(), window_bytes);
     let mut insertions = Insertions::default();
     for ((need, crossing), begin) in needs.iter().zip(begins) {
-        let (value, name) = (crossing.value, graph.value(crossing.value).name.clone());
+        let value = crossing.value;
         let place = (Phase::Forward, nodes[crossing.last_forward].layer);
         let mut emitted = Vec::new();
-        let names = [format!("{name} away")];
+        let names = [graph.name_from(value, |name| format!("{name} away"))];
         let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
         graph.values[copy.index()].space = space;
         insertions.push(seam_behind(&nodes, crossing.last_forward + 1), emitted.remove(0));
         graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
         insertions.push(crossing.settled, emitted.remove(0));
         let place = (nodes[need.first].phase, nodes[need.first].layer);
-        let names = [format!("{name} back")];
+        let names = [graph.name_from(value, |name| format!("{name} back"))];
         let back = graph.emit(&mut emitted, Op::Fetch, vec![copy], vec![], &names, place)[0];
         insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
         read_copy(graph, &mut nodes[need.first..=need.last], value, back);
@@ -64,21 +64,20 @@ struct Crossing {
 fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossing> {
     let split = nodes.iter().position(|node| node.phase != Phase::Forward).unwrap_or(nodes.len());
     let last_layer = nodes[..split].iter().filter_map(|node| node.layer).max();
-    let mut produced: HashMap<ValueId, usize> = HashMap::new();
-    let mut last_forward: HashMap<ValueId, usize> = HashMap::new();
+    let mut produced: ByValue<usize> = ByValue::default();
+    let mut last_forward: ByValue<usize> = ByValue::default();
     for (index, node) in nodes[..split].iter().enumerate() {
         produced.extend(node.outputs.iter().map(|output| (graph.whole(*output), index)));
         last_forward.extend(node.reads().map(|value| (graph.whole(value), index)));
     }
-    let mut backward: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    let mut backward: ByValue<(usize, usize)> = ByValue::default();
     for (index, node) in nodes.iter().enumerate().skip(split) {
         let wholes = node.reads().map(|value| graph.whole(value));
         for value in wholes.filter(|value| produced.contains_key(value)) {
-            backward.entry(value).or_insert((index, index)).1 = index;
+            backward.get_or_insert_with(value, || (index, index)).1 = index;
         }
     }
-    let values: BTreeSet<ValueId> = backward.keys().copied().collect();
-    let crossing = |value: ValueId| {
+    let crossing = |(value, &(first_backward, last_backward)): (ValueId, &(usize, usize))| {
         let last_forward = last_forward.get(&value).copied().unwrap_or(produced[&value]);
         // The layer that computes with it: what a layer begins with is its own.
         let layer = nodes[last_forward].layer.filter(|layer| Some(*layer) != last_layer)?;
@@ -89,8 +88,7 @@ fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossin
         let behind =
             nodes[..split].iter().skip(last_forward + 1).position(|node| node.layer > Some(layer + 1));
         let settled = behind.map_or(split, |nodes| last_forward + 1 + nodes);
-        let (first_backward, last_backward) = backward[&value];
         Some(Crossing { value, last_forward, settled, first_backward, last_backward })
     };
-    values.into_iter().filter_map(crossing).collect()
+    backward.iter().filter_map(crossing).collect()
 }

@@ -6,28 +6,27 @@
 //! So no matrix product and no attention runs twice outside the recomputed layers, and inside them only
 //! what backward reads runs again (never the last product of a layer).
 
-use crate::options::Policy;
-use smidgen_ir::{Entry, Graph, Node, Phase, ValueId, ValueRole};
-use std::collections::{HashMap, HashSet};
+use crate::options::Recompute;
+use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
 
-pub type KeepSet = HashSet<ValueId>;
+pub type KeepSet = ValueSet;
 
 /// Forward activations of `micro_step` that stay until backward reads them.
-pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
+pub fn keep_set(graph: &Graph, recompute: &Recompute) -> KeepSet {
     let nodes = graph.nodes(Entry::MicroStep);
     let split = first_backward(nodes);
     let (forward, backward) = nodes.split_at(split);
-    let read_by_backward: HashSet<ValueId> = backward.iter().flat_map(|node| &node.inputs).copied().collect();
-    let layer_of: HashMap<ValueId, Option<usize>> =
+    let read_by_backward: ValueSet = backward.iter().flat_map(|node| &node.inputs).copied().collect();
+    let layer_of: ByValue<Option<usize>> =
         forward.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, node.layer))).collect();
-    let mut keep = KeepSet::new();
+    let mut keep = KeepSet::default();
     for node in forward {
         // What lies outside the layers, and what one layer hands to the next, is always kept: a layer
         // can then be computed again from its own input.
         keep.extend(
             node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(|layer| *layer != node.layer)),
         );
-        let recomputed = node.layer.is_some_and(|layer| policy.recompute.contains(layer));
+        let recomputed = node.layer.is_some_and(|layer| recompute.contains(layer));
         keep.extend(
             node.outputs
                 .iter()
@@ -36,7 +35,7 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     }
     // A cheap output is dropped where everything it is made from is kept and read by backward anyway, or
     // is itself such an output: a dropped-out norm is made again from the norm's input.
-    let mut rederived: HashSet<ValueId> = HashSet::new();
+    let mut rederived = ValueSet::default();
     for node in forward.iter().filter(|node| node.op.is_cheap()) {
         let mut temps = node.inputs.iter().filter(|input| graph.value(**input).is_temp());
         let costs_nothing = |input: &ValueId| {
@@ -56,25 +55,22 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
 pub fn apply(graph: &mut Graph, keep: &KeepSet) {
     let index =
         graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep).expect("micro_step is built");
-    let nodes = std::mem::take(&mut graph.entries[index].1);
-    let split = first_backward(&nodes);
-    let mut producer: HashMap<ValueId, usize> = HashMap::new();
-    for (position, node) in nodes[..split].iter().enumerate() {
+    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let backward = nodes.split_off(first_backward(&nodes));
+    let mut producer: ByValue<usize> = ByValue::default();
+    for (position, node) in nodes.iter().enumerate() {
         producer.extend(node.outputs.iter().map(|output| (*output, position)));
     }
     let mut rewrite =
-        Rewrite { graph, forward: &nodes[..split], producer, keep, again: HashMap::new(), nodes: Vec::new() };
-    for node in &nodes[split..] {
-        let mut node = node.clone();
+        Rewrite { graph, forward: &nodes, producer, keep, again: ByValue::default(), nodes: Vec::new() };
+    for mut node in backward {
         for input in &mut node.inputs {
             *input = rewrite.available(*input);
         }
         rewrite.nodes.push(node);
     }
-    let backward = rewrite.nodes;
-    let mut nodes = nodes;
-    nodes.truncate(split);
-    nodes.extend(backward);
+    let again = rewrite.nodes;
+    nodes.extend(again);
     graph.entries[index].1 = nodes;
 }
 
@@ -85,10 +81,10 @@ fn first_backward(nodes: &[Node]) -> usize {
 struct Rewrite<'a> {
     graph: &'a mut Graph,
     forward: &'a [Node],
-    producer: HashMap<ValueId, usize>,
+    producer: ByValue<usize>,
     keep: &'a KeepSet,
     /// Values computed again so far, by their originals.
-    again: HashMap<ValueId, ValueId>,
+    again: ByValue<ValueId>,
     nodes: Vec<Node>,
 }
 
@@ -109,8 +105,8 @@ impl Rewrite<'_> {
             .outputs
             .iter()
             .map(|output| {
-                let source = self.graph.value(*output);
-                let (name, ty) = (format!("{} again", source.name), source.ty.clone());
+                let name = self.graph.name_from(*output, |name| format!("{name} again"));
+                let ty = self.graph.value(*output).ty.clone();
                 self.graph.add_value(name, ty, ValueRole::Temp)
             })
             .collect();

@@ -3,12 +3,11 @@
 //! It lets the stages before it emit a node where it is natural, without knowing who will read it.
 //! One walk from the end finds everything, because a reader stands behind what it reads.
 
-use smidgen_ir::{Graph, ValueId};
-use std::collections::HashSet;
+use smidgen_ir::{Graph, ValueSet};
 
 pub fn apply(graph: &mut Graph) {
     for (_, nodes) in &mut graph.entries {
-        let mut read: HashSet<ValueId> = HashSet::new();
+        let mut read = ValueSet::default();
         let mut alive: Vec<bool> = nodes
             .iter()
             .rev()

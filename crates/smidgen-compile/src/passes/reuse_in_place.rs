@@ -5,13 +5,12 @@
 //! tile by tile takes over a value of which each tile dies where its own is written; and what lives inside a tile may
 //! lie in the place of what it becomes.
 
-use smidgen_ir::{Graph, Node, ValueId};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use smidgen_ir::{ByValue, Graph, Node, ValueId, ValueSet};
 
-pub type SharedBuffers = HashMap<ValueId, ValueId>;
+pub type SharedBuffers = ByValue<ValueId>;
 
 pub fn find(graph: &Graph) -> SharedBuffers {
-    let mut owner = SharedBuffers::new();
+    let mut owner = SharedBuffers::default();
     for (_, nodes) in &graph.entries {
         let lives = Lives::of(graph, nodes);
         for (index, node) in nodes.iter().enumerate() {
@@ -40,15 +39,16 @@ pub fn owner_of(graph: &Graph, shared: &SharedBuffers, value: ValueId) -> ValueI
 
 /// The last node that reads each value; of a value with tiles, any of them.
 struct Lives {
-    last_read: HashMap<ValueId, usize>,
+    last_read: ByValue<usize>,
 }
 
 impl Lives {
     fn of(graph: &Graph, nodes: &[Node]) -> Lives {
-        let mut last_read = HashMap::new();
+        let mut last_read = ByValue::default();
         for (index, node) in nodes.iter().enumerate() {
             for value in node.reads() {
-                last_read.extend([(value, index), (graph.whole(value), index)]);
+                last_read.insert(value, index);
+                last_read.insert(graph.whole(value), index);
             }
         }
         Lives { last_read }
@@ -71,9 +71,9 @@ impl Lives {
 /// another tile reads it.
 fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut SharedBuffers) {
     let is_tile = |value: ValueId| graph.whole(value) != value && graph.value(graph.whole(value)).is_temp();
-    let mut owners: HashSet<ValueId> = owner.values().copied().collect();
+    let mut owners: ValueSet = owner.iter().map(|(_, owner)| *owner).collect();
     // What each output could take over as a whole, if all of its tiles agree, and where its last tile is written.
-    let mut candidates: BTreeMap<ValueId, (Option<ValueId>, usize)> = BTreeMap::new();
+    let mut candidates: ByValue<(Option<ValueId>, usize)> = ByValue::default();
     for (index, node) in nodes.iter().enumerate() {
         for &output in node.outputs.iter().filter(|output| is_tile(**output)) {
             let pairs = node.op.in_place().iter().filter(|(own, _)| node.outputs[*own] == output);
@@ -82,7 +82,7 @@ fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut Shar
                 .filter(|input| lives.can_follow(graph, (index, node), output, *input))
                 .collect();
             let other = inputs.iter().find(|input| is_tile(**input)).map(|input| graph.whole(*input));
-            let candidate = candidates.entry(graph.whole(output)).or_insert((other, index));
+            let candidate = candidates.get_or_insert_with(graph.whole(output), || (other, index));
             let agreed = candidate.0.filter(|agreed| Some(*agreed) == other);
             *candidate = (agreed, index);
             let inside = inputs.iter().find(|input| graph.value(**input).is_temp());
@@ -93,15 +93,15 @@ fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut Shar
             }
         }
     }
-    for (output, (other, written)) in candidates {
-        let Some(other) = other.filter(|other| lives.last_read.get(other) == Some(&written)) else {
+    for (output, (other, written)) in candidates.iter() {
+        let Some(other) = other.filter(|other| lives.last_read.get(other) == Some(written)) else {
             continue;
         };
         owner.insert(output, other);
     }
     // One that was taken over may itself have taken over another.
     let firsts: Vec<(ValueId, ValueId)> =
-        owner.keys().map(|value| (*value, first_of(owner, *value))).collect();
+        owner.iter().map(|(value, _)| (value, first_of(owner, value))).collect();
     owner.extend(firsts);
 }
 

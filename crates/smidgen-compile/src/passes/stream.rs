@@ -7,8 +7,7 @@
 
 use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
 use crate::options::Away;
-use smidgen_ir::{Extent, Graph, LeafKind, Node, Op, Space, ValueId};
-use std::collections::{HashMap, HashSet};
+use smidgen_ir::{ByValue, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.
 pub const FEWEST_BYTES: usize = 1 << 10;
@@ -16,7 +15,7 @@ pub const FEWEST_BYTES: usize = 1 << 10;
 /// Sends matrices of at least `fewest_bytes` to `space` as the choice says, and has them fetched.
 pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fewest_bytes: usize) {
     let away = leaves_away(graph, choice, extent, fewest_bytes);
-    let on_disk = if choice.on_disk { brought_weights(graph, &away) } else { HashSet::new() };
+    let on_disk = if choice.on_disk { brought_weights(graph, &away) } else { ValueSet::default() };
     for (index, value) in graph.values.iter_mut().enumerate() {
         let whole = value.role.whole(ValueId(index as u32));
         if away.contains(&whole) {
@@ -29,10 +28,10 @@ pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fe
     }
 }
 
-fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usize) -> HashSet<ValueId> {
-    let mut away = HashSet::new();
+fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usize) -> ValueSet {
+    let mut away = ValueSet::default();
     let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
-    let heads: HashSet<ValueId> =
+    let heads: ValueSet =
         all().filter(|node| is_head(&node.op)).map(|node| graph.whole(node.inputs[1])).collect();
     for node in all() {
         for operand in node.reads() {
@@ -73,12 +72,12 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
 }
 
 /// Weights that are brought as a whole: rows are looked up in memory, and moments go back there.
-fn brought_weights(graph: &Graph, away: &HashSet<ValueId>) -> HashSet<ValueId> {
+fn brought_weights(graph: &Graph, away: &ValueSet) -> ValueSet {
     let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let embeds = nodes.filter(|node| matches!(node.op, Op::Embed { .. }));
-    let looked_up: HashSet<ValueId> = embeds.map(|node| graph.whole(node.inputs[1])).collect();
+    let looked_up: ValueSet = embeds.map(|node| graph.whole(node.inputs[1])).collect();
     let is_weight = |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight);
-    away.difference(&looked_up).copied().filter(is_weight).collect()
+    away.iter().filter(|id| !looked_up.contains(id) && is_weight(id)).collect()
 }
 
 fn is_head(op: &Op) -> bool {
@@ -109,7 +108,7 @@ fn fetch_where_needed(
     let mut insertions = Insertions::default();
     for (visit, begin) in visits.iter().zip(begins) {
         let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
-        let name = format!("{} here", graph.value(visit.value).name);
+        let name = graph.name_from(visit.value, |name| format!("{name} here"));
         let mut emitted = Vec::new();
         let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.value], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
@@ -129,7 +128,7 @@ fn fetch_where_needed(
 fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
     // The last visit of each leaf, and the turn that it was in. Another piece of it ends that of the one before.
-    let mut open: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    let mut open: ByValue<(usize, usize)> = ByValue::default();
     let mut turn = 0;
     for (index, node) in nodes.iter().enumerate() {
         if index > 0 && nodes[index - 1].layer != node.layer {

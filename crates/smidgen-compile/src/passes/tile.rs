@@ -5,7 +5,7 @@
 //! tile at a time. What others read is written tile by tile into one value. Gradients of weights are added up over the
 //! tiles, as they are over micro-batches.
 
-use smidgen_ir::{Dim, Entry, Extent, Graph, Node, Op, ValueId, ValueRole};
+use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, Op, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub fn apply(graph: &mut Graph, tile_tokens: Option<usize>, extent: &Extent) {
 }
 
 fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
-    let mut last_read: HashMap<ValueId, usize> = HashMap::new();
+    let mut last_read: ByValue<usize> = ByValue::default();
     for (index, node) in nodes.iter().enumerate() {
         last_read.extend(node.reads().map(|value| (graph.whole(value), index)));
     }
@@ -92,8 +92,8 @@ impl Tile<'_> {
         let part = match stays_inside {
             false => self.graph.add_tile(value, self.tile),
             true => {
-                let whole = self.graph.value(value);
-                let (name, mut ty) = (format!("{} of {}", whole.name, self.tile), whole.ty.clone());
+                let name = self.graph.name_from(value, |name| format!("{name} of {}", self.tile));
+                let mut ty = self.graph.value(value).ty.clone();
                 ty.shape.0[0] = self.tile;
                 self.graph.add_value(name, ty, ValueRole::Temp)
             }

@@ -7,6 +7,7 @@ mod cuda_layout;
 mod determinism;
 mod exhaustive;
 mod head_pieces;
+mod leanest;
 mod packing;
 mod random_graph;
 mod random_graphs;

@@ -39,7 +39,7 @@ fn assert_sound(plan: &Plan) {
 /// Forward values whose bit is set in the repeated `bits`, and what stands beside an update.
 fn keep_by_bits(graph: &Graph, bits: &[bool]) -> KeepSet {
     let forward = graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Forward);
-    let mut keep = KeepSet::new();
+    let mut keep = KeepSet::default();
     for (index, node) in forward.enumerate() {
         if bits[index % bits.len()] || !node.updates.is_empty() {
             keep.extend(&node.outputs);

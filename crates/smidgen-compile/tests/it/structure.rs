@@ -76,7 +76,7 @@ fn the_head_sees_supervised_rows_alone() {
         let names: Vec<&str> = steps[gather..gather + 3].iter().map(|step| step.op.name()).collect();
         assert_eq!(names, ["gather_rows", "rms_norm", "lm_head_loss"]);
         let x = plan.value(steps[gather + 2].inputs[0]);
-        assert_eq!(x.ty.shape.0, [Dim::Rows, Dim::Const(request.spec.hidden)]);
+        assert_eq!(x.ty.shape.0[..], [Dim::Rows, Dim::Const(request.spec.hidden)]);
     }
     let logits = plan.values.iter().filter(|value| value.role == ValueRole::Temp);
     let widths = logits.map(|value| value.ty.shape.at(&plan.extent).1);

@@ -41,7 +41,7 @@ fn sent_away(choice: &Choice, layers: &Recompute, away: Away) -> Subject {
 }
 
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
-    let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
+    let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy.recompute));
     tile::apply(&mut subject.graph, policy.tile_tokens, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     offload::apply(&mut subject.graph, policy, &subject.extent, Space::Disk);

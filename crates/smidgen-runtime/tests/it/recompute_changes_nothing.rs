@@ -22,7 +22,7 @@ fn outcome(subject: &Subject) -> Outcome {
 fn random_keep_set(graph: &Graph, seed: u64, share: f32) -> KeepSet {
     let forward = graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Forward);
     let chances = random_reals(seed, graph.values.len());
-    let mut keep = KeepSet::new();
+    let mut keep = KeepSet::default();
     for node in forward {
         keep.extend(
             node.outputs

@@ -17,6 +17,7 @@ use crate::recipe::{DeviceChoice, Memory, ProfileChoice, nearest};
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_ir::DeviceKind;
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::PathBuf;
 
 /// A profile, and where it is from.
@@ -86,12 +87,17 @@ pub fn named(memory: &Memory) -> Result<Option<ChosenProfile>, Failure> {
 
 /// The built-in profile of this name.
 fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
-    if name == "cpu" {
-        return Ok(DeviceProfile::cpu(threads));
+    let processors = [DeviceProfile::cpu(threads), DeviceProfile::cpu_amx(threads)];
+    let processor_names = processors.each_ref().map(|profile| profile.name.clone());
+    if let Some(profile) = processors.into_iter().find(|profile| profile.name == name) {
+        return Ok(profile);
     }
     cards::find(name).map(cards::Card::profile).ok_or_else(|| {
-        let names: Vec<&str> =
-            std::iter::once("cpu").chain(cards::CARDS.iter().map(|card| card.name)).collect();
+        let names: Vec<&str> = processor_names
+            .iter()
+            .map(String::as_str)
+            .chain(cards::CARDS.iter().map(|card| card.name))
+            .collect();
         let written = name.to_lowercase().replace([' ', '_'], "-");
         let hint = match nearest::nearest(&written, names.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
@@ -134,13 +140,15 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     }
 }
 
-/// The profile of a device that the recipe does not name: measured here, or the built-in one that is most like it.
+/// The profile of a device that the recipe does not name: measured here, or the built-in one that is most like it. Where
+/// nothing `measured` is wanted, nothing of this processor plays a part.
 pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
         return ChosenProfile { device, origin: Origin::Measured };
     }
     let device = match place {
+        Place::Cpu if measured && F32Unit::detect() == F32Unit::Amx => DeviceProfile::cpu_amx(threads),
         Place::Cpu => DeviceProfile::cpu(threads),
         Place::Cuda { facts: Some(facts), .. } => {
             cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile()
@@ -214,6 +222,7 @@ mod tests {
     fn a_processor_is_planned_for_beside_a_gpu() {
         let cpu = chosen("cpu");
         assert_eq!(cpu.device, DeviceProfile::cpu(3));
+        assert_eq!(chosen("cpu-amx").device, DeviceProfile::cpu_amx(3));
         for must_run in [false, true] {
             assert_eq!(place(&memory(DeviceChoice::Auto), Some(&cpu), must_run).unwrap(), Place::Cpu);
         }
@@ -225,7 +234,7 @@ mod tests {
         let refused = |name: &str| named(&with_profile(name)).unwrap_err().to_string();
         let said = refused("RTX 4090");
         assert!(said.contains("`memory.profile = RTX 4090`: there is no such profile"), "{said}");
-        assert!(said.contains("built in: cpu, rtx-5090, rtx-4090"), "{said}");
+        assert!(said.contains("built in: cpu, cpu-amx, rtx-5090, rtx-4090"), "{said}");
         assert!(said.contains("hint: did you mean `rtx-4090`?"), "{said}");
         assert!(refused("banana").contains("ends in .json"));
     }

@@ -205,7 +205,7 @@ impl Scratch {
             regex::Regex::new(pattern).unwrap().replace_all(&text, with).into_owned()
         };
         // What forms products is the machine's.
-        let text = text.replace("f32 (AMX)", "f32");
+        let text = text.replace("f32 (AMX)", "f32").replace("`cpu-amx`", "`cpu`");
         let text = replace(text, r"\d+ tok/s", "N tok/s");
         let text = replace(text, r"\d+ ms a step, \d+ tokens/s", "N ms a step, N tokens/s");
         let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");

@@ -1,0 +1,167 @@
+//! What is stated where nothing fits: the least that any policy takes, to the byte.
+//!
+//! For small models of both devices all combinations of choices are compiled: layers computed again, weights, tables,
+//! moments and activations elsewhere, windows, tiles, pieces of the head, rows of logits. None takes less than what a
+//! refusal states; with that the run fits, and with a byte less it does not. Left out: sets of layers other than the
+//! first so many, which `exhaustive.rs` has.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::options::{default_loss_chunk, spread};
+use smidgen_compile::{
+    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Recompute, Request, SolveError,
+    compile, solve,
+};
+use smidgen_ir::{DeviceKind, Extent, Precision, Storage};
+
+struct Case {
+    request: Request,
+    demands: Vec<Demand>,
+    context: Context,
+}
+
+impl Case {
+    fn new(spec: DecoderSpec, device: DeviceKind, tokens: &[usize], context: Context) -> Case {
+        let precision = match device {
+            DeviceKind::Cpu => Precision::F32,
+            DeviceKind::Cuda => Precision::Bf16,
+        };
+        let request = shapes::request(spec, Targets::AllLinear, Layers::All, tokens[0], 4);
+        let demand = |tokens: &usize| Demand {
+            micro_tokens: *tokens,
+            extent: Extent { tokens: *tokens, rows: tokens - 2, segments: 2 },
+            micro_steps: 1.0,
+        };
+        let demands = tokens.iter().map(demand).collect();
+        Case { request: Request { device, precision, ..request }, demands, context }
+    }
+
+    fn solved(&self, budget: Budget) -> Result<u64, SolveError> {
+        let profile = Profile::cpu(2, self.request.precision);
+        let solution = solve(&self.request, &self.demands, &Pins::default(), self.context, budget, &profile)?;
+        assert!(solution.peak_bytes <= budget.device_bytes);
+        Ok(solution.peak_bytes)
+    }
+
+    /// The least of all plans, and the policy.
+    fn least(&self) -> (u64, Policy) {
+        let demand = self.demands.last().unwrap();
+        let request = Request { extent: demand.extent, ..self.request.clone() };
+        let peak_of = |policy: &Policy| {
+            let plan = compile(&request, policy);
+            self.context.bytes_for(&plan) + plan.reserved_bytes() as u64
+        };
+        let all = policies(&request).into_iter().map(|policy| (peak_of(&policy), policy));
+        all.min_by_key(|(peak, _)| *peak).unwrap()
+    }
+
+    fn check(&self) {
+        let leanest = self.solved(Budget::device(1)).unwrap_err().leanest;
+        let (least, policy) = self.least();
+        let stated = leanest.peak_bytes;
+        assert!(
+            stated <= least,
+            "{stated} is stated by {:?}\n{least} would do by {policy:?}",
+            leanest.policy
+        );
+        assert_eq!(self.solved(Budget::device(stated)).unwrap(), stated);
+        assert_eq!(self.solved(Budget::device(stated - 1)).unwrap_err().leanest.peak_bytes, stated);
+    }
+}
+
+fn policies(request: &Request) -> Vec<Policy> {
+    let (layers, tokens) = (request.spec.layers, request.extent.tokens);
+    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
+    let fewest_tile_tokens = match request.device {
+        DeviceKind::Cpu => 256,
+        DeviceKind::Cuda => 2048,
+    };
+    let tile = Some(tokens.div_ceil(4).next_multiple_of(128)).filter(|tile| *tile >= fewest_tile_tokens);
+    let mut tiles = vec![None];
+    tiles.extend(tile.map(Some));
+    let mut all = Vec::new();
+    for loss_chunk in [usual, usual.min(32)] {
+        for tile_tokens in &tiles {
+            for recomputed in 0..=layers {
+                let recompute = Recompute::first(recomputed);
+                let waiting = [vec![], recompute.layers.clone(), (0..layers).collect()];
+                for activations in waiting {
+                    for away in aways(request, &activations) {
+                        let recompute = recompute.clone();
+                        all.push(Policy { recompute, loss_chunk, tile_tokens: *tile_tokens, away });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Where leaves may lie.
+fn aways(request: &Request, activations: &[usize]) -> Vec<Away> {
+    let layers = request.spec.layers;
+    let mut tables = vec![(false, false), (false, true)];
+    tables.extend((!request.spec.tied_head).then_some((true, false)));
+    let mut all = Vec::new();
+    for count in 0..=layers {
+        for (embedding, tables) in &tables {
+            for moments in [false, true] {
+                all.push(Away {
+                    weights: spread(count, layers),
+                    embedding: *embedding,
+                    tables: *tables,
+                    activations: activations.to_vec(),
+                    moments,
+                    ..Away::default()
+                });
+            }
+        }
+    }
+    all
+}
+
+const CHEAP_STEPS: Context =
+    Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
+/// As a process has it: a transfer of little takes more than it saves.
+const DEAR_STEPS: Context =
+    Context { bytes: 1_000_000, step_bytes: 1100, spill_bytes: 60_000, host_bytes_a_table_byte: 0 };
+/// As a GPU has it.
+const TABLES: Context =
+    Context { bytes: 5_000_000, step_bytes: 0, spill_bytes: 0, host_bytes_a_table_byte: 512 };
+
+#[test]
+fn the_least_is_stated_where_steps_take_little() {
+    let spec = shapes::llama(64, 160, 3, (4, 2), 512, false);
+    Case::new(spec, DeviceKind::Cpu, &[192, 96], CHEAP_STEPS).check();
+}
+
+#[test]
+fn the_least_is_stated_where_steps_take_more_than_they_save() {
+    let spec = shapes::llama(64, 160, 3, (4, 2), 512, false);
+    Case::new(spec, DeviceKind::Cpu, &[192, 96], DEAR_STEPS).check();
+    let tied = shapes::llama(128, 256, 2, (4, 4), 2048, true);
+    Case::new(tied, DeviceKind::Cpu, &[64], DEAR_STEPS).check();
+}
+
+#[test]
+fn the_least_is_stated_with_stored_weights() {
+    let spec = shapes::llama(128, 384, 3, (4, 2), 1024, true);
+    let mut case = Case::new(spec, DeviceKind::Cpu, &[256], DEAR_STEPS);
+    let linears = case.request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("proj"));
+    case.request.storage = linears.map(|tensor| (tensor.name, Storage::Int8Rows)).collect();
+    case.check();
+}
+
+#[test]
+fn the_least_is_stated_for_a_gpu() {
+    let spec = shapes::llama(64, 128, 3, (2, 1), 512, true);
+    Case::new(spec, DeviceKind::Cuda, &[192, 64], TABLES).check();
+    let own_head = shapes::llama(128, 256, 2, (2, 1), 4096, false);
+    Case::new(own_head, DeviceKind::Cuda, &[128], TABLES).check();
+}
+
+#[test]
+fn the_least_is_stated_with_tiles() {
+    let spec = shapes::llama(32, 256, 2, (2, 1), 128, true);
+    Case::new(spec, DeviceKind::Cpu, &[1024], CHEAP_STEPS).check();
+}
