@@ -120,14 +120,32 @@ fn aways(request: &Request, activations: &[usize]) -> Vec<Away> {
     all
 }
 
-const CHEAP_STEPS: Context =
-    Context { bytes: 200_000, step_bytes: 20, spill_bytes: 3000, host_bytes_a_table_byte: 0 };
+const CHEAP_STEPS: Context = Context {
+    bytes: 200_000,
+    step_bytes: 20,
+    spill_bytes: 3000,
+    recorded_step_bytes: 0,
+    host_bytes_a_table_byte: 0,
+    granule_bytes: 0,
+};
 /// As a process has it: a transfer of little takes more than it saves.
-const DEAR_STEPS: Context =
-    Context { bytes: 1_000_000, step_bytes: 1100, spill_bytes: 60_000, host_bytes_a_table_byte: 0 };
+const DEAR_STEPS: Context = Context {
+    bytes: 1_000_000,
+    step_bytes: 1100,
+    spill_bytes: 60_000,
+    recorded_step_bytes: 0,
+    host_bytes_a_table_byte: 0,
+    granule_bytes: 0,
+};
 /// As a GPU has it.
-const TABLES: Context =
-    Context { bytes: 5_000_000, step_bytes: 0, spill_bytes: 0, host_bytes_a_table_byte: 512 };
+const TABLES: Context = Context {
+    bytes: 5_000_000,
+    step_bytes: 0,
+    spill_bytes: 0,
+    recorded_step_bytes: 3500,
+    host_bytes_a_table_byte: 512,
+    granule_bytes: 2 << 20,
+};
 
 #[test]
 fn the_least_is_stated_where_steps_take_little() {
