@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# What the planner takes the driver's context to be; a limit on memory is one without it.
-PLANNED_CONTEXT_GIB = 0.625
+# What the planner takes the driver's context to be at least; a limit on memory is one without it.
+PLANNED_CONTEXT_GIB = 0.53
 # Device memory is handed out in pieces of this size.
 GRANULE_BYTES = 2 << 20
 WHICH = ("chosen", "one_micro_batch")

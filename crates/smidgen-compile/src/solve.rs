@@ -35,6 +35,8 @@ pub struct Context {
     pub step_bytes: u64,
     /// For every step of an entry point without transfers: a device's record of what it launches.
     pub recorded_step_bytes: u64,
+    /// For those of them that multiply with a coded matrix beside it: they launch more.
+    pub recorded_code_bytes: u64,
     /// Where a plan has values on disk: what passes on the way there.
     pub spill_bytes: u64,
     /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
@@ -48,8 +50,11 @@ impl Context {
         let count = |steps: &[Step]| steps.len() as u64;
         let steps: u64 = plan.entries.iter().map(|entry| count(&entry.steps)).sum();
         let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
-        let recorded = plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
-        let recorded: u64 = recorded.map(|entry| count(&entry.steps)).sum();
+        let recorded = || plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
+        let codes = recorded().flat_map(|entry| &entry.steps).filter(|step| step.cost.coded_operands > 0.0);
+        let recorded_bytes = self.recorded_step_bytes
+            * recorded().map(|entry| count(&entry.steps)).sum::<u64>()
+            + self.recorded_code_bytes * codes.count() as u64;
         let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
         let spill_bytes = if spills { self.spill_bytes } else { 0 };
         let host_bytes = plan.host.bytes() as u64;
@@ -57,7 +62,7 @@ impl Context {
         let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
         let reserved = plan.reserved_bytes() as u64;
         let rounded_up = whole(reserved) - reserved;
-        let of_steps = self.step_bytes * steps + self.recorded_step_bytes * recorded;
+        let of_steps = self.step_bytes * steps + recorded_bytes;
         self.bytes + of_steps + spill_bytes + whole(tables) + rounded_up
     }
 }

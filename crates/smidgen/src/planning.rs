@@ -62,8 +62,10 @@ const THREAD_BYTES: u64 = 40_000;
 const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
 const STEP_BYTES: u64 = 1_100;
-/// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation.
+/// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation, ...
 const RECORDED_STEP_BYTES: u64 = 3_500;
+/// ... and beside it of each that decodes a matrix: 18 MiB in all for one of 28 layers in 4 bits, computed again.
+const RECORDED_CODE_BYTES: u64 = 8_000;
 /// Where the base itself is trained: the list of what is written, and the code that writes a whole model.
 const MODEL_OUT_BYTES: u64 = 500_000;
 
@@ -293,6 +295,7 @@ pub fn gpu_context(place: &Place) -> Context {
     Context {
         bytes: place.gpu_context_bytes(),
         recorded_step_bytes: RECORDED_STEP_BYTES,
+        recorded_code_bytes: RECORDED_CODE_BYTES,
         // Pages of 4 KiB, each an entry of 8 bytes; measured.
         host_bytes_a_table_byte: 512,
         granule_bytes: 2 << 20,

@@ -19,6 +19,7 @@ const CONTEXT: Context = Context {
     bytes: 200_000,
     step_bytes: 20,
     recorded_step_bytes: 0,
+    recorded_code_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
     granule_bytes: 0,

@@ -15,6 +15,7 @@ const CONTEXT: Context = Context {
     bytes: 1_000_000,
     step_bytes: 100,
     recorded_step_bytes: 0,
+    recorded_code_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
     granule_bytes: 0,

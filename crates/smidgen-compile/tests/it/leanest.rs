@@ -125,6 +125,7 @@ const CHEAP_STEPS: Context = Context {
     step_bytes: 20,
     spill_bytes: 3000,
     recorded_step_bytes: 0,
+    recorded_code_bytes: 0,
     host_bytes_a_table_byte: 0,
     granule_bytes: 0,
 };
@@ -134,6 +135,7 @@ const DEAR_STEPS: Context = Context {
     step_bytes: 1100,
     spill_bytes: 60_000,
     recorded_step_bytes: 0,
+    recorded_code_bytes: 0,
     host_bytes_a_table_byte: 0,
     granule_bytes: 0,
 };
@@ -143,6 +145,7 @@ const TABLES: Context = Context {
     step_bytes: 0,
     spill_bytes: 0,
     recorded_step_bytes: 3500,
+    recorded_code_bytes: 0,
     host_bytes_a_table_byte: 512,
     granule_bytes: 2 << 20,
 };

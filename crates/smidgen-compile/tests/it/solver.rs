@@ -14,6 +14,7 @@ const CONTEXT: Context = Context {
     bytes: 1_000_000,
     step_bytes: 100,
     recorded_step_bytes: 0,
+    recorded_code_bytes: 0,
     spill_bytes: 3000,
     host_bytes_a_table_byte: 0,
     granule_bytes: 0,
@@ -248,6 +249,14 @@ fn a_plan_pays_for_whole_granules_and_for_the_record_of_launches_without_transfe
     let steps = |entry: &smidgen_ir::EntryPlan| entry.steps.len() as u64;
     let all: u64 = plan.entries.iter().map(steps).sum();
     assert_eq!(context.bytes_for(&plan), 7 + 3 * all);
+    assert_eq!(
+        Context { recorded_code_bytes: 5, ..context }.bytes_for(&plan),
+        7 + 3 * all,
+        "nothing is coded"
+    );
+    let coded = plan.entries.iter_mut().flat_map(|entry| &mut entry.steps).take(4);
+    coded.for_each(|step| step.cost.coded_operands = 1.0);
+    assert_eq!(Context { recorded_code_bytes: 5, ..context }.bytes_for(&plan), 7 + 3 * all + 5 * 4);
     let in_steps = Context { granule_bytes: 1 << 20, ..context };
     let whole = (plan.reserved_bytes() as u64).next_multiple_of(1 << 20);
     assert!(whole > plan.reserved_bytes() as u64);
