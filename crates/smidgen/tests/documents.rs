@@ -119,3 +119,23 @@ fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
     let (_, tail) = rest.split_once(end).expect("the rows have an end");
     expect_document("docs/memory.md", &format!("{head}{begin}{table}{end}{tail}"));
 }
+
+/// What looking at memory costs: the sentence is made of the results, and every run of a model is below half a percent.
+#[test]
+fn the_cost_of_looking_is_what_the_results_say() {
+    let results: Value = serde_json::from_str(&read("results/monitor.json")).expect("results are JSON");
+    let runs = results.as_object().expect("results by device and recipe");
+    let number = |run: &Value, key: &str| run[key].as_f64().unwrap_or_else(|| missing(key));
+    // The fixture's steps are of microseconds: there the cost shows, and means nothing.
+    for (name, run) in runs.iter().filter(|(name, _)| !name.ends_with(" fixture")) {
+        assert!(number(run, "monitor_of_time") < 0.005, "{name}: {run}");
+    }
+    let run = runs.get("cpu smollm2-135m").unwrap_or_else(|| missing("cpu smollm2-135m"));
+    let sentence = format!(
+        "Looking takes {:.0} microseconds, {:.3} % of the time of steps of SmolLM2-135M on two cores \
+         (`results/monitor.json`).",
+        number(run, "monitor_us"),
+        100.0 * number(run, "monitor_of_time")
+    );
+    assert!(read("docs/run-folder.md").contains(&sentence), "`docs/run-folder.md` is to say:\n{sentence}");
+}

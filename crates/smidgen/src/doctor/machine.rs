@@ -112,7 +112,7 @@ pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
     let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
     let found = libraries::find();
     let looked = cuda::look(ordinal).map_err(|error| error.to_string());
-    let held = looked.is_ok().then(|| gpu_holders(ordinal)).unwrap_or_default();
+    let held = if looked.is_ok() { gpu_holders(ordinal) } else { vec![] };
     let (locked, release, is_wsl) = (host::locked_memory_limit(), host::nvidia_release(), host::is_wsl());
     gpu_lines(&Seen { looked, found, release, held, locked, is_wsl }, matches!(choice, DeviceChoice::Cuda(_)))
 }

@@ -368,6 +368,7 @@ pub fn percent(part: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::run_folder::EvaluationRow;
     use crate::train::history::{History, Part};
 
     fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {
@@ -440,6 +441,25 @@ mod tests {
         assert!(!summarize(&record).stability.is_stable());
         let lines = summarize(&record).render_lines();
         assert!(lines.last().unwrap().starts_with("stable: no, 1 steps not finite, "), "{lines:?}");
+    }
+
+    #[test]
+    fn speed_and_loss_are_those_of_the_rows() {
+        let mut record = run("cpu", &[0], &[1; 5]);
+        for (row, step_ms) in record.rows.iter_mut().zip([9.0, 2.0, 3.0, 2.5, 100.0]) {
+            (row.step_ms, row.tokens_per_s) = (step_ms, 10.0 / step_ms * 1e3);
+        }
+        (record.rows[0].loss, record.rows[4].loss) = (3.0, 0.5);
+        (record.plan.step_ms, record.plan.tokens_per_s) = (4.0, 2500.0);
+        let evaluated = [(1, 2.0), (2, 1.25), (3, f64::NAN), (4, 1.5)];
+        record.evaluations =
+            evaluated.into_iter().map(|(step, eval_loss)| EvaluationRow { step, eval_loss }).collect();
+        let RunSummary { speed, loss, .. } = summarize(&record);
+        assert_eq!((speed.step_ms, speed.planned_step_ms), (Some(3.0), 4.0));
+        assert_eq!((speed.tokens_per_s, speed.planned_tokens_per_s), (Some(1e4 / 3.0), 2500.0));
+        assert_eq!((speed.tokens, speed.seconds), (50, 0.1165));
+        assert_eq!((loss.first, loss.last), (Some(3.0), Some(0.5)));
+        assert_eq!((loss.best_eval, loss.last_eval), (Some((2, 1.25)), Some(1.5)));
     }
 
     #[test]

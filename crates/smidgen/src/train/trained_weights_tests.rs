@@ -66,6 +66,22 @@ fn a_model_above_the_limit_is_shards_with_an_index() {
     }
 }
 
+/// What is trained is planned for in f32, the rest as the base has it: loading and the ladder of choices count by that.
+#[test]
+fn what_is_trained_is_counted_in_f32() {
+    let (job, _) = loaded("llama-bias-linear");
+    assert!(!job.request.trained.is_empty());
+    for tensor in job.request.spec.tensors() {
+        let expected = match job.request.trained.contains(&tensor.name) {
+            true => Storage::F32,
+            false => job.model.weight(&tensor.name).unwrap().storage().unwrap(),
+        };
+        assert_eq!(job.request.storage_of(&tensor.name), expected, "{}", tensor.name);
+    }
+    let frozen = job.request.spec.tensors().into_iter().find(|it| !job.request.trained.contains(&it.name));
+    assert_ne!(job.request.storage_of(&frozen.unwrap().name), Storage::F32, "the fixture is not in f32");
+}
+
 #[test]
 fn a_model_up_to_the_limit_is_one_file() {
     let (job, mut executor) = loaded("llama-bias-linear");

@@ -58,19 +58,21 @@ fn help_lists_the_commands() {
         &scratch,
         &ended.stdout,
         expect![[r#"
-        Plan, check, train and save
+            Plan, check, train and save
 
-        Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
+            Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
 
-        Arguments:
-          <RECIPE>        The recipe, a TOML file
-          [KEY=VALUE]...  Keys that replace those of the recipe, as `section.key=value`
+            Arguments:
+              <RECIPE>        The recipe, a TOML file
+              [KEY=VALUE]...  Keys that replace those of the recipe, as `section.key=value`
 
-        Options:
-              --quiet   Say nothing but errors
-              --resume  Continue the run in the output folder
-          -h, --help    Print help
-    "#]],
+            Options:
+                  --quiet   Say nothing but errors
+                  --resume  Continue the run in the output folder
+                  --json    What the run took and did as JSON, once it ends: the same as
+                            `report --json`
+              -h, --help    Print help
+        "#]],
     );
 }
 

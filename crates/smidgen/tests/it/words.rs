@@ -97,7 +97,6 @@ fn colour_changes_no_word() {
             &["doctor", "recipe.toml", "--no-measure", "model.path=nothing"],
             &["\x1b[32mpass\x1b[0m", "\x1b[1;31mfail\x1b[0m", "\x1b[36mremedy:\x1b[0m"],
         ),
-        (&["fit", "recipe.toml"], &[]),
     ] {
         let (plain, painted) = (said(arguments, &[]), said(arguments, &[("CLICOLOR_FORCE", "1")]));
         assert!(!plain.contains('\x1b'), "{plain}");

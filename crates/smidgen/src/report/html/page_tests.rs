@@ -139,6 +139,31 @@ fn every_question_has_its_answer_at_the_top() {
     assert!(unstable.contains(">no<") && unstable.contains("the loss rose"), "{unstable}");
 }
 
+/// Marks stand where their numbers are: the peak in the middle of its stretch, the plan at its height.
+#[test]
+fn marks_stand_where_their_numbers_are() {
+    let page = render_page(&run(60));
+    // From 30 to 60 of 95 ms.
+    assert!(page.contains("<div class=\"peak-line\" style=\"left:47.37%;"));
+    // An axis reaches 12 % above the plan, that of the timeline 30 %.
+    assert!(page.contains("<div class=\"level\" style=\"bottom:89.29%\"><span>planned 6.52 GiB</span>"));
+    assert!(page.contains("<div class=\"level\" style=\"bottom:76.92%\"></div>"));
+}
+
+#[test]
+fn a_peak_above_the_plan_is_a_bad_answer() {
+    let peak = |measured: u64| {
+        let mut record = run(60);
+        record.rows.iter_mut().for_each(|row| row.device_peak_bytes = Some(measured));
+        let page = render_page(&record);
+        let place = page.find("<h3>Peak memory</h3>").unwrap();
+        page[..place].rsplit_once("<div class=\"").unwrap().1.trim_end_matches("\">").to_owned()
+    };
+    assert_eq!(peak(7_000_000_000), "card good");
+    // Within what measuring is worth, and beyond it.
+    assert_eq!([7_000_000_001, 7_200_000_000].map(peak), ["card", "card bad"]);
+}
+
 #[test]
 fn nothing_is_loaded_from_anywhere() {
     for page in [render_page(&run(60)), render_live_page(&run(60))] {
