@@ -69,6 +69,12 @@ struct ComputedAs {
     tiles: Option<(usize, usize)>,
 }
 
+/// Steps of a model in which everything is tried. In larger ones what can be away is, since its bytes are more than what
+/// it takes to bring them.
+pub const STEPS_OF_SMALL: usize = 6_000;
+/// How much more the last rung of a large model takes than its leanest, at most.
+const NEARLY: f64 = 1.1;
+
 /// Steps that a search may schedule: about half a second of one processor core.
 const MOST_STEPS: usize = 300_000;
 
@@ -314,6 +320,11 @@ impl<'a> Attempt<'a> {
             return Some(low);
         }
         let mut high_bytes = alive(high);
+        // In a large model the last rung is the leanest, or nearly.
+        let is_large = self.taken(&ladder.rungs[high]).steps > STEPS_OF_SMALL;
+        if is_large && high_bytes as f64 > NEARLY * budget_bytes as f64 {
+            return None;
+        }
         if high_bytes > budget_bytes {
             (high_bytes, high) = self.leanest(ladder);
         }

@@ -5,7 +5,7 @@
 //! plan: of all that was seen, those of which less is alive than the leanest plan takes are packed. Budgets play no part,
 //! so that what is stated where nothing fits is what fits where it is the budget.
 
-use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION};
+use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
 use crate::ladder::{Choices, Waiting};
 use crate::options::Policy;
 use crate::solve::Budget;
@@ -49,10 +49,6 @@ pub fn leanest(attempt: &Attempt, most_elsewhere_bytes: u64) -> Option<Leanest> 
     }
     best
 }
-
-/// Steps of a model in which everything is tried. In larger ones what can be away is, since its bytes are more than what
-/// it takes to bring them.
-const STEPS_OF_SMALL: usize = 6_000;
 
 /// Everything away, and activations computed again, away, or both, for all tokens at once or for some.
 fn ways_of_activations(attempt: &Attempt, first: Choices) -> Vec<Choices> {

@@ -227,9 +227,13 @@ fn leanest_of_all<'a>(
     most_elsewhere_bytes: u64,
 ) -> Option<(&'a Attempt<'a>, Leanest)> {
     let smallest = attempts.last()?;
-    // Where another size has more of everything, it needs more.
+    let has_tiles = |attempt: &Attempt| attempt.freedom.tile(attempt.demand.extent.tokens).is_some();
+    let smallest_with_tiles = attempts.iter().rev().find(|attempt| has_tiles(attempt));
+    // Where another size has more of everything, it needs more, unless it is worked on in tiles and this is not.
     let may_need_less = |attempt: &&'a Attempt<'a>| {
-        attempt.demand == smallest.demand || !attempt.demand.extent.contains(&smallest.demand.extent)
+        attempt.demand == smallest.demand
+            || smallest_with_tiles.is_some_and(|with_tiles| attempt.demand == with_tiles.demand)
+            || !attempt.demand.extent.contains(&smallest.demand.extent)
     };
     let all = attempts.iter().filter(may_need_less);
     let found = all.filter_map(|attempt| Some((attempt, leanest(attempt, most_elsewhere_bytes)?)));
