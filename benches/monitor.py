@@ -3,7 +3,7 @@
 
     python3 benches/monitor.py --smidgen target/release/smidgen [--out results/monitor.json] [RECIPE [KEY=VALUE ...]]
 
-Every row of `metrics.jsonl` says how long looking took (`monitor_us`): that over the time of the steps is the cost, and
+Every row of `metrics.jsonl` says how long looking took (`monitor_ms`): that over the time of the steps is the cost, and
 what others do on the machine disturbs both alike. Beside it each pair is a run as it is and one with `--unmonitored`,
 in changing order; the time of a step is the lower quartile of a run, which waits for nobody, and the cost the median of
 the pairs' differences with the spread of their middle half: where that is wider than the cost, the pairs say only that
@@ -84,7 +84,7 @@ def main():
                 ms = quartile([row["step_ms"] for row in rows], 0.25)
                 (with_it if is_monitored else without).append(ms)
                 if is_monitored:
-                    inside += [(row["monitor_us"], row["step_ms"]) for row in rows]
+                    inside += [(1e3 * row["monitor_ms"], row["step_ms"]) for row in rows]
                 print(f"  {'with   ' if is_monitored else 'without'} {ms:10.4f} ms a step", file=sys.stderr)
         costs = [1e3 * (one - other) for one, other in zip(with_it, without)]
         step = statistics.median(without)

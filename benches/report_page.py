@@ -200,7 +200,7 @@ def make_run(smidgen, folder, steps):
                    "supervised_tokens": 3000, "step_ms": ms, "tokens_per_s": 8e6 / ms, "device_bytes": 16_400_000,
                    "device_free_bytes": 4_000_000_000, "device_peak_bytes": 16_600_000, "arena_peak_bytes": 2_000_000,
                    "pinned_bytes": 0, "host_rss_bytes": 16_400_000, "host_peak_bytes": 16_600_000,
-                   "monitor_us": 60.0}
+                   "monitor_ms": 0.06}
             out.write(json.dumps(row) + "\n")
             if step % (steps // 20) == 0:
                 evaluation = {"step": step, "epoch": step / 1000, "eval_loss": loss + 0.05, "eval_samples": 100,

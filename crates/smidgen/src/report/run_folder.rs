@@ -56,7 +56,7 @@ pub struct StepRow {
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
     /// What looking at memory took.
-    pub monitor_us: f64,
+    pub monitor_ms: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -194,7 +194,7 @@ struct AnyRow {
     pinned_bytes: u64,
     host_rss_bytes: Option<u64>,
     #[serde(default)]
-    monitor_us: f64,
+    monitor_ms: f64,
     eval_loss: Option<f64>,
     eval_ms: Option<f64>,
 }
@@ -238,7 +238,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 device_peak_bytes: row.device_peak_bytes,
                 pinned_bytes: row.pinned_bytes,
                 host_rss_bytes: row.host_rss_bytes,
-                monitor_us: row.monitor_us,
+                monitor_ms: row.monitor_ms,
             }),
             (None, Some(_)) => metrics
                 .evaluations

@@ -162,7 +162,7 @@ fn growth_bytes(part: &[StepRow]) -> Option<u64> {
 
 fn speed(run: &RunRecord) -> SpeedSummary {
     let milliseconds = run.rows.iter().map(|row| row.step_ms).sum::<f64>();
-    let monitor_ms = run.rows.iter().map(|row| row.monitor_us).sum::<f64>() / 1e3;
+    let monitor_ms = run.rows.iter().map(|row| row.monitor_ms).sum::<f64>();
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
@@ -386,7 +386,7 @@ mod tests {
             device_peak_bytes: Some(*bytes + 1),
             pinned_bytes: 0,
             host_rss_bytes: None,
-            monitor_us: 1.0,
+            monitor_ms: 0.001,
         };
         let part = |first_step: &u64| Part {
             began_unix_s: 0,

@@ -45,7 +45,7 @@ pub struct MetricsRow {
     pub host_rss_bytes: Option<u64>,
     pub host_peak_bytes: Option<u64>,
     /// What looking at memory took; it is part of the next step's time.
-    pub monitor_us: f64,
+    pub monitor_ms: f64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -287,7 +287,7 @@ mod tests {
             pinned_bytes: 0,
             host_rss_bytes: Some(7),
             host_peak_bytes: Some(8),
-            monitor_us: 9.5,
+            monitor_ms: 9.5,
         }
     }
 
@@ -323,7 +323,7 @@ mod tests {
              \"tokens\":1000,\"supervised_tokens\":10,\"step_ms\":12.5,\"tokens_per_s\":80000.0,\
              \"device_bytes\":5,\"device_free_bytes\":null,\"device_peak_bytes\":6,\"arena_peak_bytes\":4,\
              \"pinned_bytes\":0,\
-             \"host_rss_bytes\":7,\"host_peak_bytes\":8,\"monitor_us\":9.5}"
+             \"host_rss_bytes\":7,\"host_peak_bytes\":8,\"monitor_ms\":9.5}"
         );
         let again = serde_json::to_string(&MetricsRow { overflows: 2, ..row(3) }).unwrap();
         assert!(again.contains("\"tokens_per_s\":80000.0,\"overflows\":2,\"device_bytes\""));

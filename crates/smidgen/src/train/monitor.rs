@@ -20,7 +20,7 @@ pub struct Looked {
     /// The most of the process so far.
     pub rss_peak_bytes: Option<u64>,
     /// What looking took.
-    pub micros: f64,
+    pub ms: f64,
 }
 
 /// Looks. `meter` knows the peak of phases before this one.
@@ -34,7 +34,7 @@ pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
         rss_bytes: host.map(|host| host.rss_bytes),
         rss_peak_bytes: host
             .map(|host| meter.map_or(host.peak_bytes, |meter| meter.process_peak_bytes(&host))),
-        micros: begun.elapsed().as_nanos() as f64 / 1e3,
+        ms: begun.elapsed().as_secs_f64() * 1e3,
     }
 }
 
@@ -78,6 +78,6 @@ mod tests {
         let looked = look(&mut cpu, None);
         assert_eq!(looked.rss_bytes.is_some(), std::path::Path::new("/proc/self/status").exists());
         assert!(looked.rss_peak_bytes >= looked.rss_bytes);
-        assert!(looked.micros > 0.0);
+        assert!(looked.ms > 0.0);
     }
 }

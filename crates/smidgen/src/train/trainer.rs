@@ -520,7 +520,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             pinned_bytes: looked.pinned_bytes(),
             host_rss_bytes: looked.rss_bytes,
             host_peak_bytes: looked.rss_peak_bytes,
-            monitor_us: looked.micros,
+            monitor_ms: looked.ms,
         };
         let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
         self.exceeded_bytes = row.device_bytes.filter(is_above);

@@ -310,7 +310,7 @@ fn metrics_have_a_row_for_every_step() {
         "pinned_bytes",
         "host_rss_bytes",
         "host_peak_bytes",
-        "monitor_us",
+        "monitor_ms",
     ];
     for row in &rows {
         assert_eq!(row.as_object().unwrap().keys().map(String::as_str).collect::<Vec<_>>(), names);

@@ -52,7 +52,7 @@ fn row(step: u64) -> StepRow {
         device_peak_bytes: Some(6_950_000_000),
         pinned_bytes: 0,
         host_rss_bytes: Some(6_900_000_000),
-        monitor_us: 50.0,
+        monitor_ms: 0.05,
     }
 }
 
