@@ -33,8 +33,7 @@ pub fn leanest(attempt: &Attempt, most_elsewhere_bytes: u64) -> Option<Leanest> 
     if is_small {
         little_away(attempt).into_iter().for_each(|start| descend(attempt, start, is_small, bytes));
     }
-    // What was seen serves the search that follows too: half of it counts.
-    attempt.set_effort_steps(effort_before.midpoint(attempt.effort_steps()));
+    attempt.set_effort_steps(effort_before);
     let mut seen = attempt.seen_within(most_elsewhere_bytes);
     seen.sort_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms)));
     let within = Budget { device_bytes: u64::MAX, elsewhere_bytes: most_elsewhere_bytes };
