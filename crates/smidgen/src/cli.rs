@@ -245,6 +245,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         check_resumed(&job, &dir, &say)?;
         if is_finished(&job, &dir) {
             say(&format!("the run in `{}` is finished", output.display()));
+            tidy_finished(&dir, &say)?;
             return if args.json { report::print_run(&output) } else { Ok(()) };
         }
         find_start(&dir, &say)?
@@ -316,6 +317,17 @@ fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
         }
         Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
     }
+}
+
+/// What is left to do where a run was killed when everything was trained and saved: its page.
+fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
+    dir.sweep()?;
+    if !dir.file(report::FILE_NAME).exists()
+        && let Err(failure) = report::write_report(dir.path())
+    {
+        say(&format!("warning: there is no report: {}", failure.message));
+    }
+    Ok(())
 }
 
 fn check_resumed(job: &Job, dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {

@@ -389,6 +389,20 @@ fn resume_of_a_finished_run_says_so() {
 }
 
 #[test]
+fn a_run_killed_over_its_page_gets_it_when_it_is_resumed() {
+    let scratch = Scratch::new();
+    scratch.train("run", &[]);
+    let (page, begun) =
+        (scratch.path("run").join("report.html"), scratch.path("run").join(".report.html.1-2.tmp"));
+    let whole = std::fs::read_to_string(&page).unwrap();
+    std::fs::rename(&page, &begun).unwrap();
+    let ended = scratch.run(&["train", "recipe.toml", "output.dir=run", "--resume"]);
+    assert!(ended.stderr.ends_with("is finished\n"), "{}", ended.stderr);
+    assert!(!begun.exists());
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), whole);
+}
+
+#[test]
 fn resume_of_a_run_that_never_began_starts_at_step_0() {
     let scratch = Scratch::new();
     let ended = scratch.run(&["train", "recipe.toml", "--resume"]);
