@@ -1,11 +1,12 @@
 """Trains the same steps under many memory policies, and writes what each took and how fast it was.
 
-    python memory.py SMIDGEN_BINARY MODEL.gguf TOKENS.jsonl [--rounds 2] [--steps 4] [--out results.json]
+    python memory.py SMIDGEN_BINARY MODEL TOKENS.jsonl [--rounds 2] [--steps 4] [--out results.json] [KEY=VALUE ...]
 
-A row is one technique or one budget. Rounds alternate over all rows, so that a slow minute of the machine hits
-several; speed is the median over all steps but the first, memory the largest resident set of the process. Losses of rows
-with the same micro-batches and tiles must be equal to the last bit, or the script fails.
-Left out: GPUs, other models.
+A row is one technique or one budget; keys are those of recipes, for all rows. Rounds alternate over all rows, so that a
+slow minute of the machine hits several; each begins with `smidgen doctor`, so that predictions are of the same minutes.
+Speed is the median over all steps but the first, memory the largest resident set of the process. Losses of rows
+with the same micro-batches, tiles and pieces of the head must be equal to the last bit, or the script fails.
+Left out: GPUs.
 """
 
 import argparse
@@ -72,7 +73,9 @@ ROWS = {
 
 def run(binary, recipe, output, words):
     arguments = [binary, "train", str(recipe), "--quiet", f"output.dir={output}", *words]
-    subprocess.run(arguments, check=True, capture_output=True, text=True)
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
     plan = json.loads((output / "plan.json").read_text())
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return plan, rows
@@ -83,33 +86,36 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("model", type=Path)
     parser.add_argument("tokens", type=Path)
+    parser.add_argument("keys", nargs="*")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     binary = str(Path(args.binary).resolve())
-    results = {name: {"tokens_per_s_all": []} for name in ROWS}
+    results = {name: {"tokens_per_s_all": [], "predicted_all": []} for name in ROWS}
     losses = {}
-    for round_index in range(args.rounds):
+    for _ in range(args.rounds):
+        subprocess.run([binary, "doctor", "--device", "cpu"], check=True, capture_output=True)
         for name, words in ROWS.items():
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
                 folder = Path(folder)
                 recipe = folder / "recipe.toml"
                 values = dict(model=args.model.resolve(), tokens=args.tokens.resolve(), steps=args.steps)
                 recipe.write_text(RECIPE.format(output=folder / "run", **values))
-                plan, rows = run(binary, recipe, folder / "run", words)
+                plan, rows = run(binary, recipe, folder / "run", [*words, *args.keys])
             row = results[name]
             row["tokens_per_s_all"] += [step["tokens_per_s"] for step in rows[1:]]
             row["planned_bytes"] = plan["peak_bytes"]
             row["measured_bytes"] = max(row.get("measured_bytes", 0), rows[-1]["host_peak_bytes"])
             row["disk_bytes"] = plan["spaces"]["disk"]
-            row["predicted_tokens_per_s"] = plan["tokens_per_s"]
+            row["predicted_all"].append(plan["tokens_per_s"])
             policy = plan["policy"]
             row["policy"] = {key: policy[key] for key in ("recompute", "micro_tokens", "tile_tokens", "loss_chunk",
                                                           "weights", "activations", "optimizer_state")}
             row["policy"]["recompute"] = len(policy["recompute"])
             curve = [step["loss"] for step in rows]
-            first = losses.setdefault((plan["extent"]["tokens"], policy["tile_tokens"]), (name, curve))
+            kind = (plan["extent"]["tokens"], policy["tile_tokens"], policy["head_pieces"])
+            first = losses.setdefault(kind, (name, curve))
             if curve != first[1]:
                 raise SystemExit(f"`{name}` has other losses than `{first[0]}`: {curve} {first[1]}")
             print(f"{name}: planned {plan['peak_bytes'] / 2**20:.1f} MiB, measured {row['measured_bytes'] / 2**20:.1f}, "
@@ -117,6 +123,7 @@ def main():
                   flush=True)
     for row in results.values():
         row["tokens_per_s"] = statistics.median(row["tokens_per_s_all"])
+        row["predicted_tokens_per_s"] = statistics.median(row["predicted_all"])
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
     report = {
         "smidgen": version,

@@ -10,7 +10,7 @@ use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::solve::{Budget, Context, Demand, elsewhere_bytes};
 use crate::{arena, computed, differentiated, forward, moved};
-use smidgen_ir::{Entry, Graph, Op, Phase, Plan, Space};
+use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
 
 /// What choices take, before packing.
@@ -40,10 +40,6 @@ impl Taken {
     pub fn peak_region(&self) -> usize {
         self.region_bytes.iter().position(|bytes| *bytes == self.bytes).unwrap_or(0)
     }
-}
-
-fn is_of_head(op: &Op) -> bool {
-    matches!(op, Op::LmHeadLoss(_) | Op::HeadSums(_) | Op::HeadLoss { .. } | Op::HeadGrad { .. })
 }
 
 /// What the sizes of one request share: the graphs that their candidates are made from, and how much was done.
@@ -173,7 +169,7 @@ impl<'a> Attempt<'a> {
                 let region = match (entry.entry, step.phase, step.layer) {
                     (Entry::MicroStep, Phase::Forward, Some(_)) => 0,
                     (Entry::MicroStep, _, Some(layer)) => 1 + 4 * layer / self.freedom.layers,
-                    (Entry::MicroStep, _, None) if is_of_head(&step.op) => HEAD_REGION,
+                    (Entry::MicroStep, _, None) if step.op.is_of_head() => HEAD_REGION,
                     (Entry::MicroStep, _, None) => 6,
                     (Entry::Update, ..) => 7,
                     _ => OTHER_REGION,

@@ -109,6 +109,7 @@ impl Card {
         let bytes_per_s = MEMORY_SHARE * 1e9 * self.memory_gb_per_s;
         let rates = |product: f64, attention: f64| Rates {
             product_flops_per_s: product,
+            bf16_product_flops_per_s: product,
             // Thin results: bound by memory.
             outer_flops_per_s: product,
             attention_flops_per_s: attention,

@@ -12,6 +12,8 @@ use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
 pub struct Rates {
     /// Products of activations with matrices, the head included.
     pub product_flops_per_s: f64,
+    /// Those with matrices that lie in bf16: where f32 is formed by a unit for bf16 they are half the work.
+    pub bf16_product_flops_per_s: f64,
     /// Gradients of adapters: products with a thin result, over all tokens.
     pub outer_flops_per_s: f64,
     pub attention_flops_per_s: f64,
@@ -53,6 +55,7 @@ impl DeviceProfile {
         let threads = threads.max(1) as f64;
         let rates = |product: f64, outer: f64, attention: f64, operand_s: f64| Rates {
             product_flops_per_s: threads * product,
+            bf16_product_flops_per_s: threads * product,
             outer_flops_per_s: threads * outer,
             attention_flops_per_s: threads * attention,
             bytes_per_s: 14e9 * threads.min(4.0),
@@ -74,12 +77,13 @@ impl DeviceProfile {
         }
     }
 
-    /// The same with f32 formed by AMX: numbers that are bf16 take half the work of others, and 145 GFLOP/s lies between,
-    /// within a tenth of a step of SmolLM2-135M with either.
+    /// The same with f32 formed by AMX, where matrices of bf16 are half the work of others.
     pub fn cpu_amx(threads: usize) -> DeviceProfile {
         let vectors = DeviceProfile::cpu(threads);
-        let product_flops_per_s = threads.max(1) as f64 * 145e9;
-        DeviceProfile { name: "cpu-amx".into(), f32: Rates { product_flops_per_s, ..vectors.f32 }, ..vectors }
+        let all = threads.max(1) as f64;
+        let f32 =
+            Rates { product_flops_per_s: all * 145e9, bf16_product_flops_per_s: all * 200e9, ..vectors.f32 };
+        DeviceProfile { name: "cpu-amx".into(), f32, ..vectors }
     }
 
     /// What serves a plan of this precision.
@@ -128,9 +132,11 @@ impl Profile {
             Work::Attention => rates.attention_flops_per_s,
             Work::Product | Work::Memory => rates.product_flops_per_s,
         };
+        let flops_s =
+            (cost.flops - cost.bf16_flops) / flops_per_s + cost.bf16_flops / rates.bf16_product_flops_per_s;
         let operands_s =
             cost.plain_operands * rates.plain_operand_s + cost.coded_operands * rates.coded_operand_s;
-        rates.step_s + operands_s + (cost.flops / flops_per_s).max(cost.bytes / rates.bytes_per_s)
+        rates.step_s + operands_s + flops_s.max(cost.bytes / rates.bytes_per_s)
     }
 
     /// One run of an entry point at the planned extent. What travels does so beside the work, one value in each
@@ -238,6 +244,7 @@ mod tests {
     fn a_step_takes_the_longer_of_arithmetic_and_traffic_and_its_operands() {
         let rates = Rates {
             product_flops_per_s: 100.0,
+            bf16_product_flops_per_s: 300.0,
             outer_flops_per_s: 10.0,
             attention_flops_per_s: 50.0,
             bytes_per_s: 20.0,
@@ -250,6 +257,7 @@ mod tests {
         let linear = Op::Linear { bias: false, lora: None };
         assert_eq!(profile.seconds(&linear, cost(300.0, 20.0)), 3.5);
         assert_eq!(profile.seconds(&linear, cost(300.0, 200.0)), 10.5);
+        assert_eq!(profile.seconds(&linear, Cost { bf16_flops: 270.0, ..cost(300.0, 20.0) }), 1.7);
         assert_eq!(profile.seconds(&Op::WeightGrad { scale: 1.0 }, cost(300.0, 200.0)), 30.5);
         assert_eq!(profile.seconds(&Op::Add, cost(0.0, 40.0)), 2.5);
         let operands = Cost { plain_operands: 100.0, coded_operands: 10.0, ..cost(100.0, 0.0) };

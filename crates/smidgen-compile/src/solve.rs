@@ -37,8 +37,12 @@ pub struct Context {
     pub recorded_step_bytes: u64,
     /// For those of them that multiply with a coded matrix beside it: they launch more.
     pub recorded_code_bytes: u64,
-    /// Where a plan has values on disk: what passes on the way there.
+    /// For every token of a micro-batch: the batch itself, before it is on the device.
+    pub token_bytes: u64,
+    /// Where a plan has values on disk: what that takes, ...
     pub spill_bytes: u64,
+    /// ... and beside it the largest of them on its way there, in pieces of this.
+    pub spill_piece_bytes: u64,
     /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
     pub host_bytes_a_table_byte: u64,
     /// The reservation and such tables are taken in steps of this; 0 = to the byte.
@@ -55,15 +59,18 @@ impl Context {
         let recorded_bytes = self.recorded_step_bytes
             * recorded().map(|entry| count(&entry.steps)).sum::<u64>()
             + self.recorded_code_bytes * codes.count() as u64;
-        let spills = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
-        let spill_bytes = if spills { self.spill_bytes } else { 0 };
+        let on_disk = plan.buffers.iter().filter(|buffer| buffer.space == Space::Disk);
+        let largest_on_disk = on_disk.map(|buffer| buffer.bytes as u64).max();
+        let spill_bytes =
+            largest_on_disk.map_or(0, |largest| self.spill_bytes + self.spill_piece_bytes.min(largest));
         let host_bytes = plan.host.bytes() as u64;
         let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
         let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
         let reserved = plan.reserved_bytes() as u64;
         let rounded_up = whole(reserved) - reserved;
         let of_steps = self.step_bytes * steps + recorded_bytes;
-        self.bytes + of_steps + spill_bytes + whole(tables) + rounded_up
+        let of_tokens = self.token_bytes * plan.extent.tokens as u64;
+        self.bytes + of_steps + of_tokens + spill_bytes + whole(tables) + rounded_up
     }
 }
 

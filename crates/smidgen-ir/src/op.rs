@@ -337,6 +337,11 @@ impl Op {
         }
     }
 
+    /// Whether it is the head or its loss, which work on chunks of rows.
+    pub fn is_of_head(&self) -> bool {
+        matches!(self, Op::LmHeadLoss(_) | Op::HeadSums(_) | Op::HeadLoss { .. } | Op::HeadGrad { .. })
+    }
+
     /// Whether this does to other tensors what the operation before it does, so that a device may begin both at once.
     pub fn is_alike(&self, before: &Op) -> bool {
         match (before, self) {

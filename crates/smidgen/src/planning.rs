@@ -9,7 +9,7 @@ use crate::arithmetic::Arithmetic;
 use crate::bytes::format_bytes;
 use crate::checkpoint::model::Model;
 use crate::data::format::RowFormat;
-use crate::data::micro_batch::largest_micro_batch;
+use crate::data::micro_batch::{MicroBatch, largest_micro_batch};
 use crate::data::tokens::TokenSet;
 use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
@@ -28,6 +28,7 @@ use smidgen_compile::{
     roomiest, solve,
 };
 use smidgen_ir::{DeviceKind, Extent, Plan, Storage};
+use smidgen_runtime::cpu::heap::Hoard;
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
 use std::collections::BTreeSet;
@@ -52,13 +53,14 @@ pub struct Planned {
     pub life: Vec<LifePhase>,
 }
 
-/// What the program itself takes beside the arena, measured: code (the most, that of a program copied by `cp`, whose pages
-/// come in larger pieces) and small buffers, ...
-const PROCESS_BYTES: u64 = 15_900_000;
-/// ... what a tokenizer leaves in the heap where rows are text, ...
-const TEXT_BYTES: u64 = 5_000_000;
+/// What the program itself takes beside the arena, measured: its file, which is mapped as a whole, what it uses of the
+/// system's libraries, and small buffers, ...
+const PROCESS_BYTES: u64 = 23_750_000;
+/// ... what a tokenizer leaves in the heap where rows are text, and of each thread that tokenized, ...
+const TEXT_BYTES: u64 = 2_500_000;
+const TEXT_THREAD_BYTES: u64 = 300_000;
 /// ... each thread's stack and heap, ...
-const THREAD_BYTES: u64 = 40_000;
+const THREAD_BYTES: u64 = 110_000;
 /// ... each weight of the model, its names and places, ...
 const WEIGHT_BYTES: u64 = 2_300;
 /// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
@@ -72,6 +74,7 @@ const MODEL_OUT_BYTES: u64 = 500_000;
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
+    let _freed_is_used_again = Hoard::begin();
     let pins = pins(job)?;
     plan_with(job, &DemandShape::of(job, None)?, pins)
 }
@@ -310,7 +313,11 @@ pub fn process_context(job: &Job) -> Context {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
             let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-            let text = if rows.origin.format == RowFormat::Tokens { 0 } else { TEXT_BYTES };
+            let threads = job.request.threads as u64;
+            let text = match rows.origin.format {
+                RowFormat::Tokens => 0,
+                _ => TEXT_BYTES + threads * TEXT_THREAD_BYTES,
+            };
             (rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()) as u64 + text
         }
         Data::Assumed { .. } => 0,
@@ -333,8 +340,14 @@ pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Con
     }
     let model_out = if request.trained.is_empty() { 0 } else { MODEL_OUT_BYTES };
     let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + model_out + data_bytes;
-    let spill_bytes = THREAD_BYTES + at_once.max(PIECE_BYTES as u64);
-    Context { bytes, step_bytes: STEP_BYTES, spill_bytes, ..Context::default() }
+    Context {
+        bytes,
+        step_bytes: STEP_BYTES,
+        token_bytes: MicroBatch::TOKEN_BYTES,
+        spill_bytes: THREAD_BYTES + at_once,
+        spill_piece_bytes: (PIECE_BYTES as u64).saturating_sub(at_once),
+        ..Context::default()
+    }
 }
 
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.

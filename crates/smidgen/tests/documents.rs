@@ -130,12 +130,14 @@ fn the_cost_of_looking_is_what_the_results_say() {
     for (name, run) in runs.iter().filter(|(name, _)| !name.ends_with(" fixture")) {
         assert!(number(run, "monitor_of_time") < 0.005, "{name}: {run}");
     }
-    let run = runs.get("cpu smollm2-135m").unwrap_or_else(|| missing("cpu smollm2-135m"));
+    let [cpu, gpu] = ["cpu smollm2-135m", "h200 smollm2-135m"].map(|name| {
+        let run = runs.get(name).unwrap_or_else(|| missing(name));
+        (number(run, "monitor_us"), 100.0 * number(run, "monitor_of_time"))
+    });
     let sentence = format!(
-        "Looking takes {:.0} microseconds, {:.3} % of the time of steps of SmolLM2-135M on two cores \
-         (`results/monitor.json`).",
-        number(run, "monitor_us"),
-        100.0 * number(run, "monitor_of_time")
+        "Looking takes {:.0} microseconds, {:.3} % of the time of steps of SmolLM2-135M on two cores, and {:.0} \
+         microseconds, {:.3} %, on an H200 (`results/monitor.json`).",
+        cpu.0, cpu.1, gpu.0, gpu.1
     );
     assert!(read("docs/run-folder.md").contains(&sentence), "`docs/run-folder.md` is to say:\n{sentence}");
 }

@@ -15,15 +15,7 @@ use smidgen_compile::{
 };
 use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, Storage};
 
-const CONTEXT: Context = Context {
-    bytes: 200_000,
-    step_bytes: 20,
-    recorded_step_bytes: 0,
-    recorded_code_bytes: 0,
-    spill_bytes: 3000,
-    host_bytes_a_table_byte: 0,
-    granule_bytes: 0,
-};
+const CONTEXT: Context = shapes::process(200_000, 20, 3000);
 const BUDGETS: u64 = 9;
 /// Of the speed of the best, that the solver has to reach.
 const LEAST_SHARE: f64 = 0.95;
@@ -73,6 +65,7 @@ fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profi
     Profile {
         rates: Rates {
             product_flops_per_s: flops_per_s,
+            bf16_product_flops_per_s: flops_per_s,
             outer_flops_per_s: 0.6 * flops_per_s,
             attention_flops_per_s: 0.6 * flops_per_s,
             bytes_per_s: memory_gb_s * 1e9,

@@ -11,15 +11,7 @@ use smidgen_compile::{
 };
 use smidgen_ir::{Code4, DType, DeviceKind, Entry, Extent, Op, Plan, Precision, Storage};
 
-const CONTEXT: Context = Context {
-    bytes: 1_000_000,
-    step_bytes: 100,
-    recorded_step_bytes: 0,
-    recorded_code_bytes: 0,
-    spill_bytes: 3000,
-    host_bytes_a_table_byte: 0,
-    granule_bytes: 0,
-};
+const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
 
 /// Two small layers and a head of 64 MiB.
 fn request(tied: bool, device: DeviceKind) -> Request {

@@ -122,34 +122,15 @@ fn aways(request: &Request, activations: &[usize]) -> Vec<Away> {
     all
 }
 
-const CHEAP_STEPS: Context = Context {
-    bytes: 200_000,
-    step_bytes: 20,
-    spill_bytes: 3000,
-    recorded_step_bytes: 0,
-    recorded_code_bytes: 0,
-    host_bytes_a_table_byte: 0,
-    granule_bytes: 0,
-};
+const CHEAP_STEPS: Context = shapes::process(200_000, 20, 3000);
 /// As a process has it: a transfer of little takes more than it saves.
-const DEAR_STEPS: Context = Context {
-    bytes: 1_000_000,
-    step_bytes: 1100,
-    spill_bytes: 60_000,
-    recorded_step_bytes: 0,
-    recorded_code_bytes: 0,
-    host_bytes_a_table_byte: 0,
-    granule_bytes: 0,
-};
+const DEAR_STEPS: Context = shapes::process(1_000_000, 1100, 60_000);
 /// As a GPU has it.
 const TABLES: Context = Context {
-    bytes: 5_000_000,
-    step_bytes: 0,
-    spill_bytes: 0,
     recorded_step_bytes: 3500,
-    recorded_code_bytes: 0,
     host_bytes_a_table_byte: 512,
     granule_bytes: 2 << 20,
+    ..shapes::process(5_000_000, 0, 0)
 };
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::options::{Moments, Optimizer};
-use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
+use smidgen_compile::{AdapterForm, Context, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use std::collections::HashMap;
 
@@ -130,4 +130,19 @@ pub fn request(
 pub fn optimizer() -> Optimizer {
     let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
     Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
+}
+
+/// What a process takes beside its reservation: this much, for each step, and where it has values on disk.
+pub const fn process(bytes: u64, step_bytes: u64, spill_bytes: u64) -> Context {
+    Context {
+        bytes,
+        step_bytes,
+        recorded_step_bytes: 0,
+        recorded_code_bytes: 0,
+        token_bytes: 0,
+        spill_bytes,
+        spill_piece_bytes: 0,
+        host_bytes_a_table_byte: 0,
+        granule_bytes: 0,
+    }
 }

@@ -7,18 +7,10 @@ use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Rates, Recompute, Request, Solution, compile, solve,
 };
-use smidgen_ir::{Entry, Extent, Plan, Precision};
+use smidgen_ir::{Entry, Extent, Plan, Precision, Space};
 
 const LAYERS: usize = 7;
-const CONTEXT: Context = Context {
-    bytes: 1_000_000,
-    step_bytes: 100,
-    recorded_step_bytes: 0,
-    recorded_code_bytes: 0,
-    spill_bytes: 3000,
-    host_bytes_a_table_byte: 0,
-    granule_bytes: 0,
-};
+const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
 
 fn request() -> Request {
     let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
@@ -223,6 +215,24 @@ fn pinned_memory_takes_tables_of_the_device() {
 }
 
 #[test]
+fn a_process_pays_for_its_micro_batch_and_for_what_passes_to_the_disk() {
+    let here = compile(&request(), &Policy::resident(Recompute::none(), 8));
+    let away = smidgen_compile::ladder::all_weights_away(&request(), 2);
+    let spilled = compile(&request(), &Policy { away, ..Policy::resident(Recompute::none(), 8) });
+    let largest =
+        spilled.buffers.iter().filter(|buffer| buffer.space == Space::Disk).map(|buffer| buffer.bytes);
+    let largest = largest.max().expect("weights are on disk") as u64;
+    let context = Context { bytes: 7, token_bytes: 3, ..Context::default() };
+    let tokens = here.extent.tokens as u64;
+    assert_eq!([&here, &spilled].map(|plan| context.bytes_for(plan)), [7 + 3 * tokens; 2]);
+    let with_piece = |spill_piece_bytes| Context { spill_bytes: 100, spill_piece_bytes, ..context };
+    for (piece_bytes, passes) in [(largest - 1, largest - 1), (largest + 1, largest)] {
+        assert_eq!(with_piece(piece_bytes).bytes_for(&here), 7 + 3 * tokens);
+        assert_eq!(with_piece(piece_bytes).bytes_for(&spilled), 7 + 3 * tokens + 100 + passes);
+    }
+}
+
+#[test]
 fn steps_that_are_alike_begin_once() {
     let plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
     let steps = &plan.entry(Entry::Update).steps;
@@ -231,6 +241,7 @@ fn steps_that_are_alike_begin_once() {
     let free = f64::INFINITY;
     let rates = Rates {
         product_flops_per_s: free,
+        bf16_product_flops_per_s: free,
         outer_flops_per_s: free,
         attention_flops_per_s: free,
         bytes_per_s: free,

@@ -3,6 +3,7 @@
 //! Large pages are asked for where the system has them: products walk over more memory than small pages'
 //! translations can be remembered for.
 
+use super::heap;
 use super::pool::run_tasks;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -27,14 +28,11 @@ impl Arena {
         Arena { memory: None }
     }
 
-    /// `None` when the system does not give so much. Heap that planning has freed goes back first: the
-    /// plan counts on it.
+    /// `None` when the system does not give so much. Heap that planning has freed goes back first, and the
+    /// program itself is mapped: the plan counts on both.
     pub fn reserve(bytes: usize) -> Option<Arena> {
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: trimming touches no memory that is in use.
-        unsafe {
-            libc::malloc_trim(0)
-        };
+        heap::give_back();
+        heap::map_program();
         if bytes == 0 {
             return Some(Arena::empty());
         }

@@ -10,7 +10,7 @@
 use super::driver::{self, Gpu};
 use crate::device::{BoundStep, DeviceError};
 use cudarc::driver::sys;
-use smidgen_ir::{Entry, Extent, Op};
+use smidgen_ir::{Entry, Extent};
 use std::ops::Range;
 
 /// Shorter stretches gain too little.
@@ -36,24 +36,19 @@ struct Stretch {
     misfits: usize,
 }
 
-/// The stretches that can be recorded: all steps but those whose number of launches follows the number of rows.
+/// The stretches that can be recorded: all steps but those of the head, whose number of launches follows that of rows.
 fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
     if steps.iter().any(|step| step.op.is_transfer()) {
         return vec![];
     }
     let mut first = 0;
-    let parts = steps.split_inclusive(|step| launches_by_rows(&step.op)).map(|part| {
-        let ends_there = part.last().is_some_and(|step| launches_by_rows(&step.op));
+    let parts = steps.split_inclusive(|step| step.op.is_of_head()).map(|part| {
+        let ends_there = part.last().is_some_and(|step| step.op.is_of_head());
         let recorded = first..first + part.len() - usize::from(ends_there);
         first += part.len();
         recorded
     });
     parts.filter(|part| part.len() >= FEWEST_STEPS).collect()
-}
-
-/// The head works on chunks of rows.
-fn launches_by_rows(op: &Op) -> bool {
-    matches!(op, Op::LmHeadLoss(_) | Op::HeadSums(_) | Op::HeadGrad { .. })
 }
 
 impl Graphs {

@@ -68,7 +68,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         (false, false) => Measuring::Now(Effort::Usual),
     };
     if measuring != Measuring::Never && !quiet {
-        progress::say("measuring, a few seconds; other programs disturb it");
+        progress::say("measuring, half a minute; other programs disturb it");
     }
     let mut measured = None;
     // Where the GPU that is asked for is not here, its own line has said so.

@@ -148,6 +148,9 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// What a token takes here at most.
+    pub const TOKEN_BYTES: u64 = 5 * 4;
+
     /// Room for every micro-batch within `extent`.
     pub fn with_capacity(extent: Extent) -> Self {
         MicroBatch {
@@ -286,6 +289,16 @@ mod tests {
         let mut packing = Packing::default();
         packing.pack(lengths.iter().copied(), micro_tokens).unwrap();
         packing.micro_batches().map(<[u32]>::to_vec).collect()
+    }
+
+    #[test]
+    fn a_token_takes_what_is_said() {
+        let extent = Extent { tokens: 1000, rows: 1000, segments: 1 };
+        let MicroBatch { ids, positions, segments, rows, labels, sample_of_token } =
+            MicroBatch::with_capacity(extent);
+        let numbers = [&ids, &positions, &rows, &labels].map(Vec::capacity).iter().sum::<usize>();
+        assert_eq!(4 * (numbers + sample_of_token.capacity()) as u64, MicroBatch::TOKEN_BYTES * 1000);
+        assert_eq!(segments.capacity(), 2);
     }
 
     #[test]

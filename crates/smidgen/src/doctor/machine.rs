@@ -303,7 +303,7 @@ pub fn profile(
                 return (Check::pass(NAME, finding), Some((path, chosen.device)));
             }
             let finding = format!("not measured: plans go by {}", chosen.describe());
-            return (Check::warn(NAME, finding, "`smidgen doctor` measures in a few seconds"), None);
+            return (Check::warn(NAME, finding, "`smidgen doctor` measures in half a minute"), None);
         }
     };
     let measured = match measure(place, threads, effort, folder) {
@@ -323,7 +323,7 @@ pub fn profile(
 }
 
 fn figures(profile: &DeviceProfile) -> String {
-    let (bf16, f32) = (profile.half.product_flops_per_s, profile.f32.product_flops_per_s);
+    let (bf16, f32) = (profile.half.bf16_product_flops_per_s, profile.f32.product_flops_per_s);
     let elsewhere = match profile.device {
         DeviceKind::Cpu => "disk",
         DeviceKind::Cuda => "pinned memory",

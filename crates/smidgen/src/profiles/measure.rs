@@ -1,11 +1,11 @@
 //! Measures a device: a small decoder is planned and run as a run would be, step by step, and rates are read off.
 //!
-//! Every kind of work is divided by the time it took, at a size that is usual. Products are measured twice, with many
-//! tokens and with few: the difference is what it takes to lay out their matrices; a third time with a coded base, which
-//! is to be decoded. At last all rates are scaled so that the whole entry point takes what it really took, because steps
+//! Every kind of work is divided by the time it took, at a size that is usual. Products are measured with many tokens and
+//! with few: the difference is what it takes to lay out their matrices; and with a plain and with a coded base, which is
+//! to be decoded, and on a CPU is more work to multiply by than one of bf16. At last all rates are scaled so that the whole entry point takes what it really took, because steps
 //! that follow each other are not quite the sum of steps that are waited for. On a GPU, where steps in a row are launched
-//! at once, what each of them takes at least comes from a decoder so small that there is little else; and because a GPU
-//! that has worked for some seconds works slower than one that was idle, the whole entry point is timed after them.
+//! at once, what each of them takes at least comes from a decoder so small that there is little else. A device that has
+//! worked for some seconds works slower than one that was idle, so the whole entry point is timed after them.
 //! Left out: where the results are kept (`saved.rs`).
 
 use super::{device_name, disk_rates};
@@ -56,11 +56,11 @@ fn measure_cpu(
 ) -> Result<DeviceProfile, Failure> {
     let usual = DeviceProfile::cpu(threads);
     // Enough layers that activations lie in memory by the time they are read, as they do in a run.
-    let (layers, large, small, passes) = match effort {
-        Effort::Usual => (8, (2, 256), (1, 64), 4),
-        Effort::Little => (1, (2, 32), (1, 16), 2),
+    let (layers, large, small, passes, sustained_s) = match effort {
+        Effort::Usual => (8, (2, 256), (1, 64), 4, 3.0),
+        Effort::Little => (1, (2, 32), (1, 16), 2, 0.0),
     };
-    let sizes = Sizes { config: CPU_SHAPE, layers, large, small, repeats: 1, passes, sustained_s: 0.0 };
+    let sizes = Sizes { config: CPU_SHAPE, layers, large, small, repeats: 1, passes, sustained_s };
     let rates = |compute| measure_rates(&Trial { device: "cpu", compute, base: "bf16", threads }, &sizes);
     let f32 = rates("f32")?;
     // Without a unit for bf16 nothing is ever computed in it.
@@ -114,11 +114,11 @@ fn measure_cuda(
     };
     let sizes =
         Sizes { config: CUDA_SHAPE, layers: 2, large, small, repeats: 8, passes: 3, sustained_s: 2.0 };
-    let tiny = Sizes { config: CPU_SHAPE, layers: 8, large: (1, 256), sustained_s: 0.0, ..sizes };
+    let tiny = Sizes { config: CPU_SHAPE, layers: 8, large: (1, 256), ..sizes };
     let rates = |compute, base, sizes: &Sizes| -> Result<Rates, Failure> {
         let trial = Trial { device: &device, compute, base, threads };
         let rates = measure_rates(&trial, sizes)?;
-        Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large)?))
+        Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large, 0.0)?))
     };
     let half = rates("bf16", "bf16", &sizes)?;
     let f32 = rates("f32", "f32", &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
@@ -155,7 +155,7 @@ struct Sizes {
     small: (usize, usize),
     repeats: usize,
     passes: usize,
-    /// The whole is timed after so much work.
+    /// The whole of the large one is timed after so much work.
     sustained_s: f64,
 }
 
@@ -169,11 +169,14 @@ struct Trial<'a> {
 }
 
 fn measure_rates(trial: &Trial, sizes: &Sizes) -> Result<Rates, Failure> {
-    let large = run(trial, sizes, sizes.large)?;
-    let small = run(trial, sizes, sizes.small)?;
-    let coded = run(&Trial { base: "nf4", ..*trial }, sizes, sizes.small)?;
+    let of_base = |base| -> Result<BySize, Failure> {
+        let trial = Trial { base, ..*trial };
+        let large = run(&trial, sizes, sizes.large, sizes.sustained_s)?;
+        Ok(BySize { large, small: run(&trial, sizes, sizes.small, 0.0)? })
+    };
     let lays_out = trial.device == DeviceKind::Cpu.name();
-    Ok(fit(&large, &small, &coded, lays_out))
+    let (plain, coded) = (of_base(trial.base)?, of_base("nf4")?);
+    Ok(fit(&plain, &coded, lays_out))
 }
 
 /// A step and how long it took.
@@ -192,14 +195,20 @@ struct Times {
     whole_s: f64,
 }
 
+/// With many tokens and with few.
+struct BySize {
+    large: Times,
+    small: Times,
+}
+
 /// Plans the decoder for a size and times it.
-fn run(trial: &Trial, sizes: &Sizes, (samples, tokens): (usize, usize)) -> Result<Times, Failure> {
+fn run(trial: &Trial, sizes: &Sizes, size: (usize, usize), sustained_s: f64) -> Result<Times, Failure> {
     let folder = std::env::temp_dir().join(format!("smidgen-measure-{}", std::process::id()));
     let config = sizes.config.replace("LAYERS", &sizes.layers.to_string());
     std::fs::create_dir_all(&folder)
         .and_then(|()| std::fs::write(folder.join("config.json"), config))
         .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
-    let times = time(trial, sizes, (samples, tokens), &folder);
+    let times = time(trial, sizes, size, sustained_s, &folder);
     // A folder that stays behind in the temporary place harms no one.
     let _ = std::fs::remove_dir_all(&folder);
     times
@@ -209,6 +218,7 @@ fn time(
     trial: &Trial,
     sizes: &Sizes,
     (samples, tokens): (usize, usize),
+    sustained_s: f64,
     folder: &Path,
 ) -> Result<Times, Failure> {
     let Trial { device, compute, base, threads } = *trial;
@@ -251,29 +261,31 @@ fn time(
                 .for_each(|(step, seconds)| step.seconds = step.seconds.min(seconds));
         }
     }
-    if sizes.sustained_s > 0.0 && samples * tokens == sizes.large.0 * sizes.large.1 {
-        whole_s = sustained(sizes.sustained_s, || bench.time_entry(Entry::MicroStep, &extent))?;
+    if sustained_s > 0.0 {
+        whole_s = sustained(sustained_s, || bench.time_entry(Entry::MicroStep, &extent))?;
     }
     let [micro_step, update] = steps;
     Ok(Times { micro_step, update, whole_s })
 }
 
-/// The shortest time of one run while the device is at work, the first half of `seconds` left out.
+/// The usual time of one run while the device is at work, the first half of `seconds` left out.
 fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
-    let (mut spent_s, mut least_s) = (0.0, f64::INFINITY);
-    while spent_s < seconds || least_s.is_infinite() {
+    let (mut spent_s, mut times_s) = (0.0, Vec::new());
+    while spent_s < seconds || times_s.is_empty() {
         let took_s = run()?;
         if spent_s >= seconds / 2.0 {
-            least_s = least_s.min(took_s);
+            times_s.push(took_s);
         }
         spent_s += took_s;
     }
-    Ok(least_s)
+    times_s.sort_by(f64::total_cmp);
+    Ok(times_s[times_s.len() / 2])
 }
 
 /// Rates that make the costs of all steps the times that they took.
-fn fit(large: &Times, small: &Times, coded: &Times, lays_out: bool) -> Rates {
+fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     const TRAFFIC_BYTES: f64 = (1 << 20) as f64;
+    let BySize { large, small } = plain;
     let of = |times: &Times, work: Work| -> Vec<Timed> {
         times.micro_step.iter().filter(|step| work_of(&step.op) == work).cloned().collect()
     };
@@ -283,24 +295,38 @@ fn fit(large: &Times, small: &Times, coded: &Times, lays_out: bool) -> Rates {
     // The shortest step does next to nothing.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
-    let products = |times: &Times| -> (f64, Cost) {
-        let steps = of(times, Work::Product);
+    let products = |times: &Times, is_counted: fn(&Cost) -> bool| -> (f64, Cost) {
+        let steps: Vec<Timed> =
+            of(times, Work::Product).into_iter().filter(|step| is_counted(&step.cost)).collect();
         let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
         (seconds, steps.iter().map(|step| step.cost).sum())
     };
-    let (large_s, of_large) = products(large);
-    let (small_s, of_small) = products(small);
-    let (coded_s, of_coded) = products(coded);
-    let (flop_s, plain_operand_s) = match lays_out {
-        true => two_rates(
-            (large_s, of_large.flops, of_large.plain_operands),
-            (small_s, of_small.flops, of_small.plain_operands),
-        ),
-        false => (large_s / of_large.flops, 0.0),
+    let (flop_s, bf16_flop_s, plain_operand_s, coded_operand_s) = match lays_out {
+        true => {
+            let of_code = |times: &Times| {
+                let (seconds, cost) = products(times, |cost| cost.coded_operands > 0.0);
+                (seconds, cost.flops, cost.coded_operands)
+            };
+            let (flop_s, coded_operand_s) = two_rates(of_code(&coded.large), of_code(&coded.small));
+            let of_bf16 = |times: &Times| {
+                let (seconds, cost) = products(times, |_| true);
+                (seconds - flop_s * (cost.flops - cost.bf16_flops), cost.bf16_flops, cost.plain_operands)
+            };
+            let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(large), of_bf16(small));
+            (flop_s, bf16_flop_s, plain_operand_s, coded_operand_s)
+        }
+        false => {
+            let (large_s, of_large) = products(large, |_| true);
+            let [(small_s, _), (coded_s, of_coded)] =
+                [small, &coded.small].map(|times| products(times, |_| true));
+            let coded_operand_s = (coded_s - small_s) / of_coded.coded_operands.max(1.0);
+            let flop_s = large_s / of_large.flops;
+            (flop_s, flop_s, 0.0, coded_operand_s.max(0.0))
+        }
     };
-    let coded_operand_s = (plain_operand_s + (coded_s - small_s) / of_coded.coded_operands.max(1.0)).max(0.0);
     let rates = Rates {
         product_flops_per_s: 1.0 / flop_s,
+        bf16_product_flops_per_s: 1.0 / bf16_flop_s,
         outer_flops_per_s: rate(&of(large, Work::Outer), |cost| cost.flops, step_s),
         attention_flops_per_s: rate(&of(large, Work::Attention), |cost| cost.flops, step_s),
         bytes_per_s,
@@ -309,9 +335,12 @@ fn fit(large: &Times, small: &Times, coded: &Times, lays_out: bool) -> Rates {
         coded_operand_s,
     };
     let profile = Profile { rates, ..Profile::cpu(1, Precision::F32) };
-    let predicted_s: f64 = large.micro_step.iter().map(|step| profile.seconds(&step.op, step.cost)).sum();
+    let wholes = if lays_out { vec![large, &coded.large] } else { vec![large] };
+    let steps = wholes.iter().flat_map(|times| &times.micro_step);
+    let predicted_s: f64 = steps.map(|step| profile.seconds(&step.op, step.cost)).sum();
+    let whole_s: f64 = wholes.iter().map(|times| times.whole_s).sum();
     // Farther from 1 it is a disturbance, not a property of the device.
-    slower(&rates, (large.whole_s / predicted_s).clamp(0.7, 1.2))
+    slower(&rates, (whole_s / predicted_s).clamp(0.7, 1.4))
 }
 
 /// The rates with what a step takes at least where steps follow each other, from a decoder whose steps do little else.
@@ -343,6 +372,7 @@ fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
 fn slower(rates: &Rates, by: f64) -> Rates {
     Rates {
         product_flops_per_s: rates.product_flops_per_s / by,
+        bf16_product_flops_per_s: rates.bf16_product_flops_per_s / by,
         outer_flops_per_s: rates.outer_flops_per_s / by,
         attention_flops_per_s: rates.attention_flops_per_s / by,
         bytes_per_s: rates.bytes_per_s / by,
@@ -358,6 +388,7 @@ mod tests {
 
     const RATES: Rates = Rates {
         product_flops_per_s: 180e9,
+        bf16_product_flops_per_s: 270e9,
         outer_flops_per_s: 20e9,
         attention_flops_per_s: 100e9,
         bytes_per_s: 20e9,
@@ -372,7 +403,9 @@ mod tests {
         let matrix = 576.0 * 1536.0;
         let (plain_operands, coded_operands) = if is_coded { (0.0, matrix) } else { (matrix, 0.0) };
         let bytes = 4.0 * tokens * 1536.0;
-        let product = Cost { flops: 2.0 * tokens * matrix, bytes, plain_operands, coded_operands };
+        let flops = 2.0 * tokens * matrix;
+        let bf16_flops = if is_coded { 0.0 } else { flops };
+        let product = Cost { flops, bf16_flops, bytes, plain_operands, coded_operands };
         let cost = |flops, bytes| Cost { flops, bytes, ..Cost::default() };
         let shape = smidgen_ir::AttentionShape {
             heads: 9,
@@ -404,6 +437,7 @@ mod tests {
         let all = |rates: Rates| {
             [
                 rates.product_flops_per_s,
+                rates.bf16_product_flops_per_s,
                 rates.outer_flops_per_s,
                 rates.attention_flops_per_s,
                 rates.bytes_per_s,
@@ -418,28 +452,32 @@ mod tests {
         }
     }
 
+    /// Times with many tokens, of which the whole takes so much more than its steps, and with few.
+    fn by_size(rates: &Rates, is_coded: bool, whole: f64) -> BySize {
+        BySize { large: times(rates, 1024.0, is_coded, whole), small: times(rates, 64.0, is_coded, 1.0) }
+    }
+
     #[test]
     fn rates_are_found_again() {
-        let of = |tokens, coded, whole| times(&RATES, tokens, coded, whole);
-        check(fit(&of(1024.0, false, 1.0), &of(64.0, false, 1.0), &of(64.0, true, 1.0), true), RATES);
+        let of = |is_coded, whole| by_size(&RATES, is_coded, whole);
+        check(fit(&of(false, 1.0), &of(true, 1.0), true), RATES);
         // The whole takes a tenth longer than its steps: so does everything in a run.
-        let found = fit(&of(1024.0, false, 1.1), &of(64.0, false, 1.0), &of(64.0, true, 1.0), true);
-        check(found, slower(&RATES, 1.1));
+        check(fit(&of(false, 1.1), &of(true, 1.1), true), slower(&RATES, 1.1));
     }
 
     #[test]
     fn a_device_that_reads_matrices_as_they_lie_pays_for_codes_alone() {
-        let gpu = Rates { plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
-        let of = |tokens, coded| times(&gpu, tokens, coded, 1.0);
-        check(fit(&of(1024.0, false), &of(256.0, false), &of(256.0, true), false), gpu);
+        let product_flops_per_s = RATES.bf16_product_flops_per_s;
+        let gpu = Rates { product_flops_per_s, plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
+        check(fit(&by_size(&gpu, false, 1.0), &by_size(&gpu, true, 1.0), false), gpu);
     }
 
     #[test]
     fn a_device_is_timed_once_it_is_warm() {
         // Slower and slower, and disturbed once at the end.
-        let mut runs = [0.5, 0.5, 0.7, 0.8, 9.0].into_iter();
-        let least_s = sustained(3.0, || Ok(runs.next().unwrap())).unwrap();
-        assert_eq!((least_s, runs.next()), (0.8, None));
+        let mut runs = [0.5, 0.5, 0.6, 0.7, 0.6, 9.0].into_iter();
+        let usual_s = sustained(3.0, || Ok(runs.next().unwrap())).unwrap();
+        assert_eq!((usual_s, runs.next()), (0.7, None));
         // A single run that takes longer than all the time is all there is.
         let mut runs = [5.0, 6.0].into_iter();
         assert_eq!(sustained(3.0, || Ok(runs.next().unwrap())).unwrap(), 6.0);
@@ -457,11 +495,13 @@ mod tests {
 
     #[test]
     fn noise_leaves_rates_that_are_above_zero() {
-        let large = times(&RATES, 1024.0, false, 1.0);
-        let mut small = times(&RATES, 64.0, false, 1.0);
-        small.micro_step.iter_mut().for_each(|step| step.seconds *= 0.01);
-        small.update.iter_mut().for_each(|step| step.seconds = 0.0);
-        let rates = fit(&large, &small, &small, true);
+        let disturbed = |is_coded| {
+            let mut times = by_size(&RATES, is_coded, 1.0);
+            times.small.micro_step.iter_mut().for_each(|step| step.seconds *= 0.01);
+            times.small.update.iter_mut().for_each(|step| step.seconds = 0.0);
+            times
+        };
+        let rates = fit(&disturbed(false), &disturbed(true), true);
         assert_eq!((rates.plain_operand_s, rates.coded_operand_s), (0.0, 0.0));
         assert!(rates.product_flops_per_s > 0.0 && rates.bytes_per_s > 0.0 && rates.step_s > 0.0);
     }

@@ -72,6 +72,7 @@ pub fn render(profile: &DeviceProfile) -> Value {
 fn render_rates(rates: &Rates) -> Value {
     json!({
         "product_flops_per_s": rates.product_flops_per_s,
+        "bf16_product_flops_per_s": rates.bf16_product_flops_per_s,
         "outer_flops_per_s": rates.outer_flops_per_s,
         "attention_flops_per_s": rates.attention_flops_per_s,
         "bytes_per_s": rates.bytes_per_s,
@@ -124,6 +125,7 @@ fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
     let fields = Fields { within, map: value.as_object().unwrap_or(&none) };
     Ok(Rates {
         product_flops_per_s: fields.rate("product_flops_per_s")?,
+        bf16_product_flops_per_s: fields.rate("bf16_product_flops_per_s")?,
         outer_flops_per_s: fields.rate("outer_flops_per_s")?,
         attention_flops_per_s: fields.rate("attention_flops_per_s")?,
         bytes_per_s: fields.rate("bytes_per_s")?,
