@@ -60,22 +60,27 @@ pub fn give_back() {
 
 /// Maps every page of the program's own file: what of it is resident then follows neither from what was run so far nor
 /// from the pieces in which the system happens to keep the file.
-#[cfg(target_os = "linux")]
 pub fn map_program() {
-    let maps = std::fs::read_to_string("/proc/self/maps");
-    let (Ok(maps), Ok(program)) = (maps, std::fs::read_link("/proc/self/exe")) else { return };
-    for (start, bytes) in maps.lines().filter_map(|line| program_range(line, program.to_str()?)) {
+    #[cfg(target_os = "linux")]
+    for (start, bytes) in program_ranges() {
         // SAFETY: the range is mapped and readable, and pages that are brought in keep their content. A system that does
         // not know the advice brings them in as they are needed.
         unsafe { libc::madvise(start as *mut libc::c_void, bytes, libc::MADV_POPULATE_READ) };
     }
 }
 
-#[cfg(not(target_os = "linux"))]
-pub fn map_program() {}
+/// Bytes of the program's own file that are mapped to be read; none where the system does not say.
+pub fn program_bytes() -> usize {
+    program_ranges().into_iter().map(|(_, bytes)| bytes).sum()
+}
+
+fn program_ranges() -> Vec<(usize, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/maps");
+    let (Ok(maps), Ok(program)) = (maps, std::fs::read_link("/proc/self/exe")) else { return vec![] };
+    maps.lines().filter_map(|line| program_range(line, program.to_str()?)).collect()
+}
 
 /// Start and length of a line of `/proc/self/maps`, if it is of the program's file.
-#[cfg(target_os = "linux")]
 fn program_range(line: &str, program: &str) -> Option<(usize, usize)> {
     // Range, permissions, offset, device and number of the file, then its path, which may have spaces.
     let mut path = line;
@@ -92,7 +97,7 @@ fn program_range(line: &str, program: &str) -> Option<(usize, usize)> {
     Some((start, end.checked_sub(start)?))
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -2,10 +2,11 @@
 //!
 //! Every kind of work is divided by the time it took, at a size that is usual. Products are measured with many tokens and
 //! with few: the difference is what it takes to lay out their matrices; and with a plain and with a coded base, which is
-//! to be decoded, and on a CPU is more work to multiply by than one of bf16. At last all rates are scaled so that the whole entry point takes what it really took, because steps
-//! that follow each other are not quite the sum of steps that are waited for. On a GPU, where steps in a row are launched
-//! at once, what each of them takes at least comes from a decoder so small that there is little else. A device that has
-//! worked for some seconds works slower than one that was idle, so the whole entry point is timed after them.
+//! to be decoded, and on a CPU is more work to multiply by than one of bf16. At last all rates are scaled so that the
+//! whole entry point takes what it really took, because steps that follow each other are not quite the sum of steps that
+//! are waited for. On a GPU, where steps in a row are launched at once, what each of them takes at least comes from a
+//! decoder so small that there is little else. A device that has worked for some seconds works slower than one that was
+//! idle, so the whole entry point is timed after them.
 //! Left out: where the results are kept (`saved.rs`).
 
 use super::{device_name, disk_rates};
@@ -310,7 +311,9 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
             let (flop_s, coded_operand_s) = two_rates(of_code(&coded.large), of_code(&coded.small));
             let of_bf16 = |times: &Times| {
                 let (seconds, cost) = products(times, |_| true);
-                (seconds - flop_s * (cost.flops - cost.bf16_flops), cost.bf16_flops, cost.plain_operands)
+                let others_s = flop_s * (cost.flops - cost.bf16_flops);
+                // Noise must not leave less than nothing.
+                ((seconds - others_s).max(0.1 * seconds), cost.bf16_flops, cost.plain_operands)
             };
             let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(large), of_bf16(small));
             (flop_s, bf16_flop_s, plain_operand_s, coded_operand_s)
@@ -503,6 +506,7 @@ mod tests {
         };
         let rates = fit(&disturbed(false), &disturbed(true), true);
         assert_eq!((rates.plain_operand_s, rates.coded_operand_s), (0.0, 0.0));
-        assert!(rates.product_flops_per_s > 0.0 && rates.bytes_per_s > 0.0 && rates.step_s > 0.0);
+        assert!(rates.product_flops_per_s > 0.0 && rates.bf16_product_flops_per_s > 0.0);
+        assert!(rates.bytes_per_s > 0.0 && rates.step_s > 0.0);
     }
 }
