@@ -43,6 +43,8 @@ pub struct Planned {
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
+    /// What is trained is the base itself, not adapters beside it.
+    pub trains_base: bool,
     /// What would make it fit.
     pub advice: Vec<String>,
     /// What to know about the plan.
@@ -176,6 +178,7 @@ impl Planned {
             elsewhere_budget_bytes,
             step_tokens,
             fits,
+            trains_base: !job.request.trained.is_empty(),
             advice,
             notes,
             profile,

@@ -13,6 +13,9 @@ pub struct PlanFacts {
     pub title: String,
     #[serde(default)]
     pub layers: usize,
+    /// What is trained is the base itself, not adapters beside it.
+    #[serde(default)]
+    pub trains_base: bool,
     pub fits: bool,
     pub budget_bytes: u64,
     pub peak_bytes: u64,
@@ -39,6 +42,17 @@ pub struct PlanFacts {
     pub notes: Vec<String>,
     #[serde(default)]
     pub timeline: Timeline,
+}
+
+impl PlanFacts {
+    /// Words for a row of the plan.
+    pub fn words<'a>(&self, row: &'a str) -> &'a str {
+        match row {
+            "base_weights" => "base weights",
+            "adapters" if self.trains_base => "trained weights",
+            other => other,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -34,6 +34,7 @@ pub fn render_json(planned: &Planned) -> Value {
     json!({
         "title": plan.title,
         "layers": layers.map_or(0, |last| last + 1),
+        "trains_base": planned.trains_base,
         "fits": planned.fits,
         "budget_bytes": planned.budget_bytes,
         "peak_bytes": solution.peak_bytes,
@@ -92,7 +93,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "must_fit": must_fit(&planned.life).render_json(),
         "advice": planned.advice,
         "notes": planned.notes,
-        "timeline": draw_timeline(plan, solution.context_bytes, &profile),
+        "timeline": draw_timeline(plan, solution.context_bytes, &profile, planned.trains_base),
     })
 }
 

@@ -73,7 +73,7 @@ impl Timeline {
 }
 
 /// Reads the timeline off a plan.
-pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile) -> Timeline {
+pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_base: bool) -> Timeline {
     let peak = plan.peak();
     let mut entries = vec![Entry::MicroStep, Entry::Update];
     if !entries.contains(&peak.entry) {
@@ -87,7 +87,7 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile) -> Time
         steps: moments.len(),
         end_ms: rounded(end_ms),
         bytes: ROWS.iter().map(|row| ((*row).to_string(), Vec::new())).collect(),
-        contents: contents(plan, peak.entry, peak.step, context_bytes),
+        contents: contents(plan, peak.entry, peak.step, context_bytes, trains_base),
         ..Timeline::default()
     };
     let stretch_of = |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * STRETCHES as f64) as usize);
@@ -189,7 +189,7 @@ fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
 }
 
 /// What is alive at a step: activations and scratch by name, what lies there for the run by category.
-fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64) -> Vec<Content> {
+fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_base: bool) -> Vec<Content> {
     let mut names: Vec<Option<&str>> = vec![None; plan.buffers.len()];
     for value in &plan.values {
         if let Some(id) = value.buffer {
@@ -228,11 +228,16 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64) -> Vec<C
         let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|it| it.bytes).sum();
-            named.push(line(format!("smaller {}", words(category)), category, bytes, rest.len()));
+            named.push(line(
+                format!("smaller {}", words(category, trains_base)),
+                category,
+                bytes,
+                rest.len(),
+            ));
         }
     }
     for (category, (bytes, count)) in groups {
-        named.push(line(format!("all {}", words(category)), category, bytes as u64, count));
+        named.push(line(format!("all {}", words(category, trains_base)), category, bytes as u64, count));
     }
     let live = plan.persistent_bytes + plan.live_bytes(entry).get(step).copied().unwrap_or(0);
     named.push(Content {
@@ -251,9 +256,10 @@ fn line(name: String, category: Category, bytes: u64, count: usize) -> Content {
     Content { name, category: category.name().to_string(), bytes, count }
 }
 
-fn words(category: Category) -> &'static str {
+fn words(category: Category, trains_base: bool) -> &'static str {
     match category {
         Category::BaseWeights => "base weights",
+        Category::Adapters if trains_base => "trained weights",
         Category::Adapters => "adapters",
         Category::Gradients => "gradients",
         Category::Optimizer => "moments of the optimizer",

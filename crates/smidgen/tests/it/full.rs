@@ -50,6 +50,9 @@ fn every_tensor_is_trained_and_the_model_is_one_like_the_base() {
     assert!(ended.stderr.contains("full, all layers"), "{}", ended.stderr);
     assert!(ended.stderr.contains("  trained weights "), "{}", ended.stderr);
     assert!(ended.stderr.contains(", model in `"), "{}", ended.stderr);
+    let page = scratch.text("run/report.html");
+    assert!(page.contains(">trained weights<") && page.contains("all trained weights"));
+    assert!(!page.contains(">adapters<") && !page.contains("all adapters"));
     let base = model_of(&scratch, "model");
     assert_eq!(changed(&base, &model_of(&scratch, "run/model")).len(), base.len());
     assert_eq!(scratch.json("run/model/config.json"), scratch.json("model/config.json"));

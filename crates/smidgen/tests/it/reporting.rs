@@ -18,6 +18,7 @@ fn a_run_ends_with_its_page() {
     let scratch = Scratch::new();
     let ended = scratch.train("run", &["train.steps=8", "data.eval=data.jsonl", "train.eval_every=4"]);
     let page = scratch.text("run/report.html");
+    assert!(page.contains(">adapters<") && !page.contains("trained weights"));
     let plan = scratch.json("run/plan.json");
     let peak = plan["peak_bytes"].as_u64().unwrap();
     let place = plan["peak_at"].as_str().unwrap();

@@ -4,7 +4,6 @@
 
 use super::charts::percent;
 use super::escape::{escape, marked};
-use super::memory_timeline::words;
 use super::numbers::{duration, grouped, short};
 use crate::bytes::format_bytes;
 use crate::report::plan_facts::PlanFacts;
@@ -110,7 +109,7 @@ fn holders(plan: &PlanFacts) -> Card {
     let name = |row: &str| match (row, plan.policy.device.as_str()) {
         ("context", "cpu") => "the program itself".to_owned(),
         ("context", _) => "the driver".to_owned(),
-        (row, _) => words(row).to_owned(),
+        (row, _) => plan.words(row).to_owned(),
     };
     let answer = match rows.first() {
         Some((row, bytes)) => format!("{}, {:.0} %", name(row), part(*bytes)),

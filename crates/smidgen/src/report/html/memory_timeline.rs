@@ -18,14 +18,6 @@ const HEADROOM: f64 = 1.3;
 /// Rows of the table behind the picture.
 const TABLE_ROWS: usize = 24;
 
-/// Words for the rows of a plan.
-pub fn words(row: &str) -> &str {
-    match row {
-        "base_weights" => "base weights",
-        other => other,
-    }
-}
-
 pub fn render_memory(plan: &PlanFacts) -> String {
     let timeline = &plan.timeline;
     let drawn = match timeline.is_whole() {
@@ -34,7 +26,7 @@ pub fn render_memory(plan: &PlanFacts) -> String {
             "<p class=\"lead\">This plan was made by an earlier version, which kept no timeline.</p>".into()
         }
     };
-    format!("{drawn}<div class=\"pair\">{}{}</div>", render_rows(plan), render_contents(timeline))
+    format!("{drawn}<div class=\"pair\">{}{}</div>", render_rows(plan), render_contents(plan))
 }
 
 fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
@@ -54,6 +46,7 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         ROWS.iter().map(|row| (*row, timeline.bytes[*row].clone())).collect();
     let lasting: u64 = columns.iter().map(|(_, column)| column.iter().min().copied().unwrap_or(0)).sum();
     let whole = Picture {
+        plan,
         id: "timeline",
         title: "Memory of one step",
         caption,
@@ -78,6 +71,7 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         );
         let (id, title) = ("timeline-moving", "What comes and goes");
         text += &Picture {
+            plan,
             id,
             title,
             caption,
@@ -91,6 +85,7 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
 }
 
 struct Picture<'a> {
+    plan: &'a PlanFacts,
     id: &'a str,
     title: &'a str,
     caption: String,
@@ -117,8 +112,11 @@ impl Picture<'_> {
             over += &render_peak(timeline, (&x, &y), self.high, (peak, place));
         }
         over += &render_parts(timeline, &x);
-        let rows: Vec<_> =
-            self.columns.iter().map(|(row, column)| json!({"name": words(row), "bytes": column})).collect();
+        let rows: Vec<_> = self
+            .columns
+            .iter()
+            .map(|(row, column)| json!({"name": self.plan.words(row), "bytes": column}))
+            .collect();
         let data = json!({
             "kind": "stretches", "high": timeline.end_ms, "begin": timeline.begin_ms, "place": timeline.place,
             "rows": rows,
@@ -138,14 +136,19 @@ impl Picture<'_> {
 
     fn render_legend(&self) -> String {
         let shown = self.columns.iter().filter(|(_, column)| column.iter().any(|bytes| *bytes > 0));
-        let items: String =
-            shown.rev().map(|(row, _)| format!("<li class=\"{row}\">{}</li>", words(row))).collect();
+        let items: String = shown
+            .rev()
+            .map(|(row, _)| format!("<li class=\"{row}\">{}</li>", self.plan.words(row)))
+            .collect();
         format!("<ul class=\"legend\">{items}</ul>")
     }
 
     fn render_table(&self, timeline: &Timeline) -> String {
-        let headings: String =
-            self.columns.iter().map(|(row, _)| format!("<th scope=\"col\">{}</th>", words(row))).collect();
+        let headings: String = self
+            .columns
+            .iter()
+            .map(|(row, _)| format!("<th scope=\"col\">{}</th>", self.plan.words(row)))
+            .collect();
         let count = timeline.len();
         let mut chosen: Vec<usize> = match count {
             0..=TABLE_ROWS => (0..count).collect(),
@@ -260,7 +263,7 @@ fn render_rows(plan: &PlanFacts) -> String {
             rows,
             "<tr><th scope=\"row\"><i class=\"{row}\"></i>{}</th><td>{size}</td>\
              <td class=\"bar\"><b class=\"{row}\" style=\"width:{width}\"></b></td><td>{:.1} %</td></tr>",
-            words(row),
+            plan.words(row),
             100.0 * part
         )
         .expect("writing to a string");
@@ -277,7 +280,8 @@ fn render_rows(plan: &PlanFacts) -> String {
     )
 }
 
-fn render_contents(timeline: &Timeline) -> String {
+fn render_contents(plan: &PlanFacts) -> String {
+    let timeline = &plan.timeline;
     if timeline.contents.is_empty() {
         return String::new();
     }
@@ -290,7 +294,7 @@ fn render_contents(timeline: &Timeline) -> String {
         write!(
             rows,
             "<tr><th scope=\"row\"><i class=\"{category}\" title=\"{}\"></i>{name}{count}</th><td>{size}</td></tr>",
-            words(category)
+            plan.words(category)
         )
         .expect("writing to a string");
     }
