@@ -3,7 +3,7 @@
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
-use smidgen_runtime::cpu::heap::{Hoard, give_back_when_freed, map_program, program_bytes};
+use smidgen_runtime::cpu::heap::{Hoard, give_back_when_freed, map_program, program_file_bytes};
 use std::hint::black_box;
 
 const MIB: usize = 1 << 20;
@@ -69,5 +69,5 @@ fn freed_memory_goes_back_and_the_program_is_there() {
     assert!(size > 100 && resident < size, "{resident} of {size} KiB before");
     map_program();
     assert_eq!(program_kib(), (size, size));
-    assert_eq!(program_bytes(), size << 10);
+    assert_eq!(program_file_bytes(), size << 10);
 }

@@ -56,7 +56,7 @@ pub struct Planned {
 }
 
 /// What the program itself takes beside the arena, measured: its file, which is mapped as a whole, ...
-const PROGRAM_BYTES: u64 = 20_850_000;
+const FILE_BYTES: u64 = 20_850_000;
 /// ... what it uses of the system's libraries, and small buffers, ...
 const PROCESS_BYTES: u64 = 2_900_000;
 /// ... what a tokenizer leaves in the heap where rows are text, and of each thread that tokenized, ...
@@ -289,8 +289,8 @@ pub fn pinned_bytes(plan: &Plan) -> u64 {
 /// What the program takes beside the arena, without data.
 pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
     // A plan is the same for all builds of the program whose file is no larger; tests are larger, and allow for it.
-    let file_bytes = if cfg!(debug_assertions) { 0 } else { heap::program_bytes() as u64 };
-    PROGRAM_BYTES.max(file_bytes)
+    let file_bytes = if cfg!(debug_assertions) { 0 } else { heap::program_file_bytes() as u64 };
+    FILE_BYTES.max(file_bytes)
         + PROCESS_BYTES
         + threads as u64 * THREAD_BYTES
         + weights as u64 * WEIGHT_BYTES

@@ -70,7 +70,7 @@ pub fn map_program() {
 }
 
 /// Bytes of the program's own file that are mapped to be read; none where the system does not say.
-pub fn program_bytes() -> usize {
+pub fn program_file_bytes() -> usize {
     program_ranges().into_iter().map(|(_, bytes)| bytes).sum()
 }
 
