@@ -31,8 +31,11 @@ pub struct Demand {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Context {
     pub bytes: u64,
-    /// For every step of the plan: the plan itself has to be somewhere.
+    /// Whether the plan itself is there, ...
+    pub holds_plan: bool,
+    /// ... and for every step of it, and every value of a step: what the runtime makes of them.
     pub step_bytes: u64,
+    pub operand_bytes: u64,
     /// For every step of an entry point without transfers: a device's record of what it launches.
     pub recorded_step_bytes: u64,
     /// For those of them that multiply with a coded matrix beside it: they launch more.
@@ -52,7 +55,6 @@ pub struct Context {
 impl Context {
     pub fn bytes_for(&self, plan: &Plan) -> u64 {
         let count = |steps: &[Step]| steps.len() as u64;
-        let steps: u64 = plan.entries.iter().map(|entry| count(&entry.steps)).sum();
         let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
         let recorded = || plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
         let codes = recorded().flat_map(|entry| &entry.steps).filter(|step| step.cost.coded_operands > 0.0);
@@ -68,9 +70,20 @@ impl Context {
         let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
         let reserved = plan.reserved_bytes() as u64;
         let rounded_up = whole(reserved) - reserved;
-        let of_steps = self.step_bytes * steps + recorded_bytes;
+        let of_steps = self.plan_bytes(plan) + recorded_bytes;
         let of_tokens = self.token_bytes * plan.extent.tokens as u64;
         self.bytes + of_steps + of_tokens + spill_bytes + whole(tables) + rounded_up
+    }
+
+    /// The plan, and what the runtime makes of it.
+    fn plan_bytes(&self, plan: &Plan) -> u64 {
+        let own_bytes = if self.holds_plan { plan.own_bytes() as u64 } else { 0 };
+        // Its lists lie between what was freed while planning; measured.
+        let gaps = own_bytes / 12;
+        let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
+        let operands = |step: &Step| (step.inputs.len() + step.outputs.len() + step.updates.len()) as u64;
+        let of_step = |step: &Step| self.step_bytes + self.operand_bytes * operands(step);
+        own_bytes + gaps + steps.map(of_step).sum::<u64>()
     }
 }
 

@@ -35,7 +35,7 @@ use crate::train::trainer::{Ending, Outcome};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use smidgen_ir::DeviceKind;
 use smidgen_ir::text::render_plan;
-use smidgen_runtime::cpu::heap::give_back_when_freed;
+use smidgen_runtime::cpu::heap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -144,7 +144,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the command and prints what went wrong.
 pub fn run() -> ExitCode {
-    give_back_when_freed();
+    heap::begin();
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Plan(args) => plan(args, cli.quiet),

@@ -90,7 +90,7 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
         DeviceKind::Cuda => Spaces { host: bytes, disk, ..Spaces::default() },
     };
     let tensors = TensorSizes::of(job);
-    let program = |threads: usize| program_bytes(threads, tensors.count, 0);
+    let program = |threads: usize| program_bytes(threads, tensors.count);
     let factors = factor_bytes(&job.request);
     let blocks = (WORKERS * MergeOptions::default().block_bytes) as u64;
     // A model has nothing to be merged.

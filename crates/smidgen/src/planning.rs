@@ -27,10 +27,11 @@ use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,
     roomiest, solve,
 };
-use smidgen_ir::{DeviceKind, Extent, Plan, Storage};
+use smidgen_ir::{DeviceKind, Extent, Plan, Precision, Storage};
 use smidgen_runtime::cpu::heap::{self, Hoard};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
+use smidgen_runtime::device::{BoundStep, Operand};
 use std::collections::BTreeSet;
 
 /// A job and the plan it will run by.
@@ -55,19 +56,24 @@ pub struct Planned {
     pub life: Vec<LifePhase>,
 }
 
-/// What the program itself takes beside the arena, measured: its file, which is mapped as a whole, ...
-const FILE_BYTES: u64 = 20_850_000;
-/// ... what it uses of the system's libraries, and small buffers, ...
-const PROCESS_BYTES: u64 = 2_900_000;
+/// What the program takes beside the arena, measured: its files, which are mapped as a whole, where the system does not say
+/// how large they are, ...
+const FILES_BYTES: u64 = 24_000_000;
+/// ... small buffers, ...
+const PROCESS_BYTES: u64 = 465_000;
 /// ... what a tokenizer leaves in the heap where rows are text, and of each thread that tokenized, ...
 const TEXT_BYTES: u64 = 2_500_000;
 const TEXT_THREAD_BYTES: u64 = 300_000;
-/// ... each thread's stack and heap, ...
-const THREAD_BYTES: u64 = 110_000;
+/// ... each thread's stack and heap, and more of it where products are of f32, ...
+const THREAD_BYTES: u64 = 24_000;
+const F32_THREAD_BYTES: u64 = 6_000;
 /// ... each weight of the model, its names and places, ...
 const WEIGHT_BYTES: u64 = 2_300;
-/// ... and each step of the plan. Fitted to the release binary; `tests/it/memory.rs` allows a test build more.
-const STEP_BYTES: u64 = 1_280;
+/// ... what an allocator adds to the operands of a step, which are two lists, ...
+const STEP_LISTS_BYTES: u64 = 32;
+/// ... and the thread that writes to disk and reads from it. Fitted to the release binary; `tests/it/memory.rs` allows a
+/// test build more.
+const SPILL_BYTES: u64 = 60_000;
 /// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation, ...
 const RECORDED_STEP_BYTES: u64 = 3_500;
 /// ... and beside it of each that decodes a matrix: 18 MiB in all for one of 28 layers in 4 bits, computed again.
@@ -287,14 +293,11 @@ pub fn pinned_bytes(plan: &Plan) -> u64 {
 }
 
 /// What the program takes beside the arena, without data.
-pub fn program_bytes(threads: usize, weights: usize, steps: usize) -> u64 {
-    // A plan is the same for all builds of the program whose file is no larger; tests are larger, and allow for it.
-    let file_bytes = if cfg!(debug_assertions) { 0 } else { heap::program_file_bytes() as u64 };
-    FILE_BYTES.max(file_bytes)
-        + PROCESS_BYTES
-        + threads as u64 * THREAD_BYTES
-        + weights as u64 * WEIGHT_BYTES
-        + steps as u64 * STEP_BYTES
+pub fn program_bytes(threads: usize, weights: usize) -> u64 {
+    // Builds for tests are larger; they plan as the one that is shipped does, and their tests allow for it.
+    let mapped_bytes = if cfg!(debug_assertions) { 0 } else { heap::program_files_bytes() as u64 };
+    let files_bytes = if mapped_bytes == 0 { FILES_BYTES } else { mapped_bytes };
+    files_bytes + PROCESS_BYTES + threads as u64 * THREAD_BYTES + weights as u64 * WEIGHT_BYTES
 }
 
 /// What lies on the device beside the arena while training.
@@ -349,12 +352,16 @@ pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Con
         }
     }
     let model_out = if request.trained.is_empty() { 0 } else { MODEL_OUT_BYTES };
-    let bytes = program_bytes(request.threads, tensors.len(), 0) + loading + model_out + data_bytes;
+    let of_f32 = if request.precision == Precision::F32 { F32_THREAD_BYTES } else { 0 };
+    let program = program_bytes(request.threads, tensors.len()) + request.threads as u64 * of_f32;
+    let bytes = program + loading + model_out + data_bytes;
     Context {
         bytes,
-        step_bytes: STEP_BYTES,
+        holds_plan: true,
+        step_bytes: size_of::<BoundStep>() as u64 + STEP_LISTS_BYTES,
+        operand_bytes: size_of::<Operand>() as u64,
         token_bytes: MicroBatch::TOKEN_BYTES,
-        spill_bytes: THREAD_BYTES + at_once,
+        spill_bytes: SPILL_BYTES + at_once,
         spill_piece_bytes: (PIECE_BYTES as u64).saturating_sub(at_once),
         ..Context::default()
     }

@@ -136,7 +136,9 @@ pub fn optimizer() -> Optimizer {
 pub const fn process(bytes: u64, step_bytes: u64, spill_bytes: u64) -> Context {
     Context {
         bytes,
+        holds_plan: false,
         step_bytes,
+        operand_bytes: 0,
         recorded_step_bytes: 0,
         recorded_code_bytes: 0,
         token_bytes: 0,

@@ -52,12 +52,13 @@ impl Arena {
     /// Writes zeros everywhere, on all threads: every page is then ours.
     pub fn touch(&self) {
         let bytes = self.len();
-        run_tasks(bytes.div_ceil(TOUCH_BYTES), |piece| {
+        let touch = |piece| {
             let start = piece * TOUCH_BYTES;
             let length = TOUCH_BYTES.min(bytes - start);
             // SAFETY: pieces are disjoint and inside the block.
             unsafe { self.pointer(start, length).write_bytes(0, length) };
-        });
+        };
+        heap::with_large_pages(|| run_tasks(bytes.div_ceil(TOUCH_BYTES), touch));
     }
 
     pub fn len(&self) -> usize {

@@ -1,15 +1,54 @@
 //! What of the process is resident beside the reservation, which plans count too: freed heap goes back to the system, and
-//! the program's own file is mapped as a whole.
+//! the program's own files, itself and the libraries it is linked with, are mapped as a whole.
 //!
 //! The GNU allocator keeps freed memory, by default the more the larger the blocks that were freed before, at the end of
 //! every thread's arena, and of other threads nothing gets it back later. So its thresholds are set to what they begin
 //! with, for all of the program's life. Planning is the exception: it makes and frees graphs in one thread.
 //! Left out: other allocators, which are left as they are.
 
-/// Sets the allocator so that freed memory goes back. For the start of a program.
-pub fn give_back_when_freed() {
+use std::sync::OnceLock;
+
+/// Sets the allocator so that freed memory goes back, takes note of the program's own files, and wants no large pages: a
+/// heap of them would be larger than what is in it. For the start of a program.
+pub fn begin() {
+    program_ranges();
     set_thresholds(USUAL_BYTES, USUAL_BYTES);
+    set_large_pages(false);
 }
+
+/// Does what takes memory that large pages are good for.
+pub fn with_large_pages<T>(work: impl FnOnce() -> T) -> T {
+    let were_off = !has_large_pages();
+    if were_off {
+        set_large_pages(true);
+    }
+    let result = work();
+    if were_off {
+        set_large_pages(false);
+    }
+    result
+}
+
+/// Whether this process may have large pages where the system has them.
+#[cfg(target_os = "linux")]
+pub fn has_large_pages() -> bool {
+    // SAFETY: only asks.
+    unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0 }
+}
+
+#[cfg(target_os = "linux")]
+fn set_large_pages(are_wanted: bool) {
+    // SAFETY: the setting changes how memory is taken, not what is in it; its refusal is left as it is.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, libc::c_ulong::from(!are_wanted), 0, 0, 0) };
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn has_large_pages() -> bool {
+    true
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_large_pages(_: bool) {}
 
 /// What the allocator begins with: larger blocks are mapped by themselves, and more at the end of an arena goes back.
 const USUAL_BYTES: i32 = 128 << 10;
@@ -30,7 +69,7 @@ impl Hoard {
 
 impl Drop for Hoard {
     fn drop(&mut self) {
-        give_back_when_freed();
+        set_thresholds(USUAL_BYTES, USUAL_BYTES);
         // What is free at the end of this thread's arena goes back when the next large block is freed.
         drop(std::hint::black_box(Vec::<u8>::with_capacity(USUAL_BYTES as usize * 3 / 4)));
         give_back();
@@ -58,43 +97,61 @@ pub fn give_back() {
     };
 }
 
-/// Maps every page of the program's own file: what of it is resident then follows neither from what was run so far nor
-/// from the pieces in which the system happens to keep the file.
+/// Maps every page of the program's own files: what of them is resident then follows neither from what was run so far nor
+/// from where the system put them and in which pieces it keeps them.
 pub fn map_program() {
     #[cfg(target_os = "linux")]
-    for (start, bytes) in program_ranges() {
+    for &(start, bytes) in program_ranges() {
         // SAFETY: the range is mapped and readable, and pages that are brought in keep their content. A system that does
         // not know the advice brings them in as they are needed.
         unsafe { libc::madvise(start as *mut libc::c_void, bytes, libc::MADV_POPULATE_READ) };
     }
 }
 
-/// Bytes of the program's own file that are mapped to be read; none where the system does not say.
-pub fn program_file_bytes() -> usize {
-    program_ranges().into_iter().map(|(_, bytes)| bytes).sum()
+/// Bytes of the program's own files that are mapped to be read; none where the system does not say.
+pub fn program_files_bytes() -> usize {
+    program_ranges().iter().map(|(_, bytes)| bytes).sum()
 }
 
-fn program_ranges() -> Vec<(usize, usize)> {
-    let maps = std::fs::read_to_string("/proc/self/maps");
-    let (Ok(maps), Ok(program)) = (maps, std::fs::read_link("/proc/self/exe")) else { return vec![] };
-    maps.lines().filter_map(|line| program_range(line, program.to_str()?)).collect()
+/// Start and length of what is mapped of the program and of the libraries that it began with. The first to ask should be
+/// the start of the program: libraries that are loaded later, such as a driver's, are not its own.
+fn program_ranges() -> &'static [(usize, usize)] {
+    static RANGES: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
+    RANGES.get_or_init(|| code_ranges(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default()))
 }
 
-/// Start and length of a line of `/proc/self/maps`, if it is of the program's file.
-fn program_range(line: &str, program: &str) -> Option<(usize, usize)> {
-    // Range, permissions, offset, device and number of the file, then its path, which may have spaces.
-    let mut path = line;
-    for _ in 0..5 {
-        path = path.trim_start().split_once(' ')?.1;
+/// The readable ranges of all files that code is run from, of the lines of `/proc/self/maps`.
+fn code_ranges(maps: &str) -> Vec<(usize, usize)> {
+    let files: Vec<MappedFile<'_>> = maps.lines().filter_map(MappedFile::parse).collect();
+    let is_code = |path| files.iter().any(|file| file.path == path && file.permissions.contains('x'));
+    let readable = files.iter().filter(|file| file.permissions.starts_with('r') && is_code(file.path));
+    readable.map(|file| (file.start, file.bytes)).collect()
+}
+
+struct MappedFile<'a> {
+    start: usize,
+    bytes: usize,
+    permissions: &'a str,
+    path: &'a str,
+}
+
+impl MappedFile<'_> {
+    /// Range, permissions, offset, device and number of the file, then its path, which may have spaces.
+    fn parse(line: &str) -> Option<MappedFile<'_>> {
+        let mut rest = line;
+        let mut word = || {
+            let (word, after) = rest.trim_start().split_once(' ')?;
+            rest = after;
+            Some(word)
+        };
+        let [range, permissions, ..] = [word()?, word()?, word()?, word()?, word()?];
+        let path = rest.trim_start();
+        let (start, end) = range.split_once('-')?;
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16));
+        let (start, end) = (start.ok()?, end.ok()?);
+        let bytes = end.checked_sub(start)?;
+        path.starts_with('/').then_some(MappedFile { start, bytes, permissions, path })
     }
-    let (range, permissions) = line.split_once(' ')?;
-    if !permissions.starts_with('r') || path.trim_start() != program {
-        return None;
-    }
-    let (start, end) = range.split_once('-')?;
-    let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16));
-    let (start, end) = (start.ok()?, end.ok()?);
-    Some((start, end.checked_sub(start)?))
 }
 
 #[cfg(test)]
@@ -102,12 +159,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_programs_file_are_found() {
-        let line = "5586c2a00000-5586c2b00000 r-xp 00100000 fe:00 42                 /bin/smid gen";
-        assert_eq!(program_range(line, "/bin/smid gen"), Some((0x5586_c2a0_0000, 1 << 20)));
-        assert_eq!(program_range(line, "gen"), None);
-        assert_eq!(program_range(line, "/bin/smidgen"), None);
-        assert_eq!(program_range(&line.replace("r-xp", "---p"), "/bin/smid gen"), None);
-        assert_eq!(program_range("nonsense", "/bin/smid gen"), None);
+    fn files_with_code_are_the_programs_own() {
+        let maps = "\
+1000-3000 r--p 00000000 fe:00 42                         /bin/smid gen
+3000-7000 r-xp 00002000 fe:00 42                         /bin/smid gen
+7000-8000 ---p 00006000 fe:00 42                         /bin/smid gen
+8000-9000 rw-p 00006000 fe:00 42                         /bin/smid gen
+9000-a000 rw-p 00000000 00:00 0 
+a000-b000 rw-p 00000000 00:00 0                          [heap]
+b000-f000 r--p 00000000 fe:00 43                         /data/model.safetensors
+f000-10000 r-xp 00000000 fe:00 44                        /lib/libm.so.6
+10000-11000 r-xp 00000000 00:00 0                        [vdso]
+nonsense
+";
+        let own = [(0x1000, 0x2000), (0x3000, 0x4000), (0x8000, 0x1000), (0xf000, 0x1000)];
+        assert_eq!(code_ranges(maps), own);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// Bytes that pass through host memory at a time where a value is filled.
-pub const PIECE_BYTES: usize = 1 << 20;
+pub const PIECE_BYTES: usize = 128 << 10;
 
 /// The file without its thread.
 #[derive(Debug)]

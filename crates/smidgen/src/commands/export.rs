@@ -187,7 +187,7 @@ fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
         "folded": exported.folded,
         "types": types,
         "written": tally(&total(exported)),
-        "planned_bytes": program_bytes(1, exported.base_tensors, 0) + exported.memory_bytes,
+        "planned_bytes": program_bytes(1, exported.base_tensors) + exported.memory_bytes,
         "measured_bytes": read_rss().map(|memory| memory.peak_bytes),
         "notes": exported.notes,
     })

@@ -194,7 +194,7 @@ impl Report<'_> {
             "copied": tally(merged.copied),
             "written": tally(self.total()),
             "memory_bytes": merged.memory_bytes,
-            "planned_bytes": program_bytes(WORKERS, merged.base_tensors, 0) + merged.memory_bytes,
+            "planned_bytes": program_bytes(WORKERS, merged.base_tensors) + merged.memory_bytes,
             "measured_bytes": self.measured_bytes,
             "logits_difference": difference,
             "notes": merged.notes,

@@ -37,7 +37,7 @@ pub const LONGEST_BY_ITSELF: usize = 4096;
 /// Tokens of a prompt that are read at the same time where nothing else is said.
 pub const DEFAULT_NEW_TOKENS: usize = 256;
 /// The shortest context that is offered.
-const SHORTEST: usize = 16;
+pub const SHORTEST: usize = 16;
 /// A tokenizer's memory, measured: each token of the vocabulary with its merges.
 pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
 /// What templates, arguments and the terminal take beside that.

@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::generate::beam::BeamSettings;
+use crate::generate::memory::SHORTEST;
 use crate::generate::sampler::most_likely;
 use crate::job::JobBudget;
 use crate::logits::LogitsRun;
@@ -211,14 +212,21 @@ fn what_does_not_fit_is_refused_with_what_would() {
         Session::open(&opening, opening.open_device().unwrap(), |_| Ok(()))
             .map(|session| (session.planned_bytes(), session.shape().positions))
     };
-    let (whole, longest) = opening(None, 1 << 30).unwrap();
-    let refused = opening(Some(longest), whole - 1).unwrap_err();
+    let (mut whole, longest) = opening(None, 1 << 30).unwrap();
+    // Weights go to disk before the context is cut.
+    let refused = loop {
+        match opening(Some(longest), whole - 1) {
+            Ok((less, _)) => whole = less,
+            Err(refused) => break refused,
+        }
+    };
     let hint = &refused.hints[0];
     let offered: usize = hint.trim_start_matches("`--context ").split('`').next().unwrap().parse().unwrap();
     let (bytes, context) = opening(Some(offered), whole - 1).unwrap();
     assert!(bytes < whole && context == offered && offered < longest, "{hint}");
     assert!(opening(Some(offered + 8), bytes).is_err(), "the offer is the longest");
-    assert_eq!(opening(None, whole - 1).unwrap().1, offered, "left open, it is what fits");
+    let (bytes, open) = opening(None, whole - 1).unwrap();
+    assert!(bytes < whole && (SHORTEST..=offered).contains(&open), "left open, weights stay: {open}");
     assert!(opening(None, 1 << 20).unwrap_err().hints[0].starts_with("no context fits"));
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
 }

@@ -108,8 +108,9 @@ fn measure_cuda(
         Place::Cuda { context_bytes, .. } => *context_bytes,
         Place::Cpu | Place::Elsewhere { .. } => None,
     };
+    // Attention comes to its full rate in long samples only, and only there it takes much of the time.
     let (large, small) = match (effort, is_roomy) {
-        (Effort::Usual, true) => ((4, 2048), (1, 1024)),
+        (Effort::Usual, true) => ((1, 8192), (1, 1024)),
         (Effort::Usual, false) => ((1, 2048), (1, 512)),
         (Effort::Little, _) => ((1, 512), (1, 256)),
     };
