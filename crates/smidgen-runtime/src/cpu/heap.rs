@@ -7,25 +7,30 @@
 //! Left out: other allocators, which are left as they are.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Sets the allocator so that freed memory goes back, takes note of the program's own files, and wants no large pages: a
 /// heap of them would be larger than what is in it. For the start of a program.
 pub fn begin() {
     program_ranges();
     set_thresholds(USUAL_BYTES, USUAL_BYTES);
-    set_large_pages(false);
+    if has_large_pages() {
+        set_large_pages(false);
+        ARE_OFF_BY_US.store(true, Ordering::Relaxed);
+    }
 }
+
+/// Large pages are not ours to have where whoever started the program turned them off.
+static ARE_OFF_BY_US: AtomicBool = AtomicBool::new(false);
 
 /// Does what takes memory that large pages are good for.
 pub fn with_large_pages<T>(work: impl FnOnce() -> T) -> T {
-    let were_off = !has_large_pages();
-    if were_off {
-        set_large_pages(true);
+    if !ARE_OFF_BY_US.load(Ordering::Relaxed) {
+        return work();
     }
+    set_large_pages(true);
     let result = work();
-    if were_off {
-        set_large_pages(false);
-    }
+    set_large_pages(false);
     result
 }
 
