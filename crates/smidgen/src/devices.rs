@@ -90,7 +90,7 @@ impl Place {
     /// What the driver's context with our kernels and cuBLASLt takes of a GPU: measured with a margin for what grows
     /// at the first launches, or what was seen elsewhere.
     pub fn gpu_context_bytes(&self) -> u64 {
-        const GROWTH_BYTES: u64 = 3 << 20;
+        const GROWTH_BYTES: u64 = 3_000_000;
         const SEEN_BYTES: u64 = 536 << 20;
         match self {
             Place::Cuda { context_bytes: Some(bytes), .. }
