@@ -297,36 +297,9 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     // The shortest step does next to nothing.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
-    let products = |times: &Times, is_counted: fn(&Cost) -> bool| -> (f64, Cost) {
-        let steps: Vec<Timed> =
-            of(times, Work::Product).into_iter().filter(|step| is_counted(&step.cost)).collect();
-        let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
-        (seconds, steps.iter().map(|step| step.cost).sum())
-    };
-    let (flop_s, bf16_flop_s, plain_operand_s, coded_operand_s) = match lays_out {
-        true => {
-            let of_code = |times: &Times| {
-                let (seconds, cost) = products(times, |cost| cost.coded_operands > 0.0);
-                (seconds, cost.flops, cost.coded_operands)
-            };
-            let (flop_s, coded_operand_s) = two_rates(of_code(&coded.large), of_code(&coded.small));
-            let of_bf16 = |times: &Times| {
-                let (seconds, cost) = products(times, |_| true);
-                let others_s = flop_s * (cost.flops - cost.bf16_flops);
-                // Noise must not leave less than nothing.
-                ((seconds - others_s).max(0.1 * seconds), cost.bf16_flops, cost.plain_operands)
-            };
-            let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(large), of_bf16(small));
-            (flop_s, bf16_flop_s, plain_operand_s, coded_operand_s)
-        }
-        false => {
-            let (large_s, of_large) = products(large, |_| true);
-            let [(small_s, _), (coded_s, of_coded)] =
-                [small, &coded.small].map(|times| products(times, |_| true));
-            let coded_operand_s = (coded_s - small_s) / of_coded.coded_operands.max(1.0);
-            let flop_s = large_s / of_large.flops;
-            (flop_s, flop_s, 0.0, coded_operand_s.max(0.0))
-        }
+    let ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = match lays_out {
+        true => products_laid_out(plain, coded, step_s),
+        false => products_as_they_lie(plain, coded, step_s),
     };
     let rates = Rates {
         product_flops_per_s: 1.0 / flop_s,
@@ -345,6 +318,49 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     let whole_s: f64 = wholes.iter().map(|times| times.whole_s).sum();
     // Farther from 1 it is a disturbance, not a property of the device.
     slower(&rates, (whole_s / predicted_s).clamp(0.7, 1.4))
+}
+
+/// Seconds that products take, for each operation and each element of a matrix.
+struct ProductTimes {
+    flop_s: f64,
+    bf16_flop_s: f64,
+    plain_operand_s: f64,
+    coded_operand_s: f64,
+}
+
+/// On a device that lays matrices out before it multiplies by them: that is what few tokens take beyond their share.
+fn products_laid_out(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
+    let of_code = |times: &Times| {
+        let (seconds, cost) = products(times, step_s, |cost| cost.coded_operands > 0.0);
+        (seconds, cost.flops, cost.coded_operands)
+    };
+    let (flop_s, coded_operand_s) = two_rates(of_code(&coded.large), of_code(&coded.small));
+    let of_bf16 = |times: &Times| {
+        let (seconds, cost) = products(times, step_s, |_| true);
+        let others_s = flop_s * (cost.flops - cost.bf16_flops);
+        // Noise must not leave less than nothing.
+        ((seconds - others_s).max(0.1 * seconds), cost.bf16_flops, cost.plain_operands)
+    };
+    let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(&plain.large), of_bf16(&plain.small));
+    ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s }
+}
+
+/// On a device that multiplies by matrices as they lie: only codes take time of their own, which shows beside the same
+/// decoder without them.
+fn products_as_they_lie(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
+    let [(large_s, of_large), (small_s, _), (coded_s, of_coded)] =
+        [&plain.large, &plain.small, &coded.small].map(|times| products(times, step_s, |_| true));
+    let flop_s = large_s / of_large.flops;
+    let coded_operand_s = ((coded_s - small_s) / of_coded.coded_operands.max(1.0)).max(0.0);
+    ProductTimes { flop_s, bf16_flop_s: flop_s, plain_operand_s: 0.0, coded_operand_s }
+}
+
+/// Seconds of the products that count, without what any step takes, and their work.
+fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, Cost) {
+    let of_products = times.micro_step.iter().filter(|step| work_of(&step.op) == Work::Product);
+    let steps: Vec<&Timed> = of_products.filter(|step| is_counted(&step.cost)).collect();
+    let seconds = steps.iter().map(|step| step.seconds - step_s).sum();
+    (seconds, steps.iter().map(|step| step.cost).sum())
 }
 
 /// The rates with what a step takes at least where steps follow each other, from a decoder whose steps do little else.
