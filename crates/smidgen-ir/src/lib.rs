@@ -8,16 +8,20 @@
 #![forbid(unsafe_code)]
 
 pub mod by_value;
+pub mod bytes;
 pub mod cost;
 pub mod graph;
+pub mod grouped_digits;
 pub mod op;
 mod op_shapes;
 pub mod plan;
+pub mod quant;
 pub mod rope;
 pub mod shape;
 pub mod storage;
 pub mod text;
 pub mod verify;
+pub mod words;
 pub mod workspace;
 pub mod workspace_cuda;
 

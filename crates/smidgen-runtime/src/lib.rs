@@ -9,7 +9,6 @@ pub mod cuda;
 pub mod device;
 pub mod executor;
 pub mod null;
-pub mod quant;
 
 pub use any::AnyDevice;
 pub use cpu::Cpu;

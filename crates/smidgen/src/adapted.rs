@@ -4,14 +4,10 @@
 //! is taken in the storage in which it lies, so that the logits are those of training on it.
 //! Left out: LS-LoRA's regularization and whatever else only training needs.
 
-use crate::bytes::format_bytes;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::{AdapterFile, Bias, StoredKind, read_modules};
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{build_storage, check_weights};
 use crate::logits::LogitsRun;
-use crate::recipe::BaseFormat;
 use crate::train::adapters::read_adapter;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
@@ -19,7 +15,11 @@ use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
 };
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
+use smidgen_recipe::BaseFormat;
 
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {

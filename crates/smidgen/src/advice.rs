@@ -3,14 +3,14 @@
 //! Choices that were pinned come first, since letting them go changes no result; then what does change results, and
 //! says so. The same searches answer `smidgen fit`.
 
-use crate::bytes::format_bytes;
 use crate::job::{self, Job};
 use crate::planning::{DemandShape, Terms};
-use crate::recipe::{BaseFormat, Layers, MicroTokens};
 use crate::trained_choice::{train_in_f32, with_last_layers};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Extent, Storage};
+use smidgen_recipe::{BaseFormat, Layers, MicroTokens};
 use std::collections::HashMap;
 
 /// The smallest changes that would fit, each planned with the rest of the recipe as it is.

@@ -4,8 +4,8 @@
 //! computes in f32. Units form their sums in different orders, in bf16 and in f32, so a checkpoint keeps the name of
 //! what computed it, and a run that continues elsewhere can say that its results are equal within rounding only.
 
-use crate::recipe::Compute;
 use smidgen_ir::{DeviceKind, Precision};
+use smidgen_recipe::Compute;
 use smidgen_runtime::cpu::bf16_unit::{Bf16Unit, F32Unit};
 
 /// What multiplies.

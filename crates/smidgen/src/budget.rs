@@ -3,13 +3,13 @@
 //!
 //! Left out: how free memory is read (`host.rs`, `cgroup.rs`) and when it is looked at again (`train/adapt.rs`).
 
-use crate::bytes::format_bytes;
 use crate::devices::Place;
 use crate::failure::Failure;
 use crate::host::HostRam;
 use crate::job::JobBudget;
-use crate::recipe::{Budget, Recipe};
 use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::{Budget, Recipe};
 
 /// On a GPU: for a display, or another program that wakes up.
 const GPU_RESERVE_BYTES: u64 = 256 << 20;
@@ -76,7 +76,7 @@ pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::read_recipe;
+    use smidgen_recipe::read_recipe;
 
     fn recipe(budget: &str) -> Recipe {
         let folder = tempfile::tempdir().unwrap();

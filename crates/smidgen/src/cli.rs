@@ -4,8 +4,6 @@
 //! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
 use crate::arithmetic::Arithmetic;
-use crate::bytes::format_bytes;
-use crate::checkpoint::peft::AdapterFile;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{
     bench, completions, dash, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
@@ -15,9 +13,6 @@ use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Data, Job, Purpose};
 use crate::planning::{Planned, plan_job, plan_job_as_before};
-use crate::recipe::{
-    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
-};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_facts::PlanFacts;
@@ -33,8 +28,13 @@ use crate::train::resume::{self, Start};
 use crate::train::run_dir::{Product, RunDir};
 use crate::train::trainer::{Ending, Outcome};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
+use smidgen_recipe::{
+    AdapterKind, ReadRecipeError, Recipe, RecipeSource, parse_recipe, read_recipe_source, render_job,
+};
 use smidgen_runtime::cpu::heap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -7,8 +7,8 @@
 use crate::arithmetic::Arithmetic;
 use crate::failure::Failure;
 use crate::hub::environment;
-use crate::recipe::DeviceChoice;
 use smidgen_ir::DeviceKind;
+use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
 use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 

@@ -6,33 +6,35 @@
 use crate::adapted::read_decoder;
 use crate::arithmetic::Arithmetic;
 use crate::budget::{budget_within, free_budget, refuse_above_machine};
-use crate::bytes::format_bytes;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::ModulePattern;
-use crate::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
-use crate::data::format::FormatError;
-use crate::data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepare_set};
-use crate::data::source::find_files;
-use crate::data::token_row::TokensError;
-use crate::data::tokens::{self, TokenLimits, TokenSet};
 use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
 use crate::host;
+use crate::hub::environment::own_cache;
 use crate::hub::{self, Access, Located, Want};
 use crate::profiles::{self, ChosenProfile};
-use crate::recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer, Overflow,
-    Recipe, RecipePath,
-};
-use crate::tokenizer::TokenizerError;
 use crate::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
+use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use smidgen_data::format::FormatError;
+use smidgen_data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepare_set};
+use smidgen_data::source::find_files;
+use smidgen_data::template::TemplateChoice;
+use smidgen_data::token_row::TokensError;
+use smidgen_data::tokens::{self, TokenLimits, TokenSet};
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::ModulePattern;
+use smidgen_formats::tokenizer::TokenizerError;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, Code4, DType, DeviceKind, Extent, Shape, Storage, Workload};
+use smidgen_recipe::{
+    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer, Overflow,
+    Recipe, RecipePath, Template,
+};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -544,7 +546,16 @@ pub fn read_set(
 ) -> Result<Prepared, ReadData> {
     let files = data_files(paths, key).map_err(ReadData::Absent)?;
     let limits = token_limits(recipe, request);
-    let options = PrepareOptions { data: &recipe.data, limits, threads: request.threads, quiet };
+    let (template, cache) = (template_choice(&recipe.data.template), own_cache().ok());
+    let options = PrepareOptions {
+        format: recipe.data.format,
+        template: &template,
+        loss_on: recipe.data.loss_on,
+        limits,
+        cache: cache.as_deref(),
+        threads: request.threads,
+        quiet,
+    };
     prepare_set(&files, model, options).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let failure = match &error {
@@ -560,6 +571,14 @@ pub fn read_set(
         let failure = with_hint(failure, error.hint());
         if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
     })
+}
+
+pub fn template_choice(template: &Template) -> TemplateChoice {
+    match template {
+        Template::Auto => TemplateChoice::Auto,
+        Template::Named(name) => TemplateChoice::Named(name.clone()),
+        Template::File(path) => TemplateChoice::File(path.resolved.clone()),
+    }
 }
 
 /// The files that a key names.

@@ -1,11 +1,11 @@
 //! How weights will lie for each `model.base` on each kind of model, and checkpoints that do not fit their config.
 
 use super::*;
-use crate::checkpoint::four_bit::{Part, file_of, part, parts_of_file};
-use crate::recipe::ClosedWord;
+use crate::four_bit::{Part, file_of, part, parts_of_file};
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use smidgen_ir::Block;
+use smidgen_recipe::ClosedWord;
 use std::path::Path;
 
 const BASES: [BaseFormat; 7] = [

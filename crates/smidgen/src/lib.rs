@@ -10,12 +10,9 @@ pub mod advice;
 pub mod arithmetic;
 pub mod bench;
 pub mod budget;
-pub mod bytes;
 pub mod cgroup;
-pub mod checkpoint;
 pub mod cli;
 pub mod commands;
-pub mod data;
 pub mod devices;
 pub mod doctor;
 pub mod eval;
@@ -24,7 +21,6 @@ pub mod failure;
 pub mod generate;
 pub mod host;
 pub mod hub;
-pub mod import;
 pub mod job;
 pub mod life;
 pub mod logits;
@@ -32,8 +28,10 @@ pub mod merge;
 pub mod planning;
 pub mod processes;
 pub mod profiles;
-pub mod recipe;
 pub mod report;
-pub mod tokenizer;
 pub mod train;
 pub mod trained_choice;
+
+#[cfg(test)]
+#[path = "../../smidgen-formats/tests/four_bit/mod.rs"]
+pub(crate) mod four_bit;

@@ -11,12 +11,12 @@ use crate::job::{Data, Job, JobBudget};
 use crate::merge::MergeOptions;
 use crate::merge::write::WORKERS;
 use crate::planning::{pinned_bytes, process_context, program_bytes};
-use crate::recipe::Length;
 use crate::train::disk::Footprint;
 use crate::train::trained_weights::written_storage;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
 use smidgen_ir::{DType, DeviceKind, Extent, Storage};
+use smidgen_recipe::Length;
 
 /// Bytes of each kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,11 +4,11 @@
 //! compare with other implementations, comes from here.
 //! Left out: a cache of keys and values; every call computes the whole sequence.
 
-use crate::checkpoint::model::Model;
 use crate::failure::Failure;
 use crate::train::weights::{leaf, load_weights};
 use smidgen_compile::forward::{input, state};
 use smidgen_compile::{Request, compile_logits};
+use smidgen_formats::model::Model;
 use smidgen_ir::{Entry, Extent};
 use smidgen_runtime::{Cpu, Executor};
 

@@ -6,11 +6,6 @@
 
 use crate::advice::advise;
 use crate::arithmetic::Arithmetic;
-use crate::bytes::format_bytes;
-use crate::checkpoint::model::Model;
-use crate::data::format::RowFormat;
-use crate::data::micro_batch::{MicroBatch, largest_micro_batch};
-use crate::data::tokens::TokenSet;
 use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
@@ -18,7 +13,6 @@ use crate::host;
 use crate::job::{Data, Job, Purpose, Rows};
 use crate::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::profiles::ChosenProfile;
-use crate::recipe::{self, Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use crate::train::disk;
 use crate::train::trained_weights::{save_scratch_bytes, written_storage};
 use crate::train::weights::{at_once_bytes, load_scratch_bytes};
@@ -27,7 +21,13 @@ use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,
     roomiest, solve,
 };
+use smidgen_data::format::RowFormat;
+use smidgen_data::micro_batch::{MicroBatch, largest_micro_batch};
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::model::Model;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, Plan, Precision, Storage};
+use smidgen_recipe::{Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
 use smidgen_runtime::cpu::heap::{self, Hoard};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
@@ -370,11 +370,11 @@ pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Con
 /// What the run may take: the device's budget, and what pinned memory or the disk can hold beside it.
 fn budget(job: &Job) -> Budget {
     let elsewhere = match (job.request.device, job.recipe.memory.host_budget) {
-        (DeviceKind::Cuda, recipe::Budget::Bytes(bytes)) => Some(bytes),
+        (DeviceKind::Cuda, smidgen_recipe::Budget::Bytes(bytes)) => Some(bytes),
         // A plan may be for another machine.
         _ if job.purpose != Purpose::Train => None,
         (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
-        (DeviceKind::Cuda, recipe::Budget::Auto) => host::free_memory_bytes(),
+        (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
     };
     Budget { device_bytes: job.budget.bytes, elsewhere_bytes: elsewhere.unwrap_or(u64::MAX) }
 }

@@ -5,10 +5,10 @@
 
 use crate::failure::Failure;
 use crate::job::{Job, build_storage};
-use crate::recipe::{Layers, Recipe, Targets};
 use smidgen_compile::adapter;
 use smidgen_compile::{DecoderSpec, Request};
 use smidgen_ir::Storage;
+use smidgen_recipe::{Layers, Recipe, Targets};
 use std::collections::{BTreeSet, HashMap};
 
 /// The tensors of the base that are trained.

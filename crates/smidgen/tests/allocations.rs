@@ -6,18 +6,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
-use smidgen::data::token_row::read_token_set;
-use smidgen::data::tokens::{Overflow, TokenLimits};
 use smidgen::job::{Data, Job, Purpose};
 use smidgen::planning::plan_job;
-use smidgen::recipe::read_recipe;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::progress::Progress;
 use smidgen::train::resume::Start;
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{RunPolicy, Trainer};
+use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use smidgen_data::token_row::read_token_set;
+use smidgen_data::tokens::{Overflow, TokenLimits};
+use smidgen_recipe::read_recipe;
 use smidgen_runtime::Cpu;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write;

@@ -13,14 +13,14 @@ use std::path::Path;
 
 use mutation::{allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
-use smidgen::checkpoint::folder::ModelFolder;
-use smidgen::checkpoint::gguf::GgufFile;
-use smidgen::checkpoint::gguf::model::GgufModel;
-use smidgen::checkpoint::gguf::value::{Array, Metadata, Value};
-use smidgen::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
-use smidgen::checkpoint::peft::{AdapterConfig, AdapterFile, AdapterKey};
-use smidgen::checkpoint::safetensors::SafetensorsFile;
-use smidgen::tokenizer::Tokenizer;
+use smidgen_formats::folder::ModelFolder;
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::gguf::model::GgufModel;
+use smidgen_formats::gguf::value::{Array, Metadata, Value};
+use smidgen_formats::gguf::write::{GgufTensorSpec, write_gguf};
+use smidgen_formats::peft::{AdapterConfig, AdapterFile, AdapterKey};
+use smidgen_formats::safetensors::SafetensorsFile;
+use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_ir::{Block, DType, Storage};
 
 fn with_prefix(json: &str, data: &[u8]) -> Vec<u8> {

@@ -9,7 +9,6 @@
 
 use smidgen::job::{Data, Job, Purpose};
 use smidgen::planning::plan_job;
-use smidgen::recipe::read_recipe;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::progress::Progress;
@@ -17,6 +16,7 @@ use smidgen::train::resume::{Start, adopt_products, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{Ending, RunPolicy, Trainer};
 use smidgen_ir::{Extent, Op, Precision, Space};
+use smidgen_recipe::read_recipe;
 use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, READ_SLOTS, Reservation};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::path::{Path, PathBuf};

@@ -7,7 +7,6 @@
 
 use smidgen::job::{Data, Job, Purpose};
 use smidgen::planning::plan_job;
-use smidgen::recipe::read_recipe;
 use smidgen::train::course::{Course, Went};
 use smidgen::train::free_memory::FreeMemory;
 use smidgen::train::interrupt::Interrupt;
@@ -17,6 +16,7 @@ use smidgen::train::resume::{Start, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{Ending, RunPolicy, Trainer};
 use smidgen_ir::{Extent, Op};
+use smidgen_recipe::read_recipe;
 use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, Reservation};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::cell::{Cell, RefCell};

@@ -6,17 +6,17 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
-use smidgen::checkpoint::peft::AdapterKey;
-use smidgen::checkpoint::safetensors::SafetensorsFile;
-use smidgen::data::micro_batch::MicroBatch;
 use smidgen::job::{Data, Job, Purpose, Rows};
 use smidgen::logits::LogitsRun;
-use smidgen::recipe::{RecipeSource, parse_recipe};
 use smidgen::train::adapters::AdapterPlace;
 use smidgen::train::feed::Feed;
 use smidgen::train::{adapters, weights};
 use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
+use smidgen_data::micro_batch::MicroBatch;
+use smidgen_formats::peft::AdapterKey;
+use smidgen_formats::safetensors::SafetensorsFile;
 use smidgen_ir::{DeviceKind, Entry, Extent, ValueId, ValueRole};
+use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::{AnyDevice, Executor};
 use std::path::{Path, PathBuf};
 

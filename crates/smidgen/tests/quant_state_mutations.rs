@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../smidgen-formats/tests/four_bit/mod.rs"]
 mod four_bit;
 mod mutation;
 
@@ -14,10 +15,10 @@ use mutation::json::{Change, change, changed};
 use mutation::{Mutation, allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use serde_json::json;
-use smidgen::checkpoint::model::Model;
-use smidgen::checkpoint::weight::{Weight, WeightRows};
+use smidgen_formats::model::Model;
+use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_ir::Code4;
-use smidgen_runtime::quant;
+use smidgen_ir::quant;
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;

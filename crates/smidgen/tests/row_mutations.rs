@@ -9,9 +9,9 @@ mod mutation;
 
 use mutation::{cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
-use smidgen::data::format::{RowFormat, example_of, recognize};
-use smidgen::data::source::{SourceError, read_json_rows};
-use smidgen::recipe::DataFormat;
+use smidgen_data::format::{RowFormat, example_of, recognize};
+use smidgen_data::source::{SourceError, read_json_rows};
+use smidgen_recipe::DataFormat;
 use std::fs;
 use std::io::Write;
 use std::path::Path;

@@ -7,13 +7,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::json;
-use smidgen::checkpoint::gguf::GgufFile;
 use smidgen::job::{Job, Purpose};
 use smidgen::logits::LogitsRun;
-use smidgen::recipe::{RecipeSource, parse_recipe};
-use smidgen::tokenizer::Tokenizer;
-use smidgen::tokenizer::chat_template::ChatInput;
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
 use smidgen_ir::Extent;
+use smidgen_recipe::{RecipeSource, parse_recipe};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value as Json, json};
-use smidgen::checkpoint::gguf::model::GgufModel;
-use smidgen::checkpoint::gguf::value::{Array, Metadata, Value};
-use smidgen::checkpoint::gguf::write::write_gguf;
-use smidgen::checkpoint::gguf::{GgufFile, GgufTensor};
 use smidgen::generate::stream::TextStream;
-use smidgen::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
-use smidgen::tokenizer::from_gguf::from_metadata;
-use smidgen::tokenizer::{SpecialIds, Tokenizer, TokenizerError};
+use smidgen_formats::gguf::model::GgufModel;
+use smidgen_formats::gguf::value::{Array, Metadata, Value};
+use smidgen_formats::gguf::write::write_gguf;
+use smidgen_formats::gguf::{GgufFile, GgufTensor};
+use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
+use smidgen_formats::tokenizer::from_gguf::from_metadata;
+use smidgen_formats::tokenizer::{SpecialIds, Tokenizer, TokenizerError};
 
 fn fixture(name: &str) -> Json {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizers").join(name);

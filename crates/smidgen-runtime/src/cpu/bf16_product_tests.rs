@@ -7,9 +7,9 @@ use super::super::product::{Init, Left, Output, Term};
 use super::super::stored::Stored;
 use super::super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use super::{Bf16Unit, bf16_product};
-use crate::quant;
 use half::bf16;
 use smidgen_ir::Storage;
+use smidgen_ir::quant;
 use smidgen_ir::workspace::bf16_product_floats;
 
 fn supported() -> Vec<Bf16Unit> {

@@ -112,7 +112,7 @@ kernel! {
 mod tests {
     use super::super::testing::*;
     use super::*;
-    use crate::quant;
+    use smidgen_ir::quant;
 
     const VOCABULARY: usize = 11;
     const SCALE: f32 = 1.75;

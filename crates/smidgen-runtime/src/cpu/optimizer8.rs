@@ -13,8 +13,8 @@ use super::footprint::assert_apart;
 use super::optimizer::AdamwHyper;
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
-use crate::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
-use crate::quant::nearest_code::{nearest_signed, nearest_unsigned};
+use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
+use smidgen_ir::quant::nearest_code::{nearest_signed, nearest_unsigned};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
 
 /// A moment: a byte for each element, and the largest magnitude of each block of them.

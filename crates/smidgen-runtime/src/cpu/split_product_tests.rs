@@ -10,7 +10,7 @@ use super::super::product::{Init, Left, Output, Term, product};
 use super::super::stored::Stored;
 use super::super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use super::split_product;
-use crate::quant;
+use smidgen_ir::quant;
 use smidgen_ir::workspace::product_floats;
 use smidgen_ir::{DType, Storage};
 

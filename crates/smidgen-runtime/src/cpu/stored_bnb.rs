@@ -8,10 +8,10 @@
 
 use super::isa::Lanes;
 use super::stored::Stored;
-use crate::quant::bnb4::code_values;
-use crate::quant::dynamic_map::SIGNED_MAP;
-use crate::quant::int8::ONE_127TH;
 use smidgen_ir::Code4;
+use smidgen_ir::quant::bnb4::code_values;
+use smidgen_ir::quant::dynamic_map::SIGNED_MAP;
+use smidgen_ir::quant::int8::ONE_127TH;
 use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, Bnb4Parts, bnb4_parts, int8_scales};
 
 /// Writes `count` elements of row `row` of the whole tensor, from `first` on.

@@ -7,8 +7,8 @@ use super::pool::Pool;
 use super::product::{Init, Left, Output, Term, product};
 use super::stored::{SPAN_STEP, Stored};
 use super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
-use crate::quant;
 use smidgen_ir::Storage;
+use smidgen_ir::quant;
 use smidgen_ir::workspace::product_floats;
 
 on_each_isa! {

@@ -7,7 +7,7 @@ use super::counter::uniform;
 use super::pool::Pool;
 use super::simd::{Isa, with_isa};
 use super::view::{Dst, Src, Stored};
-use crate::quant;
+use smidgen_ir::quant;
 use smidgen_ir::{Block, Code4, DType, Storage};
 
 /// Channel counts below, at and above a block, and a real model's.

@@ -7,11 +7,11 @@
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject};
 use smidgen_compile::{autodiff, leaves};
+use smidgen_ir::quant;
 use smidgen_ir::{
     DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Shard, Storage, Type,
     ValueId, ValueRole, verify,
 };
-use smidgen_runtime::quant;
 use std::collections::HashMap;
 
 pub struct Draft {

@@ -11,9 +11,9 @@ use smidgen_compile::forward::{input, state};
 use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::update::append_update;
+use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{AdamW, DType, Entry, Extent, Graph, LeafKind, Shape, Storage, Type, ValueId};
-use smidgen_runtime::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_runtime::{Cpu, Executor};
 
 const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1 };

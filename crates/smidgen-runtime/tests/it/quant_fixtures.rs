@@ -4,9 +4,9 @@
 
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use smidgen_ir::quant::{self, cascade_sum, dynamic_map};
 use smidgen_ir::storage::bnb4_parts;
 use smidgen_ir::{Block, Code4, Storage};
-use smidgen_runtime::quant::{self, cascade_sum, dynamic_map};
 
 const CODES: [(Code4, &str); 2] = [(Code4::Nf4, "nf4"), (Code4::Fp4, "fp4")];
 

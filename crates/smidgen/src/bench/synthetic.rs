@@ -3,11 +3,11 @@
 //! A megabyte of them repeats over and over, which costs no time to make and multiplies like any other. Codes of
 //! quantized formats are random, scales are such that decoded numbers are about 0.02.
 
+use smidgen_ir::quant;
 use smidgen_ir::storage::{bnb4_parts, int8_scales};
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
-use smidgen_runtime::quant;
 
 /// Bytes that repeat: a multiple of every block and element.
 pub const PERIOD: usize = 1 << 20;

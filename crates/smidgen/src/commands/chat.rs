@@ -10,10 +10,10 @@ use crate::failure::Failure;
 use crate::generate::session::{Session, Settings};
 use crate::generate::stop::StoppedBy;
 use crate::generate::stream::TextStream;
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::chat_template::ChatInput;
 use crate::train::progress::say;
 use serde_json::{Value as Json, json};
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::io::{BufRead, Write};
 use std::time::SystemTime;
 

@@ -13,10 +13,10 @@ use crate::host;
 use crate::hub::Access;
 use crate::profiles::measure::Effort;
 use crate::profiles::saved;
-use crate::recipe::{DeviceChoice, ProfileChoice, Recipe, parse_recipe, read_recipe_source};
 use crate::report::doctor_table::render_table;
 use crate::train::progress;
 use serde_json::{Value, json};
+use smidgen_recipe::{DeviceChoice, ProfileChoice, Recipe, parse_recipe, read_recipe_source};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]

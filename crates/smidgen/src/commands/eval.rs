@@ -8,10 +8,6 @@ use super::original::{made_model, open_adapter};
 use super::{print, print_text};
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
-use crate::checkpoint::whole_file::write_whole;
-use crate::data::prepare::read_tokenizer;
 use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
@@ -29,14 +25,18 @@ use crate::hub::{Access, Want};
 use crate::job::{
     JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
 };
-use crate::recipe::{BaseFormat, EvalTask, ModelPath, Recipe, parse_recipe, read_recipe_source};
 use crate::report::eval_table::render_eval_table;
-use crate::tokenizer::Tokenizer;
 use crate::train::metrics::read_rss;
 use crate::train::progress::say;
 use crate::train::run_dir::Product;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
+use smidgen_data::prepare::read_tokenizer;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::whole_file::write_whole;
+use smidgen_recipe::{BaseFormat, EvalTask, ModelPath, Recipe, parse_recipe, read_recipe_source};
 use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
 

@@ -5,8 +5,6 @@
 
 use super::original::{Original, made_model, open_adapter, open_named, open_original};
 use super::print;
-use crate::bytes::format_bytes;
-use crate::checkpoint::peft::AdapterFile;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
@@ -17,6 +15,8 @@ use crate::planning::program_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
+use smidgen_formats::peft::AdapterFile;
+use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

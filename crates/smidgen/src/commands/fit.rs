@@ -7,14 +7,14 @@
 use super::{print, print_text};
 use crate::advice::{largest, one_sample, with_rank};
 use crate::bench::shapes;
-use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::job::{Job, Purpose};
 use crate::planning::{DemandShape, Terms, plan_job};
-use crate::recipe::{Recipe, RecipeSource, parse_recipe};
 use serde_json::{Value, json};
 use smidgen_compile::Solution;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::{Recipe, RecipeSource, parse_recipe};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -115,7 +115,7 @@ fn fit_shape(name: &str, config: &str, recipe: &Recipe, access: &Access) -> Resu
         .and_then(|()| std::fs::write(folder.join("config.json"), config))
         .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
     let mut recipe = assumed(recipe);
-    recipe.model.path = crate::recipe::ModelPath::folder(&folder);
+    recipe.model.path = smidgen_recipe::ModelPath::folder(&folder);
     let planned = Job::prepare_with(recipe, Purpose::Plan, access).and_then(|job| Ok((plan_job(&job)?, job)));
     // A folder that stays behind in the temporary place harms no one.
     let _ = std::fs::remove_dir_all(&folder);

@@ -9,10 +9,6 @@ use super::chat::{Talk, run_chat};
 use super::original::{made_model, open_adapter, open_named};
 use super::print;
 use crate::arithmetic::Arithmetic;
-use crate::bytes::{format_bytes, parse_bytes};
-use crate::checkpoint::gguf::GgufFile;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
 use crate::devices::Place;
 use crate::failure::Failure;
 use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
@@ -23,15 +19,19 @@ use crate::generate::stream::TextStream;
 use crate::host;
 use crate::hub::{self, Access, Located, Want};
 use crate::job::{JobBudget, budget_on};
-use crate::recipe::{
-    BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Recipe, parse_recipe, read_recipe_source,
-};
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::chat_template::ChatInput;
 use crate::train::progress::say;
 use crate::train::run_dir::Product;
 use serde_json::{Value as Json, json};
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
 use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::{format_bytes, parse_bytes};
+use smidgen_recipe::{
+    BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Recipe, parse_recipe, read_recipe_source,
+};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -5,12 +5,13 @@
 
 use super::print;
 use crate::failure::Failure;
-use crate::import::draft::Places;
-use crate::import::origin::Tool;
-use crate::import::render::{render_json, render_notes, render_recipe};
-use crate::import::{ImportError, Imported, import};
-use crate::recipe::{RecipeSource, parse_recipe};
 use crate::train::progress;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use smidgen_recipe::import::draft::Places;
+use smidgen_recipe::import::origin::Tool;
+use smidgen_recipe::import::render::{render_json, render_notes, render_recipe};
+use smidgen_recipe::import::{ImportError, Imported, import};
+use smidgen_recipe::{RecipeSource, parse_recipe};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -25,11 +26,18 @@ pub struct Args {
     #[arg(long, value_name = "RECIPE")]
     out: Option<PathBuf>,
     /// Whose configuration it is, where its keys do not tell
-    #[arg(long, value_name = "TOOL")]
+    #[arg(long, value_name = "TOOL", value_parser = tools())]
     from: Option<Tool>,
     /// The recipe and everything about it as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The tools by their words, each with what its file is.
+fn tools() -> impl TypedValueParser<Value = Tool> {
+    let words = Tool::ALL.map(|tool| PossibleValue::new(tool.word()).help(tool.file()));
+    let of_word = |word: String| Tool::ALL.into_iter().find(|tool| tool.word() == word).ok_or("unknown tool");
+    PossibleValuesParser::new(words).try_map(of_word)
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -65,7 +73,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
         Failure::recipe(format!("cannot read the configuration `{}`: {error}", path.display()))
     };
     // One byte more than is taken, so that the reader sees that there is more.
-    let most = crate::import::document::MOST_BYTES as u64 + 1;
+    let most = smidgen_recipe::import::document::MOST_BYTES as u64 + 1;
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
     String::from_utf8(bytes)

@@ -6,13 +6,13 @@
 
 use super::original::made_model;
 use super::print;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::merge::original::OriginalModel;
 use crate::report::adapter_summary::summarize_adapter;
 use crate::report::adapter_table::{adapter_json, render_adapter};
 use crate::report::model_table::{model_json, render_model};
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]

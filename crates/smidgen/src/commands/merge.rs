@@ -5,9 +5,6 @@
 
 use super::original::{Original, open_adapter, open_original};
 use super::print;
-use crate::bytes::format_bytes;
-use crate::checkpoint::element::Element;
-use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::difference::{LogitsDifference, compare_logits};
@@ -18,6 +15,9 @@ use crate::planning::program_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
 

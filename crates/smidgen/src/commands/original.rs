@@ -4,12 +4,12 @@
 //! that is no path here is looked for in the cache of the Hugging Face hub: nothing is fetched for a name that may as
 //! well be a folder that went away. A run that trained the base itself has a model instead of an adapter.
 
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
-use crate::recipe::{HfName, ModelPath, parse_model_path};
 use crate::train::run_dir::Product;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_recipe::{HfName, ModelPath, parse_model_path};
 use std::path::{Path, PathBuf};
 
 /// A base model as it is called, and opened.

@@ -5,15 +5,15 @@
 //! Left out: rows that were dropped, which are counted and not shown.
 
 use crate::commands::print;
-use crate::data::prepare::read_tokenizer;
-use crate::data::tokens::{NOT_SUPERVISED, Sample};
 use crate::failure::Failure;
 use crate::job::{Data, Job, Rows};
 use crate::planning::{Planned, plan_job};
 use crate::report::colour;
 use crate::report::preview_text::{Part, ShownSample, render_preview};
-use crate::tokenizer::Tokenizer;
 use serde_json::{Value as Json, json};
+use smidgen_data::prepare::read_tokenizer;
+use smidgen_data::tokens::{NOT_SUPERVISED, Sample};
+use smidgen_formats::tokenizer::Tokenizer;
 use std::io::IsTerminal;
 
 /// What to show.

@@ -4,13 +4,13 @@
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
 use super::print;
-use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::hub::{Access, Fetch, Want, locate};
-use crate::recipe::{MODEL_PATH_FORMS, parse_model_path};
 use crate::train::progress::say;
 use clap::Args;
 use serde_json::json;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::{MODEL_PATH_FORMS, parse_model_path};
 
 #[derive(Clone, Debug, Args)]
 pub struct PullArgs {

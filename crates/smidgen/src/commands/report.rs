@@ -4,13 +4,13 @@
 //! is reported as far as it got.
 
 use super::{print, print_text};
-use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
 use crate::report::html::render_page;
 use crate::report::plan_json::render_text;
 use crate::report::run_folder::{RunRecord, read_run};
 use crate::report::run_summary::{RunSummary, summarize};
 use serde_json::json;
+use smidgen_formats::whole_file::write_whole;
 use std::path::{Path, PathBuf};
 
 pub const FILE_NAME: &str = "report.html";

@@ -6,12 +6,12 @@
 //! Left out: the device; nothing is placed anywhere.
 
 use super::Check;
-use crate::bytes::format_bytes;
-use crate::checkpoint::weight::{Weight, WeightRows};
 use crate::job::Job;
 use crate::train::weights::{EncodeWeightError, encode_weight, rows_at_a_time};
 use serde_json::json;
+use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_ir::Storage;
+use smidgen_ir::bytes::format_bytes;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -187,7 +187,7 @@ fn plural(count: usize) -> String {
 mod tests {
     use super::super::Verdict;
     use super::*;
-    use crate::checkpoint::model::Model;
+    use smidgen_formats::model::Model;
     use std::path::Path;
 
     fn fixture(path: &str) -> Model {

@@ -4,18 +4,18 @@
 //! not here can be tested.
 
 use super::{Check, Verdict};
-use crate::bytes::format_bytes;
 use crate::devices::Place;
 use crate::host::{self, LockedLimit};
 use crate::hub::environment;
 use crate::processes::{self, Resident};
 use crate::profiles::measure::{Effort, measure};
 use crate::profiles::{self, Origin, saved};
-use crate::recipe::DeviceChoice;
 use crate::train::disk;
 use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cuda::facts::{Holder, holders};
 use smidgen_runtime::cuda::libraries::{self, Library};

@@ -4,15 +4,15 @@
 
 use super::load::{self, Reach};
 use super::{Check, Verdict};
-use crate::bytes::format_bytes;
 use crate::host;
 use crate::hub::{Access, Want};
 use crate::job::{Data, Job, Purpose, open_model};
 use crate::planning::{Planned, pinned_bytes, plan_job};
-use crate::recipe::{Length, Recipe};
 use crate::train::disk::{self, Footprint};
 use crate::train::progress;
 use serde_json::json;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::{Length, Recipe};
 
 /// Everything that a run of the recipe needs, up to the first that it does not get.
 pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {

@@ -9,12 +9,12 @@
 use super::answer::{answer_in, answer_pattern, distinct};
 use super::question::{Question, Questions};
 use super::score::{Mean, Picked, mean_of, pick};
-use crate::data::source::RowPlace;
-use crate::data::token_builder::TokenSetBuilder;
-use crate::data::tokens::{Overflow, TokenLimits, TokenSet};
 use crate::failure::Failure;
-use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json};
+use smidgen_data::source::RowPlace;
+use smidgen_data::token_builder::TokenSetBuilder;
+use smidgen_data::tokens::{Overflow, TokenLimits, TokenSet};
+use smidgen_formats::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 /// A row with its choices, which are consecutive samples of the set.

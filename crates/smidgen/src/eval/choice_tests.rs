@@ -6,14 +6,14 @@
 use super::*;
 use crate::adapted::build_adapted_request;
 use crate::arithmetic::Arithmetic;
-use crate::checkpoint::model::Model;
 use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::question::read_questions;
-use crate::recipe::{self, DeviceChoice, Recipe};
 use serde_json::json;
 use smidgen_compile::Request;
+use smidgen_formats::model::Model;
 use smidgen_ir::{DeviceKind, Precision, verify};
+use smidgen_recipe::{DeviceChoice, Recipe};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::Path;
@@ -26,13 +26,13 @@ fn tokenizer(name: &str) -> Tokenizer {
     Tokenizer::from_folder(&fixtures().join("sft").join(name)).unwrap()
 }
 
-fn data() -> recipe::Data {
-    let source = recipe::RecipeSource {
+fn data() -> smidgen_recipe::Data {
+    let source = smidgen_recipe::RecipeSource {
         file: "recipe.toml".into(),
         folder: "/".into(),
         text: "[model]\npath = \"m\"\n[data]\ntrain = \"t.json\"\n[output]\ndir = \"o\"\n".into(),
     };
-    let recipe: Recipe = recipe::parse_recipe(&source, &[], Path::new("/")).unwrap();
+    let recipe: Recipe = smidgen_recipe::parse_recipe(&source, &[], Path::new("/")).unwrap();
     recipe.data
 }
 

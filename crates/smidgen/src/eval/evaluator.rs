@@ -5,11 +5,6 @@
 //! Left out: generation, which has a plan of its own.
 
 use super::likelihood::log_likelihoods;
-use crate::bytes::format_bytes;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
-use crate::data::micro_batch::MicroBatch;
-use crate::data::tokens::TokenSet;
 use crate::devices::Place;
 use crate::failure::Failure;
 use crate::planning::{eval_extent, gpu_context, largest_extent, program_context};
@@ -21,6 +16,11 @@ use crate::train::weights::load_weights;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
+use smidgen_data::micro_batch::MicroBatch;
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, DeviceKind, Entry, Extent, LeafKind, Plan};
 use smidgen_runtime::{AnyDevice, Executor};
 use std::fmt::Write;

@@ -13,9 +13,9 @@ use crate::failure::Failure;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Session, Settings};
-use crate::tokenizer::Tokenizer;
 use regex::Regex;
 use serde_json::Value as Json;
+use smidgen_formats::tokenizer::Tokenizer;
 use std::collections::BTreeSet;
 
 /// Tokens of an answer where nothing else is said.

@@ -2,11 +2,11 @@
 //!
 //! Samples are packed as every evaluation packs them; the losses of a sample's rows are added in f64.
 
-use crate::data::micro_batch::MicroBatch;
-use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
 use crate::planning::for_each_eval_batch;
 use crate::train::feed::Feed;
+use smidgen_data::micro_batch::MicroBatch;
+use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
 use smidgen_runtime::{Device, Executor};
 
@@ -55,9 +55,9 @@ pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Resu
 mod tests {
     use super::*;
     use crate::adapted::build_adapted_request;
-    use crate::checkpoint::model::Model;
     use smidgen_compile::forward::state;
     use smidgen_compile::{Policy, Recompute, Request, compile_eval};
+    use smidgen_formats::model::Model;
     use smidgen_ir::Extent;
     use smidgen_runtime::Cpu;
     use std::path::Path;

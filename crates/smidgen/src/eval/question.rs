@@ -5,16 +5,16 @@
 //! then a space and the choice.
 //! Left out: what becomes of the answers.
 
-use crate::data::example::{Conversation, Example};
-use crate::data::format::{FormatError, RowFormat, read_examples, recognize};
-use crate::data::mask::EncodeError;
-use crate::data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
-use crate::data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
 use crate::failure::Failure;
-use crate::recipe;
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::chat_template::ChatInput;
+use crate::job::template_choice;
 use serde_json::{Map, Value as Json};
+use smidgen_data::example::{Conversation, Example};
+use smidgen_data::format::{FormatError, RowFormat, read_examples, recognize};
+use smidgen_data::mask::EncodeError;
+use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
+use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::path::PathBuf;
 
 /// One row to answer.
@@ -73,7 +73,7 @@ pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
 /// Reads up to `limit` questions (0: all).
 pub fn read_questions(
     files: &[PathBuf],
-    data: &recipe::Data,
+    data: &smidgen_recipe::Data,
     limit: usize,
     tokenizer: &Tokenizer,
 ) -> Result<Questions, Failure> {
@@ -96,7 +96,8 @@ pub fn read_questions(
             ))
             .hint("`eval.task = \"loss\"` needs neither"));
         }
-        let template = choose_template(&data.template, format, tokenizer).map_err(template_failure)?;
+        let template =
+            choose_template(&template_choice(&data.template), format, tokenizer).map_err(template_failure)?;
         let read = read_examples(files, format, |place, row| {
             let asked = ask(&row.example, template.as_ref()).map_err(|error| {
                 let failure = Failure::world(format!("{place}: {error}"));

@@ -6,8 +6,8 @@
 use super::choice::{ChoiceScores, ChoiceSet};
 use super::generation::{AnswerKey, GenerationScores};
 use super::score::{Flips, Mean, count_flips};
-use crate::data::tokens::TokenSet;
 use serde_json::{Map, Value as Json, json};
+use smidgen_data::tokens::TokenSet;
 
 /// A number with a name.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,12 +4,12 @@
 
 use super::choice::ChoiceSet;
 use super::question::{are_plain_questions, read_questions};
-use crate::checkpoint::model::Model;
-use crate::data::prepare::{Prepared, read_tokenizer};
 use crate::failure::Failure;
 use crate::job::{ReadData, data_files, read_set, token_limits};
-use crate::recipe::{EvalTask, Recipe};
 use smidgen_compile::Request;
+use smidgen_data::prepare::{Prepared, read_tokenizer};
+use smidgen_formats::model::Model;
+use smidgen_recipe::{EvalTask, Recipe};
 
 /// Both are missing where `data.eval` is.
 #[derive(Debug, Default)]

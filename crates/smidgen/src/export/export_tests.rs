@@ -4,15 +4,15 @@
 use super::lora_file::export_lora;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::adapted::{logits_of, read_decoder};
-use crate::checkpoint::element::Element;
-use crate::checkpoint::gguf::GgufFile;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::{AdapterFile, read_modules};
 use crate::failure::Failure;
 use crate::merge::original::{OriginalModel, read_f32};
 use crate::merge::{MergeOptions, merge};
 use half::f16;
 use serde_json::{Value, json};
+use smidgen_formats::element::Element;
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::{AdapterFile, read_modules};
 use std::fs;
 use std::path::{Path, PathBuf};
 

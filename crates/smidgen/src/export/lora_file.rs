@@ -7,16 +7,16 @@
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::adapted::read_decoder;
-use crate::checkpoint::gguf::model::Architecture;
-use crate::checkpoint::gguf::tensor_names::{RowOrder, file_name, row_order};
-use crate::checkpoint::gguf::value::{Metadata, Value};
-use crate::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::{AdapterFile, AdapterModule, StoredKind, read_modules};
 use crate::failure::Failure;
 use crate::merge::original::read_f32;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
+use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::tensor_names::{RowOrder, file_name, row_order};
+use smidgen_formats::gguf::value::{Metadata, Value};
+use smidgen_formats::gguf::write::{GgufTensorSpec, write_gguf};
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::{AdapterFile, AdapterModule, StoredKind, read_modules};
 use smidgen_ir::Storage;
 use std::io;
 use std::path::Path;

@@ -5,10 +5,10 @@
 //! describe wrongly is refused by name, because llama.cpp would compute another model without any sign of it.
 //! Left out: the tokenizer.
 
-use crate::checkpoint::gguf::model::Architecture;
-use crate::checkpoint::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
-use crate::checkpoint::gguf::value::{Metadata, Value};
 use smidgen_compile::DecoderSpec;
+use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
+use smidgen_formats::gguf::value::{Metadata, Value};
 use smidgen_ir::{RopeScaling, RopeSpec};
 
 /// A model without its weights and tokens.

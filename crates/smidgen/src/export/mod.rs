@@ -12,12 +12,12 @@ pub mod model_file;
 #[cfg(test)]
 mod export_tests;
 
-use crate::checkpoint::gguf::model::Architecture;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
-use crate::checkpoint::whole_file::folder_of;
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
+use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_formats::whole_file::folder_of;
 use std::path::Path;
 
 /// What GGUF calls the architecture of a model.

@@ -8,15 +8,6 @@
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::adapted::read_decoder;
-use crate::checkpoint::gguf::GgufFile;
-use crate::checkpoint::gguf::model::Architecture;
-use crate::checkpoint::gguf::tensor_names::{
-    ROPE_DIVISORS, ROPE_FACTORS, RowOrder, added, file_name, row_order,
-};
-use crate::checkpoint::gguf::value::{Metadata, Value};
-use crate::checkpoint::gguf::write::{GgufTensorSpec, write_gguf};
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::{AdapterFile, AdapterModules, StoredKind, read_modules};
 use crate::failure::Failure;
 use crate::generate::memory::TOKENIZER_TOKEN_BYTES;
 use crate::job::check_weights;
@@ -24,10 +15,19 @@ use crate::merge::Tally;
 use crate::merge::fit::{Action, OutputTensor, fit_adapter};
 use crate::merge::fold::Factors;
 use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
-use crate::tokenizer::Tokenizer;
 use smidgen_compile::DecoderSpec;
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::tensor_names::{
+    ROPE_DIVISORS, ROPE_FACTORS, RowOrder, added, file_name, row_order,
+};
+use smidgen_formats::gguf::value::{Metadata, Value};
+use smidgen_formats::gguf::write::{GgufTensorSpec, write_gguf};
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::{AdapterFile, AdapterModules, StoredKind, read_modules};
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_ir::quant::Encoding;
 use smidgen_ir::{Block, DType, Storage};
-use smidgen_runtime::quant::Encoding;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;

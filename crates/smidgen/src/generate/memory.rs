@@ -6,8 +6,6 @@
 
 use super::decoder;
 use super::sampler::CANDIDATE_BYTES;
-use crate::bytes::format_bytes;
-use crate::checkpoint::model::Model;
 use crate::devices::Place;
 use crate::failure::Failure;
 use crate::job::JobBudget;
@@ -15,6 +13,8 @@ use crate::planning::{gpu_context, program_context};
 use crate::report::plan_table::elsewhere_lines;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
+use smidgen_formats::model::Model;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, DeviceKind, Plan};
 use std::fmt::Write;
 

@@ -9,10 +9,10 @@ use crate::generate::memory::SHORTEST;
 use crate::generate::sampler::most_likely;
 use crate::job::JobBudget;
 use crate::logits::LogitsRun;
-use crate::recipe::{Compute, DeviceChoice};
 use serde_json::Value as Json;
 use smidgen_compile::forward::state;
 use smidgen_ir::{DeviceKind, Extent, Precision, verify};
+use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::{Path, PathBuf};
 

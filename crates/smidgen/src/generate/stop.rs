@@ -4,11 +4,11 @@
 //! one more that its chat template writes behind an answer. A text ends with any of them.
 //! The last one is found by rendering an answer and looking at what comes behind it.
 
-use crate::checkpoint::model::Model;
 use crate::failure::Failure;
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::chat_template::ChatInput;
 use serde_json::{Value as Json, json};
+use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 

@@ -5,7 +5,7 @@
 //! broken UTF-8 is held back. All pieces together are the text of all tokens.
 //! Left out: special tokens, which are no text.
 
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {

@@ -10,10 +10,10 @@ use super::hf_client::{HubClient, Listing, RemoteFile};
 use super::hf_download::{fetch_blob, is_whole, persist};
 use super::meter::Meter;
 use super::{Access, Fetch, Located, Want, not_cached};
-use crate::bytes::format_bytes;
-use crate::checkpoint::shard_index::read_weight_map;
 use crate::failure::Failure;
-use crate::recipe::HfName;
+use smidgen_formats::shard_index::read_weight_map;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::HfName;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -4,11 +4,11 @@
 //! under their names) and `refs/` (branch or tag to commit); `.locks/` beside it guards the blobs.
 //! A link appears after its blob is whole, a ref after its snapshot: whatever can be seen can be used.
 
-use super::digest::is_hex;
 use super::{Want, environment};
-use crate::checkpoint::shard_index::read_weight_map;
-use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
+use smidgen_formats::digest::is_hex;
+use smidgen_formats::shard_index::read_weight_map;
+use smidgen_formats::whole_file::write_whole;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -9,7 +9,7 @@ use super::hf_cache::{INDEX_FILE, SINGLE_FILE};
 use super::hf_client::RemoteFile;
 use super::name_some;
 use crate::failure::Failure;
-use crate::recipe::HfName;
+use smidgen_recipe::HfName;
 
 /// What a model consists of.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub::digest::Checksum;
+    use smidgen_formats::digest::Checksum;
 
     fn files(names: &[&str]) -> Vec<RemoteFile> {
         let checksum = Checksum::git_blob(&"0".repeat(40)).unwrap();

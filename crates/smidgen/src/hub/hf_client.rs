@@ -4,11 +4,11 @@
 //! pass (a cut connection, a busy server) is told apart from what will not (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
-use super::digest::{Checksum, is_hex};
 use super::environment;
 use crate::failure::Failure;
-use crate::recipe::HfName;
 use serde::Deserialize;
+use smidgen_formats::digest::{Checksum, is_hex};
+use smidgen_recipe::HfName;
 use std::io::Read;
 use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
@@ -201,7 +201,7 @@ impl HubClient {
         let mut files = Vec::new();
         for file in listing.siblings {
             // Names with strange parts are nothing that this program asks for.
-            let plain = |part: &str| crate::checkpoint::shard_index::is_plain_file_name(part);
+            let plain = |part: &str| smidgen_formats::shard_index::is_plain_file_name(part);
             if !file.rfilename.split('/').all(plain) {
                 continue;
             }

@@ -5,14 +5,14 @@
 //! that does not match is thrown away, and fetched anew once if part of it was an earlier run's.
 //! Two processes never write one file: the lock is the one that `huggingface_hub` takes.
 
-use super::digest::Hasher;
 use super::hf_cache::{RepoCache, not_written};
 use super::hf_client::{Content, HubClient, RemoteFile, Trouble};
 use super::meter::Meter;
-use crate::bytes::format_bytes;
-use crate::checkpoint::whole_file::{folder_of, sync_folder};
 use crate::failure::Failure;
-use crate::recipe::HfName;
+use smidgen_formats::digest::Hasher;
+use smidgen_formats::whole_file::{folder_of, sync_folder};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::HfName;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -4,8 +4,8 @@
 //! stands for that file. Left out: what is inside the files.
 
 use super::{Located, name_some};
-use crate::checkpoint::folder::FolderError;
 use crate::failure::Failure;
+use smidgen_formats::folder::FolderError;
 use std::io::ErrorKind;
 use std::path::Path;
 

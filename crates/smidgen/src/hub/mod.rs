@@ -5,7 +5,6 @@
 //! Every file is checked against the checksum that its source states, and appears whole or not at all.
 //! Left out: what the files mean (`checkpoint`), and quantized or converted copies.
 
-pub(crate) mod digest;
 pub mod environment;
 mod hf;
 mod hf_cache;
@@ -19,7 +18,7 @@ mod pypi;
 mod wheel;
 
 use crate::failure::Failure;
-use crate::recipe::{HfName, MODEL_PATH_FORMS, ModelPath, PypiName};
+use smidgen_recipe::{HfName, MODEL_PATH_FORMS, ModelPath, PypiName};
 use std::path::{Path, PathBuf};
 
 /// A model on disk.

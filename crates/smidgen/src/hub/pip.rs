@@ -4,7 +4,7 @@
 //! its way goes to stderr; what it says when it fails ends up in the error.
 
 use crate::failure::Failure;
-use crate::recipe::PypiName;
+use smidgen_recipe::PypiName;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 

@@ -8,10 +8,10 @@
 use super::hf_cache::{lock_file, not_written};
 use super::wheel::Wheel;
 use super::{Access, Fetch, Located, environment, local, not_cached, pip};
-use crate::checkpoint::whole_file::sync_folder;
 use crate::failure::Failure;
-use crate::recipe::PypiName;
 use crate::train::progress::say;
+use smidgen_formats::whole_file::sync_folder;
+use smidgen_recipe::PypiName;
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};

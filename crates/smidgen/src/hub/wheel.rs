@@ -4,10 +4,10 @@
 //! not vouch for, no more bytes are unpacked than it states, and files land under their bare names, so
 //! that no entry can choose where it goes. Left out: every other file of the package.
 
-use super::digest::Hasher;
 use super::name_some;
-use crate::checkpoint::shard_index::is_plain_file_name;
 use crate::failure::Failure;
+use smidgen_formats::digest::Hasher;
+use smidgen_formats::shard_index::is_plain_file_name;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};

@@ -6,9 +6,9 @@
 
 use super::original::OriginalModel;
 use crate::adapted::{logits_of, read_decoder};
-use crate::checkpoint::model::Model;
-use crate::checkpoint::peft::AdapterFile;
 use crate::failure::Failure;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
 use smidgen_runtime::counter;
 use std::path::Path;
 

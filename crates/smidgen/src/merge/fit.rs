@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 
 use super::original::{OriginalModel, OriginalTensor};
-use crate::checkpoint::element::Element;
-use crate::checkpoint::peft::{AdapterFile, AdapterModule, AdapterModules};
-use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::{AdapterFile, AdapterModule, AdapterModules};
+use smidgen_formats::tensor_ref::TensorRef;
 
 /// How many tensors an error spells out before it counts the rest.
 const NAMED_AT_MOST: usize = 8;

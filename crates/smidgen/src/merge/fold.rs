@@ -7,9 +7,9 @@
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
 
 use super::original::read_f32;
-use crate::checkpoint::element::Element;
-use crate::checkpoint::peft::AdapterModule;
 use crate::failure::Failure;
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::AdapterModule;
 
 /// Columns of a row that are summed before the next ones.
 const TILE: usize = 1024;

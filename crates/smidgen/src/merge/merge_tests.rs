@@ -3,11 +3,11 @@
 
 use super::original::OriginalModel;
 use super::*;
-use crate::checkpoint::folder::ModelFolder;
-use crate::checkpoint::load::read_tensor_into;
-use crate::checkpoint::peft::{AdapterConfig, AdapterKey, AdapterTensor, Bias, FourierConfig, write_adapter};
-use crate::checkpoint::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
 use half::bf16;
+use smidgen_formats::folder::ModelFolder;
+use smidgen_formats::load::read_tensor_into;
+use smidgen_formats::peft::{AdapterConfig, AdapterKey, AdapterTensor, Bias, FourierConfig, write_adapter};
+use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
 use std::fs;
 
 const ROWS: usize = 12;

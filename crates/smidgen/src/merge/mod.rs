@@ -20,11 +20,11 @@ mod merge_tests;
 #[cfg(test)]
 mod quantized_tests;
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::peft::{AdapterFile, StoredKind, read_modules};
 use crate::failure::Failure;
 use fit::fit_adapter;
 use original::OriginalModel;
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::{AdapterFile, StoredKind, read_modules};
 use std::path::Path;
 use write::{OutputFolder, Workspace, write_shards};
 

@@ -7,15 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use smidgen_ir::quant;
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
-use smidgen_runtime::quant;
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::load::can_read_as;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::tensor_ref::TensorRef;
-use crate::checkpoint::weight::{Weight, WeightRows};
 use crate::failure::Failure;
+use smidgen_formats::element::Element;
+use smidgen_formats::load::can_read_as;
+use smidgen_formats::model::Model;
+use smidgen_formats::tensor_ref::TensorRef;
+use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_ir::{DType, Storage};
 
 /// Bytes that are read from a file at a time: plain numbers on the stack, blocks on the heap, or one row of them.

@@ -5,9 +5,9 @@ use super::difference::compare_logits;
 use super::original::OriginalModel;
 use super::*;
 use crate::adapted::{logits_of, read_decoder};
-use crate::checkpoint::model::Model;
 use crate::merge::original::read_f32;
 use half::f16;
+use smidgen_formats::model::Model;
 use std::path::PathBuf;
 
 fn fixture(case: &str) -> PathBuf {

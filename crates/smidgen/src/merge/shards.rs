@@ -8,7 +8,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::fit::OutputTensor;
-use crate::checkpoint::peft::python_json::render_python_json;
+use smidgen_formats::peft::python_json::render_python_json;
 
 /// Bytes of the tensors of a file: a larger model is several.
 pub const SHARD_BYTES: u64 = 5_000_000_000;

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::fit::OutputTensor;
 use super::original::OriginalModel;
-use crate::checkpoint::element::Element;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
-use crate::tokenizer::beside::{is_tokenizer_file, save_beside};
+use smidgen_formats::element::Element;
+use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::beside::{is_tokenizer_file, save_beside};
+use smidgen_formats::whole_file::write_whole;
 
 /// A folder of further templates.
 const TEMPLATES: &str = "additional_chat_templates";

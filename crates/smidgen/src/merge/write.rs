@@ -14,11 +14,11 @@ use super::fit::{Action, OutputTensor};
 use super::fold::{Factors, round_into};
 use super::original::{OriginalRows, read_f32};
 use super::shards::{INDEX_FILE, render_index, shard_name};
-use crate::checkpoint::element::Element;
-use crate::checkpoint::peft::AdapterModule;
-use crate::checkpoint::safetensors_write::{TensorSpec, lay_out_file, pytorch_metadata};
-use crate::checkpoint::whole_file::{folder_of, sync_folder, write_whole};
 use crate::failure::Failure;
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::AdapterModule;
+use smidgen_formats::safetensors_write::{TensorSpec, lay_out_file, pytorch_metadata};
+use smidgen_formats::whole_file::{folder_of, sync_folder, write_whole};
 
 pub const WORKERS: usize = 2;
 

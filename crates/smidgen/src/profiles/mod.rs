@@ -13,10 +13,10 @@ use crate::devices::Place;
 use crate::failure::Failure;
 use crate::host;
 use crate::hub::environment;
-use crate::recipe::{DeviceChoice, Memory, ProfileChoice, nearest};
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_ir::DeviceKind;
+use smidgen_recipe::{DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
             .chain(cards::CARDS.iter().map(|card| card.name))
             .collect();
         let written = name.to_lowercase().replace([' ', '_'], "-");
-        let hint = match nearest::nearest(&written, names.iter().copied()) {
+        let hint = match smidgen_ir::words::nearest(&written, names.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
             None => "a file that `smidgen doctor` wrote on another machine ends in .json".to_owned(),
         };
@@ -191,8 +191,8 @@ mod tests {
     fn memory(device: DeviceChoice) -> Memory {
         let text = "[model]\npath = \"m\"\n[data]\ntrain = \"t\"\n[output]\ndir = \"o\"\n";
         let source =
-            crate::recipe::RecipeSource { file: "r".into(), folder: "/".into(), text: text.to_owned() };
-        let recipe = crate::recipe::parse_recipe(&source, &[], std::path::Path::new("/")).unwrap();
+            smidgen_recipe::RecipeSource { file: "r".into(), folder: "/".into(), text: text.to_owned() };
+        let recipe = smidgen_recipe::parse_recipe(&source, &[], std::path::Path::new("/")).unwrap();
         Memory { device, ..recipe.memory }
     }
 

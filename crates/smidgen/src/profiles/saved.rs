@@ -3,9 +3,9 @@
 //! The file names its device and the version that measured it; a plan for this machine takes it only where both are
 //! right, a recipe may name any. Every number is checked: rates are above zero, times at least that.
 
-use crate::checkpoint::whole_file::{WriteFileError, write_whole};
 use serde_json::{Map, Value, json};
 use smidgen_compile::{DeviceProfile, Rates};
+use smidgen_formats::whole_file::{WriteFileError, write_whole};
 use smidgen_ir::DeviceKind;
 use std::path::{Path, PathBuf};
 use thiserror::Error;

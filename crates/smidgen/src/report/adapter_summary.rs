@@ -5,11 +5,11 @@
 //! Left out: words and columns (`adapter_table`).
 
 use super::fourier_table::FourierRow;
-use crate::checkpoint::peft::{AdapterFile, AdapterModule, Bias, StoredKind, read_modules};
-use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
 use crate::merge::fold::row_norm;
 use crate::merge::original::{OriginalModel, OriginalRows, read_f32};
+use smidgen_formats::peft::{AdapterFile, AdapterModule, Bias, StoredKind, read_modules};
+use smidgen_formats::tensor_ref::TensorRef;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

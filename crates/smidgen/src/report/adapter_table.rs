@@ -5,10 +5,10 @@
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
 use super::columns::{Side, render_columns, render_field, short};
 use super::fourier_table::{FourierRow, fourier_json, render_fourier_table};
-use crate::bytes::format_bytes;
-use crate::checkpoint::grouped_digits::Grouped;
-use crate::checkpoint::peft::{Bias, split_layer};
 use serde_json::{Map, Value, json};
+use smidgen_formats::peft::{Bias, split_layer};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::grouped_digits::Grouped;
 use std::collections::BTreeSet;
 
 pub fn render_adapter(summary: &AdapterSummary) -> String {

@@ -4,8 +4,8 @@
 //! Left out: A and B.
 
 use super::columns::{Side, render_columns};
-use crate::checkpoint::peft::split_layer;
 use serde_json::{Value, json};
+use smidgen_formats::peft::split_layer;
 
 /// Above this, |a2| + |a3| counts as a module that has left linearity.
 pub const NOTICEABLE: f32 = 0.01;

@@ -3,11 +3,11 @@
 //! Left out: whether smidgen can train the model, which `plan` says.
 
 use super::columns::{Side, render_columns, render_field};
-use crate::bytes::format_bytes;
-use crate::checkpoint::grouped_digits::Grouped;
-use crate::checkpoint::model::Model;
-use crate::checkpoint::weight::Weight;
 use serde_json::{Map, Value, json};
+use smidgen_formats::model::Model;
+use smidgen_formats::weight::Weight;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::grouped_digits::Grouped;
 use std::collections::BTreeMap;
 
 /// Keys of `config.json` and the words for them.

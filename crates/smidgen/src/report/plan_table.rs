@@ -3,11 +3,11 @@
 //! Rows are what lives at the peak; the last lines say which choices were made and why.
 //! Left out: colour, so that it reads the same in a file.
 
-use crate::bytes::format_bytes;
 use crate::job::Job;
 use crate::planning::Planned;
-use crate::recipe::BaseFormat;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
+use smidgen_recipe::BaseFormat;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -3,11 +3,11 @@
 //! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
 //! Left out: what is shown (`commands/preview.rs`).
 
-use crate::checkpoint::grouped_digits::Grouped;
-use crate::data::tokens::{Sample, TokenSet};
 use crate::job::{Job, Rows};
 use crate::planning::Planned;
 use crate::report::wrap::{columns, fold};
+use smidgen_data::tokens::{Sample, TokenSet};
+use smidgen_ir::grouped_digits::Grouped;
 use std::fmt::Write;
 
 /// Of longer samples the beginning and the end are shown.

@@ -5,12 +5,12 @@
 //! is no row is refused by its number. Nothing is written and nothing is waited for, so a run that goes on can be read.
 
 use super::plan_facts::PlanFacts;
-use crate::checkpoint::json_file::read_json_file;
 use crate::failure::Failure;
 use crate::train::history::{History, PartEnd};
 use crate::train::metrics::is_being_written;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use smidgen_formats::json_file::read_json_file;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};

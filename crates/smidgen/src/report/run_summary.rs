@@ -7,9 +7,9 @@
 
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
-use crate::bytes::format_bytes;
 use crate::train::history::PartEnd;
 use serde_json::{Value, json};
+use smidgen_ir::bytes::format_bytes;
 
 #[derive(Clone, Debug, Default)]
 pub struct RunSummary {

@@ -6,11 +6,11 @@
 
 use super::free_memory::FreeMemory;
 use super::trainer::RunPolicy;
-use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::job::{Data, Job};
 use crate::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};
-use crate::recipe::MicroTokens;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::MicroTokens;
 use smidgen_runtime::device::DeviceMemory;
 
 /// A plan must be predicted faster by this to be preferred.

@@ -7,20 +7,20 @@
 use super::resume::Start;
 use super::trained_weights;
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
-use crate::checkpoint::element::Element;
-use crate::checkpoint::load::read_tensor_into;
-use crate::checkpoint::peft::{
-    self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
-    check_agreement, match_adapter, write_adapter,
-};
-use crate::checkpoint::tensor_ref::TensorRef;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
+use smidgen_formats::element::Element;
+use smidgen_formats::load::read_tensor_into;
+use smidgen_formats::peft::{
+    self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
+    check_agreement, match_adapter, write_adapter,
+};
+use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_ir::{Entry, Plan, ValueId};
+use smidgen_recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor, counter};
 use std::collections::{BTreeSet, HashSet};
@@ -371,7 +371,7 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::parse_model_path;
+    use smidgen_recipe::parse_model_path;
 
     #[test]
     fn the_base_is_named_as_peft_names_it() {

@@ -5,7 +5,7 @@
 
 use super::lr::warmup_steps;
 use crate::job::{Job, Rows};
-use crate::recipe::{Batch, Warmup};
+use smidgen_recipe::{Batch, Warmup};
 
 /// What the rules look at.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -16,15 +16,15 @@ use super::progress::Progress;
 use super::resume::{self, Start};
 use super::run_dir::{Product, RunDir};
 use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
-use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::host;
 use crate::job::{Data, Job, Rows};
 use crate::life::LifePhase;
 use crate::planning::Planned;
-use crate::recipe::{Budget, render_job};
 use crate::report::{plan_json, plan_table};
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
+use smidgen_recipe::{Budget, render_job};
 use smidgen_runtime::device::Reservation;
 use smidgen_runtime::{Device, DeviceError, Executor};
 

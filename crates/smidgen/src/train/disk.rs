@@ -5,11 +5,11 @@
 
 use super::run_dir::{Product, RunDir};
 use super::trained_weights::model_bytes;
-use crate::bytes::format_bytes;
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::recipe::Train;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
+use smidgen_recipe::Train;
 use std::path::Path;
 
 /// Headers, configs and the job beside the tensors: below this for a thousand adapted linears.
@@ -158,7 +158,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("recipe.toml");
             std::fs::write(&path, text).unwrap();
-            crate::recipe::read_recipe(&path, &[]).unwrap().train
+            smidgen_recipe::read_recipe(&path, &[]).unwrap().train
         };
         // Never saved; saved once; one more than is kept; the newest, the best and the next.
         assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 100), 0);

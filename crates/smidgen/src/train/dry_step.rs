@@ -6,11 +6,11 @@
 
 use super::metrics::read_rss;
 use super::trainer::{Trainer, clear, device_failure};
-use crate::bytes::format_bytes;
-use crate::data::batch::BatchPlan;
-use crate::data::micro_batch::{Packing, largest_samples, token_and_row_count};
-use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
+use smidgen_data::batch::BatchPlan;
+use smidgen_data::micro_batch::{Packing, largest_samples, token_and_row_count};
+use smidgen_data::tokens::TokenSet;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Entry, LeafKind};
 use smidgen_runtime::Device;
 

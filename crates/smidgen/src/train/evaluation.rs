@@ -6,11 +6,11 @@
 use super::metrics::EvalRow;
 use super::replay::find_culprit;
 use super::trainer::{Trainer, device_failure};
-use crate::data::tokens::TokenSet;
 use crate::eval::likelihood::{check_finite, log_likelihoods};
 use crate::failure::Failure;
 use crate::job::Rows;
 use crate::planning::for_each_eval_batch;
+use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
 use smidgen_runtime::Device;
 use std::collections::BTreeMap;

@@ -250,7 +250,7 @@ fn new_name() -> String {
 /// A new file of all rows, whole or not at all.
 fn write_from_metrics(path: &Path, metrics: &Path) -> Result<()> {
     let wall_s = now_s();
-    crate::checkpoint::whole_file::write_whole(path, |out| {
+    smidgen_formats::whole_file::write_whole(path, |out| {
         let mut record = Vec::new();
         encode_version(wall_s, &mut record);
         out.write_all(&record)?;

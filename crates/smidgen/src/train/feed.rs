@@ -3,8 +3,8 @@
 //! Elements go through a small buffer in little-endian order; nothing is allocated after the first
 //! micro-batch.
 
-use crate::data::micro_batch::MicroBatch;
 use smidgen_compile::forward::{input, state};
+use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};
 

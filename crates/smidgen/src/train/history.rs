@@ -9,9 +9,9 @@
 use super::course::Went;
 use super::run_dir::RunDir;
 use super::trainer::Ending;
-use crate::checkpoint::json_file::{JsonFileError, read_json_file};
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
+use smidgen_formats::json_file::{JsonFileError, read_json_file};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 

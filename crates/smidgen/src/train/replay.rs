@@ -5,9 +5,9 @@
 //! step did. Nothing is written to disk. Weights in blocks are not looked into: the operation that reads them tells.
 
 use super::trainer::device_failure;
-use crate::data::micro_batch::MicroBatch;
-use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
+use smidgen_data::micro_batch::MicroBatch;
+use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Step, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
 

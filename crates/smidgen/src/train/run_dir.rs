@@ -3,9 +3,9 @@
 //! Nothing is overwritten: without `--resume` a folder that holds a run is refused. Checkpoints and the
 //! final adapter or model appear whole, under their name, or not at all.
 
-use crate::checkpoint::whole_file::{sync_folder, write_whole};
 use crate::failure::Failure;
-use crate::recipe::{AdapterKind, Recipe};
+use smidgen_formats::whole_file::{sync_folder, write_whole};
+use smidgen_recipe::{AdapterKind, Recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
 

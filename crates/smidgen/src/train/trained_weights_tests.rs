@@ -4,8 +4,8 @@
 use super::*;
 use crate::job::Purpose;
 use crate::planning::plan_job;
-use crate::recipe::{RecipeSource, parse_recipe};
 use serde_json::Value;
+use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::AnyDevice;
 use std::collections::{BTreeMap, BTreeSet};
 

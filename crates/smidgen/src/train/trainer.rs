@@ -24,15 +24,15 @@ use super::run_dir::{Product, RunDir};
 use super::standing::{Evaluated, Standing};
 use super::trainer_state::{Moment, write_trainer_state};
 use super::{adapters, trained_weights, weights};
-use crate::data::batch::BatchPlan;
-use crate::data::micro_batch::{MicroBatch, Packing};
-use crate::data::tokens::TokenSet;
 use crate::failure::Failure;
 use crate::job::{Data, Job};
-use crate::recipe::{self, Batch, Warmup};
-use crate::tokenizer::beside::save_beside;
 use smidgen_compile::Policy;
+use smidgen_data::batch::BatchPlan;
+use smidgen_data::micro_batch::{MicroBatch, Packing};
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::tokenizer::beside::save_beside;
 use smidgen_ir::{Entry, LeafKind, Plan};
+use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::time::Instant;
@@ -570,11 +570,11 @@ pub fn measurable_peak(planned_bytes: u64) -> u64 {
 /// More than a row of the journal takes.
 const ROW_BYTES: u64 = 4096;
 
-fn learning_rate(recipe: &recipe::Recipe, total: u64) -> LearningRate {
+fn learning_rate(recipe: &smidgen_recipe::Recipe, total: u64) -> LearningRate {
     let schedule = match recipe.train.schedule {
-        recipe::Schedule::Constant => Schedule::Constant,
-        recipe::Schedule::Linear => Schedule::Linear,
-        recipe::Schedule::Cosine => Schedule::Cosine,
+        smidgen_recipe::Schedule::Constant => Schedule::Constant,
+        smidgen_recipe::Schedule::Linear => Schedule::Linear,
+        smidgen_recipe::Schedule::Cosine => Schedule::Cosine,
     };
     let warmup = match recipe.train.warmup {
         Warmup::Steps(steps) => steps as f64,

@@ -6,11 +6,11 @@
 //! cut into steps of one size.
 
 use super::standing::Standing;
-use crate::checkpoint::whole_file::write_whole;
 use crate::failure::Failure;
 use serde::ser::{Error, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
+use smidgen_formats::whole_file::write_whole;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -3,15 +3,15 @@
 //! Weights go from the file into place by offset, in the storage in which they lie where the plan says so; else a few
 //! rows at a time are converted or quantized on the way. Nothing is ever held a second time.
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::load::{MAX_PIECE_BYTES, read_tensor_into};
-use crate::checkpoint::model::Model;
-use crate::checkpoint::tensor_ref::TensorRef;
-use crate::checkpoint::weight::{Weight, WeightError, WeightRows};
 use crate::failure::Failure;
+use smidgen_formats::element::Element;
+use smidgen_formats::load::{MAX_PIECE_BYTES, read_tensor_into};
+use smidgen_formats::model::Model;
+use smidgen_formats::tensor_ref::TensorRef;
+use smidgen_formats::weight::{Weight, WeightError, WeightRows};
+use smidgen_ir::quant::Encoding;
 use smidgen_ir::storage::BNB4_BLOCK;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
-use smidgen_runtime::quant::Encoding;
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -55,7 +55,7 @@ pub enum EncodeWeightError {
     #[error(transparent)]
     Weight(#[from] WeightError),
     #[error(transparent)]
-    Quant(#[from] smidgen_runtime::quant::QuantError),
+    Quant(#[from] smidgen_ir::quant::QuantError),
 }
 
 /// Converts a whole weight into `bytes`, some rows at a time, each shown to `look` with the number of its first.

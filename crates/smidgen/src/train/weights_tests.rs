@@ -1,9 +1,9 @@
 //! Quantizing at load gives what quantizing the whole tensor gives, whatever the pieces and the source.
 
 use super::*;
-use crate::checkpoint::four_bit::{Part, file_of, floats, part, parts_of};
+use crate::four_bit::{Part, file_of, floats, part, parts_of};
 use smidgen_ir::Code4;
-use smidgen_runtime::quant;
+use smidgen_ir::quant;
 use std::path::{Path, PathBuf};
 
 fn fixture(place: &str) -> Model {

@@ -2,7 +2,7 @@
 
 use crate::scratch::Scratch;
 use expect_test::expect;
-use smidgen::checkpoint::gguf::GgufFile;
+use smidgen_formats::gguf::GgufFile;
 
 #[test]
 fn an_adapter_says_what_it_became() {

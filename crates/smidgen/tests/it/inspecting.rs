@@ -4,8 +4,8 @@
 
 use crate::scratch::Scratch;
 use expect_test::{Expect, expect};
-use smidgen::checkpoint::element::Element;
-use smidgen::checkpoint::peft::{
+use smidgen_formats::element::Element;
+use smidgen_formats::peft::{
     AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, FourierConfig, write_adapter,
 };
 

@@ -14,7 +14,7 @@ mod evaluating;
 mod event_file;
 mod exporting;
 mod fitting;
-#[path = "../four_bit/mod.rs"]
+#[path = "../../../smidgen-formats/tests/four_bit/mod.rs"]
 mod four_bit;
 mod full;
 mod generating;

@@ -2,7 +2,7 @@
 
 use crate::scratch::Scratch;
 use serde_json::{Value, json};
-use smidgen::bytes::format_bytes;
+use smidgen_ir::bytes::format_bytes;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};

@@ -5,8 +5,8 @@
 
 use super::escape::{escape, marked};
 use super::numbers::short;
-use crate::bytes::format_bytes;
 use crate::report::plan_facts::{PlanFacts, PolicyFacts, PriceFacts};
+use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
 /// What becomes of a layer's activations.

@@ -5,11 +5,11 @@
 use super::charts::percent;
 use super::escape::{escape, marked};
 use super::numbers::{duration, grouped, short};
-use crate::bytes::format_bytes;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::run_summary::{self, RunSummary};
 use crate::train::trainer::measurable_peak;
+use smidgen_ir::bytes::format_bytes;
 
 /// Whether an answer is a good one.
 #[derive(Clone, Copy, PartialEq, Eq)]

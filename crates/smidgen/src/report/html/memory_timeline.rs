@@ -7,10 +7,10 @@
 use super::charts::{Figure, at, grid, percent, render_ticks};
 use super::escape::escape;
 use super::numbers::{Axis, Unit, short};
-use crate::bytes::format_bytes;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::timeline::{ROWS, Timeline};
 use serde_json::json;
+use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
 /// Room above the peak for its label.

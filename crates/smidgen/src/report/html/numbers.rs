@@ -3,7 +3,7 @@
 //! Bytes have binary units, as everywhere; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, of the unit
 //! that the largest is written in.
 
-use crate::bytes::format_bytes;
+use smidgen_ir::bytes::format_bytes;
 
 /// What the numbers of a chart are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

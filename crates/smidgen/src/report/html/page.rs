@@ -9,10 +9,10 @@ use super::headline::render_headline;
 use super::memory_timeline::render_memory;
 use super::numbers::grouped;
 use super::run_charts::render_run_charts;
-use crate::bytes::format_bytes;
 use crate::report::run_folder::{RunRecord, State};
 use crate::report::run_summary::{RunSummary, summarize};
 use crate::train::history::PartEnd;
+use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");

@@ -3,11 +3,11 @@
 //! What a browser makes of a page is looked at by `benches/report_page.py`.
 
 use super::{render_content, render_live_page, render_page};
-use crate::bytes::format_bytes;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::{EvaluationRow, RunRecord, StepRow};
 use crate::train::history::{History, Part, PartEnd};
 use serde_json::json;
+use smidgen_ir::bytes::format_bytes;
 
 fn plan() -> PlanFacts {
     let column = |low: u64, high: u64| vec![low, high, high, low];

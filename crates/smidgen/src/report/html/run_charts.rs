@@ -5,10 +5,10 @@
 
 use super::charts::{Chart, Level, Line, Look, render_chart};
 use super::numbers::{Axis, Unit, grouped, short};
-use crate::bytes::format_bytes;
 use crate::report::run_folder::{RunRecord, StepRow};
 use crate::report::run_summary::RunSummary;
 use crate::report::series::{Point, keep_extremes, median, smooth};
+use smidgen_ir::bytes::format_bytes;
 
 /// Stretches of steps; each has at most two points.
 const STRETCHES: usize = 300;

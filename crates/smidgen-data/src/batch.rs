@@ -1,0 +1,522 @@
+//! Which samples make up which optimizer step: a pure function of (data, seed, step).
+//!
+//! Each epoch is a new permutation by (seed, epoch). Batches never cross epochs; the last, smaller one is
+//! stepped. A batch is a number of samples, or samples in order until the next would exceed a number of tokens.
+//! Resume asks for any step and gets the same samples, so the permutation is pinned by a test: it must
+//! never change.
+//! Leaves out how a batch is cut into micro-batches (`micro_batch.rs`).
+
+use std::cell::RefCell;
+use thiserror::Error;
+
+use crate::tokens::TokenSet;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchSize {
+    Samples(u64),
+    /// A target: a batch holds at least one sample, and more while they stay within it.
+    Tokens(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RunLength {
+    Steps(u64),
+    /// May be fractional.
+    Epochs(f64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct BatchOptions {
+    pub batch: BatchSize,
+    pub run_length: RunLength,
+    pub seed: u64,
+    pub shuffle: bool,
+}
+
+#[derive(Debug, Error, PartialEq)]
+pub enum BatchError {
+    #[error("`train.batch` is 0, a step needs at least one sample")]
+    NoSamples,
+    #[error("`train.batch_tokens` is 0, a step needs at least one token")]
+    NoTokens,
+    #[error("`train.steps` is 0, there is nothing to train")]
+    NoSteps,
+    #[error("`train.epochs` is {epochs}, it has to be a number above 0")]
+    BadEpochs { epochs: f64 },
+    #[error("the data has {samples} samples, at most {} can be batched", u32::MAX)]
+    TooManySamples { samples: usize },
+}
+
+/// One optimizer step's share of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSamples<'a> {
+    /// From 0.
+    pub epoch: u64,
+    /// Indices into the token set, in the order in which they are packed.
+    pub samples: &'a [u32],
+    /// Epochs finished once this step is done: `epoch` plus the fraction of its batches.
+    pub epoch_after: f64,
+}
+
+/// The order of all samples over a whole run.
+#[derive(Clone, Debug)]
+pub struct BatchPlan {
+    options: BatchOptions,
+    samples: u32,
+    /// Tokens of each sample; empty when batches are counted in samples.
+    lengths: Vec<u32>,
+    epochs: EpochStarts,
+    total_steps: u64,
+    /// One epoch at a time: an epoch of a large data set is large. Shared looks at all of them (before the
+    /// run) go through the same memory, hence the cell.
+    current: RefCell<Epoch>,
+}
+
+/// One epoch's permutation and where its batches start in it.
+#[derive(Clone, Debug, Default)]
+struct Epoch {
+    index: Option<u64>,
+    order: Vec<u32>,
+    /// Batch b is `order[starts[b]..starts[b + 1]]`.
+    starts: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+enum EpochStarts {
+    /// Every epoch has as many batches.
+    Uniform { batches: u64 },
+    /// First step of each epoch, and the end of the last: batches of tokens differ with the permutation.
+    Table(Vec<u64>),
+}
+
+/// The order of a run of no steps: what is left where the order of a run is moved out.
+impl Default for BatchPlan {
+    fn default() -> BatchPlan {
+        let (batch, run_length) = (BatchSize::Samples(1), RunLength::Steps(0));
+        BatchPlan {
+            options: BatchOptions { batch, run_length, seed: 0, shuffle: false },
+            samples: 0,
+            lengths: Vec::new(),
+            epochs: EpochStarts::Uniform { batches: 0 },
+            total_steps: 0,
+            current: RefCell::default(),
+        }
+    }
+}
+
+impl BatchPlan {
+    pub fn new(set: &TokenSet, options: BatchOptions) -> Result<Self, BatchError> {
+        let lengths: Vec<u32> = match options.batch {
+            BatchSize::Samples(0) => return Err(BatchError::NoSamples),
+            BatchSize::Tokens(0) => return Err(BatchError::NoTokens),
+            BatchSize::Samples(_) => Vec::new(),
+            BatchSize::Tokens(_) => (0..set.len()).map(|sample| set.length(sample)).collect(),
+        };
+        match options.run_length {
+            RunLength::Steps(0) => return Err(BatchError::NoSteps),
+            RunLength::Epochs(epochs) if !(epochs.is_finite() && epochs > 0.0) => {
+                return Err(BatchError::BadEpochs { epochs });
+            }
+            RunLength::Steps(_) | RunLength::Epochs(_) => {}
+        }
+        let samples =
+            u32::try_from(set.len()).map_err(|_| BatchError::TooManySamples { samples: set.len() })?;
+        let mut plan = BatchPlan {
+            options,
+            samples,
+            lengths,
+            epochs: EpochStarts::Uniform { batches: 0 },
+            total_steps: 0,
+            current: RefCell::default(),
+        };
+        let mut epoch = Epoch::default();
+        match (options.batch, options.shuffle) {
+            (BatchSize::Tokens(_), true) => plan.tabulate_epochs(&mut epoch),
+            (BatchSize::Samples(_), _) | (BatchSize::Tokens(_), false) => {
+                plan.load_epoch(&mut epoch, 0);
+                let batches = epoch.batches();
+                plan.epochs = EpochStarts::Uniform { batches };
+                plan.total_steps = match options.run_length {
+                    RunLength::Steps(steps) => steps,
+                    RunLength::Epochs(epochs) => (epochs * batches as f64).ceil() as u64,
+                };
+            }
+        }
+        // The buffers have seen every epoch, so later epochs fit them.
+        plan.current = RefCell::new(epoch);
+        Ok(plan)
+    }
+
+    pub fn total_steps(&self) -> u64 {
+        self.total_steps
+    }
+
+    /// Steps of the first epoch were it whole; those of later ones may differ where batches are counted in tokens.
+    pub fn first_epoch_steps(&self) -> u64 {
+        match &self.epochs {
+            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Table(starts) => starts[1],
+        }
+    }
+
+    /// Epochs that the run touches, the last one perhaps in part.
+    pub fn epochs(&self) -> u64 {
+        self.total_steps.checked_sub(1).map_or(0, |last| self.locate(last).0 + 1)
+    }
+
+    /// Epochs finished after so many steps, as [`StepSamples::epoch_after`] has them.
+    pub fn epochs_after(&self, steps: u64) -> f64 {
+        let Some(last) = steps.checked_sub(1) else { return 0.0 };
+        let (epoch, batch) = self.locate(last);
+        let batches = match &self.epochs {
+            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Table(starts) => starts[epoch as usize + 1] - starts[epoch as usize],
+        };
+        epoch as f64 + (batch + 1) as f64 / batches as f64
+    }
+
+    /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted anew into the same memory.
+    pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
+        assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
+        let (epoch, batch) = self.locate(step);
+        if self.current.get_mut().index != Some(epoch) {
+            let mut current = self.current.take();
+            self.load_epoch(&mut current, epoch);
+            self.current = RefCell::new(current);
+        }
+        let current = &*self.current.get_mut();
+        StepSamples {
+            epoch,
+            samples: current.batch(batch),
+            epoch_after: epoch as f64 + (batch + 1) as f64 / current.batches() as f64,
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        let table = match &self.epochs {
+            EpochStarts::Uniform { .. } => 0,
+            EpochStarts::Table(starts) => starts.capacity() * size_of::<u64>(),
+        };
+        let current = self.current.borrow();
+        let indices = self.lengths.capacity() + current.order.capacity() + current.starts.capacity();
+        table + indices * size_of::<u32>()
+    }
+
+    /// Calls `on_batch` for the samples of every step, once where epochs repeat.
+    pub(crate) fn for_each_distinct_batch<E>(
+        &self,
+        mut on_batch: impl FnMut(&[u32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut epoch = self.current.borrow_mut();
+        let mut step = 0;
+        while step < self.total_steps {
+            let (index, batch) = self.locate(step);
+            self.load_epoch(&mut epoch, index);
+            let end = epoch.batches().min(batch + self.total_steps - step);
+            for batch in batch..end {
+                on_batch(epoch.batch(batch))?;
+            }
+            step += end - batch;
+            if !self.options.shuffle {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Epoch and batch within it.
+    fn locate(&self, step: u64) -> (u64, u64) {
+        match &self.epochs {
+            EpochStarts::Uniform { batches } => (step / batches, step % batches),
+            EpochStarts::Table(starts) => {
+                let epoch = starts.partition_point(|&start| start <= step) - 1;
+                (epoch as u64, step - starts[epoch])
+            }
+        }
+    }
+
+    fn load_epoch(&self, epoch: &mut Epoch, index: u64) {
+        let options = &self.options;
+        permute(&mut epoch.order, self.samples, options.seed, index, options.shuffle);
+        epoch.index = Some(index);
+        epoch.starts.clear();
+        match options.batch {
+            BatchSize::Samples(batch) => {
+                let batch = usize::try_from(batch).unwrap_or(usize::MAX);
+                epoch.starts.extend((0..self.samples).step_by(batch.min(self.samples as usize)));
+            }
+            BatchSize::Tokens(target) => {
+                let mut tokens = 0;
+                for (position, &sample) in epoch.order.iter().enumerate() {
+                    let length = u64::from(self.lengths[sample as usize]);
+                    tokens += length;
+                    if position == 0 || tokens > target {
+                        epoch.starts.push(position as u32);
+                        tokens = length;
+                    }
+                }
+            }
+        }
+        epoch.starts.push(self.samples);
+    }
+
+    fn tabulate_epochs(&mut self, epoch: &mut Epoch) {
+        let mut starts = vec![0];
+        let mut first_step = 0;
+        for index in 0.. {
+            self.load_epoch(epoch, index);
+            let batches = epoch.batches();
+            first_step += batches;
+            starts.push(first_step);
+            match self.options.run_length {
+                RunLength::Steps(steps) if first_step >= steps => {
+                    self.total_steps = steps;
+                    break;
+                }
+                RunLength::Epochs(epochs) if epochs <= (index + 1) as f64 => {
+                    let last_share = epochs - index as f64;
+                    let last_steps = (last_share * batches as f64).ceil() as u64;
+                    self.total_steps = first_step - batches + last_steps;
+                    break;
+                }
+                RunLength::Steps(_) | RunLength::Epochs(_) => {}
+            }
+        }
+        starts.shrink_to_fit();
+        self.epochs = EpochStarts::Table(starts);
+    }
+}
+
+impl Epoch {
+    fn batches(&self) -> u64 {
+        self.starts.len() as u64 - 1
+    }
+
+    fn batch(&self, batch: u64) -> &[u32] {
+        let batch = batch as usize;
+        &self.order[self.starts[batch] as usize..self.starts[batch + 1] as usize]
+    }
+}
+
+/// The order of `samples` samples in an epoch; without `shuffle` their own.
+pub fn permutation(samples: u32, seed: u64, epoch: u64, shuffle: bool) -> Vec<u32> {
+    let mut order = Vec::new();
+    permute(&mut order, samples, seed, epoch, shuffle);
+    order
+}
+
+/// Fisher-Yates from a counter: swap i takes draw i of the stream that (seed, epoch) names.
+/// The high half of a 128-bit product bounds a draw, with a bias of at most samples / 2^64.
+fn permute(order: &mut Vec<u32>, samples: u32, seed: u64, epoch: u64, shuffle: bool) {
+    order.clear();
+    order.extend(0..samples);
+    if !shuffle {
+        return;
+    }
+    let key = splitmix64(splitmix64(seed) ^ epoch);
+    for i in (1..u64::from(samples)).rev() {
+        let draw = splitmix64(key.wrapping_add(i.wrapping_mul(GOLDEN_GAMMA)));
+        let j = (u128::from(draw) * u128::from(i + 1)) >> 64;
+        order.swap(i as usize, j as usize);
+    }
+}
+
+const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014): the output for state `x`.
+fn splitmix64(x: u64) -> u64 {
+    let z = x.wrapping_add(GOLDEN_GAMMA);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::token_builder::test_sets::set_of_lengths;
+    use proptest::prelude::*;
+
+    fn plan(lengths: &[usize], batch: BatchSize, run_length: RunLength, shuffle: bool) -> BatchPlan {
+        let options = BatchOptions { batch, run_length, seed: 42, shuffle };
+        BatchPlan::new(&set_of_lengths(lengths), options).unwrap()
+    }
+
+    fn all_steps(plan: &mut BatchPlan) -> Vec<(u64, Vec<u32>, f64)> {
+        (0..plan.total_steps())
+            .map(|step| {
+                let step = plan.step_samples(step);
+                (step.epoch, step.samples.to_vec(), step.epoch_after)
+            })
+            .collect()
+    }
+
+    /// The values come from a second implementation of the description above `permute`, in Python.
+    #[test]
+    fn permutations_are_pinned() {
+        // State 0 of the published generator.
+        assert_eq!(splitmix64(0), 0xE220_A839_7B1D_CDAF);
+        assert_eq!(permutation(10, 42, 0, true), [3, 5, 6, 9, 8, 1, 0, 2, 7, 4]);
+        assert_eq!(permutation(10, 42, 1, true), [5, 0, 1, 9, 3, 6, 7, 4, 8, 2]);
+        assert_eq!(permutation(10, 42, 2, true), [9, 5, 1, 2, 7, 8, 3, 0, 4, 6]);
+        assert_eq!(permutation(10, 43, 0, true), [5, 1, 0, 7, 3, 2, 9, 8, 4, 6]);
+        let large = permutation(100_000, 42, 7, true);
+        assert_eq!(large[..4], [96144, 107, 93551, 95834]);
+        assert_eq!(large[99_996..], [32045, 62578, 78088, 20103]);
+        assert_eq!(permutation(4, 42, 9, false), [0, 1, 2, 3]);
+        assert_eq!(permutation(1, 42, 0, true), [0]);
+    }
+
+    #[test]
+    fn every_position_is_about_equally_likely() {
+        let mut counts = [[0u32; 4]; 4];
+        for epoch in 0..4000 {
+            for (position, sample) in permutation(4, 1, epoch, true).into_iter().enumerate() {
+                counts[position][sample as usize] += 1;
+            }
+        }
+        // 1000 expected, standard deviation 27: six of them on either side.
+        let all = counts.as_flattened();
+        assert!(all.iter().all(|count| (836..=1164).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn batches_do_not_cross_epochs_and_the_small_one_is_stepped() {
+        let mut plan = plan(&[2; 5], BatchSize::Samples(2), RunLength::Steps(7), false);
+        let expected = [
+            (0, vec![0, 1], 1.0 / 3.0),
+            (0, vec![2, 3], 2.0 / 3.0),
+            (0, vec![4], 1.0),
+            (1, vec![0, 1], 1.0 + 1.0 / 3.0),
+            (1, vec![2, 3], 1.0 + 2.0 / 3.0),
+            (1, vec![4], 2.0),
+            (2, vec![0, 1], 2.0 + 1.0 / 3.0),
+        ];
+        assert_eq!(all_steps(&mut plan), expected);
+    }
+
+    #[test]
+    fn epochs_are_known_without_walking_there() {
+        for (batch, run_length) in [
+            (BatchSize::Samples(2), RunLength::Steps(7)),
+            (BatchSize::Tokens(9), RunLength::Epochs(2.5)),
+            (BatchSize::Tokens(9), RunLength::Steps(8)),
+        ] {
+            let mut plan = plan(&[2, 5, 3, 7, 4], batch, run_length, true);
+            let steps = all_steps(&mut plan);
+            assert_eq!(plan.epochs(), steps.last().unwrap().0 + 1, "{batch:?}");
+            assert_eq!(plan.epochs_after(0), 0.0);
+            for (step, (_, _, epoch_after)) in steps.iter().enumerate() {
+                assert_eq!(plan.epochs_after(step as u64 + 1), *epoch_after, "{batch:?} {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn shuffled_batches_are_slices_of_the_epochs_permutation() {
+        let mut plan = plan(&[2; 10], BatchSize::Samples(4), RunLength::Steps(6), true);
+        assert_eq!(plan.step_samples(0).samples, [3, 5, 6, 9]);
+        assert_eq!(plan.step_samples(2).samples, [7, 4]);
+        assert_eq!(plan.step_samples(4).samples, [3, 6, 7, 4]);
+    }
+
+    #[test]
+    fn token_batches_stop_before_the_target_is_exceeded() {
+        let lengths = [3, 5, 4, 9, 2, 2, 4];
+        let mut plan = plan(&lengths, BatchSize::Tokens(8), RunLength::Epochs(1.0), false);
+        let batches: Vec<Vec<u32>> = all_steps(&mut plan).into_iter().map(|step| step.1).collect();
+        // 3 + 5 = 8; 4 (9 would exceed); 9 alone though longer than the target; 2 + 2 + 4 = 8.
+        assert_eq!(batches, [vec![0, 1], vec![2], vec![3], vec![4, 5, 6]]);
+    }
+
+    #[test]
+    fn epochs_become_steps_rounded_up() {
+        for (epochs, expected) in [(1.0, 3), (2.0, 6), (0.5, 2), (1.4, 5), (0.01, 1)] {
+            let length = RunLength::Epochs(epochs);
+            let by_samples = plan(&[2; 5], BatchSize::Samples(2), length, true);
+            assert_eq!(by_samples.total_steps(), expected, "{epochs} epochs");
+            // Equal lengths: the same batches, through the table of epochs.
+            let by_tokens = plan(&[2; 5], BatchSize::Tokens(4), length, true);
+            assert_eq!(by_tokens.total_steps(), expected, "{epochs} epochs of tokens");
+        }
+        let large = plan(&[2; 5], BatchSize::Samples(u64::MAX), RunLength::Epochs(3.0), true);
+        assert_eq!(large.total_steps(), 3);
+    }
+
+    #[test]
+    fn senseless_options_are_refused() {
+        let refused = |batch, run_length| {
+            let options = BatchOptions { batch, run_length, seed: 1, shuffle: true };
+            BatchPlan::new(&set_of_lengths(&[2]), options).unwrap_err()
+        };
+        let (one, steps) = (BatchSize::Samples(1), RunLength::Steps(1));
+        assert_eq!(refused(BatchSize::Samples(0), steps), BatchError::NoSamples);
+        assert_eq!(refused(BatchSize::Tokens(0), steps), BatchError::NoTokens);
+        assert_eq!(refused(one, RunLength::Steps(0)), BatchError::NoSteps);
+        for epochs in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(refused(one, RunLength::Epochs(epochs)), BatchError::BadEpochs { .. }));
+        }
+    }
+
+    #[test]
+    fn a_new_epoch_reuses_the_memory_of_the_last() {
+        for batch in [BatchSize::Samples(3), BatchSize::Tokens(40)] {
+            let lengths: Vec<usize> = (0..500).map(|i| 2 + i * 7 % 31).collect();
+            let mut plan = plan(&lengths, batch, RunLength::Epochs(6.0), true);
+            let before = plan.heap_bytes();
+            all_steps(&mut plan);
+            assert_eq!(plan.heap_bytes(), before);
+        }
+    }
+
+    fn any_batch() -> impl Strategy<Value = BatchSize> {
+        prop_oneof![(1u64..12).prop_map(BatchSize::Samples), (1u64..60).prop_map(BatchSize::Tokens)]
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_appears_once_an_epoch(
+            lengths in prop::collection::vec(2usize..20, 1..40),
+            batch in any_batch(),
+            shuffle: bool,
+        ) {
+            let mut plan = plan(&lengths, batch, RunLength::Epochs(3.0), shuffle);
+            let steps = all_steps(&mut plan);
+            for epoch in 0..3 {
+                let of_epoch = steps.iter().filter(|step| step.0 == epoch);
+                let mut seen: Vec<u32> = of_epoch.flat_map(|step| step.1.iter().copied()).collect();
+                seen.sort_unstable();
+                prop_assert_eq!(seen, (0..lengths.len() as u32).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(steps.last().map(|step| step.2), Some(3.0));
+            for (_, samples, _) in &steps {
+                let tokens: usize = samples.iter().map(|&sample| lengths[sample as usize]).sum();
+                match batch {
+                    BatchSize::Samples(batch) => prop_assert!(samples.len() as u64 <= batch),
+                    BatchSize::Tokens(target) => {
+                        prop_assert!(samples.len() == 1 || tokens as u64 <= target);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn any_step_can_be_asked_for_first(
+            lengths in prop::collection::vec(2usize..20, 1..40),
+            batch in any_batch(),
+            steps in 1u64..60,
+            at in 0.0f64..1.0,
+        ) {
+            let step = (at * steps as f64) as u64;
+            let mut walked = plan(&lengths, batch, RunLength::Steps(steps), true);
+            let all = all_steps(&mut walked);
+            // A longer run starts with the same steps.
+            let mut fresh = plan(&lengths, batch, RunLength::Steps(steps + 9), true);
+            let asked = fresh.step_samples(step);
+            let (epoch, samples, epoch_after) = &all[step as usize];
+            prop_assert_eq!(asked.epoch, *epoch);
+            prop_assert_eq!(asked.samples, &samples[..]);
+            prop_assert_eq!(asked.epoch_after, *epoch_after);
+        }
+    }
+}

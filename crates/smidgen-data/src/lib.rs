@@ -1,0 +1,36 @@
+//! Rows on disk to micro-batches in memory.
+//!
+//! Files (`source.rs`) hold rows (`format.rs`), which become examples (`example.rs`), text (`template.rs`), tokens
+//! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`) and packed
+//! arrays (`micro_batch.rs`). `prepare.rs` is the page to read: it goes from files to samples.
+
+#![forbid(unsafe_code)]
+
+pub mod batch;
+pub mod cache;
+mod chat_row;
+pub mod compressed;
+mod csv_rows;
+pub mod example;
+pub mod format;
+mod format_error;
+#[cfg(test)]
+mod format_tests;
+mod json_rows;
+pub mod mask;
+pub mod micro_batch;
+mod parquet_pages;
+mod parquet_rows;
+pub mod prepare;
+pub mod source;
+#[cfg(test)]
+mod source_tests;
+pub mod template;
+mod text_rows;
+pub mod token_builder;
+pub mod token_file;
+pub mod token_record;
+pub mod token_row;
+pub mod tokenize;
+pub mod tokens;
+mod utf8_reader;

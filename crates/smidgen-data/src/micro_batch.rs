@@ -1,0 +1,483 @@
+//! A step's samples as micro-batches: best-fit packing, the packed arrays, and the largest of a whole run.
+//!
+//! Packing is best-fit decreasing, a pure function of the lengths. Where a step is cut decides bytes and
+//! seconds, never the math: samples stay whole and keep their own positions.
+//! The shift by one happens here: row t carries a loss when the next token of the same sample is supervised.
+//! `largest_micro_batch` walks every step before step 0, so that a run is planned for what it will meet.
+//! All buffers belong to the caller and are used again: after the largest micro-batch nothing grows.
+
+use smidgen_ir::Extent;
+use thiserror::Error;
+
+use crate::batch::BatchPlan;
+use crate::tokens::{ReadSampleError, TokenSet};
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PackError {
+    #[error("a sample has {tokens} tokens, a micro-batch takes {micro_tokens}")]
+    SampleTooLong { tokens: usize, micro_tokens: usize },
+}
+
+/// How a step's samples are spread over micro-batches.
+#[derive(Debug, Default)]
+pub struct Packing {
+    /// Positions within the step, micro-batch after micro-batch.
+    positions: Vec<u32>,
+    /// Micro-batch m is `positions[starts[m]..starts[m + 1]]`.
+    starts: Vec<u32>,
+    lengths: Vec<u32>,
+    longest_first: Vec<u32>,
+    /// Free tokens of each bin and its number in order of opening, ascending.
+    free: Vec<(usize, u32)>,
+    bin_of: Vec<u32>,
+    /// A bin's number once bins are sorted by their first sample.
+    renumbered: Vec<u32>,
+}
+
+impl Packing {
+    /// Packs samples of these lengths into micro-batches of at most `micro_tokens`.
+    ///
+    /// The longest goes first (ties: the earlier), into the fullest micro-batch that still takes it
+    /// (ties: the one opened first).
+    pub fn pack(
+        &mut self,
+        lengths: impl IntoIterator<Item = u32>,
+        micro_tokens: usize,
+    ) -> Result<(), PackError> {
+        self.lengths.clear();
+        self.lengths.extend(lengths);
+        self.positions.clear();
+        self.starts.clear();
+        let samples = self.lengths.len();
+        if let Some(&longest) = self.lengths.iter().max()
+            && longest as usize > micro_tokens
+        {
+            return Err(PackError::SampleTooLong { tokens: longest as usize, micro_tokens });
+        }
+        let total: u64 = self.lengths.iter().map(|&length| u64::from(length)).sum();
+        if total <= micro_tokens as u64 {
+            // Best fit would open one bin only.
+            self.positions.extend(0..samples as u32);
+            self.starts.push(0);
+            if samples > 0 {
+                self.starts.push(samples as u32);
+            }
+            return Ok(());
+        }
+        let bins = self.fill_bins(micro_tokens);
+        self.order_by_first_sample(bins);
+        Ok(())
+    }
+
+    /// Positions within the step of each micro-batch, ascending; micro-batches in order of their first sample.
+    pub fn micro_batches(&self) -> impl ExactSizeIterator<Item = &[u32]> {
+        self.starts.windows(2).map(|range| &self.positions[range[0] as usize..range[1] as usize])
+    }
+
+    /// Leaves each position's bin in `bin_of`, and says how many bins there are.
+    fn fill_bins(&mut self, micro_tokens: usize) -> usize {
+        let lengths = &self.lengths;
+        self.longest_first.clear();
+        self.longest_first.extend(0..lengths.len() as u32);
+        self.longest_first
+            .sort_unstable_by_key(|&position| (u32::MAX - lengths[position as usize], position));
+        self.bin_of.clear();
+        self.bin_of.resize(lengths.len(), 0);
+        self.free.clear();
+        for &position in &self.longest_first {
+            let length = lengths[position as usize] as usize;
+            let mut slot = self.free.partition_point(|&(free, _)| free < length);
+            if slot == self.free.len() {
+                self.free.push((micro_tokens, self.free.len() as u32));
+                slot = self.free.len() - 1;
+            }
+            let (free, bin) = self.free[slot];
+            self.bin_of[position as usize] = bin;
+            let emptied = (free - length, bin);
+            let target = self.free[..slot].partition_point(|&entry| entry < emptied);
+            self.free[target..=slot].rotate_right(1);
+            self.free[target] = emptied;
+        }
+        self.free.len()
+    }
+
+    fn order_by_first_sample(&mut self, bins: usize) {
+        const UNSEEN: u32 = u32::MAX;
+        self.renumbered.clear();
+        self.renumbered.resize(bins, UNSEEN);
+        // `starts[m + 1]` counts micro-batch m first, then becomes its end.
+        self.starts.resize(bins + 1, 0);
+        let mut seen = 0;
+        for bin in &mut self.bin_of {
+            let renumbered = &mut self.renumbered[*bin as usize];
+            if *renumbered == UNSEEN {
+                *renumbered = seen;
+                seen += 1;
+            }
+            *bin = *renumbered;
+            self.starts[*bin as usize + 1] += 1;
+        }
+        for micro_batch in 0..bins {
+            self.starts[micro_batch + 1] += self.starts[micro_batch];
+        }
+        // No longer needed as names, the numbers now hold where the next sample of each goes.
+        self.renumbered.copy_from_slice(&self.starts[..bins]);
+        self.positions.resize(self.bin_of.len(), 0);
+        for (position, &bin) in self.bin_of.iter().enumerate() {
+            let next = &mut self.renumbered[bin as usize];
+            self.positions[*next as usize] = position as u32;
+            *next += 1;
+        }
+    }
+}
+
+/// The packed arrays of one micro-batch: T tokens, S samples, R rows with a loss.
+#[derive(Debug, Default)]
+pub struct MicroBatch {
+    pub ids: Vec<i32>, // (T)
+    /// Restart at 0 with each sample.
+    pub positions: Vec<i32>, // (T)
+    /// Sample s is tokens `segments[s]..segments[s + 1]`.
+    pub segments: Vec<i32>, // (S + 1)
+    /// Tokens whose next token in the same sample is supervised, ascending.
+    pub rows: Vec<i32>, // (R)
+    /// What each row has to predict.
+    pub labels: Vec<i32>, // (R)
+    /// The token set's index of each token's sample: randomness is keyed by it, not by where it was packed.
+    pub sample_of_token: Vec<u32>, // (T)
+}
+
+impl MicroBatch {
+    /// What a token takes here at most.
+    pub const TOKEN_BYTES: u64 = 5 * 4;
+
+    /// Room for every micro-batch within `extent`.
+    pub fn with_capacity(extent: Extent) -> Self {
+        MicroBatch {
+            ids: Vec::with_capacity(extent.tokens),
+            positions: Vec::with_capacity(extent.tokens),
+            segments: Vec::with_capacity(extent.segments + 1),
+            rows: Vec::with_capacity(extent.rows),
+            labels: Vec::with_capacity(extent.rows),
+            sample_of_token: Vec::with_capacity(extent.tokens),
+        }
+    }
+
+    pub fn extent(&self) -> Extent {
+        Extent {
+            tokens: self.ids.len(),
+            rows: self.rows.len(),
+            segments: self.segments.len().saturating_sub(1),
+        }
+    }
+
+    /// Replaces the contents by these samples of the set, in this order.
+    pub fn fill(
+        &mut self,
+        set: &TokenSet,
+        samples: impl IntoIterator<Item = u32>,
+    ) -> Result<(), ReadSampleError> {
+        self.ids.clear();
+        self.positions.clear();
+        self.segments.clear();
+        self.rows.clear();
+        self.labels.clear();
+        self.sample_of_token.clear();
+        self.segments.push(0);
+        for index in samples {
+            let first = self.ids.len();
+            set.read(index as usize, &mut self.ids, |position, label| {
+                // Nothing of the same sample stands before the first position.
+                if position > 0 {
+                    self.rows.push((first + position - 1) as i32);
+                    self.labels.push(label);
+                }
+            })?;
+            let length = self.ids.len() - first;
+            self.positions.extend(0..length as i32);
+            self.sample_of_token.extend(std::iter::repeat_n(index, length));
+            self.segments.push(self.ids.len() as i32);
+        }
+        Ok(())
+    }
+}
+
+/// What a whole run meets at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Largest {
+    /// Bounds every micro-batch of every step; its three numbers may come from different ones.
+    pub micro_batch: Extent,
+    /// Tokens of the largest step, over all of its micro-batches: a larger `micro_tokens` gains nothing.
+    pub step_tokens: usize,
+    /// Supervised tokens of the largest step.
+    pub step_rows: usize,
+    /// Micro-batches of the step that is cut most.
+    pub step_micro_batches: usize,
+}
+
+/// Packs every step of a run as the run will, and keeps the maxima.
+pub fn largest_micro_batch(
+    plan: &BatchPlan,
+    set: &TokenSet,
+    micro_tokens: usize,
+) -> Result<Largest, PackError> {
+    let mut packing = Packing::default();
+    let mut largest = Largest::default();
+    plan.for_each_distinct_batch(|samples| {
+        packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
+        let mut step = Extent::default();
+        for positions in packing.micro_batches() {
+            let mut extent = Extent::default();
+            for &position in positions {
+                let sample = samples[position as usize] as usize;
+                extent.tokens += set.length(sample) as usize;
+                extent.rows += set.supervised(sample) as usize;
+                extent.segments += 1;
+            }
+            step.tokens += extent.tokens;
+            step.rows += extent.rows;
+            let most = &mut largest.micro_batch;
+            most.tokens = most.tokens.max(extent.tokens);
+            most.rows = most.rows.max(extent.rows);
+            most.segments = most.segments.max(extent.segments);
+        }
+        largest.step_tokens = largest.step_tokens.max(step.tokens);
+        largest.step_rows = largest.step_rows.max(step.rows);
+        largest.step_micro_batches = largest.step_micro_batches.max(packing.micro_batches().len());
+        Ok(())
+    })?;
+    Ok(largest)
+}
+
+/// The samples of the micro-batch of a run that has the most tokens, and of those the most supervised ones; the first
+/// of several alike.
+pub fn largest_samples(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize) -> Result<Vec<u32>, PackError> {
+    let mut packing = Packing::default();
+    let (mut largest, mut most) = (Vec::new(), (0, 0));
+    plan.for_each_distinct_batch(|samples| {
+        packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
+        for positions in packing.micro_batches() {
+            let chosen = positions.iter().map(|&position| samples[position as usize]);
+            let count = token_and_row_count(set, chosen.clone());
+            if count > most {
+                most = count;
+                largest.clear();
+                largest.extend(chosen);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(largest)
+}
+
+/// Tokens of some samples, and how many of them are supervised.
+pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (u64, u64) {
+    samples.into_iter().fold((0, 0), |(tokens, rows), sample| {
+        let sample = sample as usize;
+        (tokens + u64::from(set.length(sample)), rows + u64::from(set.supervised(sample)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{BatchOptions, BatchSize, RunLength};
+    use crate::token_builder::test_sets::{set_of_lengths, set_of_rows};
+    use proptest::prelude::*;
+
+    fn pack(lengths: &[u32], micro_tokens: usize) -> Vec<Vec<u32>> {
+        let mut packing = Packing::default();
+        packing.pack(lengths.iter().copied(), micro_tokens).unwrap();
+        packing.micro_batches().map(<[u32]>::to_vec).collect()
+    }
+
+    #[test]
+    fn a_token_takes_what_is_said() {
+        let extent = Extent { tokens: 1000, rows: 1000, segments: 1 };
+        let MicroBatch { ids, positions, segments, rows, labels, sample_of_token } =
+            MicroBatch::with_capacity(extent);
+        let numbers = [&ids, &positions, &rows, &labels].map(Vec::capacity).iter().sum::<usize>();
+        assert_eq!(4 * (numbers + sample_of_token.capacity()) as u64, MicroBatch::TOKEN_BYTES * 1000);
+        assert_eq!(segments.capacity(), 2);
+    }
+
+    #[test]
+    fn best_fit_decreasing_by_hand() {
+        // 4 | 3, then 1 joins the 3 (the fullest that takes it); 2 opens a third. Sorted by first sample.
+        assert_eq!(pack(&[4, 2, 3, 1], 4), [vec![0], vec![1], vec![2, 3]]);
+        // 6 and 5 open two; 4 fills the 6, not the 5; 3 joins the 5 (free: 0 and 2), the other 3 opens a third;
+        // 1 goes to the fullest that takes it, with the 5 and the 3.
+        assert_eq!(pack(&[3, 5, 1, 6, 4, 3], 10), [vec![0, 1, 2], vec![3, 4], vec![5]]);
+        // Two bins with 1 free each: the one opened first.
+        assert_eq!(pack(&[5, 5, 1], 6), [vec![0, 2], vec![1]]);
+        // All fit: one micro-batch in the given order.
+        assert_eq!(pack(&[1, 3, 2], 6), [vec![0, 1, 2]]);
+        // Equal lengths fill bins in order.
+        assert_eq!(pack(&[2, 2, 2, 2, 2], 4), [vec![0, 1], vec![2, 3], vec![4]]);
+        assert_eq!(pack(&[], 4), Vec::<Vec<u32>>::new());
+    }
+
+    #[test]
+    fn a_sample_longer_than_a_micro_batch_is_refused() {
+        let mut packing = Packing::default();
+        let error = packing.pack([3, 9, 2], 8).unwrap_err();
+        assert_eq!(error.to_string(), "a sample has 9 tokens, a micro-batch takes 8");
+        assert_eq!(packing.micro_batches().len(), 0);
+    }
+
+    #[test]
+    fn the_arrays_of_a_micro_batch_by_hand() {
+        let set = set_of_rows(&[
+            (vec![9, 9], vec![9, 9]),
+            (vec![10, 11, 12, 13], vec![10, -100, 22, 13]),
+            (vec![20, 21, 22], vec![-100, 21, -100]),
+        ]);
+        let mut batch = MicroBatch::default();
+        batch.fill(&set, [0]).unwrap();
+        batch.fill(&set, [2, 1]).unwrap();
+        assert_eq!(batch.ids, [20, 21, 22, 10, 11, 12, 13]);
+        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 3]);
+        assert_eq!(batch.segments, [0, 3, 7]);
+        // Token 0 predicts 21; tokens 4 and 5 predict 22 and 13; nothing is predicted across the seam at 3,
+        // and the supervised first label of sample 1 does not count.
+        assert_eq!(batch.rows, [0, 4, 5]);
+        assert_eq!(batch.labels, [21, 22, 13]);
+        assert_eq!(batch.sample_of_token, [2, 2, 2, 1, 1, 1, 1]);
+        assert_eq!(batch.extent(), Extent { tokens: 7, rows: 3, segments: 2 });
+    }
+
+    #[test]
+    fn the_largest_by_hand() {
+        let set = set_of_lengths(&[2, 3, 4, 7, 2, 2]);
+        let options = BatchOptions {
+            batch: BatchSize::Samples(3),
+            run_length: RunLength::Steps(5),
+            seed: 0,
+            shuffle: false,
+        };
+        let plan = BatchPlan::new(&set, options).unwrap();
+        // Steps (2 3 4), (7 2 2): micro-batches (3 4), (2) and (7), (2 2).
+        let expected = Largest {
+            micro_batch: Extent { tokens: 7, rows: 6, segments: 2 },
+            step_tokens: 11,
+            step_rows: 8,
+            step_micro_batches: 2,
+        };
+        assert_eq!(largest_micro_batch(&plan, &set, 7).unwrap(), expected);
+        assert_eq!(
+            largest_micro_batch(&plan, &set, 6).unwrap_err(),
+            PackError::SampleTooLong { tokens: 7, micro_tokens: 6 }
+        );
+        let whole = largest_micro_batch(&plan, &set, usize::MAX).unwrap();
+        assert_eq!(whole.micro_batch, Extent { tokens: 11, rows: 8, segments: 3 });
+        // Of two with 7 tokens the one that is a single sample has more that are supervised.
+        assert_eq!(largest_samples(&plan, &set, 7).unwrap(), [3]);
+        assert_eq!(largest_samples(&plan, &set, usize::MAX).unwrap(), [3, 4, 5]);
+        assert_eq!(token_and_row_count(&set, [1, 3]), (10, 8));
+    }
+
+    /// The definition, without any of the bookkeeping: try every bin for every sample.
+    fn best_fit_by_definition(lengths: &[u32], micro_tokens: usize) -> Vec<Vec<u32>> {
+        let mut order: Vec<u32> = (0..lengths.len() as u32).collect();
+        order.sort_by_key(|&position| std::cmp::Reverse(lengths[position as usize]));
+        let mut bins: Vec<(usize, Vec<u32>)> = Vec::new();
+        for position in order {
+            let length = lengths[position as usize] as usize;
+            let fits = bins.iter_mut().filter(|(free, _)| *free >= length);
+            match fits.min_by_key(|(free, _)| *free) {
+                Some((free, positions)) => {
+                    *free -= length;
+                    positions.push(position);
+                }
+                None => bins.push((micro_tokens - length, vec![position])),
+            }
+        }
+        let mut bins: Vec<Vec<u32>> = bins.into_iter().map(|(_, positions)| positions).collect();
+        bins.iter_mut().for_each(|bin| bin.sort());
+        bins.sort();
+        bins
+    }
+
+    proptest! {
+        #[test]
+        fn packing_is_best_fit_decreasing(
+            lengths in prop::collection::vec(1u32..40, 0..60),
+            micro_tokens in 40usize..90,
+        ) {
+            prop_assert_eq!(
+                pack(&lengths, micro_tokens),
+                best_fit_by_definition(&lengths, micro_tokens)
+            );
+        }
+
+        #[test]
+        fn micro_batches_cover_an_epoch_once_and_stay_within_the_extent(
+            lengths in prop::collection::vec(2usize..30, 1..50),
+            masked in prop::collection::vec(0usize..30, 50),
+            batch in 1u64..12,
+            by_tokens: bool,
+            shuffle: bool,
+            micro_tokens in 30usize..80,
+            seed: u64,
+        ) {
+            let rows: Vec<_> = lengths
+                .iter()
+                .zip(&masked)
+                .map(|(&length, &masked)| {
+                    let ids: Vec<i64> = (0..length as i64).collect();
+                    let masked = masked.min(length - 1);
+                    let labels = ids.iter().map(|&id| if id < masked as i64 { -100 } else { id });
+                    let labels = labels.collect();
+                    (ids, labels)
+                })
+                .collect();
+            let set = set_of_rows(&rows);
+            let options = BatchOptions {
+                batch: match by_tokens {
+                    true => BatchSize::Tokens(batch * 10),
+                    false => BatchSize::Samples(batch),
+                },
+                run_length: RunLength::Epochs(2.0),
+                seed,
+                shuffle,
+            };
+            let mut plan = BatchPlan::new(&set, options).unwrap();
+            let largest = largest_micro_batch(&plan, &set, micro_tokens).unwrap();
+            let mut micro_batch = MicroBatch::with_capacity(largest.micro_batch);
+            let capacity = micro_batch.ids.capacity();
+            let mut packing = Packing::default();
+            let mut reached = Largest::default();
+            let mut seen = vec![0; set.len()];
+            for step in 0..plan.total_steps() {
+                let samples = plan.step_samples(step).samples;
+                let lengths = samples.iter().map(|&sample| set.length(sample as usize));
+                packing.pack(lengths, micro_tokens).unwrap();
+                let mut step_tokens = 0;
+                let mut step_rows = 0;
+                for positions in packing.micro_batches() {
+                    prop_assert!(positions.is_sorted());
+                    let chosen = positions.iter().map(|&position| samples[position as usize]);
+                    chosen.clone().for_each(|sample| seen[sample as usize] += 1);
+                    micro_batch.fill(&set, chosen).unwrap();
+                    let extent = micro_batch.extent();
+                    prop_assert!(extent.tokens <= micro_tokens);
+                    prop_assert_eq!(micro_batch.segments[extent.segments] as usize, extent.tokens);
+                    step_tokens += extent.tokens;
+                    step_rows += extent.rows;
+                    let most = &mut reached.micro_batch;
+                    most.tokens = most.tokens.max(extent.tokens);
+                    most.rows = most.rows.max(extent.rows);
+                    most.segments = most.segments.max(extent.segments);
+                }
+                reached.step_tokens = reached.step_tokens.max(step_tokens);
+                reached.step_rows = reached.step_rows.max(step_rows);
+                reached.step_micro_batches =
+                    reached.step_micro_batches.max(packing.micro_batches().len());
+            }
+            // A bound, and a tight one: the run reaches every number.
+            prop_assert_eq!(reached, largest);
+            prop_assert_eq!(micro_batch.ids.capacity(), capacity);
+            prop_assert!(seen.iter().all(|&times| times == 2));
+        }
+    }
+}

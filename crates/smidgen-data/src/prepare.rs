@@ -1,0 +1,349 @@
+//! From the files that a recipe names to a token set: format, template, tokens, cache.
+//!
+//! The tokenizer lives only as long as this: it is large, and training does not need it. Where a set is cached,
+//! it is not even loaded.
+//! Leaves out what the model and the recipe allow (`job.rs`), and batches.
+
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value as Json, json};
+use smidgen_ir::words::{DataFormat, LossOn};
+use thiserror::Error;
+
+use crate::cache::{CacheKey, cache_file};
+use crate::format::{FormatError, RowFormat, recognize};
+use crate::mask::{EncodeError, RowEncoder};
+use crate::source::{SourceError, file_kind};
+use crate::template::{
+    DataTemplate, TemplateChoice, TemplateError, TemplateKind, choose_template, template_source,
+};
+use crate::token_builder::{LargeSets, TokenSetBuilder};
+use crate::token_file::{open_set, write_set};
+use crate::token_record::LabelForm;
+use crate::token_row::TokensError;
+use crate::tokenize::{RowNotes, store_token_rows, tokenize_rows};
+use crate::tokens::{RowCounts, TokenLimits, TokenSet, TokenStats};
+use smidgen_formats::gguf::{GgufError, GgufFile};
+use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
+
+/// Sets with more records than this are read from their file, sample by sample.
+const LARGE_SET_BYTES: usize = 64 << 20;
+
+/// What a set is made by, beside its files.
+#[derive(Clone, Copy, Debug)]
+pub struct PrepareOptions<'a> {
+    pub format: DataFormat,
+    pub template: &'a TemplateChoice,
+    pub loss_on: LossOn,
+    pub limits: TokenLimits,
+    /// Where tokenized sets are kept between runs, if anywhere.
+    pub cache: Option<&'a Path>,
+    pub threads: usize,
+    pub quiet: bool,
+}
+
+/// A set and where it is from.
+#[derive(Debug)]
+pub struct Prepared {
+    pub set: TokenSet,
+    pub origin: Origin,
+    /// Mistakes that people make, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// What rows were taken for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub format: RowFormat,
+    /// Why that format.
+    pub reason: String,
+    /// The template's name, where one was used.
+    pub template: Option<String>,
+}
+
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Of text, where labels are not the user's.
+    #[error("no supervised token anywhere: {counts}")]
+    NoAnswers { counts: RowCounts, loss_on: LossOn },
+    #[error("the rows are text, and {0}")]
+    Tokenizer(TokenizerError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("`{}` cannot be read: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{place}: {error}")]
+    Row { place: String, error: EncodeError },
+}
+
+impl PrepareError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            PrepareError::Source(error) => error.hint(),
+            PrepareError::Format(error) => error.hint(),
+            PrepareError::Tokens(error) => error.hint(),
+            PrepareError::Template(error) => error.hint(),
+            PrepareError::Row { error, .. } => error.hint(),
+            PrepareError::Tokenizer(_) => {
+                Some("rows of `tokens` (`input_ids`, `labels`) need no tokenizer".to_owned())
+            }
+            PrepareError::NoAnswers { loss_on, .. } => Some(format!(
+                "no row has anything that `data.loss_on = {loss_on}` supervises; `smidgen preview` with \
+                 `data.loss_on=all` shows the rows"
+            )),
+            PrepareError::Gguf(_) | PrepareError::Read { .. } => None,
+        }
+    }
+}
+
+/// The model's tokenizer.
+pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
+    let tokenizer = match model {
+        Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()),
+        // Opened again: the model let go of its vocabulary when it was loaded.
+        Model::Gguf { file, .. } => Tokenizer::from_gguf(&GgufFile::open(file.path())?),
+    };
+    tokenizer.map_err(PrepareError::Tokenizer)
+}
+
+/// Files to a set, out of the cache where it is there.
+pub fn prepare_set(
+    files: &[PathBuf],
+    model: &Model,
+    options: PrepareOptions<'_>,
+) -> Result<Prepared, PrepareError> {
+    for file in files {
+        file_kind(file)?;
+    }
+    let recognized = recognize(files, options.format)?;
+    let origin = Origin { format: recognized.format, reason: recognized.reason, template: None };
+    let has_text = origin.format != RowFormat::Tokens;
+    // A small set of tokens is quicker read again than looked up.
+    let path = match has_text || may_be_large(files) {
+        true => match options.cache {
+            Some(cache) => cache_file(cache, &cache_key(files, model, origin.format, options)?),
+            None => None,
+        },
+        false => None,
+    };
+    if let Some((set, about)) = path.as_ref().and_then(|path| open_set(path, files, LARGE_SET_BYTES)) {
+        let text = |value: &Json| value.as_str().map(str::to_owned);
+        let warnings = about["warnings"].as_array().into_iter().flatten().filter_map(text).collect();
+        return Ok(Prepared {
+            set,
+            origin: Origin { template: text(&about["template"]), ..origin },
+            warnings,
+        });
+    }
+    let mut builder = match &path {
+        Some(path) => {
+            let form = if has_text { LabelForm::Bits } else { LabelForm::Numbers };
+            let large = LargeSets { above_bytes: LARGE_SET_BYTES, path: path.clone(), form };
+            TokenSetBuilder::with_large_sets(options.limits, large)
+        }
+        None => TokenSetBuilder::new(options.limits),
+    };
+    let (template, warnings) = match has_text {
+        true => fill_with_text(files, model, origin.format, options, &mut builder)?,
+        false => fill_with_tokens(files, options, &mut builder)?,
+    };
+    let about = json!({"warnings": warnings, "template": template});
+    let set = builder.finish_with(files, &about).map_err(|error| match error {
+        TokensError::NothingSupervised { counts, .. }
+            if has_text && counts.unsupervised_by_truncation == 0 =>
+        {
+            PrepareError::NoAnswers { counts, loss_on: options.loss_on }
+        }
+        error => PrepareError::Tokens(error),
+    })?;
+    if let Some(path) = path.filter(|_| has_text) {
+        // A cache that cannot be written costs the next start some seconds, and nothing else.
+        let _ = write_set(&path, &set, files, &about);
+    }
+    Ok(Prepared { set, origin: Origin { template, ..origin }, warnings })
+}
+
+/// Whether rows of tokens may take more than a set in memory should: a token is two bytes of text at least,
+/// and what is compressed may be anything.
+fn may_be_large(files: &[PathBuf]) -> bool {
+    let plain = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "jsonl");
+    let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    !files.iter().all(plain) || files.iter().map(bytes).sum::<u64>() > LARGE_SET_BYTES as u64 / 4
+}
+
+type Filled = (Option<String>, Vec<String>);
+
+fn fill_with_tokens(
+    files: &[PathBuf],
+    options: PrepareOptions<'_>,
+    builder: &mut TokenSetBuilder,
+) -> Result<Filled, PrepareError> {
+    let bar = Rows::new(options.quiet);
+    let stored = store_token_rows(files, builder, |rows| bar.add(rows));
+    bar.finish();
+    stored?;
+    let mut warnings = Vec::new();
+    if options.loss_on != LossOn::Completion {
+        let loss_on = options.loss_on;
+        warnings
+            .push(format!("`data.loss_on = {loss_on}` is ignored: rows of `tokens` have their own labels"));
+    }
+    warnings.extend(warnings_of_counts(builder.stats()));
+    Ok((None, warnings))
+}
+
+fn fill_with_text(
+    files: &[PathBuf],
+    model: &Model,
+    format: RowFormat,
+    options: PrepareOptions<'_>,
+    builder: &mut TokenSetBuilder,
+) -> Result<Filled, PrepareError> {
+    let tokenizer = read_tokenizer(model)?;
+    let template = choose_template(options.template, format, &tokenizer)?;
+    let encoder = RowEncoder::new(&tokenizer, template.as_ref(), options.loss_on);
+    let bar = Rows::new(options.quiet);
+    let tokenized = tokenize_rows(files, format, &encoder, options.threads, builder, |rows| bar.add(rows));
+    bar.finish();
+    let notes = tokenized?;
+    let warnings = warnings_of(&notes, builder.stats(), &tokenizer, template.as_ref(), format, options);
+    Ok((template.map(|template| template.name), warnings))
+}
+
+fn cache_key(
+    files: &[PathBuf],
+    model: &Model,
+    format: RowFormat,
+    options: PrepareOptions<'_>,
+) -> Result<String, PrepareError> {
+    let unread = |(path, source)| PrepareError::Read { path, source };
+    let limits = options.limits;
+    let mut key = CacheKey::new();
+    key.add_files(files).map_err(unread)?;
+    key.add_tokenizer(model).map_err(unread)?;
+    key.add("template", template_source(options.template)?.as_bytes());
+    let kind = match options.template {
+        TemplateChoice::Auto => "auto",
+        TemplateChoice::Named(_) => "named",
+        TemplateChoice::File(_) => "file",
+    };
+    let settings = format!(
+        "{format} {kind} {} {} {} {:?}",
+        options.loss_on, limits.max_tokens, limits.vocab_size, limits.overflow
+    );
+    key.add("settings", settings.as_bytes());
+    Ok(key.finish())
+}
+
+/// What people get wrong, as far as tokens show it.
+fn warnings_of(
+    notes: &RowNotes,
+    stats: &TokenStats,
+    tokenizer: &Tokenizer,
+    template: Option<&DataTemplate>,
+    format: RowFormat,
+    options: PrepareOptions<'_>,
+) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let (loss_on, rows) = (options.loss_on, notes.rows);
+    if format == RowFormat::Text && loss_on == LossOn::Assistant {
+        warnings.push(format!(
+            "`data.loss_on = {loss_on}` is ignored: rows of `text` have no turns, every token is supervised"
+        ));
+    }
+    if format == RowFormat::Text && *options.template != TemplateChoice::Auto {
+        warnings.push("`data.template` is ignored: rows of `text` are taken as they are".to_owned());
+    }
+    if let Some(DataTemplate { kind: TemplateKind::Chat(chat), is_the_models: true, .. }) = template
+        && loss_on == LossOn::Assistant
+        && !chat.marks_generation()
+    {
+        warnings.push(
+            "the model's chat template has no `{% generation %}` block: the assistant's turns are found by \
+             rendering each conversation message by message"
+                .to_owned(),
+        );
+    }
+    if rows > 0 && notes.turn_end_supervised == 0 {
+        let what = match (template, notes.turn_end_not_supervised) {
+            (_, 1..) => "the token that ends a turn follows the answers and is never supervised".to_owned(),
+            (Some(DataTemplate { name, kind: TemplateKind::Chat(_), .. }), 0) => {
+                format!("no answer ends with a special token of the tokenizer (template: {name})")
+            }
+            (_, 0) if tokenizer.special_ids().eos.is_none() => {
+                "the tokenizer has no token that ends a text (EOS)".to_owned()
+            }
+            (_, 0) => "no supervised text ends with a special token".to_owned(),
+        };
+        warnings.push(format!("{what}: the model will not learn where to stop"));
+    }
+    if notes.bos_doubled > 0 {
+        warnings.push(format!(
+            "{} of {rows} rows begin with two BOS tokens: the data has one already, leave it out there",
+            notes.bos_doubled
+        ));
+    }
+    if notes.prompt_differs > 0 {
+        warnings.push(format!(
+            "in {} of {rows} rows the end of the prompt becomes other tokens when the answer follows; \
+             supervision begins there",
+            notes.prompt_differs
+        ));
+    }
+    warnings.extend(warnings_of_counts(stats));
+    warnings
+}
+
+fn warnings_of_counts(stats: &TokenStats) -> Vec<String> {
+    let rows = stats.rows;
+    let mut warnings: Vec<String> = rows.warning().into_iter().collect();
+    if rows.kept > 0 && rows.truncated == rows.kept {
+        warnings.push("every sample is truncated: raise `data.max_tokens`".to_owned());
+    } else if 20 * rows.truncated > rows.kept {
+        let share = 100.0 * rows.truncated as f64 / rows.kept as f64;
+        warnings.push(format!(
+            "{share:.0} % of the samples are truncated, and do not end as they should: raise `data.max_tokens`"
+        ));
+    }
+    warnings
+}
+
+/// Rows so far, on a terminal.
+struct Rows(Option<ProgressBar>);
+
+impl Rows {
+    fn new(quiet: bool) -> Rows {
+        Rows((!quiet && io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{spinner} tokenizing: {human_pos} rows, {per_sec}");
+            bar.set_style(style.expect("the template is valid"));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        }))
+    }
+
+    fn add(&self, rows: u64) {
+        if let Some(bar) = &self.0 {
+            bar.inc(rows);
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! How a row becomes text: the model's own chat template, one that is built in, or a file.
+//!
+//! The built-in ones have `{% generation %}` blocks around what the assistant says, with the end of the turn,
+//! as TRL's templates for training have them. `alpaca` and `llm-adapters` are no chat templates but plain texts
+//! with an instruction in them.
+//! `strftime_now` always says 26 Jul 2024, the date that Llama's own template falls back on: a date that moved
+//! would make tomorrow's tokens others than today's, and a run could not be resumed to the bit.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use smidgen_ir::words::nearest;
+use thiserror::Error;
+
+use crate::format::RowFormat;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::{ChatTemplate, ChatTemplateError};
+
+/// Chat templates by name.
+const CHAT_TEMPLATES: [(&str, &str); 8] = [
+    ("chatml", include_str!("templates/chatml.jinja")),
+    ("llama3", include_str!("templates/llama3.jinja")),
+    ("phi3", include_str!("templates/phi3.jinja")),
+    ("phi4", include_str!("templates/phi4.jinja")),
+    ("phi4-mini", include_str!("templates/phi4-mini.jinja")),
+    ("gemma", include_str!("templates/gemma.jinja")),
+    ("mistral", include_str!("templates/mistral.jinja")),
+    ("zephyr", include_str!("templates/zephyr.jinja")),
+];
+/// Texts by name.
+const TEXT_PROMPTS: [(&str, TextPrompt); 2] =
+    [("alpaca", TextPrompt::Alpaca), ("llm-adapters", TextPrompt::LlmAdapters)];
+
+/// What `strftime_now` says, as seconds since 1970.
+const MOMENT_S: u64 = 1_721_952_000;
+
+/// The moment that every data set is rendered at.
+pub fn data_moment() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(MOMENT_S)
+}
+
+#[derive(Debug, Error)]
+pub enum TemplateError {
+    #[error("`data.template`: there is no built-in template `{name}`")]
+    Unknown { name: String },
+    #[error("`data.template`: `{}` cannot be read: {reason}", path.display())]
+    Read { path: PathBuf, reason: String },
+    #[error("`data.template`: {origin}: {error}")]
+    Unsound { origin: String, error: ChatTemplateError },
+    #[error("the rows are conversations, and the model has no chat template")]
+    ModelHasNone,
+    #[error(
+        "`data.template = {name}` is a text for an instruction and its answer, and the rows are conversations"
+    )]
+    TextForChat { name: String },
+}
+
+impl TemplateError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            TemplateError::Unknown { name } => {
+                let all = template_names();
+                let near = nearest(name, all.iter().copied());
+                let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
+                Some(format!("{near}built in are {}; a file ends in `.jinja`", all.join(", ")))
+            }
+            TemplateError::ModelHasNone | TemplateError::TextForChat { .. } => Some(format!(
+                "`data.template` is one of {}, or a `.jinja` file; take the one that the model was trained with",
+                CHAT_TEMPLATES.map(|(name, _)| name).join(", ")
+            )),
+            TemplateError::Read { .. } => {
+                Some("paths in a recipe are relative to the recipe, those on the command line to the working directory".to_owned())
+            }
+            TemplateError::Unsound { .. } => None,
+        }
+    }
+}
+
+/// The names that `data.template` takes.
+pub fn template_names() -> Vec<&'static str> {
+    CHAT_TEMPLATES.iter().map(|(name, _)| *name).chain(TEXT_PROMPTS.iter().map(|(name, _)| *name)).collect()
+}
+
+/// The template that the user asks for (`data.template`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateChoice {
+    /// The model's own, or the one that suits the rows.
+    Auto,
+    /// A built-in one.
+    Named(String),
+    /// A `.jinja` file.
+    File(PathBuf),
+}
+
+/// A plain text around an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextPrompt {
+    /// Stanford Alpaca's.
+    Alpaca,
+    /// That of LLM-Adapters' `finetune.py`, which keeps the indentation of its source.
+    LlmAdapters,
+}
+
+impl TextPrompt {
+    /// Everything before the answer.
+    pub fn render(self, instruction: &str, input: Option<&str>) -> String {
+        let input = input.filter(|input| !input.is_empty());
+        let task = match input {
+            Some(_) => {
+                "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately completes the request."
+            }
+            None => {
+                "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+            }
+        };
+        let mut text = String::from(task);
+        // The trailing spaces of the first line, what every further line begins with, and what stands on an
+        // empty line between two parts.
+        let (trailing, indent, between) = match (self, input) {
+            (TextPrompt::Alpaca, _) => ("", "", ""),
+            (TextPrompt::LlmAdapters, Some(_)) => (" ", "                ", "                "),
+            (TextPrompt::LlmAdapters, None) => ("  ", "                ", "                "),
+        };
+        let part = |text: &mut String, name: &str, content: &str| {
+            write!(text, "{indent}### {name}:\n{indent}{content}\n{between}\n")
+                .expect("a string can be written to");
+        };
+        text.push_str(trailing);
+        text.push_str("\n\n");
+        part(&mut text, "Instruction", instruction);
+        if let Some(input) = input {
+            part(&mut text, "Input", input);
+        }
+        write!(text, "{indent}### Response:\n{indent}").expect("a string can be written to");
+        text
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum TemplateKind {
+    Chat(Box<ChatTemplate>),
+    Text(TextPrompt),
+}
+
+/// A template and where it is from.
+#[derive(Clone, Debug)]
+pub struct DataTemplate {
+    /// For people: a name, a path, or that it is the model's.
+    pub name: String,
+    pub kind: TemplateKind,
+    /// The model's own, rather than one that was asked for.
+    pub is_the_models: bool,
+}
+
+/// What a template is made of, before a tokenizer is there: what tells two templates apart.
+pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError> {
+    match wanted {
+        // The model's own is told apart by the model's files, and so is whether it has one.
+        TemplateChoice::Auto => Ok("auto".to_owned()),
+        TemplateChoice::Named(name) => {
+            let chat = CHAT_TEMPLATES.iter().find(|(known, _)| known == name);
+            let text = TEXT_PROMPTS.iter().find(|(known, _)| known == name);
+            match (chat, text) {
+                (Some((_, source)), _) => Ok((*source).to_owned()),
+                (None, Some((name, prompt))) => {
+                    Ok(format!("{name}\n{}", prompt.render("{instruction}", Some("{input}"))))
+                }
+                (None, None) => Err(TemplateError::Unknown { name: name.clone() }),
+            }
+        }
+        TemplateChoice::File(path) => std::fs::read_to_string(path)
+            .map_err(|error| TemplateError::Read { path: path.clone(), reason: error.to_string() }),
+    }
+}
+
+/// The template for rows of a format; `None` where none is needed, or where there is none and rows may do without.
+pub fn choose_template(
+    wanted: &TemplateChoice,
+    format: RowFormat,
+    tokenizer: &Tokenizer,
+) -> Result<Option<DataTemplate>, TemplateError> {
+    let unsound = |origin: String| |error| TemplateError::Unsound { origin, error };
+    let chat = |name: String, source: &str, is_the_models| {
+        let template = ChatTemplate::new(source, tokenizer.special_texts()).map_err(unsound(name.clone()))?;
+        Ok(Some(DataTemplate { name, kind: TemplateKind::Chat(Box::new(template)), is_the_models }))
+    };
+    let text = |name: &str, prompt| {
+        Ok(Some(DataTemplate {
+            name: name.to_owned(),
+            kind: TemplateKind::Text(prompt),
+            is_the_models: false,
+        }))
+    };
+    let source = template_source(wanted)?;
+    match (wanted, format) {
+        (_, RowFormat::Text | RowFormat::Tokens) => Ok(None),
+        (TemplateChoice::Auto, _) => match (tokenizer.template_source(), format) {
+            (Some(source), _) => chat("the model's own".to_owned(), source, true),
+            (None, RowFormat::Alpaca) => text("alpaca", TextPrompt::Alpaca),
+            (None, RowFormat::Chat) => Err(TemplateError::ModelHasNone),
+            (None, _) => Ok(None),
+        },
+        (TemplateChoice::Named(name), _) => {
+            match (TEXT_PROMPTS.iter().find(|(known, _)| known == name), format) {
+                (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),
+                (Some((name, prompt)), _) => text(name, *prompt),
+                (None, _) => chat(name.clone(), &source, false),
+            }
+        }
+        (TemplateChoice::File(path), _) => chat(format!("`{}`", path.display()), &source, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use smidgen_formats::tokenizer::chat_template::ChatInput;
+    use std::path::Path;
+
+    fn tokenizer(name: &str) -> Tokenizer {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/sft");
+        Tokenizer::from_folder(&fixtures.join(name)).unwrap()
+    }
+
+    fn named(name: &str) -> TemplateChoice {
+        TemplateChoice::Named(name.to_owned())
+    }
+
+    #[test]
+    fn every_built_in_template_marks_its_answers() {
+        let tokenizer = tokenizer("sentence_piece");
+        let messages = json!([
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
+        ]);
+        for (name, _) in CHAT_TEMPLATES {
+            let template = choose_template(&named(name), RowFormat::Chat, &tokenizer).unwrap().unwrap();
+            assert_eq!((template.name.as_str(), template.is_the_models), (name, false));
+            let TemplateKind::Chat(chat) = template.kind else { panic!("{name} is a chat template") };
+            let rendered = chat.render(&ChatInput::new(&messages, data_moment())).unwrap();
+            let first = &rendered.text[rendered.generated[0].clone()];
+            assert!(
+                first.trim_start().starts_with('b') && first.trim_end().ends_with('>'),
+                "{name}: {first}"
+            );
+            let prompt = json!([{"role": "user", "content": "a"}]);
+            let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&prompt, data_moment()) };
+            let prompt = chat.render(&input).unwrap().text;
+            assert!(rendered.text.starts_with(prompt.trim_end()), "{name}: {prompt}");
+        }
+    }
+
+    #[test]
+    fn texts_to_the_letter() {
+        let pad = " ".repeat(16);
+        assert_eq!(
+            TextPrompt::Alpaca.render("Add", Some("1 2")),
+            "Below is an instruction that describes a task, paired with an input that provides further context. \
+             Write a response that appropriately completes the request.\n\n### Instruction:\nAdd\n\n### Input:\n1 2\n\n### Response:\n"
+        );
+        let without = "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
+        let expected = format!("{without}\n\n### Instruction:\nAdd\n\n### Response:\n");
+        assert_eq!(TextPrompt::Alpaca.render("Add", None), expected);
+        assert_eq!(TextPrompt::Alpaca.render("Add", Some("")), expected);
+        assert_eq!(
+            TextPrompt::LlmAdapters.render("Add", None),
+            format!("{without}  \n\n{pad}### Instruction:\n{pad}Add\n{pad}\n{pad}### Response:\n{pad}")
+        );
+        assert!(TextPrompt::LlmAdapters.render("Add", Some("1")).contains("request. \n\n"));
+    }
+
+    #[test]
+    fn what_auto_takes() {
+        let (with, without) = (tokenizer("byte_level"), tokenizer("sentence_piece"));
+        let name = |format, tokenizer: &Tokenizer| {
+            let chosen = choose_template(&TemplateChoice::Auto, format, tokenizer).unwrap();
+            chosen.map(|template| template.name)
+        };
+        assert_eq!(name(RowFormat::Chat, &with).unwrap(), "the model's own");
+        assert_eq!(name(RowFormat::Alpaca, &with).unwrap(), "the model's own");
+        assert_eq!(name(RowFormat::Alpaca, &without).unwrap(), "alpaca");
+        assert_eq!(name(RowFormat::PromptCompletion, &without), None);
+        assert_eq!(name(RowFormat::Text, &with), None);
+        let error = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &without).unwrap_err();
+        assert_eq!(error.to_string(), "the rows are conversations, and the model has no chat template");
+        assert_eq!(
+            error.hint().unwrap(),
+            "`data.template` is one of chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, or a `.jinja` \
+             file; take the one that the model was trained with"
+        );
+    }
+
+    #[test]
+    fn names_and_files_that_are_wrong() {
+        let tokenizer = tokenizer("byte_level");
+        let said = |wanted: &TemplateChoice| {
+            let error = choose_template(wanted, RowFormat::Chat, &tokenizer).unwrap_err();
+            (error.to_string(), error.hint().unwrap_or_default())
+        };
+        let (error, hint) = said(&named("chatlm"));
+        assert_eq!(error, "`data.template`: there is no built-in template `chatlm`");
+        assert_eq!(
+            hint,
+            "did you mean `chatml`? built in are chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, \
+             alpaca, llm-adapters; a file ends in `.jinja`"
+        );
+        assert!(said(&named("banana")).1.starts_with("built in are chatml"));
+        let (error, _) = said(&named("alpaca"));
+        assert_eq!(
+            error,
+            "`data.template = alpaca` is a text for an instruction and its answer, and the rows are conversations"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            TemplateChoice::File(path)
+        };
+        let (error, hint) = said(&file("gone.jinja"));
+        assert!(
+            error.starts_with("`data.template`: `") && error.contains("gone.jinja` cannot be read: "),
+            "{error}"
+        );
+        assert!(hint.starts_with("paths in a recipe are relative to the recipe"));
+        std::fs::write(folder.path().join("bad.jinja"), "{% if %}").unwrap();
+        let (error, _) = said(&file("bad.jinja"));
+        assert!(error.contains("bad.jinja`: the chat template cannot be read: syntax error"), "{error}");
+    }
+}

@@ -1,0 +1,532 @@
+//! Rows to a token set: what cannot train is dropped and counted, what is too long is cut.
+//!
+//! A set grows in memory up to a limit and from there on in a file, so that it may be larger than memory:
+//! then only 12 bytes a sample stay.
+//! Leaves out where rows come from, the checks of a row (`token_row.rs`), and the file itself (`token_file.rs`).
+
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+
+use crate::source::RowPlace;
+use crate::token_file::TokenFileWriter;
+use crate::token_record::{LabelForm, RowLabels};
+use crate::token_row::{TokensError, check_token_row};
+use crate::tokens::{FileOfSamples, Overflow, Records, RowCounts, TokenLimits, TokenSet, TokenStats};
+
+/// Where a set goes on when it becomes large.
+#[derive(Clone, Debug)]
+pub struct LargeSets {
+    /// Above so many bytes of records, ...
+    pub above_bytes: usize,
+    /// ... into this file, ...
+    pub path: PathBuf,
+    /// ... with labels in a form that all later rows can have too.
+    pub form: LabelForm,
+}
+
+/// Takes rows one at a time.
+pub struct TokenSetBuilder {
+    limits: TokenLimits,
+    set: TokenSet,
+    large: Option<LargeSets>,
+    /// There once the set is large; then the records in memory are the row at hand.
+    writer: Option<TokenFileWriter>,
+    /// The first row that `Overflow::Error` refuses, and how many there are.
+    first_too_long: Option<(String, usize)>,
+    too_long: u64,
+    longest_read: usize,
+}
+
+impl TokenSetBuilder {
+    /// A set in memory, whatever its size.
+    pub fn new(limits: TokenLimits) -> Self {
+        TokenSetBuilder {
+            limits,
+            set: TokenSet {
+                records: Records::Memory(Vec::new()),
+                form: LabelForm::Bits,
+                lengths: Vec::new(),
+                supervised: Vec::new(),
+                row_numbers: Vec::new(),
+                block_starts: Vec::new(),
+                files: Vec::new(),
+                files_of_samples: Vec::new(),
+                stats: TokenStats {
+                    rows: RowCounts::default(),
+                    tokens: 0,
+                    supervised_tokens: 0,
+                    cut_tokens: 0,
+                    shortest_tokens: usize::MAX,
+                    mean_tokens: 0.0,
+                    longest_tokens: 0,
+                },
+            },
+            large: None,
+            writer: None,
+            first_too_long: None,
+            too_long: 0,
+            longest_read: 0,
+        }
+    }
+
+    /// A set that goes on in a file when it becomes large.
+    pub fn with_large_sets(limits: TokenLimits, large: LargeSets) -> Self {
+        TokenSetBuilder { large: Some(large), ..TokenSetBuilder::new(limits) }
+    }
+
+    /// Of the rows so far; the mean is set at the end.
+    pub fn stats(&self) -> &TokenStats {
+        &self.set.stats
+    }
+
+    /// Checks a row, then keeps or drops it. Without labels every token is supervised.
+    pub fn push(
+        &mut self,
+        place: RowPlace<'_>,
+        ids: &[i64],
+        labels: Option<&[i64]>,
+    ) -> Result<(), TokensError> {
+        check_token_row(self.limits.vocab_size, place, ids, labels)?;
+        self.push_checked(place, ids, labels.map_or(RowLabels::All, RowLabels::Given))
+    }
+
+    /// The same for a row whose supervised tokens are those of `spans`.
+    pub fn push_spans(
+        &mut self,
+        place: RowPlace<'_>,
+        ids: &[i64],
+        spans: &[std::ops::Range<usize>],
+    ) -> Result<(), TokensError> {
+        check_token_row(self.limits.vocab_size, place, ids, None)?;
+        self.push_checked(place, ids, RowLabels::Spans(spans))
+    }
+
+    fn push_checked(
+        &mut self,
+        place: RowPlace<'_>,
+        ids: &[i64],
+        labels: RowLabels<'_>,
+    ) -> Result<(), TokensError> {
+        let rows = &mut self.set.stats.rows;
+        rows.read += 1;
+        self.longest_read = self.longest_read.max(ids.len());
+        if ids.len() < 2 {
+            rows.too_short += 1;
+            return Ok(());
+        }
+        let max_tokens = self.limits.max_tokens as usize;
+        let too_long = ids.len() > max_tokens;
+        if too_long && self.limits.overflow != Overflow::Truncate {
+            self.too_long += 1;
+            rows.too_long += 1;
+            if self.first_too_long.is_none() {
+                self.first_too_long = Some((place.to_string(), ids.len()));
+            }
+            return Ok(());
+        }
+        let kept = ids.len().min(max_tokens);
+        let supervised = labels.supervised_before(kept);
+        if supervised == 0 {
+            match too_long && labels.supervised_before(ids.len()) > 0 {
+                true => rows.unsupervised_by_truncation += 1,
+                false => rows.unsupervised += 1,
+            }
+            return Ok(());
+        }
+        rows.kept += 1;
+        rows.truncated += u64::from(too_long);
+        self.store(&ids[..kept], labels)?;
+        let set = &mut self.set;
+        set.lengths.push(kept as u32);
+        set.supervised.push(supervised as u32);
+        if set.files.last().is_none_or(|path| path != place.file) {
+            let first_sample = set.row_numbers.len();
+            set.files_of_samples.push(FileOfSamples {
+                file: set.files.len(),
+                unit: place.unit,
+                first_sample,
+            });
+            set.files.push(place.file.to_path_buf());
+        }
+        set.row_numbers.push(u32::try_from(place.number).unwrap_or(u32::MAX));
+        set.stats.tokens += kept as u64;
+        set.stats.supervised_tokens += supervised as u64;
+        set.stats.cut_tokens += (ids.len() - kept) as u64;
+        set.stats.shortest_tokens = set.stats.shortest_tokens.min(kept);
+        set.stats.longest_tokens = set.stats.longest_tokens.max(kept);
+        Ok(())
+    }
+
+    /// Appends the record of a checked row: every value fits an i32.
+    fn store(&mut self, ids: &[i64], labels: RowLabels<'_>) -> Result<(), TokensError> {
+        if self.set.form == LabelForm::Bits && !labels.are_bits(ids) {
+            self.write_labels_as_numbers();
+        }
+        let Records::Memory(records) = &mut self.set.records else {
+            unreachable!("records are in a file only once the set is finished")
+        };
+        self.set.form.encode(ids, labels, records);
+        if let Some(writer) = &mut self.writer {
+            writer.append(records)?;
+            records.clear();
+            return Ok(());
+        }
+        let Some(large) = self.large.take_if(|large| records.len() > large.above_bytes) else {
+            return Ok(());
+        };
+        // The row at hand is not among the lengths yet, and not rewritten: it comes again below.
+        if large.form != self.set.form {
+            let row_bytes = self.set.form.record_bytes(ids.len()) as usize;
+            records.truncate(records.len() - row_bytes);
+            self.write_labels_as_numbers();
+            let Records::Memory(records) = &mut self.set.records else { unreachable!("as above") };
+            self.set.form.encode(ids, labels, records);
+        }
+        let Records::Memory(records) = &mut self.set.records else { unreachable!("as above") };
+        let mut writer = TokenFileWriter::create(&large.path)?;
+        writer.append(records)?;
+        *records = Vec::new();
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    /// Rewrites the records in memory.
+    fn write_labels_as_numbers(&mut self) {
+        assert!(self.writer.is_none(), "a set in a file has the form that every row can have");
+        let set = &mut self.set;
+        let Records::Memory(records) = &mut set.records else { unreachable!("sets grow in memory") };
+        let mut rewritten = Vec::with_capacity(2 * records.len());
+        let (mut ids, mut wide, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rest = &records[..];
+        for &length in &set.lengths {
+            let length = length as usize;
+            let (record, after) = rest.split_at(LabelForm::Bits.record_bytes(length) as usize);
+            ids.clear();
+            labels.clear();
+            labels.resize(length, i64::from(super::tokens::NOT_SUPERVISED));
+            LabelForm::Bits.decode(record, length, &mut ids, |t, label| labels[t] = i64::from(label));
+            wide.clear();
+            wide.extend(ids.iter().map(|&id| i64::from(id)));
+            LabelForm::Numbers.encode(&wide, RowLabels::Given(&labels), &mut rewritten);
+            rest = after;
+        }
+        set.form = LabelForm::Numbers;
+        *records = rewritten;
+    }
+
+    /// The set, in memory or in its file.
+    pub fn finish(self) -> Result<TokenSet, TokensError> {
+        self.finish_with(&[], &Json::Null)
+    }
+
+    /// The set; a file keeps `about` beside the samples, and which of `files` they came from.
+    pub fn finish_with(self, files: &[PathBuf], about: &Json) -> Result<TokenSet, TokensError> {
+        let mut set = self.set;
+        let rows = set.stats.rows;
+        let max_tokens = self.limits.max_tokens;
+        if let (Overflow::Error, Some((place, tokens))) = (self.limits.overflow, self.first_too_long) {
+            return Err(TokensError::TooLong {
+                place,
+                tokens,
+                max_tokens,
+                rows: self.too_long,
+                rows_read: rows.read,
+                longest: self.longest_read,
+            });
+        }
+        if rows.read == 0 {
+            return Err(TokensError::NoRows);
+        }
+        if rows.kept == 0 {
+            return Err(match rows.unsupervised + rows.unsupervised_by_truncation {
+                0 => TokensError::NoRowsLeft { counts: rows, max_tokens, longest: self.longest_read },
+                _ => TokensError::NothingSupervised { counts: rows, max_tokens },
+            });
+        }
+        set.stats.mean_tokens = set.stats.tokens as f64 / rows.kept as f64;
+        if let Records::Memory(records) = &mut set.records {
+            records.shrink_to_fit();
+        }
+        set.lengths.shrink_to_fit();
+        set.supervised.shrink_to_fit();
+        set.row_numbers.shrink_to_fit();
+        set.files.shrink_to_fit();
+        set.files_of_samples.shrink_to_fit();
+        set.index_blocks();
+        if let Some(writer) = self.writer {
+            set.records = writer.finish(&set, files, about)?;
+        }
+        Ok(set)
+    }
+}
+
+/// Sets for the tests of what is built on them.
+#[cfg(test)]
+pub(crate) mod test_sets {
+    use super::*;
+    use crate::source::RowUnit;
+    use std::path::Path;
+
+    pub fn set_of_rows(rows: &[(Vec<i64>, Vec<i64>)]) -> TokenSet {
+        let mut builder = TokenSetBuilder::new(TokenLimits {
+            vocab_size: u32::MAX,
+            max_tokens: u32::MAX,
+            overflow: Overflow::Error,
+        });
+        for (row, (ids, labels)) in rows.iter().enumerate() {
+            let place =
+                RowPlace { file: Path::new("rows.jsonl"), unit: RowUnit::Line, number: row as u64 + 1 };
+            builder.push(place, ids, Some(labels)).unwrap();
+        }
+        builder.finish().unwrap()
+    }
+
+    /// Every token supervised.
+    pub fn set_of_lengths(lengths: &[usize]) -> TokenSet {
+        let rows: Vec<_> = lengths.iter().map(|&length| (vec![0; length], vec![0; length])).collect();
+        set_of_rows(&rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::RowUnit;
+    use std::path::Path;
+
+    const LIMITS: TokenLimits = TokenLimits { vocab_size: 100, max_tokens: 8, overflow: Overflow::Truncate };
+
+    fn place(number: u64) -> RowPlace<'static> {
+        RowPlace { file: Path::new("a.jsonl"), unit: RowUnit::Line, number }
+    }
+
+    fn build(limits: TokenLimits, rows: &[(&[i64], Option<&[i64]>)]) -> Result<TokenSet, TokensError> {
+        let mut builder = TokenSetBuilder::new(limits);
+        for (row, (ids, labels)) in rows.iter().enumerate() {
+            builder.push(place(row as u64 + 1), ids, *labels)?;
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn samples_keep_ids_and_labels_whatever_the_order_of_masked_rows() {
+        let plain: (&[i64], Option<&[i64]>) = (&[1, 2, 3], None);
+        let masked: (&[i64], Option<&[i64]>) = (&[4, 5, 6, 7], Some(&[-100, -100, 6, 9]));
+        for (rows, first_masked) in [([plain, masked], 1), ([masked, plain], 0)] {
+            let set = build(LIMITS, &rows).unwrap();
+            assert_eq!(set.len(), 2);
+            let sample = set.sample(first_masked).unwrap();
+            assert_eq!(sample.ids, [4, 5, 6, 7]);
+            assert_eq!(sample.labels, [-100, -100, 6, 9]);
+            assert_eq!(set.supervised(first_masked), 2);
+            let sample = set.sample(1 - first_masked).unwrap();
+            assert_eq!(sample.ids, [1, 2, 3]);
+            assert_eq!(sample.labels, [1, 2, 3]);
+            assert_eq!(set.supervised(1 - first_masked), 2);
+            assert_eq!(set.length(first_masked), 4);
+        }
+    }
+
+    #[test]
+    fn labels_that_are_tokens_take_a_bit() {
+        let set = build(LIMITS, &[(&[1, 2, 3], None), (&[4, 5], Some(&[-100, 5]))]).unwrap();
+        // 5 ids, 2 bytes of bits, 2 lengths, 2 counts, 2 row numbers, one block, one file with its name.
+        let file_bytes = size_of::<FileOfSamples>() + size_of::<PathBuf>() + "a.jsonl".len();
+        assert_eq!(set.heap_bytes(), 5 * 4 + 2 + 2 * 4 + 2 * 4 + 2 * 4 + 8 + file_bytes);
+        assert_eq!(set.sample(1).unwrap().labels, [-100, 5]);
+        let numbers = build(LIMITS, &[(&[1, 2, 3], None), (&[4, 5], Some(&[-100, 6]))]).unwrap();
+        assert_eq!(numbers.heap_bytes(), set.heap_bytes() - 2 + 5 * 4);
+        assert_eq!(numbers.sample(0).unwrap().labels, [1, 2, 3]);
+        assert_eq!(numbers.sample(1).unwrap().labels, [-100, 6]);
+    }
+
+    /// Rows whose lengths and labels differ, of any number of blocks.
+    fn varied(rows: usize, numbers: bool) -> Vec<(Vec<i64>, Vec<i64>)> {
+        (0..rows)
+            .map(|row| {
+                let ids: Vec<i64> = (0..2 + row % 7).map(|t| ((row * 31 + t * 7) % 100) as i64).collect();
+                let mut labels = ids.clone();
+                labels[..row % ids.len()].fill(-100);
+                if numbers && row % 5 == 4 {
+                    let last = labels.len() - 1;
+                    labels[last] = 99 - labels[last];
+                }
+                (ids, labels)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_large_set_is_the_same_in_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        for numbers in [false, true] {
+            let rows = varied(300, numbers);
+            for above_bytes in [0, 100, 1000, 1 << 20] {
+                let path = folder.path().join(format!("{numbers}-{above_bytes}"));
+                let form = if numbers { LabelForm::Numbers } else { LabelForm::Bits };
+                let large = LargeSets { above_bytes, path: path.clone(), form };
+                let mut builder = TokenSetBuilder::with_large_sets(LIMITS, large);
+                for (row, (ids, labels)) in rows.iter().enumerate() {
+                    builder.push(place(row as u64 + 1), ids, Some(labels)).unwrap();
+                }
+                let set = builder.finish().unwrap();
+                assert_eq!(set.is_on_disk(), above_bytes < 1 << 20);
+                assert_eq!(path.exists(), set.is_on_disk());
+                for (index, (ids, labels)) in rows.iter().enumerate() {
+                    let sample = set.sample(index).unwrap();
+                    assert!(sample.ids.iter().map(|&id| i64::from(id)).eq(ids.iter().copied()), "{index}");
+                    assert!(
+                        sample.labels.iter().map(|&l| i64::from(l)).eq(labels.iter().copied()),
+                        "{index}"
+                    );
+                }
+                if set.is_on_disk() {
+                    // Lengths, counts, row numbers and blocks of 32, and the names of the two files.
+                    let names = size_of::<FileOfSamples>() + size_of::<PathBuf>() + "a.jsonl".len();
+                    let expected = 300 * 12 + 300_usize.div_ceil(32) * 8 + names + path.as_os_str().len();
+                    assert_eq!(set.heap_bytes(), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn spans_are_cut_with_their_row() {
+        let mut builder = TokenSetBuilder::new(LIMITS);
+        let ids: Vec<i64> = (10..20).collect();
+        builder.push_spans(place(1), &ids, &[0..2, 6..10]).unwrap();
+        builder.push_spans(place(2), &ids, &[8..10]).unwrap();
+        builder.push_spans(place(3), &ids[..3], &[]).unwrap();
+        let set = builder.finish().unwrap();
+        assert_eq!(set.sample(0).unwrap().labels, [10, 11, -100, -100, -100, -100, 16, 17]);
+        assert_eq!(set.supervised(0), 3);
+        let rows = set.stats().rows;
+        assert_eq!((rows.kept, rows.unsupervised, rows.unsupervised_by_truncation), (1, 1, 1));
+    }
+
+    #[test]
+    fn the_first_label_never_counts() {
+        let set = build(LIMITS, &[(&[1, 2, 3], Some(&[1, -100, 3])), (&[1, 2], Some(&[1, -100]))]).unwrap();
+        assert_eq!(set.len(), 1);
+        assert_eq!(set.supervised(0), 1);
+        assert_eq!(set.stats().rows.unsupervised, 1);
+    }
+
+    #[test]
+    fn rows_are_dropped_and_counted_by_reason() {
+        let long: Vec<i64> = (0..12).collect();
+        let late: Vec<i64> = (0..12).map(|t| if t < 8 { -100 } else { t }).collect();
+        let set = build(
+            LIMITS,
+            &[
+                (&[], None),
+                (&[1], None),
+                (&[1, 2], Some(&[-100, -100])),
+                (&long, None),
+                (&long, Some(&late)),
+                (&[5, 6, 7], None),
+            ],
+        )
+        .unwrap();
+        let stats = set.stats();
+        assert_eq!(
+            stats.rows,
+            RowCounts {
+                read: 6,
+                kept: 2,
+                truncated: 1,
+                too_long: 0,
+                too_short: 2,
+                unsupervised: 1,
+                unsupervised_by_truncation: 1,
+            }
+        );
+        assert_eq!((stats.tokens, stats.cut_tokens), (11, 4));
+        assert_eq!(stats.supervised_tokens, 7 + 2);
+        assert_eq!((stats.shortest_tokens, stats.longest_tokens), (3, 8));
+        assert_eq!(stats.mean_tokens, 5.5);
+        assert_eq!(set.sample(0).unwrap().ids, [0, 1, 2, 3, 4, 5, 6, 7]);
+        // Dropped rows shift the samples, not their places.
+        assert_eq!(set.place(0).to_string(), "`a.jsonl` line 4");
+        assert_eq!(set.place(1).to_string(), "`a.jsonl` line 6");
+        assert_eq!(
+            stats.rows.warning().unwrap(),
+            "6 rows read, 1 truncated, 2 dropped with fewer than two tokens, \
+             1 dropped without a supervised token, \
+             1 dropped because truncation left no supervised token, 2 kept"
+        );
+    }
+
+    #[test]
+    fn a_clean_set_has_no_warning() {
+        let set = build(LIMITS, &[(&[1, 2, 3, 4, 5, 6, 7, 8], None)]).unwrap();
+        assert_eq!(set.stats().rows.warning(), None);
+    }
+
+    #[test]
+    fn overflow_can_drop_or_refuse() {
+        let long: Vec<i64> = (0..9).collect();
+        let longer: Vec<i64> = (0..11).collect();
+        let rows: [(&[i64], Option<&[i64]>); 3] = [(&[1, 2], None), (&long, None), (&longer, None)];
+        let drop = TokenLimits { overflow: Overflow::Drop, ..LIMITS };
+        let set = build(drop, &rows).unwrap();
+        assert_eq!((set.len(), set.stats().rows.too_long), (1, 2));
+        let refuse = TokenLimits { overflow: Overflow::Error, ..LIMITS };
+        let error = build(refuse, &rows).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`a.jsonl` line 2 has 9 tokens, `data.max_tokens` is 8; 2 of 3 rows are longer"
+        );
+        assert!(error.hint().unwrap().starts_with("`data.max_tokens = 11`"));
+        let error = build(drop, &rows[1..]).unwrap_err();
+        assert_eq!(error.to_string(), "no rows left: 2 rows read, 2 dropped as too long");
+        assert_eq!(error.hint().unwrap(), "`data.max_tokens = 11` keeps every row whole");
+    }
+
+    #[test]
+    fn nothing_to_train_on_is_an_error_with_its_reason() {
+        assert_eq!(build(LIMITS, &[]).unwrap_err().to_string(), "no rows");
+        let error = build(LIMITS, &[(&[1], None)]).unwrap_err();
+        assert!(matches!(error, TokensError::NoRowsLeft { .. }));
+        assert!(error.hint().unwrap().contains("two tokens"));
+        let error = build(LIMITS, &[(&[1, 2], Some(&[1, -100]))]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no supervised token anywhere: 1 rows read, 1 dropped without a supervised token"
+        );
+        assert!(error.hint().unwrap().contains("leave `labels` out"));
+        let ids: Vec<i64> = (0..9).collect();
+        let mut labels = vec![-100; 9];
+        labels[8] = 8;
+        let error = build(LIMITS, &[(&ids, Some(&labels))]).unwrap_err();
+        assert_eq!(
+            error.hint().unwrap(),
+            "supervised tokens stand after position 8: raise `data.max_tokens`"
+        );
+    }
+
+    #[test]
+    fn values_are_held_to_the_vocabulary() {
+        let said =
+            |ids: &[i64], labels: Option<&[i64]>| build(LIMITS, &[(ids, labels)]).unwrap_err().to_string();
+        assert_eq!(
+            said(&[1, 100], None),
+            "`a.jsonl` line 1: `input_ids[1]` is 100, the model's vocabulary is 0 to 99"
+        );
+        assert_eq!(
+            said(&[-1, 1], None),
+            "`a.jsonl` line 1: `input_ids[0]` is -1, the model's vocabulary is 0 to 99"
+        );
+        assert_eq!(said(&[1, 2], Some(&[1])), "`a.jsonl` line 1: `input_ids` has 2 entries, `labels` has 1");
+        for label in [-1, 100, -101, 1 << 40] {
+            assert_eq!(
+                said(&[1, 2], Some(&[-100, label])),
+                format!(
+                    "`a.jsonl` line 1: `labels[1]` is {label}, neither -100 nor in the model's vocabulary 0 to 99"
+                )
+            );
+        }
+        assert!(build(LIMITS, &[(&[0, 99], Some(&[99, 0]))]).is_ok());
+    }
+}

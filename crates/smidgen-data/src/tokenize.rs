@@ -1,0 +1,325 @@
+//! Rows of files to a token set, on several threads.
+//!
+//! The calling thread reads rows and stores what comes back; workers tokenize chunks of rows. Chunks come back
+//! in any order and are stored in that of the files, so the number of threads never shows in a set.
+//! Memory is bounded: at most so many chunks are under way, and a chunk ends early when its rows are long.
+//! An error is that of the first row that has one.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, Scope};
+
+use crate::example::Example;
+use crate::format::{RowFormat, read_examples};
+use crate::mask::{EncodeError, EncodedRow, RowEncoder, TurnEnd};
+use crate::prepare::PrepareError;
+use crate::source::{RowPlace, RowUnit};
+use crate::token_builder::TokenSetBuilder;
+
+const ROWS_OF_A_CHUNK: usize = 32;
+/// A chunk is full with so much text, too.
+const TEXT_BYTES_OF_A_CHUNK: usize = 128 << 10;
+
+/// What was noticed about rows, for warnings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowNotes {
+    pub rows: u64,
+    pub prompt_differs: u64,
+    pub turn_end_supervised: u64,
+    pub turn_end_not_supervised: u64,
+    pub bos_doubled: u64,
+}
+
+impl RowNotes {
+    fn note(&mut self, row: &EncodedRow) {
+        self.rows += 1;
+        self.prompt_differs += u64::from(row.prompt_differs);
+        self.turn_end_supervised += u64::from(row.turn_end == TurnEnd::Supervised);
+        self.turn_end_not_supervised += u64::from(row.turn_end == TurnEnd::NotSupervised);
+        self.bos_doubled += u64::from(row.bos_doubled);
+    }
+}
+
+/// Stores rows of tokens as they are.
+pub fn store_token_rows(
+    files: &[PathBuf],
+    builder: &mut TokenSetBuilder,
+    mut on_rows: impl FnMut(u64),
+) -> Result<(), PrepareError> {
+    read_examples(files, RowFormat::Tokens, |place, row| {
+        let Example::Tokens { ids, labels } = &row.example else {
+            unreachable!("the format says what examples there are")
+        };
+        builder.push(place, ids, labels.as_deref())?;
+        on_rows(1);
+        Ok(())
+    })
+}
+
+/// Tokenizes and stores rows of text.
+pub fn tokenize_rows(
+    files: &[PathBuf],
+    format: RowFormat,
+    encoder: &RowEncoder<'_>,
+    threads: usize,
+    builder: &mut TokenSetBuilder,
+    on_rows: impl FnMut(u64),
+) -> Result<RowNotes, PrepareError> {
+    thread::scope(|scope| {
+        let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, on_rows);
+        let read = read_examples(files, format, |place, row| pipeline.take(place, row.example));
+        // A broken file is reported after what came before it: a row there may be the first mistake.
+        pipeline.finish()?;
+        read?;
+        Ok(pipeline.notes)
+    })
+}
+
+/// A row on its way, with its place as a number in the list of files.
+struct Taken {
+    file: usize,
+    unit: RowUnit,
+    number: u64,
+    example: Example,
+}
+
+struct Chunk {
+    index: u64,
+    rows: Vec<Taken>,
+}
+
+struct Done {
+    index: u64,
+    rows: Vec<(usize, RowUnit, u64, Result<EncodedRow, EncodeError>)>,
+}
+
+/// What a worker sends: a chunk, or the panic that ended it.
+type Sent = Result<Done, Box<dyn Any + Send>>;
+
+struct Pipeline<'a, F> {
+    files: &'a [PathBuf],
+    builder: &'a mut TokenSetBuilder,
+    on_rows: F,
+    chunks: Option<Sender<Chunk>>,
+    done: Receiver<Sent>,
+    /// Chunks that came back before their turn.
+    early: BTreeMap<u64, Done>,
+    /// The chunk being filled.
+    rows: Vec<Taken>,
+    text_bytes: usize,
+    sent: u64,
+    stored: u64,
+    most_under_way: u64,
+    file: usize,
+    notes: RowNotes,
+    failed: bool,
+}
+
+impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
+    fn start<'scope, 'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        files: &'a [PathBuf],
+        encoder: &'scope RowEncoder<'scope>,
+        threads: usize,
+        builder: &'a mut TokenSetBuilder,
+        on_rows: F,
+    ) -> Self {
+        let (chunks, waiting) = channel::<Chunk>();
+        let (send_done, done) = channel();
+        let waiting = std::sync::Arc::new(Mutex::new(waiting));
+        for _ in 0..threads {
+            let (waiting, send_done) = (waiting.clone(), send_done.clone());
+            scope.spawn(move || {
+                loop {
+                    let next = waiting.lock().map(|waiting| waiting.recv());
+                    let Ok(Ok(chunk)) = next else { return };
+                    let encoded = catch_unwind(AssertUnwindSafe(|| encode_chunk(encoder, chunk)));
+                    if send_done.send(encoded).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Pipeline {
+            files,
+            builder,
+            on_rows,
+            chunks: Some(chunks),
+            done,
+            early: BTreeMap::new(),
+            rows: Vec::new(),
+            text_bytes: 0,
+            sent: 0,
+            stored: 0,
+            // Enough that no worker waits while this thread reads, and that one long row stops nobody.
+            most_under_way: 3 * threads as u64 + 2,
+            file: 0,
+            notes: RowNotes::default(),
+            failed: false,
+        }
+    }
+
+    fn take(&mut self, place: RowPlace<'_>, example: Example) -> Result<(), PrepareError> {
+        self.file = place_of(self.files, self.file, place.file);
+        self.text_bytes += text_bytes(&example);
+        self.rows.push(Taken { file: self.file, unit: place.unit, number: place.number, example });
+        match self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
+            true => self.send(),
+            false => Ok(()),
+        }
+    }
+
+    fn send(&mut self) -> Result<(), PrepareError> {
+        let rows = std::mem::replace(&mut self.rows, Vec::with_capacity(ROWS_OF_A_CHUNK));
+        self.text_bytes = 0;
+        let chunks = self.chunks.as_ref().expect("nothing is sent after the end");
+        chunks.send(Chunk { index: self.sent, rows }).expect("workers wait until the sender is gone");
+        self.sent += 1;
+        while self.sent - self.stored >= self.most_under_way {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for one chunk, and stores those whose turn it is.
+    fn wait(&mut self) -> Result<(), PrepareError> {
+        let done = self.done.recv().expect("workers answer every chunk");
+        let done = done.unwrap_or_else(|panic| resume_unwind(panic));
+        self.early.insert(done.index, done);
+        while let Some(done) = self.early.remove(&self.stored) {
+            self.stored += 1;
+            (self.on_rows)(done.rows.len() as u64);
+            for (file, unit, number, row) in done.rows {
+                let place = RowPlace { file: &self.files[file], unit, number };
+                let stored = row
+                    .map_err(|error| PrepareError::Row { place: place.to_string(), error })
+                    .and_then(|row| {
+                        self.notes.note(&row);
+                        Ok(self.builder.push_spans(place, &row.ids, &row.spans)?)
+                    });
+                if stored.is_err() {
+                    self.failed = true;
+                    return stored;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores what is still under way.
+    fn finish(&mut self) -> Result<(), PrepareError> {
+        let rest = match self.failed || self.rows.is_empty() {
+            true => Ok(()),
+            false => self.send(),
+        };
+        let rest = rest.and_then(|()| {
+            while !self.failed && self.stored < self.sent {
+                self.wait()?;
+            }
+            Ok(())
+        });
+        // Without it the workers would wait for ever, and the scope for them.
+        self.chunks = None;
+        rest
+    }
+}
+
+fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk) -> Done {
+    let encode = |row: Taken| (row.file, row.unit, row.number, encoder.encode(&row.example));
+    Done { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
+}
+
+/// The place of a file in the list, which is read in order.
+fn place_of(files: &[PathBuf], from: usize, file: &Path) -> usize {
+    (from..files.len()).find(|place| files[*place] == file).unwrap_or(from)
+}
+
+fn text_bytes(example: &Example) -> usize {
+    match example {
+        Example::Tokens { ids, .. } => 8 * ids.len(),
+        Example::Text(text) => text.len(),
+        Example::Alpaca { instruction, input, output } => {
+            instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
+        }
+        Example::PromptCompletion { prompt, completion } => prompt.len() + completion.len(),
+        Example::Chat(conversation) => {
+            let contents = conversation.messages.iter().map(|message| message["content"].as_str());
+            contents.map(|content| content.map_or(0, str::len)).sum()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokens::{Overflow, TokenLimits, TokenSet};
+    use smidgen_formats::tokenizer::Tokenizer;
+    use smidgen_ir::words::LossOn;
+    use std::fmt::Write;
+
+    fn tokenize(text: &str, threads: usize) -> Result<(TokenSet, RowNotes), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        std::fs::write(&path, text).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/sft");
+        let tokenizer = Tokenizer::from_folder(&fixtures.join("byte_level")).unwrap();
+        let encoder = RowEncoder::new(&tokenizer, None, LossOn::Completion);
+        let limits = TokenLimits { vocab_size: 1000, max_tokens: 50, overflow: Overflow::Truncate };
+        let mut builder = TokenSetBuilder::new(limits);
+        let mut rows = 0;
+        let files = [path];
+        let format = RowFormat::PromptCompletion;
+        let notes = tokenize_rows(&files, format, &encoder, threads, &mut builder, |some| rows += some)
+            .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
+        let set = builder.finish().unwrap();
+        assert_eq!(rows, set.stats().rows.read);
+        Ok((set, notes))
+    }
+
+    /// Some rows are much longer than others, so that chunks overtake each other.
+    fn rows(count: usize) -> String {
+        let mut text = String::new();
+        for row in 0..count {
+            let words = if row % 37 == 0 { 3000 } else { row % 5 + 1 };
+            let prompt = "lazy dog ".repeat(words);
+            writeln!(text, "{{\"prompt\": \"{row} {prompt}\", \"completion\": \"fox {row}\"}}").unwrap();
+        }
+        text
+    }
+
+    #[test]
+    fn the_number_of_threads_never_shows() {
+        let text = rows(400);
+        let (one, notes) = tokenize(&text, 1).unwrap();
+        assert_eq!((notes.rows, notes.turn_end_supervised), (400, 400));
+        assert!(one.stats().rows.unsupervised_by_truncation > 0);
+        for threads in [2, 5] {
+            let (several, again) = tokenize(&text, threads).unwrap();
+            assert_eq!((several.stats(), again), (one.stats(), notes));
+            for index in 0..one.len() {
+                assert_eq!(several.sample(index).unwrap(), one.sample(index).unwrap());
+                assert_eq!(several.place(index).number, one.place(index).number);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_mistake_is_told_whatever_else_is_wrong() {
+        // A conversation without a template, then a line that is no JSON: found by workers and by the reader.
+        let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
+        let expected =
+            "`rows.jsonl` line 101: the rows are conversations, and the model has no chat template";
+        for threads in [1, 3] {
+            let error = tokenize(&format!("{}{chat}{}{chat}", rows(100), rows(100)), threads).unwrap_err();
+            assert_eq!(error, expected);
+            let error = tokenize(&format!("{}{chat}nonsense\n", rows(100)), threads).unwrap_err();
+            assert_eq!(error, expected);
+            let error = tokenize(&format!("{}nonsense\n{chat}", rows(100)), threads).unwrap_err();
+            assert!(error.starts_with("`rows.jsonl` line 101, column 2: broken JSON"), "{error}");
+        }
+    }
+}

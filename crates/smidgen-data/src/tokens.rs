@@ -1,0 +1,264 @@
+//! The compact store of tokenized samples.
+//!
+//! The label of a position is the token at that position, `-100` is not supervised. Position t is
+//! predicted from position t - 1, so the label at position 0 never counts.
+//! Samples lie one after the other as records (`token_record.rs`), in memory or, where they are many, in a
+//! file that is read sample by sample; what is needed of every sample to plan a run is always in memory.
+//! Leaves out how a set is built (`token_builder.rs`), the file (`token_file.rs`), tokenizing, and the shift
+//! by one itself (`micro_batch.rs`).
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::source::{RowPlace, RowUnit};
+use crate::token_record::LabelForm;
+
+/// The label of a position that carries no loss.
+pub const NOT_SUPERVISED: i32 = -100;
+
+/// What happens to a row of more than `max_tokens` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// Its first `max_tokens` tokens are kept.
+    Truncate,
+    Drop,
+    Error,
+}
+
+/// What rows are held to.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenLimits {
+    pub vocab_size: u32,
+    pub max_tokens: u32,
+    pub overflow: Overflow,
+}
+
+/// What became of the rows; the fields but `read` and `truncated` add up to `read`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowCounts {
+    pub read: u64,
+    pub kept: u64,
+    /// Kept rows that lost their end.
+    pub truncated: u64,
+    /// Dropped: more than `max_tokens` tokens, where `overflow` says so.
+    pub too_long: u64,
+    /// Dropped: no token or one.
+    pub too_short: u64,
+    /// Dropped: not one supervised token.
+    pub unsupervised: u64,
+    /// Dropped: all supervised tokens stood after `max_tokens`.
+    pub unsupervised_by_truncation: u64,
+}
+
+impl fmt::Display for RowCounts {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} rows read", self.read)?;
+        for (count, what) in [
+            (self.truncated, "truncated"),
+            (self.too_long, "dropped as too long"),
+            (self.too_short, "dropped with fewer than two tokens"),
+            (self.unsupervised, "dropped without a supervised token"),
+            (self.unsupervised_by_truncation, "dropped because truncation left no supervised token"),
+        ] {
+            if count > 0 {
+                write!(out, ", {count} {what}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RowCounts {
+    /// One line when a row was changed or dropped, else nothing.
+    pub fn warning(&self) -> Option<String> {
+        (self.kept < self.read || self.truncated > 0).then(|| format!("{self}, {} kept", self.kept))
+    }
+}
+
+/// Sizes of what was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenStats {
+    pub rows: RowCounts,
+    pub tokens: u64,
+    /// Positions that carry a loss, after the shift.
+    pub supervised_tokens: u64,
+    /// Tokens that truncation cut from kept rows.
+    pub cut_tokens: u64,
+    pub shortest_tokens: usize,
+    pub mean_tokens: f64,
+    pub longest_tokens: usize,
+}
+
+/// One row, whole. Both have the same length, at least 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub ids: Vec<i32>,
+    /// Not shifted: `labels[t]` is what position t - 1 has to predict.
+    pub labels: Vec<i32>,
+}
+
+/// The file of a large set could not be read while it was in use.
+#[derive(Debug, Error)]
+#[error("the tokens in `{}` cannot be read: {source}", path.display())]
+pub struct ReadSampleError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+/// Where records lie.
+#[derive(Debug)]
+pub(super) enum Records {
+    Memory(Vec<u8>),
+    /// Open for as long as the set lives, so that neither the data nor this file has to stay in its folder.
+    File {
+        file: File,
+        path: PathBuf,
+        first_byte: u64,
+    },
+}
+
+/// A file of rows, by its place in the list of files, and its first sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileOfSamples {
+    pub file: usize,
+    pub unit: RowUnit,
+    pub first_sample: usize,
+}
+
+/// All samples of a data set.
+#[derive(Debug)]
+pub struct TokenSet {
+    pub(super) records: Records,
+    pub(super) form: LabelForm,
+    pub(super) lengths: Vec<u32>,
+    pub(super) supervised: Vec<u32>,
+    /// Line or row of each sample in its file.
+    pub(super) row_numbers: Vec<u32>,
+    /// Where the record of every [`SAMPLES_OF_A_BLOCK`]th sample begins: those between follow from lengths.
+    pub(super) block_starts: Vec<u64>,
+    /// The files in reading order, and which of them samples came from.
+    pub(super) files: Vec<PathBuf>,
+    pub(super) files_of_samples: Vec<FileOfSamples>,
+    pub(super) stats: TokenStats,
+}
+
+pub(super) const SAMPLES_OF_A_BLOCK: usize = 32;
+
+impl TokenSet {
+    pub fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Never true: a set without samples is refused when it is built.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Appends the tokens of a sample to `ids`, then calls `on_label` with each position that carries a
+    /// label, the first included, and the label. Allocates nothing but room in `ids`.
+    pub fn read(
+        &self,
+        index: usize,
+        ids: &mut Vec<i32>,
+        on_label: impl FnMut(usize, i32),
+    ) -> Result<(), ReadSampleError> {
+        let first = self.record_start(index);
+        let length = self.lengths[index] as usize;
+        match &self.records {
+            Records::Memory(bytes) => {
+                let record = &bytes[first as usize..first as usize + self.form.record_bytes(length) as usize];
+                self.form.decode(record, length, ids, on_label);
+                Ok(())
+            }
+            Records::File { file, path, first_byte } => self
+                .form
+                .decode_from(file, first_byte + first, length, ids, on_label)
+                .map_err(|source| ReadSampleError { path: path.clone(), source }),
+        }
+    }
+
+    /// A sample on its own, for those who look at a few.
+    pub fn sample(&self, index: usize) -> Result<Sample, ReadSampleError> {
+        let mut ids = Vec::new();
+        let mut labels = vec![NOT_SUPERVISED; self.lengths[index] as usize];
+        self.read(index, &mut ids, |position, label| labels[position] = label)?;
+        Ok(Sample { ids, labels })
+    }
+
+    /// Tokens of a sample.
+    pub fn length(&self, index: usize) -> u32 {
+        self.lengths[index]
+    }
+
+    /// Positions of a sample that carry a loss, after the shift.
+    pub fn supervised(&self, index: usize) -> u32 {
+        self.supervised[index]
+    }
+
+    /// Tokens of the longest sample.
+    pub fn longest(&self) -> usize {
+        self.stats.longest_tokens
+    }
+
+    pub fn stats(&self) -> &TokenStats {
+        &self.stats
+    }
+
+    /// Whether samples are read from a file when they are needed.
+    pub fn is_on_disk(&self) -> bool {
+        matches!(self.records, Records::File { .. })
+    }
+
+    /// Where a sample came from, for messages.
+    pub fn place(&self, index: usize) -> RowPlace<'_> {
+        let after = self.files_of_samples.partition_point(|file| file.first_sample <= index);
+        let found = self.files_of_samples[after - 1];
+        RowPlace {
+            file: &self.files[found.file],
+            unit: found.unit,
+            number: u64::from(self.row_numbers[index]),
+        }
+    }
+
+    /// What the set takes of memory; a set on disk takes no more than its lengths and counts.
+    pub fn heap_bytes(&self) -> usize {
+        fn vec_bytes<T>(vec: &Vec<T>) -> usize {
+            vec.capacity() * size_of::<T>()
+        }
+        let records = match &self.records {
+            Records::Memory(bytes) => vec_bytes(bytes),
+            Records::File { path, .. } => path.as_os_str().len(),
+        };
+        records
+            + vec_bytes(&self.lengths)
+            + vec_bytes(&self.supervised)
+            + vec_bytes(&self.row_numbers)
+            + vec_bytes(&self.block_starts)
+            + vec_bytes(&self.files_of_samples)
+            + vec_bytes(&self.files)
+            + self.files.iter().map(|path| path.as_os_str().len()).sum::<usize>()
+    }
+
+    fn record_start(&self, index: usize) -> u64 {
+        let block = index / SAMPLES_OF_A_BLOCK;
+        let before = &self.lengths[block * SAMPLES_OF_A_BLOCK..index];
+        self.block_starts[block]
+            + before.iter().map(|&length| self.form.record_bytes(length as usize)).sum::<u64>()
+    }
+
+    /// The starts of all blocks, from the lengths.
+    pub(super) fn index_blocks(&mut self) {
+        self.block_starts.clear();
+        let mut start = 0;
+        for block in self.lengths.chunks(SAMPLES_OF_A_BLOCK) {
+            self.block_starts.push(start);
+            start += block.iter().map(|&length| self.form.record_bytes(length as usize)).sum::<u64>();
+        }
+        self.block_starts.shrink_to_fit();
+    }
+}

@@ -1,0 +1,246 @@
+//! 4-bit tensors as bitsandbytes stores them in a Hugging Face checkpoint: codes, scales and a quantization state.
+//!
+//! Beside `P.weight` lie `P.weight.absmax`, `.quant_map`, with double quantization `.nested_absmax` and
+//! `.nested_quant_map`, and a small JSON that says what they are. The codes and scales are trained on as they lie;
+//! everything that the files claim about them is checked first, and the maps are compared with the ones known here,
+//! number by number.
+//! Left out: 8-bit checkpoints, and blocks of other sizes than 64 and 256.
+
+use super::element::Element;
+use super::folder::ModelFolder;
+use super::safetensors::SafetensorsError;
+use super::tensor_ref::TensorRef;
+use serde::Deserialize;
+use smidgen_ir::quant;
+use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, bnb4_parts};
+use smidgen_ir::{Code4, Storage};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// What stands between the name of a tensor and its quantization type in the name of its state.
+const STATE: &str = ".quant_state.bitsandbytes__";
+/// The state is about a hundred bytes.
+const MAX_STATE_BYTES: u64 = 64 << 10;
+
+#[derive(Debug, Error)]
+pub enum BnbError {
+    #[error("`{}`: the quantization state of `{tensor}` {what}", path.display())]
+    State { path: PathBuf, tensor: String, what: String },
+    #[error("`{}`: `{part}`, a part of the 4-bit tensor `{tensor}`, {what}", path.display())]
+    Part { path: PathBuf, tensor: String, part: String, what: String },
+    #[error(transparent)]
+    File(#[from] SafetensorsError),
+}
+
+/// One 4-bit tensor.
+#[derive(Clone, Debug)]
+pub struct BnbWeight {
+    pub name: String,
+    /// Of the matrix, (out, in).
+    pub shape: Vec<usize>,
+    pub storage: Storage,
+    codes: TensorRef,
+    scales: TensorRef,
+    nested: Option<Nested>,
+}
+
+#[derive(Clone, Debug)]
+struct Nested {
+    group_scales: TensorRef,
+    offset: f32,
+}
+
+/// The 4-bit tensors of a folder, and the names of all tensors that are parts of one.
+#[derive(Debug, Default)]
+pub struct BnbWeights {
+    pub weights: BTreeMap<String, BnbWeight>,
+    pub parts: BTreeSet<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct State {
+    quant_type: String,
+    blocksize: usize,
+    shape: Vec<usize>,
+    nested_blocksize: Option<usize>,
+    nested_dtype: Option<String>,
+    nested_offset: Option<f64>,
+}
+
+/// Finds and checks every 4-bit tensor of a folder; reads states and maps, no codes.
+pub fn find_bnb_weights(folder: &ModelFolder) -> Result<BnbWeights, BnbError> {
+    let mut found = BnbWeights::default();
+    for state_name in folder.tensor_names().filter(|name| name.contains(STATE)) {
+        let (name, _) = state_name.split_once(STATE).expect("filtered by it");
+        let reading = Reading { folder, name, state_name, parts: &mut found.parts };
+        if found.weights.contains_key(name) {
+            return Err(reading.wrong_state(format!("is there twice, the second time as `{state_name}`")));
+        }
+        let weight = reading.read()?;
+        found.weights.insert(name.to_string(), weight);
+    }
+    Ok(found)
+}
+
+struct Reading<'a> {
+    folder: &'a ModelFolder,
+    name: &'a str,
+    state_name: &'a str,
+    parts: &'a mut BTreeSet<String>,
+}
+
+impl Reading<'_> {
+    fn read(mut self) -> Result<BnbWeight, BnbError> {
+        let state = self.state()?;
+        let code = match state.quant_type.as_str() {
+            "nf4" => Code4::Nf4,
+            "fp4" => Code4::Fp4,
+            other => return Err(self.wrong_state(format!("is of type `{other}`; known are `nf4` and `fp4`"))),
+        };
+        if state.blocksize != BNB4_BLOCK {
+            let what = format!("has blocks of {}; only blocks of {BNB4_BLOCK} are read", state.blocksize);
+            return Err(self.wrong_state(what));
+        }
+        let elements = state.shape.iter().try_fold(1usize, |product, n| product.checked_mul(*n));
+        let Some(elements) = elements.filter(|elements| state.shape.len() == 2 && *elements > 0) else {
+            return Err(self.wrong_state(format!("has the shape {:?}, which is no matrix", state.shape)));
+        };
+        let double = state.nested_blocksize.is_some() || state.nested_offset.is_some();
+        let parts = bnb4_parts(elements, double);
+        let codes = self.part(
+            "",
+            |tensor| tensor.bytes() == parts.scales as u64,
+            || format!("has not the {} bytes of {elements} codes", parts.scales),
+        )?;
+        let scale_element = if double { Element::U8 } else { Element::F32 };
+        let scales = self.vector(".absmax", scale_element, parts.blocks)?;
+        self.map(".quant_map", quant::bnb4::code_values(code))?;
+        let nested = if double { Some(self.nested(&state, parts.blocks)?) } else { None };
+        Ok(BnbWeight {
+            name: self.name.to_string(),
+            shape: state.shape,
+            storage: Storage::Bnb4 { code, double },
+            codes,
+            scales,
+            nested,
+        })
+    }
+
+    fn state(&mut self) -> Result<State, BnbError> {
+        let tensor = self.folder.tensor(self.state_name).expect("it is one of the folder's names");
+        self.parts.insert(self.state_name.to_string());
+        if tensor.bytes() > MAX_STATE_BYTES || tensor.element() != Element::U8 {
+            return Err(self.wrong_state(format!(
+                "is {} of {} bytes, not JSON",
+                tensor.element(),
+                tensor.bytes()
+            )));
+        }
+        let mut bytes = vec![0; tensor.bytes() as usize];
+        tensor.read_at(0, &mut bytes)?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| self.wrong_state(format!("is not the JSON it should be: {error}")))
+    }
+
+    fn nested(&mut self, state: &State, blocks: usize) -> Result<Nested, BnbError> {
+        let blocksize = state.nested_blocksize.unwrap_or(0);
+        if blocksize != BNB4_GROUP {
+            let what = format!("has groups of {blocksize} scales; only groups of {BNB4_GROUP} are read");
+            return Err(self.wrong_state(what));
+        }
+        if state.nested_dtype.as_deref().is_some_and(|dtype| dtype != "float32") {
+            return Err(self.wrong_state("has scales of scales that are not float32".into()));
+        }
+        let Some(offset) =
+            state.nested_offset.map(|offset| offset as f32).filter(|offset| offset.is_finite())
+        else {
+            return Err(self.wrong_state("has no finite `nested_offset`".into()));
+        };
+        self.map(".nested_quant_map", &quant::dynamic_map::SIGNED_MAP)?;
+        let group_scales = self.vector(".nested_absmax", Element::F32, blocks.div_ceil(BNB4_GROUP))?;
+        Ok(Nested { group_scales, offset })
+    }
+
+    /// The map must be the one that the decoders know.
+    fn map(&mut self, suffix: &str, known: &[f32]) -> Result<(), BnbError> {
+        let tensor = self.vector(suffix, Element::F32, known.len())?;
+        let mut bytes = vec![0; 4 * known.len()];
+        tensor.read_at(0, &mut bytes)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        match numbers.iter().zip(known).position(|(bytes, known)| f32::from_le_bytes(*bytes) != *known) {
+            None => Ok(()),
+            Some(index) => Err(self.wrong_part(
+                suffix,
+                format!(
+                    "is another map: entry {index} is {}, known is {}",
+                    f32::from_le_bytes(numbers[index]),
+                    known[index]
+                ),
+            )),
+        }
+    }
+
+    fn vector(&mut self, suffix: &str, element: Element, count: usize) -> Result<TensorRef, BnbError> {
+        let fits = |tensor: &TensorRef| tensor.element() == element && tensor.elements() == count as u64;
+        self.part(suffix, fits, || format!("has not {count} numbers of {element}"))
+    }
+
+    fn part(
+        &mut self,
+        suffix: &str,
+        fits: impl Fn(&TensorRef) -> bool,
+        what: impl FnOnce() -> String,
+    ) -> Result<TensorRef, BnbError> {
+        let part = format!("{}{suffix}", self.name);
+        match self.folder.tensor(&part) {
+            None => Err(self.wrong_part(suffix, "is missing".into())),
+            Some(tensor) if !fits(&tensor) => Err(self.wrong_part(suffix, what())),
+            Some(tensor) => {
+                self.parts.insert(part);
+                Ok(tensor)
+            }
+        }
+    }
+
+    fn wrong_state(&self, what: String) -> BnbError {
+        BnbError::State { path: self.folder.path().to_path_buf(), tensor: self.name.to_string(), what }
+    }
+
+    fn wrong_part(&self, suffix: &str, what: String) -> BnbError {
+        let (tensor, part) = (self.name.to_string(), format!("{}{suffix}", self.name));
+        BnbError::Part { path: self.folder.path().to_path_buf(), tensor, part, what }
+    }
+}
+
+impl BnbWeight {
+    pub fn file_path(&self) -> &std::path::Path {
+        self.codes.file_path()
+    }
+
+    /// Fills `destination` with bytes of the tensor as it lies in memory: codes, scales, scales of scales, offset.
+    pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), BnbError> {
+        let offset = self.nested.as_ref().map(|nested| nested.offset.to_le_bytes()).unwrap_or_default();
+        let group_scales = self.nested.as_ref().map(|nested| &nested.group_scales);
+        let sections = [Some(&self.codes), Some(&self.scales), group_scales].into_iter().flatten();
+        let (mut begin, end) = (0, byte_offset + destination.len() as u64);
+        for section in sections {
+            let (from, to) = (begin.max(byte_offset), (begin + section.bytes()).min(end));
+            if from < to {
+                let target = &mut destination[(from - byte_offset) as usize..(to - byte_offset) as usize];
+                section.read_at(from - begin, target)?;
+            }
+            begin += section.bytes();
+        }
+        for (place, byte) in (begin..).zip(offset).filter(|_| self.nested.is_some()) {
+            if (byte_offset..end).contains(&place) {
+                destination[(place - byte_offset) as usize] = byte;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "bnb_tests.rs"]
+mod tests;

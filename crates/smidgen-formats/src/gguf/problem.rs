@@ -1,0 +1,96 @@
+//! Everything that can be wrong with a GGUF file, with the numbers and, where there is one, the remedy.
+//! The file's path stands in the error around it, which is the same for every problem.
+//! Left out: problems of what the metadata means (`model`, the tokenizer), and of writing.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::tensor::supported_types;
+use smidgen_ir::grouped_digits::Grouped;
+
+#[derive(Debug, Error)]
+#[error("`{}`: {problem}", path.display())]
+pub struct GgufError {
+    pub path: PathBuf,
+    #[source]
+    pub problem: GgufProblem,
+}
+
+#[derive(Debug, Error)]
+pub enum GgufProblem {
+    #[error("it could not be opened: {0}")]
+    Open(io::Error),
+    #[error("it is not a file")]
+    NotAFile,
+    #[error("the header could not be read: {0}")]
+    ReadHeader(io::Error),
+    #[error(
+        "reading {} bytes at offset {} of tensor `{tensor}` failed: {source}", Grouped(*bytes), Grouped(*byte_offset)
+    )]
+    ReadTensor { tensor: String, byte_offset: u64, bytes: u64, source: io::Error },
+    #[error(
+        "the file is truncated: {what} needs {} bytes at {}, the file has {}; download it again",
+        Grouped(*needed_bytes), Grouped(*at), Grouped(*file_bytes)
+    )]
+    HeaderBeyondFile { what: String, needed_bytes: u64, at: u64, file_bytes: u64 },
+    #[error(
+        "this is a Git LFS pointer and not the weights; run `git lfs pull` in its folder, or download the file itself"
+    )]
+    LfsPointer,
+    #[error("this is not a GGUF file: it starts with {starts_with:02x?}, not with `GGUF`")]
+    NotGguf { starts_with: [u8; 4] },
+    #[error("the file is big-endian; only little-endian GGUF can be read, download or convert it so")]
+    BigEndian,
+    #[error("the file has GGUF version {version}; versions 2 and 3 can be read, convert the model again")]
+    Version { version: u32 },
+    #[error(
+        "the file claims {} {what}, at least {} bytes, and has {} left; it is damaged",
+        Grouped(*count), least_bytes.map_or("uncountable".to_string(), |bytes| Grouped(bytes).to_string()),
+        Grouped(*left_bytes)
+    )]
+    CountBeyondFile { what: String, count: u64, least_bytes: Option<u64>, left_bytes: u64 },
+    #[error("{what} at {} is not UTF-8 text", Grouped(*at))]
+    NotUtf8 { what: String, at: u64 },
+    #[error("metadata key `{key}` stands twice in the header")]
+    DuplicateKey { key: String },
+    #[error("metadata key `{key}` has the unknown value type {number}; known are 0 to 12")]
+    UnknownValueType { key: String, number: u32 },
+    #[error("metadata key `{key}` is an array of arrays, which is not supported")]
+    NestedArray { key: String },
+    #[error("metadata key `{key}` is a bool with the byte {byte}, not 0 or 1")]
+    NotABool { key: String, byte: u8 },
+    #[error("`general.alignment` is {got}, not a power of two of at least 8 and at most 2^30")]
+    Alignment { got: String },
+    #[error("tensor `{tensor}` stands twice in the header")]
+    DuplicateTensor { tensor: String },
+    #[error("tensor `{tensor}` has {dimensions} dimensions; 1 to 4 are possible")]
+    Dimensions { tensor: String, dimensions: u32 },
+    #[error("tensor `{tensor}` of dimensions {dims:?} has no elements")]
+    Empty { tensor: String, dims: Vec<u64> },
+    #[error("tensor `{tensor}` of dimensions {dims:?} has more bytes than can be counted")]
+    TooLarge { tensor: String, dims: Vec<u64> },
+    #[error("tensor `{tensor}` has the unknown type {number}; supported are {supported}", supported = supported_types())]
+    UnknownTensorType { tensor: String, number: u32 },
+    #[error(
+        "tensor `{tensor}` has the type {name} ({number}), which is not supported; supported are {supported}",
+        supported = supported_types()
+    )]
+    UnsupportedTensorType { tensor: String, name: &'static str, number: u32 },
+    #[error("tensor `{tensor}` has rows of {columns} elements, no multiple of the {block} of a {name} block")]
+    PartialBlock { tensor: String, columns: u64, block: u64, name: &'static str },
+    #[error("tensor `{tensor}` begins at {}, which is no multiple of the alignment {alignment}", Grouped(*offset))]
+    Unaligned { tensor: String, offset: u64, alignment: u64 },
+    #[error(
+        "tensor `{tensor}` begins at {} inside tensor `{other}`, which ends at {}", Grouped(*offset), Grouped(*other_end)
+    )]
+    Overlap { tensor: String, offset: u64, other: String, other_end: u64 },
+    #[error(
+        "the file is truncated: {} of at least {} bytes, tensor `{tensor}` is incomplete; download it again",
+        Grouped(*file_bytes), Grouped(*needed_bytes)
+    )]
+    Truncated { tensor: String, file_bytes: u64, needed_bytes: u64 },
+    #[error("tensor `{tensor}` begins at {} and has {} bytes, more than can be counted", Grouped(*offset), Grouped(*bytes))]
+    OffsetOverflow { tensor: String, offset: u64, bytes: u64 },
+}

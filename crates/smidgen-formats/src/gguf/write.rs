@@ -1,0 +1,164 @@
+//! Writing a GGUF file, version 3: metadata, then tensors in the given order, each filled by a callback.
+//! A source is asked for one tensor at a time, so that no more than its own buffer is in memory.
+//! The file appears whole or not at all. Every offset is a multiple of `general.alignment`, 32 where it is absent.
+//! Left out: converting elements, and splitting a model over several files.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::path::Path;
+
+use smidgen_ir::Storage;
+use thiserror::Error;
+
+use super::super::safetensors_write::ExactWriter;
+use super::super::whole_file::{StagedFile, WriteFileError, commit_together};
+use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::tensor::{piece_of, type_of_storage};
+use super::value::{Metadata, append_string};
+use smidgen_ir::grouped_digits::Grouped;
+
+const VERSION: u32 = 3;
+
+/// A tensor to be written; dimensions are row-major, the last is the contiguous one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GgufTensorSpec {
+    pub name: String,
+    pub dims: Vec<usize>,
+    pub storage: Storage,
+}
+
+#[derive(Debug, Error)]
+pub enum WriteGgufError {
+    #[error("tensor `{name}` is to be written twice")]
+    DuplicateName { name: String },
+    #[error("tensor `{name}` of dimensions {dims:?} cannot be written: 1 to 4 of at least 1 are possible")]
+    Dimensions { name: String, dims: Vec<usize> },
+    #[error("tensor `{name}` cannot be written as `{storage}`, which GGUF does not have")]
+    Storage { name: String, storage: Storage },
+    #[error(
+        "tensor `{name}` has rows of {columns} elements, no multiple of the {block} of a `{storage}` block"
+    )]
+    PartialBlock { name: String, columns: usize, block: u64, storage: Storage },
+    #[error("the tensors up to `{name}` have more bytes than can be counted")]
+    TooManyBytes { name: String },
+    #[error("`general.alignment` is not a power of two of at least 8 and at most 2^30")]
+    Alignment,
+    #[error(transparent)]
+    File(#[from] WriteFileError),
+}
+
+/// Writes the file whole or not at all. `source` gets positions in `tensors`, in order, and writes exactly
+/// that tensor's bytes.
+pub fn write_gguf(
+    path: &Path,
+    metadata: &Metadata,
+    tensors: &[GgufTensorSpec],
+    source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+) -> Result<(), WriteGgufError> {
+    let staged = stage_gguf(path, metadata, tensors, source)?;
+    Ok(commit_together(vec![staged])?)
+}
+
+/// As `write_gguf`, but leaves it to the caller to make the file visible.
+pub fn stage_gguf(
+    path: &Path,
+    metadata: &Metadata,
+    tensors: &[GgufTensorSpec],
+    mut source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+) -> Result<StagedFile, WriteGgufError> {
+    let alignment = match (metadata.get(ALIGNMENT_KEY), metadata.whole(ALIGNMENT_KEY)) {
+        (None, _) => DEFAULT_ALIGNMENT,
+        (_, Ok(Some(alignment))) if alignment.is_power_of_two() && (8..=1 << 30).contains(&alignment) => {
+            alignment
+        }
+        _ => return Err(WriteGgufError::Alignment),
+    };
+    let layout = lay_out(tensors, alignment)?;
+    let mut header = header_bytes(metadata, tensors, &layout);
+    header.resize(header.len().next_multiple_of(alignment as usize), 0);
+    let mut staged = StagedFile::create(path)?;
+    staged.write(|writer| {
+        writer.write_all(&header)?;
+        for (position, (tensor, laid)) in tensors.iter().zip(&layout).enumerate() {
+            let mut exact = ExactWriter { writer, name: &tensor.name, left_bytes: laid.bytes };
+            source(position, &mut exact)?;
+            if exact.left_bytes > 0 {
+                let given = Grouped(laid.bytes - exact.left_bytes);
+                let name = &tensor.name;
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("the source of tensor `{name}` gave {given} of {} bytes", Grouped(laid.bytes)),
+                ));
+            }
+            let padding = laid.bytes.next_multiple_of(alignment) - laid.bytes;
+            io::copy(&mut io::Read::take(io::repeat(0), padding), writer)?;
+        }
+        Ok(())
+    })?;
+    Ok(staged)
+}
+
+struct Laid {
+    /// From the start of the data.
+    offset: u64,
+    bytes: u64,
+}
+
+fn lay_out(tensors: &[GgufTensorSpec], alignment: u64) -> Result<Vec<Laid>, WriteGgufError> {
+    let mut names = HashSet::new();
+    let mut offset = 0_u64;
+    let mut layout = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let name = || tensor.name.clone();
+        if !names.insert(tensor.name.as_str()) {
+            return Err(WriteGgufError::DuplicateName { name: name() });
+        }
+        if !(1..=4).contains(&tensor.dims.len()) || tensor.dims.contains(&0) {
+            return Err(WriteGgufError::Dimensions { name: name(), dims: tensor.dims.clone() });
+        }
+        let storage = tensor.storage;
+        if type_of_storage(storage).is_none() {
+            return Err(WriteGgufError::Storage { name: name(), storage });
+        }
+        let (block, block_bytes) = piece_of(storage);
+        let columns = tensor.dims[tensor.dims.len() - 1];
+        if !(columns as u64).is_multiple_of(block) {
+            return Err(WriteGgufError::PartialBlock { name: name(), columns, block, storage });
+        }
+        let rows = &tensor.dims[..tensor.dims.len() - 1];
+        let bytes = rows
+            .iter()
+            .try_fold(columns as u64 / block, |blocks, &extent| blocks.checked_mul(extent as u64))
+            .and_then(|blocks| blocks.checked_mul(block_bytes));
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes)?.checked_next_multiple_of(alignment));
+        let (Some(bytes), Some(end)) = (bytes, end) else {
+            return Err(WriteGgufError::TooManyBytes { name: name() });
+        };
+        layout.push(Laid { offset, bytes });
+        offset = end;
+    }
+    Ok(layout)
+}
+
+fn header_bytes(metadata: &Metadata, tensors: &[GgufTensorSpec], layout: &[Laid]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&(metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata.iter() {
+        append_string(key, &mut bytes);
+        bytes.extend_from_slice(&value.kind().number().to_le_bytes());
+        value.append_to(&mut bytes);
+    }
+    for (tensor, laid) in tensors.iter().zip(layout) {
+        append_string(&tensor.name, &mut bytes);
+        bytes.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
+        for &extent in tensor.dims.iter().rev() {
+            bytes.extend_from_slice(&(extent as u64).to_le_bytes());
+        }
+        let (number, _) = type_of_storage(tensor.storage).expect("the storage was checked by `lay_out`");
+        bytes.extend_from_slice(&number.to_le_bytes());
+        bytes.extend_from_slice(&laid.offset.to_le_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,85 @@
+//! Small JSON files (`config.json`, an index, an adapter's config) read with a size limit.
+//! A limit keeps a wrong or hostile file from being parsed into many times its size in memory.
+//! Left out: what the JSON means.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use smidgen_ir::grouped_digits::Grouped;
+
+/// Configs are a few KiB; parsed into a `serde_json::Value` they can grow more than a hundredfold.
+pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
+/// Gemma 3 lists thousands of reserved tokens, in more than a megabyte.
+pub const MAX_TOKENIZER_CONFIG_BYTES: u64 = 8_000_000;
+/// A weight map takes about 100 bytes a tensor, and the largest mixtures have some 200,000 tensors.
+pub const MAX_INDEX_BYTES: u64 = 100_000_000;
+
+#[derive(Debug, Error)]
+pub enum JsonFileError {
+    #[error("`{}` could not be read: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("`{}` is not a file", path.display())]
+    NotAFile { path: PathBuf },
+    #[error(
+        "`{}` has {} bytes, more than the {} allowed for it",
+        path.display(), Grouped(*file_bytes), Grouped(*max_bytes)
+    )]
+    TooLarge { path: PathBuf, file_bytes: u64, max_bytes: u64 },
+    #[error("`{}` is not the JSON it should be: {source}", path.display())]
+    Json { path: PathBuf, source: serde_json::Error },
+}
+
+pub fn read_json_file<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Result<T, JsonFileError> {
+    parse_json(path, &read_bytes(path, max_bytes)?)
+}
+
+/// The bytes of a file that has at most `max_bytes`.
+pub fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError> {
+    let unreadable = |source| JsonFileError::Read { path: path.to_path_buf(), source };
+    // Asked before opening: opening a pipe would wait for a writer.
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(JsonFileError::NotAFile { path: path.to_path_buf() });
+    }
+    if metadata.len() > max_bytes {
+        return Err(JsonFileError::TooLarge {
+            path: path.to_path_buf(),
+            file_bytes: metadata.len(),
+            max_bytes,
+        });
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    File::open(path).and_then(|file| file.take(max_bytes).read_to_end(&mut bytes)).map_err(unreadable)?;
+    Ok(bytes)
+}
+
+/// `path` is for the error.
+pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, JsonFileError> {
+    serde_json::from_slice(bytes).map_err(|source| JsonFileError::Json { path: path.to_path_buf(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &Path, expected: &str) {
+        let error = read_json_file::<serde_json::Value>(path, 1_000).unwrap_err();
+        assert_eq!(error.to_string(), expected.replace("PATH", &path.display().to_string()));
+    }
+
+    #[test]
+    fn each_failure_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        check(folder.path(), "`PATH` is not a file");
+        let path = folder.path().join("config.json");
+        check(&path, "`PATH` could not be read: No such file or directory (os error 2)");
+        fs::write(&path, "{\n\"a\": }").unwrap();
+        check(&path, "`PATH` is not the JSON it should be: expected value at line 2 column 6");
+        File::create(&path).unwrap().set_len(1_001).unwrap();
+        check(&path, "`PATH` has 1,001 bytes, more than the 1,000 allowed for it");
+    }
+}

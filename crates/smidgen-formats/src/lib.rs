@@ -1,0 +1,30 @@
+//! Bytes on disk: Hugging Face model folders and GGUF files, PEFT adapters, tokenizers and chat templates.
+//!
+//! Weights are read by file offset and never mapped or held whole, so the caller decides how much memory a load takes.
+//! Everything a file claims is checked before it is believed, and errors carry the file, the tensor and the numbers.
+//! Files are written whole or not at all.
+//! Left out: recipes, plans and devices, which this crate does not know, and pickled `.bin` files.
+
+#![forbid(unsafe_code)]
+
+pub mod bnb;
+pub mod digest;
+pub mod element;
+pub mod folder;
+#[cfg(test)]
+#[path = "../tests/four_bit/mod.rs"]
+pub(crate) mod four_bit;
+pub mod gguf;
+pub mod json_file;
+pub mod load;
+pub mod model;
+pub mod peft;
+pub mod safetensors;
+pub mod safetensors_header;
+pub mod safetensors_problem;
+pub mod safetensors_write;
+pub mod shard_index;
+pub mod tensor_ref;
+pub mod tokenizer;
+pub mod weight;
+pub mod whole_file;

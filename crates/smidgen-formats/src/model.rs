@@ -1,0 +1,133 @@
+//! A base model wherever it lies: a Hugging Face folder, perhaps in 4 bits, or a GGUF file.
+//!
+//! What differs between them ends here: above this a model is a config in the words of Hugging Face, and weights by
+//! their Hugging Face names.
+//! Left out: fetching, which `hub` does, and tokenizers.
+
+use super::bnb::{BnbError, BnbWeights, find_bnb_weights};
+use super::folder::{FolderError, ModelFolder};
+use super::gguf::model::{GgufModel, GgufModelError};
+use super::gguf::{GgufError, GgufFile};
+use super::weight::{GgufWeight, Weight, WeightRows};
+use std::path::Path;
+use std::sync::Arc;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum ModelOpenError {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Bnb(#[from] BnbError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error(transparent)]
+    GgufModel(#[from] GgufModelError),
+}
+
+#[derive(Debug)]
+pub enum Model {
+    Folder { folder: Box<ModelFolder>, bnb: BnbWeights },
+    Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
+}
+
+impl Model {
+    pub fn open_folder(path: &Path) -> Result<Model, ModelOpenError> {
+        let folder = Box::new(ModelFolder::open(path)?);
+        let bnb = find_bnb_weights(&folder)?;
+        Ok(Model::Folder { folder, bnb })
+    }
+
+    pub fn open_gguf(path: &Path) -> Result<Model, ModelOpenError> {
+        let mut file = GgufFile::open(path)?;
+        let model = Box::new(GgufModel::read(&file)?);
+        // The vocabulary is the larger part of it, and only a tokenizer needs it.
+        file.release_metadata();
+        Ok(Model::Gguf { file: Arc::new(file), model })
+    }
+
+    /// A folder, or a file that is taken to be GGUF.
+    pub fn open(path: &Path) -> Result<Model, ModelOpenError> {
+        match path.is_file() {
+            true => Model::open_gguf(path),
+            false => Model::open_folder(path),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        match self {
+            Model::Folder { folder, .. } => folder.path(),
+            Model::Gguf { file, .. } => file.path(),
+        }
+    }
+
+    /// Where the config stands.
+    pub fn config_path(&self) -> &Path {
+        match self {
+            Model::Folder { folder, .. } => folder.config_path(),
+            Model::Gguf { file, .. } => file.path(),
+        }
+    }
+
+    /// The `config.json`, in the words of Hugging Face.
+    pub fn config(&self) -> &serde_json::Value {
+        match self {
+            Model::Folder { folder, .. } => folder.config(),
+            Model::Gguf { model, .. } => &model.config,
+        }
+    }
+
+    pub fn has_weights(&self) -> bool {
+        match self {
+            Model::Folder { folder, .. } => folder.has_weights(),
+            Model::Gguf { .. } => true,
+        }
+    }
+
+    /// Whether some weights are quantized as they lie.
+    pub fn is_quantized(&self) -> bool {
+        match self {
+            Model::Folder { bnb, .. } => !bnb.weights.is_empty(),
+            Model::Gguf { file, .. } => file.tensors().iter().any(|tensor| tensor.storage.plain().is_none()),
+        }
+    }
+
+    /// By its Hugging Face name.
+    pub fn weight(&self, name: &str) -> Option<Weight> {
+        match self {
+            Model::Folder { folder, bnb } => match bnb.weights.get(name) {
+                Some(weight) => Some(Weight::Bnb(weight.clone())),
+                None if bnb.parts.contains(name) => None,
+                None => folder.tensor(name).map(Weight::Plain),
+            },
+            Model::Gguf { file, model } => {
+                model.source(name).map(|source| Weight::Gguf(GgufWeight::new(file, source)))
+            }
+        }
+    }
+
+    /// All of a weight as f32, row by row, for tests on small models.
+    ///
+    /// # Panics
+    /// When there is no such weight, or it cannot be read.
+    #[doc(hidden)]
+    pub fn weight_values(&self, name: &str) -> Vec<f32> {
+        let weight = self.weight(name).unwrap_or_else(|| panic!("`{name}` is there"));
+        let (rows, columns) = weight.rows_and_columns();
+        let mut values = vec![0.0; rows * columns];
+        let mut reader = WeightRows::open(&weight).expect("the weight opens");
+        reader.read(0, rows, &mut values).expect("the weight is read");
+        values
+    }
+
+    /// The Hugging Face names of all weights, sorted.
+    pub fn weight_names(&self) -> Vec<&str> {
+        match self {
+            Model::Folder { folder, bnb } => folder
+                .tensor_names()
+                .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
+                .collect(),
+            Model::Gguf { model, .. } => model.sources().map(|(name, _)| name).collect(),
+        }
+    }
+}

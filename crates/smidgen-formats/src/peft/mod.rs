@@ -1,0 +1,29 @@
+//! LoRA, DoRA and LS-LoRA adapters as the PEFT library stores them: a config, and tensors whose keys spell out module paths.
+//! An adapter read here starts a run; an adapter written here loads in PEFT and in what reads its format.
+//! Left out: every other kind of PEFT, matching `target_modules` against a model, and the mathematics.
+
+mod config;
+mod file;
+mod key;
+mod kind;
+mod matching;
+mod modules;
+mod pattern;
+pub mod python_json;
+mod unsupported;
+mod write;
+
+#[cfg(test)]
+mod config_tests;
+#[cfg(test)]
+mod file_tests;
+
+pub use config::{AdapterConfig, AdapterConfigError, Bias, FourierConfig, ModuleScales};
+pub use file::{AdapterError, AdapterFile};
+pub use key::AdapterKey;
+pub use kind::StoredKind;
+pub use matching::{AdapterMismatch, ExpectedTensor, ShapeMismatch, match_adapter};
+pub use modules::{AdapterModule, AdapterModules, IncompleteAdapter, read_modules, split_layer};
+pub use pattern::{ModulePattern, PatternError};
+pub use unsupported::{Unsupported, UnsupportedAdapter};
+pub use write::{AdapterTensor, WriteAdapterError, check_agreement, write_adapter};

@@ -1,0 +1,341 @@
+//! Writing a safetensors file tensor by tensor, byte for byte as the safetensors library would.
+//! A source is asked for one tensor at a time, so that no more than its own buffer is in memory.
+//! The order in the file is the library's: by element type descending (largest alignment first), then by name.
+//! The header is padded with spaces so that the data starts at a multiple of 8.
+//! A caller that writes tensors out of order gets the layout instead and puts the bytes where it says.
+//! Left out: sharding, which is the caller's.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use thiserror::Error;
+
+use super::element::Element;
+use super::safetensors_problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
+use super::whole_file::{StagedFile, WriteFileError, commit_together};
+use smidgen_ir::grouped_digits::Grouped;
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    pub element: Element,
+    pub shape: Vec<usize>,
+}
+
+#[derive(Debug, Error)]
+pub enum WriteSafetensorsError {
+    #[error("tensor `{name}` is to be written twice")]
+    DuplicateName { name: String },
+    #[error("`__metadata__` cannot be the name of a tensor")]
+    ReservedName,
+    #[error("the tensors up to `{name}` have more bytes than can be counted")]
+    TooManyBytes { name: String },
+    #[error(
+        "the header would have {} bytes, the limit is {}", Grouped(*header_bytes), Grouped(*max_bytes)
+    )]
+    HeaderTooLong { header_bytes: u64, max_bytes: u64 },
+    #[error(transparent)]
+    File(#[from] WriteFileError),
+}
+
+/// Without this, loaders of the transformers library have refused files.
+pub fn pytorch_metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_string(), "pt".to_string())])
+}
+
+/// Writes the file whole or not at all. `source` gets positions in `tensors`, in the order of the file,
+/// and writes exactly that tensor's bytes, row-major and little-endian.
+pub fn write_safetensors(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: &[TensorSpec],
+    source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+) -> Result<(), WriteSafetensorsError> {
+    let staged = stage_safetensors(path, metadata, tensors, source)?;
+    Ok(commit_together(vec![staged])?)
+}
+
+/// As `write_safetensors`, but leaves it to the caller to make the file visible.
+pub fn stage_safetensors(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: &[TensorSpec],
+    mut source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+) -> Result<StagedFile, WriteSafetensorsError> {
+    let layout = lay_out(tensors)?;
+    let header = header_bytes(metadata, &layout, MAX_HEADER_BYTES)?;
+    let mut staged = StagedFile::create(path)?;
+    staged.write(|writer| {
+        writer.write_all(&(header.len() as u64).to_le_bytes())?;
+        writer.write_all(&header)?;
+        for laid in &layout {
+            let mut exact =
+                ExactWriter { writer, name: &laid.tensor.name, left_bytes: laid.end - laid.begin };
+            source(laid.position, &mut exact)?;
+            if exact.left_bytes > 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!(
+                        "the source of tensor `{}` gave {} of {} bytes",
+                        laid.tensor.name,
+                        Grouped(laid.end - laid.begin - exact.left_bytes),
+                        Grouped(laid.end - laid.begin),
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(staged)
+}
+
+/// A file before its tensors: what it begins with, and where each tensor goes.
+pub struct FileLayout {
+    /// The length prefix and the header.
+    pub beginning: Vec<u8>,
+    /// From the start of the file, in the order of the caller's list.
+    pub offsets: Vec<u64>,
+    pub file_bytes: u64,
+}
+
+/// The layout that [`write_safetensors`] would write.
+pub fn lay_out_file(
+    metadata: &BTreeMap<String, String>,
+    tensors: &[TensorSpec],
+) -> Result<FileLayout, WriteSafetensorsError> {
+    let layout = lay_out(tensors)?;
+    let header = header_bytes(metadata, &layout, MAX_HEADER_BYTES)?;
+    let mut beginning = (header.len() as u64).to_le_bytes().to_vec();
+    beginning.extend(header);
+    let data_offset = beginning.len() as u64;
+    let mut offsets = vec![0; tensors.len()];
+    for laid in &layout {
+        offsets[laid.position] = data_offset + laid.begin;
+    }
+    let data_bytes = layout.last().map_or(0, |laid| laid.end);
+    Ok(FileLayout { beginning, offsets, file_bytes: data_offset + data_bytes })
+}
+
+struct Laid<'a> {
+    /// In the caller's list.
+    position: usize,
+    tensor: &'a TensorSpec,
+    begin: u64,
+    end: u64,
+}
+
+fn lay_out(tensors: &[TensorSpec]) -> Result<Vec<Laid<'_>>, WriteSafetensorsError> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by(|&left, &right| {
+        let (left, right) = (&tensors[left], &tensors[right]);
+        (right.element.cmp(&left.element)).then_with(|| left.name.cmp(&right.name))
+    });
+    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(WriteSafetensorsError::DuplicateName { name: pair[0].to_string() });
+    }
+    if names.contains(&"__metadata__") {
+        return Err(WriteSafetensorsError::ReservedName);
+    }
+    let mut begin = 0_u64;
+    order
+        .into_iter()
+        .map(|position| {
+            let tensor = &tensors[position];
+            let end = (tensor.element.tensor_bytes(&tensor.shape))
+                .and_then(|bytes| begin.checked_add(bytes))
+                .ok_or_else(|| WriteSafetensorsError::TooManyBytes { name: tensor.name.clone() })?;
+            let laid = Laid { position, tensor, begin, end };
+            begin = end;
+            Ok(laid)
+        })
+        .collect()
+}
+
+fn header_bytes(
+    metadata: &BTreeMap<String, String>,
+    layout: &[Laid<'_>],
+    max_bytes: u64,
+) -> Result<Vec<u8>, WriteSafetensorsError> {
+    let mut header = serde_json::to_vec(&HeaderJson { metadata, layout })
+        .expect("a header of strings and integers is JSON");
+    header.resize(header.len().next_multiple_of(PREFIX_BYTES as usize), b' ');
+    if header.len() as u64 > max_bytes {
+        return Err(WriteSafetensorsError::HeaderTooLong { header_bytes: header.len() as u64, max_bytes });
+    }
+    Ok(header)
+}
+
+struct HeaderJson<'a> {
+    metadata: &'a BTreeMap<String, String>,
+    layout: &'a [Laid<'a>],
+}
+
+#[derive(serde::Serialize)]
+struct EntryJson<'a> {
+    dtype: &'static str,
+    shape: &'a [usize],
+    data_offsets: [u64; 2],
+}
+
+impl Serialize for HeaderJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if !self.metadata.is_empty() {
+            map.serialize_entry("__metadata__", self.metadata)?;
+        }
+        for laid in self.layout {
+            let entry = EntryJson {
+                dtype: laid.tensor.element.name(),
+                shape: &laid.tensor.shape,
+                data_offsets: [laid.begin, laid.end],
+            };
+            map.serialize_entry(&laid.tensor.name, &entry)?;
+        }
+        map.end()
+    }
+}
+
+/// Refuses bytes beyond the tensor's end, which would move every later tensor.
+pub(super) struct ExactWriter<'a> {
+    pub writer: &'a mut dyn Write,
+    pub name: &'a str,
+    pub left_bytes: u64,
+}
+
+impl Write for ExactWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.left_bytes {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the source of tensor `{}` gave more bytes than its shape needs", self.name),
+            ));
+        }
+        let written = self.writer.write(bytes)?;
+        self.left_bytes -= written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::fs;
+
+    use super::super::safetensors::SafetensorsFile;
+    use super::*;
+
+    fn spec(name: &str, element: Element, shape: &[usize]) -> TensorSpec {
+        TensorSpec { name: name.to_string(), element, shape: shape.to_vec() }
+    }
+
+    fn data_of(position: usize, spec: &TensorSpec) -> Vec<u8> {
+        let bytes = spec.element.tensor_bytes(&spec.shape).unwrap();
+        (0..bytes).map(|i| (i as u8) ^ (position as u8 * 17)).collect()
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_safetensors_library_and_read_back() {
+        let specs = [
+            spec("b.lora_B.weight", Element::F32, &[3, 2]),
+            spec("a.lora_A.weight", Element::Bf16, &[2, 5]),
+            spec("mask", Element::Bool, &[7]),
+            spec("scalar \"é\"", Element::F32, &[]),
+            spec("half", Element::F16, &[3]),
+            spec("a.lora_B.weight", Element::F32, &[1]),
+            spec("steps", Element::I64, &[1]),
+            spec("none", Element::F32, &[4, 0]),
+        ];
+        let data: Vec<Vec<u8>> = specs.iter().enumerate().map(|(i, s)| data_of(i, s)).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        write_safetensors(&path, &pytorch_metadata(), &specs, |i, w| w.write_all(&data[i])).unwrap();
+
+        let views = specs.iter().zip(&data).map(|(spec, data)| {
+            let dtype = serde_json::from_value(spec.element.name().into()).unwrap();
+            let view = ::safetensors::tensor::TensorView::new(dtype, spec.shape.clone(), data);
+            (spec.name.clone(), view.unwrap())
+        });
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let theirs = ::safetensors::serialize(views, Some(metadata)).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), theirs);
+
+        let file = SafetensorsFile::open(&path).unwrap();
+        assert_eq!(file.metadata(), &pytorch_metadata());
+        assert_eq!(file.tensors().len(), specs.len());
+        for (spec, data) in specs.iter().zip(&data) {
+            let entry = file.tensor(&spec.name).unwrap();
+            assert_eq!((entry.element, &entry.shape), (spec.element, &spec.shape));
+            let mut read = vec![0; entry.bytes as usize];
+            file.read_at(entry, 0, &mut read).unwrap();
+            assert_eq!(&read, data);
+        }
+    }
+
+    #[test]
+    fn the_data_starts_at_a_multiple_of_eight() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        for length in 1..10 {
+            let specs = [spec(&"n".repeat(length), Element::U8, &[1])];
+            write_safetensors(&path, &BTreeMap::new(), &specs, |_, w| w.write_all(&[1])).unwrap();
+            let file = SafetensorsFile::open(&path).unwrap();
+            assert_eq!(file.tensors()[0].file_offset % 8, 0);
+        }
+    }
+
+    #[test]
+    fn a_source_that_gives_too_little_or_too_much_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        fs::write(&path, "old").unwrap();
+        let specs = [spec("x", Element::F32, &[2])];
+        let attempt = |bytes: usize| {
+            write_safetensors(&path, &pytorch_metadata(), &specs, |_, w| {
+                (0..bytes).try_for_each(|_| w.write_all(&[0]))
+            })
+            .unwrap_err()
+            .to_string()
+        };
+        assert!(attempt(7).ends_with("the source of tensor `x` gave 7 of 8 bytes"));
+        assert!(attempt(9).ends_with("the source of tensor `x` gave more bytes than its shape needs"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn lists_that_make_no_file_are_refused() {
+        let check = |specs: &[TensorSpec], expected: &str| {
+            let path = Path::new("/nonexistent/m.safetensors");
+            let error = write_safetensors(path, &BTreeMap::new(), specs, |_, _| Ok(())).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        };
+        let x = spec("x", Element::F32, &[1]);
+        check(&[x.clone(), spec("x", Element::Bf16, &[2])], "tensor `x` is to be written twice");
+        check(&[spec("__metadata__", Element::F32, &[1])], "`__metadata__` cannot be the name of a tensor");
+        check(
+            &[x, spec("y", Element::F32, &[usize::MAX])],
+            "the tensors up to `y` have more bytes than can be counted",
+        );
+    }
+
+    #[test]
+    fn a_header_beyond_the_limit_is_refused_where_the_reader_would_refuse_it() {
+        let specs = [spec(&"n".repeat(100), Element::U8, &[1])];
+        let layout = lay_out(&specs).unwrap();
+        let exact = header_bytes(&BTreeMap::new(), &layout, 1 << 20).unwrap().len() as u64;
+        assert!(header_bytes(&BTreeMap::new(), &layout, exact).is_ok());
+        assert_eq!(
+            header_bytes(&BTreeMap::new(), &layout, exact - 1).unwrap_err().to_string(),
+            format!("the header would have {exact} bytes, the limit is {}", exact - 1)
+        );
+    }
+}

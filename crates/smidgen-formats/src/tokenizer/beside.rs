@@ -1,0 +1,61 @@
+//! The tokenizer and chat template of a base model, written beside what was trained on it.
+//!
+//! Of a Hugging Face folder the files are copied as they are; of a GGUF file they are made from its metadata. An
+//! adapter is then complete: whoever loads it finds the words it was trained with.
+
+use super::{Tokenizer, TokenizerError};
+use crate::gguf::{GgufError, GgufFile};
+use crate::model::Model;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum BesideError {
+    #[error("`{}` could not be copied: {source}", path.display())]
+    Copy { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// Beginnings of the names of a tokenizer's files.
+const BEGINNINGS: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
+const NAMES: [&str; 6] =
+    ["vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"];
+
+/// Whether a file of a model folder belongs to its tokenizer.
+pub fn is_tokenizer_file(name: &str) -> bool {
+    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+        || NAMES.contains(&name)
+        || name.ends_with(".jinja")
+        || name.ends_with(".tiktoken")
+}
+
+/// Writes the model's tokenizer files into `folder`; none where the model has none.
+pub fn save_beside(model: &Model, folder: &Path) -> Result<(), BesideError> {
+    match model {
+        Model::Folder { folder: source, .. } => copy_tokenizer(source.path(), folder),
+        // Opened again: the model let go of its vocabulary when it was loaded.
+        Model::Gguf { file, .. } => {
+            let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file.path())?)?;
+            Ok(tokenizer.save(folder)?)
+        }
+    }
+}
+
+fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), BesideError> {
+    let unread = |source| BesideError::Copy { path: from.to_path_buf(), source };
+    for entry in fs::read_dir(from).map_err(unread)? {
+        let entry = entry.map_err(unread)?;
+        let name = entry.file_name();
+        if name.to_str().is_some_and(is_tokenizer_file) && entry.path().is_file() {
+            let target = to.join(&name);
+            fs::copy(entry.path(), &target)
+                .and_then(|_| fs::File::open(&target)?.sync_all())
+                .map_err(|source| BesideError::Copy { path: target, source })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The tokenizer of a Hugging Face folder: `tokenizer.json`, and around it the files that say which tokens are
+//! special and how a chat is written.
+//! Newer files win over older ones that say the same: `chat_template.jinja` over `tokenizer_config.json` over
+//! `chat_template.json`, and `tokenizer_config.json` over `special_tokens_map.json`.
+//! Left out: `tokenizer.model`, `vocab.json` with `merges.txt`, and what a Python class would change after loading.
+
+use std::io;
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use super::{Tokenizer, TokenizerError, special_ids_of, token_text};
+use crate::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, parse_json, read_bytes};
+
+/// The largest published ones, with 262,144 tokens and their merges, have 33 MB.
+const MAX_TOKENIZER_BYTES: u64 = 200_000_000;
+
+impl Tokenizer {
+    pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
+        let path = folder.join("tokenizer.json");
+        let Some(json) = read_if_there(&path, MAX_TOKENIZER_BYTES)? else {
+            return Err(TokenizerError::NoTokenizerJson { folder: folder.to_path_buf() });
+        };
+        let mut library = tokenizers::Tokenizer::from_bytes(&json)
+            .map_err(|error| TokenizerError::Unusable { path: path.clone(), reason: error.to_string() })?;
+        // Some files keep the settings of the run that saved them, which would cut and pad every text.
+        library.with_padding(None);
+        library
+            .with_truncation(None)
+            .map_err(|error| TokenizerError::Unusable { path, reason: error.to_string() })?;
+        let mut config = read_object(folder, "tokenizer_config.json")?.unwrap_or_default();
+        for (key, value) in read_object(folder, "special_tokens_map.json")?.unwrap_or_default() {
+            if key.ends_with("_token") && token_text(&value).is_some() {
+                let there = config.get(&key).is_some_and(|value| token_text(value).is_some());
+                if !there {
+                    config.insert(key, value);
+                }
+            }
+        }
+        let in_config = config.remove("chat_template");
+        let template = read_template(folder, in_config)?;
+        Ok(Tokenizer { special_ids: special_ids_of(&library, &config), library, config, template })
+    }
+}
+
+fn read_template(folder: &Path, in_config: Option<Json>) -> Result<Option<String>, TokenizerError> {
+    let path = folder.join("chat_template.jinja");
+    if let Some(bytes) = read_if_there(&path, MAX_TOKENIZER_CONFIG_BYTES)? {
+        let text = String::from_utf8(bytes);
+        return text
+            .map(Some)
+            .map_err(|_| TokenizerError::Config { path, what: "it is not UTF-8 text".into() });
+    }
+    let path = folder.join("tokenizer_config.json");
+    if let Some(value) = in_config.filter(|value| !value.is_null()) {
+        return match default_template(&value) {
+            Some(template) => Ok(Some(template.to_string())),
+            None => Err(TokenizerError::Config {
+                path,
+                what: "`chat_template` is neither a string nor a list with the name `default`".into(),
+            }),
+        };
+    }
+    let older = read_object(folder, "chat_template.json")?;
+    Ok(older.and_then(|object| object.get("chat_template")?.as_str().map(str::to_string)))
+}
+
+/// A template, or the one called `default` of several.
+fn default_template(value: &Json) -> Option<&str> {
+    let named = |entry: &&Json| entry.get("name").and_then(Json::as_str) == Some("default");
+    value.as_str().or_else(|| value.as_array()?.iter().find(named)?.get("template")?.as_str())
+}
+
+fn read_object(folder: &Path, name: &str) -> Result<Option<Map<String, Json>>, TokenizerError> {
+    let path = folder.join(name);
+    match read_if_there(&path, MAX_TOKENIZER_CONFIG_BYTES)? {
+        Some(bytes) => Ok(Some(parse_json(&path, &bytes)?)),
+        None => Ok(None),
+    }
+}
+
+fn read_if_there(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
+    match read_bytes(path, max_bytes) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(JsonFileError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

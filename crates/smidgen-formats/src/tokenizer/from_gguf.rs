@@ -1,0 +1,374 @@
+//! The tokenizer in the metadata of a GGUF file, made into the `tokenizer.json` that its model once had.
+//! Two kinds are there: `gpt2`, byte-level BPE with its merges, and `llama`, SentencePiece with scores, whose merges
+//! are derived. Control and user-defined tokens are matched in the text before anything is merged.
+//! All tokens are in the vocabulary, so ids are the file's own.
+//! Left out: WordPiece, unigram and RWKV vocabularies, and the normalisation tables of SentencePiece.
+
+use std::collections::HashMap;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value as Json, json};
+
+use super::merges::merges_from_scores;
+use super::pre_tokenizer::{PreTokenizer, pre_tokenizer, supported_names};
+use super::{GgufTokenizerProblem, Tokenizer, TokenizerError, special_ids_of};
+use crate::gguf::value::required;
+use crate::gguf::{GgufFile, Metadata};
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+/// A space in the pieces of SentencePiece.
+const SPACE: &str = "▁";
+
+impl Tokenizer {
+    pub fn from_gguf(file: &GgufFile) -> Result<Tokenizer, TokenizerError> {
+        from_metadata(file.metadata())
+            .map_err(|problem| TokenizerError::Gguf { path: file.path().to_path_buf(), problem })
+    }
+}
+
+/// The tokenizer that metadata describes.
+pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, GgufTokenizerProblem> {
+    const MODEL: &str = "tokenizer.ggml.model";
+    let model = required(MODEL, metadata.text(MODEL))?;
+    let vocabulary = Vocabulary::read(metadata)?;
+    let parts = match model {
+        "gpt2" => byte_level_parts(metadata, &vocabulary)?,
+        "llama" => sentence_piece_parts(metadata, &vocabulary)?,
+        got => return Err(GgufTokenizerProblem::Model { got: got.to_string() }),
+    };
+    let special = Special::read(metadata, &vocabulary, parts.add_bos)?;
+    let strips_right = parts.sentence_piece && metadata.text("general.architecture")? == Some("phi3");
+    let file = TokenizerFile {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: vocabulary.added_tokens(strips_right),
+        normalizer: parts.normalizer,
+        pre_tokenizer: parts.pre_tokenizer,
+        post_processor: special.post_processor(),
+        decoder: parts.decoder,
+        model: ModelJson {
+            kind: "BPE",
+            dropout: (),
+            unk_token: if parts.sentence_piece { special.text("unk_token") } else { None },
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: parts.sentence_piece,
+            byte_fallback: parts.sentence_piece,
+            ignore_merges: parts.ignore_merges,
+            vocab: VocabularyJson(vocabulary.tokens),
+            merges: MergesJson { tokens: vocabulary.tokens, merges: &parts.merges },
+        },
+    };
+    let build = |reason: String| GgufTokenizerProblem::Build { reason };
+    let json = serde_json::to_vec(&file).map_err(|error| build(error.to_string()))?;
+    let library = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| build(error.to_string()))?;
+    let config = special.config(metadata)?;
+    let template = metadata.text("tokenizer.chat_template")?.map(str::to_string);
+    Ok(Tokenizer { special_ids: special_ids_of(&library, &config), library, config, template })
+}
+
+/// What the file's numbers for token types mean.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+struct Vocabulary<'a> {
+    tokens: &'a [String],
+    types: Vec<TokenType>,
+    ids: HashMap<&'a str, u32>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &'a Metadata) -> Result<Vocabulary<'a>, GgufTokenizerProblem> {
+        let tokens = required(TOKENS, metadata.texts(TOKENS))?;
+        let types = match metadata.i32s(TYPES)? {
+            None => vec![TokenType::Normal; tokens.len()],
+            Some(numbers) if numbers.len() != tokens.len() => {
+                let (got, tokens) = (numbers.len(), tokens.len());
+                return Err(GgufTokenizerProblem::Length { key: TYPES, got, tokens });
+            }
+            Some(numbers) => numbers.iter().enumerate().map(token_type).collect::<Result<_, _>>()?,
+        };
+        let mut ids = HashMap::with_capacity(tokens.len());
+        for (id, token) in (0..).zip(tokens) {
+            if let Some(first) = ids.insert(token.as_str(), id) {
+                return Err(GgufTokenizerProblem::SameToken { text: token.clone(), first, second: id });
+            }
+        }
+        Ok(Vocabulary { tokens, types, ids })
+    }
+
+    /// Tokens that are found in the text as they stand.
+    fn added_tokens(&self, strips_right: bool) -> Vec<AddedTokenJson<'a>> {
+        // What Phi 3 keeps the space behind.
+        const KEEP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+        let added = self.tokens.iter().zip(&self.types).enumerate().filter_map(|(id, (content, kind))| {
+            let special = match kind {
+                TokenType::Control | TokenType::Unknown => true,
+                TokenType::UserDefined => false,
+                TokenType::Normal | TokenType::Unused | TokenType::Byte => return None,
+            };
+            Some(AddedTokenJson {
+                id,
+                content,
+                single_word: false,
+                lstrip: false,
+                rstrip: strips_right && !KEEP.contains(&content.as_str()),
+                normalized: false,
+                special,
+            })
+        });
+        // An empty token would match everywhere.
+        added.filter(|token| !token.content.is_empty()).collect()
+    }
+}
+
+fn token_type((id, number): (usize, &i32)) -> Result<TokenType, GgufTokenizerProblem> {
+    match number {
+        1 => Ok(TokenType::Normal),
+        2 => Ok(TokenType::Unknown),
+        3 => Ok(TokenType::Control),
+        4 => Ok(TokenType::UserDefined),
+        5 => Ok(TokenType::Unused),
+        6 => Ok(TokenType::Byte),
+        &got => Err(GgufTokenizerProblem::TokenType { id, got }),
+    }
+}
+
+/// What differs between the two kinds.
+struct Parts {
+    sentence_piece: bool,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    decoder: Json,
+    ignore_merges: bool,
+    merges: Vec<(u32, u32)>,
+    add_bos: bool,
+}
+
+fn byte_level_parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Parts, GgufTokenizerProblem> {
+    let name = metadata.text("tokenizer.ggml.pre")?.ok_or(GgufTokenizerProblem::NoPreTokenizer)?;
+    let Some(PreTokenizer { normalizer, pre_tokenizer, ignore_merges, add_bos }) = pre_tokenizer(name) else {
+        let (got, supported) = (name.to_string(), supported_names());
+        return Err(GgufTokenizerProblem::PreTokenizer { got, supported });
+    };
+    let mut merges = Vec::new();
+    for (position, merge) in required(MERGES, metadata.texts(MERGES))?.iter().enumerate() {
+        let id = |token: &str| vocabulary.ids.get(token).copied();
+        let parts = merge.split_once(' ').and_then(|(left, right)| Some((id(left)?, id(right)?)));
+        let wrong = || GgufTokenizerProblem::Merge { position, got: merge.clone() };
+        merges.push(parts.ok_or_else(wrong)?);
+    }
+    let decoder =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    Ok(Parts { sentence_piece: false, normalizer, pre_tokenizer, decoder, ignore_merges, merges, add_bos })
+}
+
+fn sentence_piece_parts(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Parts, GgufTokenizerProblem> {
+    let scores = required(SCORES, metadata.f32s(SCORES))?;
+    if scores.len() != vocabulary.tokens.len() {
+        let (got, tokens) = (scores.len(), vocabulary.tokens.len());
+        return Err(GgufTokenizerProblem::Length { key: SCORES, got, tokens });
+    }
+    let mergeable = |id: usize| vocabulary.types[id] == TokenType::Normal;
+    let merges = merges_from_scores(vocabulary.tokens, scores, mergeable);
+    let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})];
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": SPACE}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    Ok(Parts {
+        sentence_piece: true,
+        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+        pre_tokenizer: Json::Null,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        ignore_merges: false,
+        merges,
+        add_bos: true,
+    })
+}
+
+/// Tokens with a role, and which of them stand around every text.
+struct Special<'a> {
+    /// Name in a config, id and text.
+    tokens: Vec<(&'static str, u32, &'a str)>,
+    begin: Option<(u32, &'a str)>,
+    end: Option<(u32, &'a str)>,
+}
+
+impl<'a> Special<'a> {
+    fn read(
+        metadata: &Metadata,
+        vocabulary: &Vocabulary<'a>,
+        default_add_bos: bool,
+    ) -> Result<Special<'a>, GgufTokenizerProblem> {
+        const ROLES: [(&str, &str); 6] = [
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("sep_token", "seperator"),
+            ("pad_token", "padding"),
+            ("mask_token", "mask"),
+        ];
+        let mut tokens = Vec::new();
+        for (name, role) in ROLES {
+            let key = format!("tokenizer.ggml.{role}_token_id");
+            let Some(id) = metadata.token_id(&key)? else { continue };
+            let Some(text) = vocabulary.tokens.get(id as usize) else {
+                let tokens = vocabulary.tokens.len();
+                return Err(GgufTokenizerProblem::IdBeyondTokens { key, id, tokens });
+            };
+            tokens.push((name, id, text.as_str()));
+        }
+        let around = |flag, key, name, default| -> Result<Option<(u32, &'a str)>, GgufTokenizerProblem> {
+            if !metadata.flag(flag)?.unwrap_or(default) {
+                return Ok(None);
+            }
+            match tokens.iter().find(|(known, ..)| *known == name) {
+                Some(&(_, id, text)) => Ok(Some((id, text))),
+                // A default without its token asks for nothing.
+                None if metadata.get(flag).is_none() => Ok(None),
+                None => Err(GgufTokenizerProblem::NoToken { flag, key }),
+            }
+        };
+        let begin = around(
+            "tokenizer.ggml.add_bos_token",
+            "tokenizer.ggml.bos_token_id",
+            "bos_token",
+            default_add_bos,
+        )?;
+        let end = around("tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", "eos_token", false)?;
+        Ok(Special { tokens, begin, end })
+    }
+
+    fn text(&self, name: &str) -> Option<&'a str> {
+        self.tokens.iter().find(|(known, ..)| *known == name).map(|&(.., text)| text)
+    }
+
+    fn post_processor(&self) -> Json {
+        if self.begin.is_none() && self.end.is_none() {
+            return Json::Null;
+        }
+        let special =
+            |(_, text): (u32, &str), part: u32| json!({"SpecialToken": {"id": text, "type_id": part}});
+        let around = |part: u32, name: &str| -> Vec<Json> {
+            let begin = self.begin.map(|token| special(token, part));
+            let end = self.end.map(|token| special(token, part));
+            let text = json!({"Sequence": {"id": name, "type_id": part}});
+            begin.into_iter().chain([text]).chain(end).collect()
+        };
+        let tokens: Map<String, Json> = (self.begin.into_iter().chain(self.end))
+            .map(|(id, text)| (text.to_string(), json!({"id": text, "ids": [id], "tokens": [text]})))
+            .collect();
+        let pair: Vec<Json> = around(0, "A").into_iter().chain(around(1, "B")).collect();
+        json!({
+            "type": "TemplateProcessing", "single": around(0, "A"), "pair": pair, "special_tokens": tokens,
+        })
+    }
+
+    /// The `tokenizer_config.json`.
+    fn config(&self, metadata: &Metadata) -> Result<Map<String, Json>, GgufTokenizerProblem> {
+        let mut config = Map::new();
+        for (name, _, text) in &self.tokens {
+            config.insert(name.to_string(), json!(text));
+        }
+        config.insert("add_bos_token".into(), json!(self.begin.is_some()));
+        config.insert("add_eos_token".into(), json!(self.end.is_some()));
+        config.insert("clean_up_tokenization_spaces".into(), json!(false));
+        if let Some(architecture) = metadata.text("general.architecture")?
+            && let Some(length) = metadata.whole(&format!("{architecture}.context_length"))?
+        {
+            config.insert("model_max_length".into(), json!(length));
+        }
+        // Takes `tokenizer.json` as it is, where the class of a family would build its own.
+        config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        Ok(config)
+    }
+}
+
+/// `tokenizer.json`, borrowed from the metadata: a vocabulary is large, and copies of it would be too.
+#[derive(Serialize)]
+struct TokenizerFile<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<AddedTokenJson<'a>>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: ModelJson<'a>,
+}
+
+#[derive(Serialize)]
+struct AddedTokenJson<'a> {
+    id: usize,
+    content: &'a String,
+    single_word: bool,
+    lstrip: bool,
+    rstrip: bool,
+    normalized: bool,
+    special: bool,
+}
+
+#[derive(Serialize)]
+struct ModelJson<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    dropout: (),
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: VocabularyJson<'a>,
+    merges: MergesJson<'a>,
+}
+
+struct VocabularyJson<'a>(&'a [String]);
+
+impl Serialize for VocabularyJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (id, token) in self.0.iter().enumerate() {
+            map.serialize_entry(token, &id)?;
+        }
+        map.end()
+    }
+}
+
+struct MergesJson<'a> {
+    tokens: &'a [String],
+    merges: &'a [(u32, u32)],
+}
+
+impl Serialize for MergesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut seq = serializer.serialize_seq(Some(self.merges.len()))?;
+        for &(left, right) in self.merges {
+            seq.serialize_element(&[&self.tokens[left as usize], &self.tokens[right as usize]])?;
+        }
+        seq.end()
+    }
+}

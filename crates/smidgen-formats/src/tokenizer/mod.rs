@@ -1,0 +1,183 @@
+//! Text to token ids and back, as the model's own tokenizer does it.
+//! Whatever a model comes with, a Hugging Face folder or the metadata of a GGUF file, becomes one thing: the
+//! `tokenizer.json` of the `tokenizers` library, which then does the work.
+//! What stands around it (which ids are special, the chat template) is kept beside it and can be saved as a folder
+//! that transformers loads.
+//! Left out: training tokenizers, and `tokenizer.model` files without a `tokenizer.json`.
+
+pub mod beside;
+pub mod chat_template;
+pub mod from_folder;
+pub mod from_gguf;
+mod merges;
+mod pre_tokenizer;
+mod python;
+pub mod save;
+pub mod to_gguf;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value as Json};
+use thiserror::Error;
+
+use crate::gguf::MetadataProblem;
+use crate::json_file::JsonFileError;
+use crate::whole_file::WriteFileError;
+use chat_template::{ChatTemplate, ChatTemplateError};
+
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    #[error(transparent)]
+    File(#[from] JsonFileError),
+    #[error("`{}` has no `tokenizer.json`; save the tokenizer with transformers to get one", folder.display())]
+    NoTokenizerJson { folder: PathBuf },
+    #[error("`{}` is not the JSON it should be: {what}", path.display())]
+    Config { path: PathBuf, what: String },
+    #[error("`{}` holds no tokenizer that can be used: {reason}", path.display())]
+    Unusable { path: PathBuf, reason: String },
+    #[error("`{}`: {problem}", path.display())]
+    Gguf { path: PathBuf, problem: GgufTokenizerProblem },
+    #[error("the text could not be turned into tokens: {reason}")]
+    Encode { reason: String },
+    #[error("{count} tokens could not be turned into text: {reason}")]
+    Decode { count: usize, reason: String },
+    #[error("the tokenizer could not be written as JSON: {reason}")]
+    Serialize { reason: String },
+    #[error(transparent)]
+    Write(#[from] WriteFileError),
+}
+
+/// What can be wrong with the tokenizer in the metadata of a GGUF file.
+#[derive(Debug, Error, PartialEq)]
+pub enum GgufTokenizerProblem {
+    #[error(transparent)]
+    Metadata(#[from] MetadataProblem),
+    #[error("the tokenizer model `{got}` is not supported (supported: gpt2, llama)")]
+    Model { got: String },
+    #[error("the pre-tokenizer `{got}` is not supported (supported: {supported})")]
+    PreTokenizer { got: String, supported: String },
+    #[error(
+        "the file does not name its pre-tokenizer (`tokenizer.ggml.pre`), as files of old converters do not; \
+         convert the model again"
+    )]
+    NoPreTokenizer,
+    #[error("`{key}` has {got} elements for {tokens} tokens")]
+    Length { key: &'static str, got: usize, tokens: usize },
+    #[error("`{key}` is {id}, there are {tokens} tokens")]
+    IdBeyondTokens { key: String, id: u32, tokens: usize },
+    #[error("tokens {first} and {second} are both {text:?}")]
+    SameToken { text: String, first: u32, second: u32 },
+    #[error("token {id} has the unknown type {got}; known are 1 to 6")]
+    TokenType { id: usize, got: i32 },
+    #[error("merge {position} is {got:?}, not two tokens with a space between")]
+    Merge { position: usize, got: String },
+    #[error("`{flag}` is true and there is no `{key}`")]
+    NoToken { flag: &'static str, key: &'static str },
+    #[error("the tokenizer could not be built: {reason}")]
+    Build { reason: String },
+}
+
+/// The tokens that stand for something beside text, by what they stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub unk: Option<u32>,
+    pub pad: Option<u32>,
+}
+
+/// A model's tokenizer.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    library: tokenizers::Tokenizer,
+    special_ids: SpecialIds,
+    /// The object of `tokenizer_config.json`, without a chat template.
+    config: Map<String, Json>,
+    template: Option<String>,
+}
+
+impl Tokenizer {
+    /// The ids of a text. Special tokens in the text are recognised; `add_special` adds those that the model
+    /// wants around every text, which a chat template writes itself.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.library.encode_fast(text, add_special).map_err(encode_failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids, and for each the range of bytes of the text that it stands for. Added ones have empty ranges.
+    pub fn encode_with_ranges(
+        &self,
+        text: &str,
+        add_special: bool,
+    ) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>), TokenizerError> {
+        let encoding = self.library.encode(text, add_special).map_err(encode_failed)?;
+        let ranges = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
+        Ok((encoding.get_ids().to_vec(), ranges))
+    }
+
+    /// The text of ids, with or without special tokens. Bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        self.library
+            .decode(ids, skip_special)
+            .map_err(|error| TokenizerError::Decode { count: ids.len(), reason: error.to_string() })
+    }
+
+    pub fn special_ids(&self) -> SpecialIds {
+        self.special_ids
+    }
+
+    /// Ids of all tokens that are no text, the one that ends a text among them.
+    pub fn special_token_ids(&self) -> HashSet<u32> {
+        let added = self.library.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
+        special.chain(self.special_ids.eos).collect()
+    }
+
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.library.token_to_id(token)
+    }
+
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.library.id_to_token(id)
+    }
+
+    /// Tokens in all, added ones included. The model's embedding may have more rows.
+    pub fn vocabulary_size(&self) -> usize {
+        self.library.get_vocab_size(true)
+    }
+
+    /// The Jinja source of the model's chat template.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
+    /// The model's chat template with its special tokens, where it has one.
+    pub fn chat_template(&self) -> Option<Result<ChatTemplate, ChatTemplateError>> {
+        let source = self.template.as_deref()?;
+        Some(ChatTemplate::new(source, self.special_texts()))
+    }
+
+    /// `bos_token` and the like with their texts, as templates know them.
+    pub fn special_texts(&self) -> Map<String, Json> {
+        let texts = self.config.iter().filter_map(|(key, value)| {
+            let text = key.ends_with("_token").then(|| token_text(value)).flatten()?;
+            Some((key.clone(), Json::from(text)))
+        });
+        texts.collect()
+    }
+}
+
+fn encode_failed(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Encode { reason: error.to_string() }
+}
+
+/// A token in a config: its text, or an object that has it as `content`.
+fn token_text(value: &Json) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn special_ids_of(library: &tokenizers::Tokenizer, config: &Map<String, Json>) -> SpecialIds {
+    let id = |key: &str| config.get(key).and_then(token_text).and_then(|text| library.token_to_id(text));
+    SpecialIds { bos: id("bos_token"), eos: id("eos_token"), unk: id("unk_token"), pad: id("pad_token") }
+}

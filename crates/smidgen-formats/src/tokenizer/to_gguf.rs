@@ -1,0 +1,217 @@
+//! A tokenizer as the metadata of a GGUF file: tokens with their types, merges or scores, and the name of the way in
+//! which text is cut.
+//! A file can only name that way, so a tokenizer that cuts in one that has no name is refused. What was made is turned
+//! back into a tokenizer, which has to give the same ids for texts of many kinds.
+//! The scores of SentencePiece, which `tokenizer.json` does not keep, are the order of the merges.
+//! Left out: WordPiece and unigram vocabularies, and normalization tables of SentencePiece.
+
+use std::collections::HashMap;
+
+use serde_json::Value as Json;
+use thiserror::Error;
+
+use super::from_gguf::from_metadata;
+use super::pre_tokenizer::{name_of, supported_names};
+use super::{GgufTokenizerProblem, Tokenizer, TokenizerError};
+use crate::gguf::value::{Array, Metadata, Value};
+
+#[derive(Debug, Error)]
+pub enum ToGgufProblem {
+    #[error("the tokenizer model `{got}` is not supported (supported: BPE)")]
+    Model { got: String },
+    #[error("the pre-tokenizer has no name in GGUF (named: {named}); it is {got}", named = supported_names())]
+    PreTokenizer { got: String },
+    #[error("token {id} is beyond the {vocabulary} rows of the model's embedding")]
+    BeyondVocabulary { id: u64, vocabulary: usize },
+    #[error("the tokenizer is not the JSON it should be: {what}")]
+    Json { what: &'static str },
+    #[error("as GGUF it would give other tokens, for example of {text:?}")]
+    Differs { text: &'static str },
+    #[error(transparent)]
+    Gguf(#[from] GgufTokenizerProblem),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// Numbers, code, spaces, lines, scripts, contractions: what cutting and merging may treat differently.
+const PROBES: [&str; 10] = [
+    "Hello, world! It's 3.14159 and I'll pay $1,234,567.89 on 2024-02-29.",
+    "The quick brown fox jumps over the lazy dog; DON'T PANIC, they've said.",
+    "fn main() {\n    let mut x = vec![1u8; 0xFF];\n\n\n\treturn x[12345];\n}",
+    "a  b   c    d\t\te\n f\r\n  g",
+    "Grüße aus Köln – naïve café, Ärger über Öl",
+    "привет мир, 12 раз",
+    "你好，世界。今天是2024年",
+    "こんにちは 世界 ٣٤٥ हिन्दी",
+    "🙂👩‍👩‍👧 🇩🇪 ½ ²",
+    "https://example.org/a_b?c=d&e=%20f#g camelCaseWords snake_case_words",
+];
+
+impl Tokenizer {
+    /// The keys `tokenizer.*` of a file of `architecture` whose embedding has `vocabulary` rows.
+    pub fn to_gguf(&self, architecture: &str, vocabulary: usize) -> Result<Metadata, ToGgufProblem> {
+        let wrong = |what: &'static str| ToGgufProblem::Json { what };
+        let text = self
+            .library
+            .to_string(false)
+            .map_err(|error| TokenizerError::Serialize { reason: error.to_string() })?;
+        let json: Json = serde_json::from_str(&text).map_err(|_| wrong("it does not parse"))?;
+        drop(text);
+        let model = &json["model"];
+        let sentence_piece = match (model["type"].as_str(), model["byte_fallback"].as_bool()) {
+            (Some("BPE"), Some(true)) => true,
+            (Some("BPE"), _) => false,
+            (got, _) => return Err(ToGgufProblem::Model { got: got.unwrap_or("none").to_string() }),
+        };
+        let entries = list_tokens(&json, vocabulary, sentence_piece)?;
+        let merges = list_merges(model)?;
+        let mut metadata = Metadata::default();
+        let mut set = |key: &str, value: Value| metadata.set(&format!("tokenizer.ggml.{key}"), value);
+        let text = |text: &str| Value::String(text.to_string());
+        set("model", text(if sentence_piece { "llama" } else { "gpt2" }));
+        let pre = match sentence_piece {
+            true => "default",
+            false => {
+                let ignore_merges = model["ignore_merges"] == true;
+                let found = name_of(&json["normalizer"], &json["pre_tokenizer"], ignore_merges);
+                found.ok_or_else(|| unnamed(&json))?
+            }
+        };
+        set("pre", text(pre));
+        if sentence_piece {
+            set("add_space_prefix", Value::Bool(has_prefix(&json)));
+            set("scores", Value::Array(Array::F32(scores(&entries, &merges))));
+        } else {
+            let merges = merges.iter().map(|(left, right)| format!("{left} {right}"));
+            set("merges", Value::Array(Array::String(merges.collect())));
+        }
+        let types = entries.iter().map(|(_, kind)| *kind as i32).collect();
+        set("tokens", Value::Array(Array::String(entries.into_iter().map(|(token, _)| token).collect())));
+        set("token_type", Value::Array(Array::I32(types)));
+        let ids = self.special_ids();
+        let roles = [("bos", ids.bos), ("eos", ids.eos), ("unknown", ids.unk), ("padding", ids.pad)];
+        for (role, id) in roles {
+            if let Some(id) = id {
+                set(&format!("{role}_token_id"), Value::U32(id));
+            }
+        }
+        let (plain, around) = (self.encode("a", false)?, self.encode("a", true)?);
+        set("add_bos_token", Value::Bool(around.len() > plain.len() && around.first() == ids.bos.as_ref()));
+        set("add_eos_token", Value::Bool(around.len() > plain.len() && around.last() == ids.eos.as_ref()));
+        if let Some(template) = self.template_source() {
+            metadata.set("tokenizer.chat_template", text(template));
+        }
+        self.check_against(&metadata, architecture)?;
+        Ok(metadata)
+    }
+
+    /// The metadata gives the tokens that this tokenizer gives.
+    fn check_against(&self, metadata: &Metadata, architecture: &str) -> Result<(), ToGgufProblem> {
+        let mut described = metadata.clone();
+        described.set("general.architecture", Value::String(architecture.to_string()));
+        let again = from_metadata(&described)?;
+        drop(described);
+        for text in PROBES {
+            for add_special in [false, true] {
+                if self.encode(text, add_special)? != again.encode(text, add_special)? {
+                    return Err(ToGgufProblem::Differs { text });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file's numbers for token types.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenType {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+/// Text and type of every row of the embedding; a row without a token gets a name that no text has.
+fn list_tokens(
+    json: &Json,
+    vocabulary: usize,
+    sentence_piece: bool,
+) -> Result<Vec<(String, TokenType)>, ToGgufProblem> {
+    let wrong = |what: &'static str| ToGgufProblem::Json { what };
+    let mut entries: Vec<(String, TokenType)> =
+        (0..vocabulary).map(|id| (format!("[PAD{id}]"), TokenType::Unused)).collect();
+    let mut put = |id: Option<u64>, text: &str, kind: TokenType| {
+        let id = id.ok_or(wrong("a token has no id"))?;
+        let place = usize::try_from(id).ok().and_then(|id| entries.get_mut(id));
+        *place.ok_or(ToGgufProblem::BeyondVocabulary { id, vocabulary })? = (text.to_string(), kind);
+        Ok::<(), ToGgufProblem>(())
+    };
+    let is_byte =
+        |text: &str| sentence_piece && text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
+    for (text, id) in json["model"]["vocab"].as_object().ok_or(wrong("there is no vocabulary"))? {
+        let kind = if is_byte(text) { TokenType::Byte } else { TokenType::Normal };
+        put(id.as_u64(), text, kind)?;
+    }
+    let unknown = json["model"]["unk_token"].as_str().filter(|_| sentence_piece);
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        let text = token["content"].as_str().ok_or(wrong("an added token has no text"))?;
+        let kind = match token["special"] == true {
+            true if unknown == Some(text) => TokenType::Unknown,
+            true => TokenType::Control,
+            false => TokenType::UserDefined,
+        };
+        put(token["id"].as_u64(), text, kind)?;
+    }
+    Ok(entries)
+}
+
+/// Older files have a merge as one text with a space, newer ones as a pair.
+fn list_merges(model: &Json) -> Result<Vec<(&str, &str)>, ToGgufProblem> {
+    let merges = model["merges"].as_array().into_iter().flatten();
+    merges
+        .map(merge_pair)
+        .collect::<Option<Vec<_>>>()
+        .ok_or(ToGgufProblem::Json { what: "a merge is no pair of tokens" })
+}
+
+fn merge_pair(merge: &Json) -> Option<(&str, &str)> {
+    match merge {
+        Json::String(text) => text.split_once(' '),
+        pair => Some((pair.get(0)?.as_str()?, pair.get(1)?.as_str()?)),
+    }
+}
+
+/// A piece is worth the more the earlier it is first merged; those that no merge makes are worth least.
+fn scores(entries: &[(String, TokenType)], merges: &[(&str, &str)]) -> Vec<f32> {
+    let mut ranks: HashMap<String, usize> = HashMap::with_capacity(merges.len());
+    for (left, right) in merges {
+        let next = ranks.len();
+        ranks.entry(format!("{left}{right}")).or_insert(next);
+    }
+    let least = -(ranks.len() as f32);
+    let score = |(text, kind): &(String, TokenType)| match kind {
+        TokenType::Normal => ranks.get(text).map_or(least, |rank| -(*rank as f32)),
+        _ => 0.0,
+    };
+    entries.iter().map(score).collect()
+}
+
+/// Whether a text begins as if a space stood before it.
+fn has_prefix(json: &Json) -> bool {
+    let steps = |step: &Json, list: &str| -> Vec<Json> {
+        step[list].as_array().cloned().unwrap_or_else(|| vec![step.clone()])
+    };
+    let prepends = steps(&json["normalizer"], "normalizers").iter().any(|step| step["type"] == "Prepend");
+    let metaspace = steps(&json["pre_tokenizer"], "pretokenizers");
+    prepends || metaspace.iter().any(|step| step["type"] == "Metaspace" && step["prepend_scheme"] != "never")
+}
+
+fn unnamed(json: &Json) -> ToGgufProblem {
+    let mut got = format!("{} after {}", json["pre_tokenizer"], json["normalizer"]);
+    if got.len() > 300 {
+        got = format!("{}…", got.chars().take(300).collect::<String>());
+    }
+    ToGgufProblem::PreTokenizer { got }
+}

@@ -1,0 +1,224 @@
+//! A weight of a base model, wherever and however it lies: plain, 4-bit with a quantization state, or GGUF blocks.
+//!
+//! A reader asks for it in one of two ways: as it will lie in memory in its own storage, byte range by byte range; or
+//! row by row as f32, to be converted, quantized or merged. Row orders and shifts that a format applied are undone
+//! here, and nowhere else.
+
+use super::bnb::{BnbError, BnbWeight};
+use super::element::Element;
+use super::gguf::tensor_names::{RowOrder, TensorSource};
+use super::gguf::{GgufError, GgufFile, GgufTensor};
+use super::load::{LoadError, read_tensor_into};
+use super::tensor_ref::TensorRef;
+use smidgen_ir::quant;
+use smidgen_ir::{DType, Storage};
+use std::path::Path;
+use std::sync::Arc;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum WeightError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Bnb(#[from] BnbError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+}
+
+#[derive(Clone, Debug)]
+pub enum Weight {
+    Plain(TensorRef),
+    Bnb(BnbWeight),
+    Gguf(GgufWeight),
+}
+
+/// A tensor of a GGUF file under its Hugging Face name.
+#[derive(Clone, Debug)]
+pub struct GgufWeight {
+    file: Arc<GgufFile>,
+    source: TensorSource,
+}
+
+impl GgufWeight {
+    pub fn new(file: &Arc<GgufFile>, source: &TensorSource) -> GgufWeight {
+        GgufWeight { file: Arc::clone(file), source: source.clone() }
+    }
+
+    fn tensor(&self) -> &GgufTensor {
+        &self.file.tensors()[self.source.position]
+    }
+
+    /// Rows and columns; of a vector, every element is a row.
+    fn rows(&self) -> (usize, usize) {
+        match self.tensor().dims.as_slice() {
+            [elements] => (*elements, 1),
+            _ => (self.tensor().rows(), self.tensor().columns()),
+        }
+    }
+
+    /// Whether its numbers are the file's less something; these are f32, because rounded numbers cannot hold them.
+    /// A vector in blocks is left as it is: nothing reads it.
+    fn is_shifted(&self) -> bool {
+        self.source.added != 0.0 && self.tensor().storage.plain().is_some()
+    }
+
+    /// Bytes in the file's storage, rows in the order of the checkpoint.
+    fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
+        if self.source.rows == RowOrder::AsStored {
+            return self.file.read_at(self.tensor(), byte_offset, destination);
+        }
+        let row_bytes = self.tensor().bytes / self.rows().0 as u64;
+        let (mut rest, mut place) = (destination, byte_offset);
+        while !rest.is_empty() {
+            let (row, in_row) = (place / row_bytes, place % row_bytes);
+            let length = ((row_bytes - in_row) as usize).min(rest.len());
+            let (target, after) = rest.split_at_mut(length);
+            let file_row = self.source.rows.file_row(row as usize) as u64;
+            self.file.read_at(self.tensor(), file_row * row_bytes + in_row, target)?;
+            (rest, place) = (after, place + length as u64);
+        }
+        Ok(())
+    }
+}
+
+impl Weight {
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Weight::Plain(tensor) => tensor.shape(),
+            Weight::Bnb(weight) => &weight.shape,
+            Weight::Gguf(weight) => &weight.tensor().dims,
+        }
+    }
+
+    pub fn file_path(&self) -> &Path {
+        match self {
+            Weight::Plain(tensor) => tensor.file_path(),
+            Weight::Bnb(weight) => weight.file_path(),
+            Weight::Gguf(weight) => weight.file.path(),
+        }
+    }
+
+    /// How it lies, where a device can read that.
+    pub fn storage(&self) -> Option<Storage> {
+        match self {
+            Weight::Plain(tensor) => plain_storage(tensor.element()).map(Storage::Plain),
+            Weight::Bnb(weight) => Some(weight.storage),
+            Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
+            Weight::Gguf(weight) => Some(weight.tensor().storage),
+        }
+    }
+
+    /// The words for its elements in messages.
+    pub fn element_name(&self) -> String {
+        match self {
+            Weight::Plain(tensor) => tensor.element().to_string(),
+            Weight::Bnb(weight) => weight.storage.to_string(),
+            Weight::Gguf(weight) => weight.tensor().storage.to_string(),
+        }
+    }
+
+    /// Rows and columns as `Storage` counts them: a vector is one column.
+    pub fn rows_and_columns(&self) -> (usize, usize) {
+        match self.shape() {
+            [] => (1, 1),
+            [rows, rest @ ..] => (*rows, rest.iter().product()),
+        }
+    }
+
+    /// Fills `destination` with bytes of the weight as it lies in memory in its own storage.
+    pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+        match self {
+            Weight::Plain(tensor) => Ok(tensor.read_at(byte_offset, destination).map_err(LoadError::from)?),
+            Weight::Bnb(weight) => Ok(weight.read_stored(byte_offset, destination)?),
+            Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
+            Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
+        }
+    }
+
+    /// Bytes of the rows as f32, for any range: it may begin or end inside an element.
+    fn read_unshifted(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+        let (_, columns) = self.rows_and_columns();
+        let row_bytes = 4 * columns;
+        let (begin, end) = (byte_offset as usize, byte_offset as usize + destination.len());
+        let (first, after) = (begin / row_bytes, end.div_ceil(row_bytes));
+        let mut floats = vec![0.0; (after - first) * columns];
+        WeightRows::open(self)?.read(first, after - first, &mut floats)?;
+        let bytes = floats.iter().flat_map(|float| float.to_le_bytes()).skip(begin - first * row_bytes);
+        for (target, byte) in destination.iter_mut().zip(bytes) {
+            *target = byte;
+        }
+        Ok(())
+    }
+}
+
+/// How an element type of a file lies in memory, where training can read it.
+pub fn plain_storage(element: Element) -> Option<DType> {
+    match element {
+        Element::F32 => Some(DType::F32),
+        Element::Bf16 => Some(DType::Bf16),
+        Element::F16 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+/// A weight to be read row by row as f32. Holds the stored bytes of a 4-bit tensor, whose scales serve all rows; of
+/// others only what it reads at a time.
+#[derive(Debug)]
+pub struct WeightRows<'a> {
+    weight: &'a Weight,
+    columns: usize,
+    whole: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+impl<'a> WeightRows<'a> {
+    pub fn open(weight: &'a Weight) -> Result<WeightRows<'a>, WeightError> {
+        let (rows, columns) = weight.rows_and_columns();
+        let mut whole = Vec::new();
+        if let Weight::Bnb(bnb) = weight {
+            whole.resize(bnb.storage.bytes(rows, columns), 0);
+            bnb.read_stored(0, &mut whole)?;
+        }
+        Ok(WeightRows { weight, columns, whole, scratch: Vec::new() })
+    }
+
+    /// Fills `target` with `rows` rows from `first_row` on.
+    pub fn read(&mut self, first_row: usize, rows: usize, target: &mut [f32]) -> Result<(), WeightError> {
+        let columns = self.columns;
+        assert_eq!(target.len(), rows * columns, "{rows} rows of {columns}");
+        match self.weight {
+            Weight::Plain(tensor) => {
+                self.scratch.resize(4 * target.len() + PLAIN_SCRATCH, 0);
+                let (floats, scratch) = self.scratch.split_at_mut(4 * target.len());
+                let first = (first_row * columns) as u64;
+                read_tensor_into(tensor, first, Element::F32, floats, scratch)?;
+                for (target, bytes) in target.iter_mut().zip(floats.as_chunks::<4>().0) {
+                    *target = f32::from_le_bytes(*bytes);
+                }
+            }
+            Weight::Bnb(weight) => {
+                let (all, _) = self.weight.rows_and_columns();
+                quant::decode(weight.storage, all, columns, &self.whole, first_row * columns, target);
+            }
+            Weight::Gguf(weight) => {
+                let storage = weight.tensor().storage;
+                let row_bytes = storage.bytes(1, columns);
+                self.scratch.resize(rows * row_bytes, 0);
+                weight.read_at((first_row * row_bytes) as u64, &mut self.scratch)?;
+                quant::decode(storage, rows, columns, &self.scratch, 0, target);
+                if weight.source.added != 0.0 {
+                    target.iter_mut().for_each(|number| *number -= weight.source.added);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that a conversion of plain elements passes through.
+const PLAIN_SCRATCH: usize = 16 << 10;
+
+#[cfg(test)]
+#[path = "weight_tests.rs"]
+mod tests;

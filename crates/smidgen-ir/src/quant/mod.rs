@@ -1,0 +1,285 @@
+//! Quantized storages, element by element: reference decoders and encoders, the same on every device.
+//!
+//! Scalar and safe: devices have fast decoders of their own, which must give the same bits, and loaders
+//! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's.
+//! Tensors are read by range and written piece by piece, so that a caller never needs all f32 at once.
+//! Left out: encoders of the GGUF formats other than q8_0, which come from files alone.
+
+pub mod blocks;
+pub mod bnb4;
+pub mod cascade_sum;
+pub mod dynamic_map;
+pub mod int8;
+pub mod nearest_code;
+
+use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, int8_scales};
+use crate::{Block, DType, Storage};
+use bnb4::Bnb4Codes;
+use half::{bf16, f16};
+use thiserror::Error;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum QuantError {
+    #[error("nothing encodes weights as {storage}")]
+    NoEncoder { storage: Storage },
+    #[error("rows of {columns} elements cannot be stored as {storage}, whose blocks hold {block}")]
+    Columns { storage: Storage, columns: usize, block: usize },
+}
+
+/// Decodes elements `first..first + target.len()` of a tensor, counted row by row.
+pub fn decode(storage: Storage, rows: usize, columns: usize, bytes: &[u8], first: usize, target: &mut [f32]) {
+    assert_eq!(bytes.len(), storage.bytes(rows, columns), "bytes of ({rows}, {columns}) in {storage}");
+    assert!(first + target.len() <= rows * columns, "elements of ({rows}, {columns})");
+    match storage {
+        Storage::Plain(dtype) => {
+            let width = dtype.bytes();
+            for (at, value) in target.iter_mut().enumerate() {
+                *value = decode_plain(dtype, &bytes[(first + at) * width..][..width]);
+            }
+        }
+        Storage::Int8Rows => int8::decode(rows, columns, bytes, first, target),
+        Storage::Bnb4 { code, double } => bnb4::decode(code, double, rows * columns, bytes, first, target),
+        Storage::Gguf(block) => blocks::decode(block, bytes, first, target),
+        Storage::Dynamic8 { signed } => dynamic_map::decode(signed, rows * columns, bytes, first, target),
+    }
+}
+
+fn decode_plain(dtype: DType, bytes: &[u8]) -> f32 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        _ => unreachable!("{dtype} holds no weights"),
+    }
+}
+
+/// Converts all of `source` into `target` among f32, bf16 and f16, through f32, which holds all three exactly; each
+/// value is rounded once, to nearest, ties to even.
+pub fn convert_plain(from: DType, source: &[u8], to: DType, target: &mut [u8]) {
+    assert_eq!(source.len() * to.bytes(), target.len() * from.bytes(), "elements of {from} and of {to}");
+    let elements = source.chunks_exact(from.bytes()).zip(target.chunks_exact_mut(to.bytes()));
+    match (from, to) {
+        // Spelled out because these become vector loops, and whole models pass through them.
+        (DType::Bf16, DType::F32) => elements.for_each(|(two, four)| {
+            four.copy_from_slice(&[0, 0, two[0], two[1]]);
+        }),
+        (DType::F16, DType::F32) => elements.for_each(|(two, four)| {
+            four.copy_from_slice(&f16::from_le_bytes([two[0], two[1]]).to_f32().to_le_bytes());
+        }),
+        (DType::F32, DType::Bf16) => elements.for_each(|(four, two)| {
+            let value = f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+            two.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+        }),
+        (from, to) if from == to => target.copy_from_slice(source),
+        (from, to) => elements.for_each(|(one, other)| encode_plain(to, decode_plain(from, one), other)),
+    }
+}
+
+/// Whether [`Encoding`] writes this storage.
+pub fn can_encode(storage: Storage) -> bool {
+    matches!(
+        storage,
+        Storage::Plain(DType::F32 | DType::Bf16 | DType::F16)
+            | Storage::Int8Rows
+            | Storage::Bnb4 { .. }
+            | Storage::Gguf(Block::Q8_0)
+    )
+}
+
+/// Encodes a whole tensor.
+pub fn encode(storage: Storage, rows: usize, columns: usize, values: &[f32]) -> Result<Vec<u8>, QuantError> {
+    let mut bytes = vec![0; storage.bytes(rows, columns)];
+    let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes)?;
+    encoding.append(values);
+    encoding.finish();
+    Ok(bytes)
+}
+
+/// A tensor that is being encoded into `bytes`.
+#[derive(Debug)]
+pub struct Encoding<'a> {
+    storage: Storage,
+    rows: usize,
+    columns: usize,
+    bytes: &'a mut [u8],
+    elements_done: usize,
+    codes: Bnb4Codes,
+}
+
+impl<'a> Encoding<'a> {
+    /// `bytes` are those of the whole tensor; what they hold does not matter.
+    pub fn begin(
+        storage: Storage,
+        rows: usize,
+        columns: usize,
+        bytes: &'a mut [u8],
+    ) -> Result<Encoding<'a>, QuantError> {
+        if !can_encode(storage) {
+            return Err(QuantError::NoEncoder { storage });
+        }
+        if let Storage::Gguf(block) = storage
+            && !columns.is_multiple_of(block.elements())
+        {
+            return Err(QuantError::Columns { storage, columns, block: block.elements() });
+        }
+        assert_eq!(bytes.len(), storage.bytes(rows, columns), "bytes of ({rows}, {columns}) in {storage}");
+        Ok(Encoding { storage, rows, columns, bytes, elements_done: 0, codes: Bnb4Codes::default() })
+    }
+
+    /// Elements that a piece must hold a multiple of, unless it is the last.
+    pub fn piece_elements(&self) -> usize {
+        match self.storage {
+            Storage::Plain(_) => 1,
+            Storage::Int8Rows => self.columns.max(1),
+            Storage::Bnb4 { .. } => BNB4_BLOCK,
+            Storage::Gguf(block) => block.elements(),
+            Storage::Dynamic8 { .. } => DYNAMIC8_BLOCK,
+        }
+    }
+
+    /// The next elements of the tensor, row by row.
+    pub fn append(&mut self, values: &[f32]) {
+        let (first, all) = (self.elements_done, self.rows * self.columns);
+        self.elements_done += values.len();
+        assert!(self.elements_done <= all, "{} elements of {all}", self.elements_done);
+        assert!(
+            self.elements_done == all || values.len().is_multiple_of(self.piece_elements()),
+            "a piece of {} elements, wanted are multiples of {}",
+            values.len(),
+            self.piece_elements()
+        );
+        match self.storage {
+            Storage::Plain(dtype) => {
+                let width = dtype.bytes();
+                let target = &mut self.bytes[first * width..];
+                for (value, target) in values.iter().zip(target.chunks_exact_mut(width)) {
+                    encode_plain(dtype, *value, target);
+                }
+            }
+            Storage::Int8Rows => {
+                let (codes, scales) = self.bytes.split_at_mut(int8_scales(self.rows, self.columns));
+                let rows = values.chunks_exact(self.columns.max(1));
+                for (row, values) in rows.enumerate() {
+                    let row = first / self.columns + row;
+                    let codes = &mut codes[row * self.columns..][..self.columns];
+                    let largest = int8::encode_row(values, codes);
+                    scales[4 * row..][..4].copy_from_slice(&largest.to_le_bytes());
+                }
+            }
+            Storage::Bnb4 { code, .. } => {
+                self.codes.append(code, values, &mut self.bytes[first / 2..]);
+            }
+            Storage::Gguf(_) => {
+                let width = Block::Q8_0.bytes();
+                let target = &mut self.bytes[first / 32 * width..];
+                for (values, target) in values.chunks_exact(32).zip(target.chunks_exact_mut(width)) {
+                    blocks::encode_q8_0(values, target);
+                }
+            }
+            Storage::Dynamic8 { .. } => unreachable!("`begin` refuses {}", self.storage),
+        }
+    }
+
+    /// Writes what depends on the whole tensor. Every element has been appended.
+    pub fn finish(self) {
+        let elements = self.rows * self.columns;
+        assert_eq!(self.elements_done, elements, "elements appended");
+        if let Storage::Bnb4 { double, .. } = self.storage {
+            self.codes.finish(double, elements, self.bytes);
+        }
+    }
+}
+
+fn encode_plain(dtype: DType, value: f32, target: &mut [u8]) {
+    match dtype {
+        DType::F32 => target.copy_from_slice(&value.to_le_bytes()),
+        DType::Bf16 => target.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+        DType::F16 => target.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        DType::F64 | DType::I32 | DType::U64 => unreachable!("{dtype} holds no weights"),
+    }
+}
+
+/// The largest magnitude; NaN where there is one. Bits of magnitudes are ordered as the magnitudes are,
+/// with NaN above, and the largest of integers may be found in any order.
+fn largest_magnitude(values: &[f32]) -> f32 {
+    f32::from_bits(values.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0))
+}
+
+fn read_f32(bytes: &[u8], offset: usize) -> f32 {
+    let mut four = [0; 4];
+    four.copy_from_slice(&bytes[offset..offset + 4]);
+    f32::from_le_bytes(four)
+}
+
+fn read_f16(bytes: &[u8], offset: usize) -> f32 {
+    f16::from_le_bytes([bytes[offset], bytes[offset + 1]]).to_f32()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Code4;
+
+    fn values(len: usize) -> Vec<f32> {
+        // A multiplicative hash spreads the indices over -0.5 to 0.5.
+        (0..len as u32)
+            .map(|index| index.wrapping_mul(2_654_435_769) as f32 / u32::MAX as f32 - 0.5)
+            .collect()
+    }
+
+    fn encodable() -> Vec<Storage> {
+        let mut storages = vec![Storage::Int8Rows, Storage::Gguf(Block::Q8_0)];
+        storages.extend([DType::F32, DType::Bf16, DType::F16].map(Storage::Plain));
+        for code in Code4::ALL {
+            storages.extend([false, true].map(|double| Storage::Bnb4 { code, double }));
+        }
+        storages
+    }
+
+    #[test]
+    fn pieces_give_the_bytes_of_the_whole() {
+        let (rows, columns) = (37, 96);
+        let values = values(rows * columns);
+        for storage in encodable() {
+            let whole = encode(storage, rows, columns, &values).unwrap();
+            let mut bytes = vec![0xAA; whole.len()];
+            let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes).unwrap();
+            let piece = 3 * encoding.piece_elements();
+            for piece in values.chunks(piece) {
+                encoding.append(piece);
+            }
+            encoding.finish();
+            assert!(bytes == whole, "{storage}");
+        }
+    }
+
+    #[test]
+    fn any_range_decodes_as_the_whole_does() {
+        let (rows, columns) = (5, 256);
+        let all = rows * columns;
+        let mut storages: Vec<Storage> = Block::ALL.map(Storage::Gguf).to_vec();
+        storages.extend(encodable());
+        for storage in storages {
+            let len = storage.bytes(rows, columns);
+            // Any bytes decode to something; 0x3c keeps scales finite.
+            let bytes: Vec<u8> =
+                (0..len).map(|at| if at % 2 == 1 { 0x3c } else { (at * 37) as u8 }).collect();
+            let mut whole = vec![0.0; all];
+            decode(storage, rows, columns, &bytes, 0, &mut whole);
+            for (first, count) in [(0, 1), (1, 70), (63, 2), (255, 258), (all - 33, 33), (all, 0)] {
+                let mut part = vec![0.0; count];
+                decode(storage, rows, columns, &bytes, first, &mut part);
+                let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+                assert_eq!(bits(&part), bits(&whole[first..first + count]), "{storage} from {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_encoded_is_refused_by_name() {
+        let error = encode(Storage::Gguf(Block::Q4K), 1, 256, &[0.0; 256]).unwrap_err();
+        assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
+        let error = encode(Storage::Gguf(Block::Q8_0), 1, 40, &[0.0; 40]).unwrap_err();
+        assert_eq!(error.to_string(), "rows of 40 elements cannot be stored as q8_0, whose blocks hold 32");
+    }
+}

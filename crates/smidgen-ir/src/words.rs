@@ -1,0 +1,203 @@
+//! The closed words that recipes and data share: one enum per key that takes one of a fixed list.
+//!
+//! Parsing, rendering, hints and the key reference all read [`ClosedWord::WORDS`], so a new word is one line here.
+//! [`nearest`] finds the word that a mistyped one was meant to be.
+//! Left out: keys that mix words with numbers or lists (`memory.recompute`, `adapter.layers`).
+
+use std::fmt;
+
+/// A value that is one of a fixed list of words.
+pub trait ClosedWord: Copy + Sized + 'static {
+    /// As written in a recipe, in the order of the variants.
+    const WORDS: &'static [&'static str];
+    /// Every variant, in the same order.
+    const ALL: &'static [Self];
+
+    /// The word of this variant.
+    fn word(self) -> &'static str;
+
+    /// The variant of a word; case matters, as everywhere in a recipe.
+    fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|it| it.word() == word)
+    }
+}
+
+/// The first of the nearest candidates, or `None` if all are far: at most a third of the letters (at least one) may
+/// be inserted, deleted, replaced or swapped, because looser hints mislead more than they help.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let mut best: Option<(usize, &str)> = None;
+    for candidate in candidates {
+        let distance = strsim::osa_distance(word, candidate);
+        let limit = (word.chars().count().max(candidate.chars().count()) / 3).max(1);
+        if distance <= limit && best.is_none_or(|(least, _)| distance < least) {
+            best = Some((distance, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate)
+}
+
+macro_rules! closed_words {
+    ($($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $variant:ident = $word:literal,)+ })+) => {$(
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$meaning])* $variant,)+ }
+
+        impl ClosedWord for $name {
+            const WORDS: &'static [&'static str] = &[$($word),+];
+            const ALL: &'static [Self] = &[$($name::$variant),+];
+
+            fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+    )+};
+}
+
+closed_words! {
+    /// How the frozen weights lie in memory (`model.base`).
+    BaseFormat {
+        /// As the checkpoint has them; a GGUF file keeps its blocks.
+        AsStored = "as-stored",
+        /// 32-bit floats.
+        F32 = "f32",
+        /// Brain floats.
+        Bf16 = "bf16",
+        /// Half floats.
+        F16 = "f16",
+        /// 8-bit integers with one scale a row.
+        Int8 = "int8",
+        /// 4-bit normal floats, scales quantized once more.
+        Nf4 = "nf4",
+        /// 4-bit normal floats, scales in f32.
+        Nf4Single = "nf4-single",
+    }
+
+    /// Precision of matrix products and activations (`model.compute`).
+    Compute {
+        /// What the device does best.
+        Auto = "auto",
+        /// 32-bit floats.
+        F32 = "f32",
+        /// Brain floats.
+        Bf16 = "bf16",
+        /// Half floats, with dynamic loss scaling.
+        F16 = "f16",
+    }
+
+    /// What is trained (`adapter.kind`).
+    AdapterKind {
+        /// Scale alpha / rank.
+        Lora = "lora",
+        /// Scale alpha / sqrt(rank).
+        RsLora = "rslora",
+        /// Weight-decomposed: a magnitude per output row.
+        Dora = "dora",
+        /// Through a trained function with the regularizer `adapter.reg`, from the width `adapter.sigma`.
+        LsLora = "ls-lora",
+        /// The weights themselves.
+        Full = "full",
+    }
+
+    /// Which biases are trained (`adapter.bias`).
+    Bias {
+        /// No bias.
+        None = "none",
+        /// Every bias of the model.
+        All = "all",
+        /// Those of adapted linears.
+        LoraOnly = "lora_only",
+    }
+
+    /// How rows of data are to be understood (`data.format`).
+    DataFormat {
+        /// Told from the columns.
+        Auto = "auto",
+        /// `instruction`, `input`, `output`.
+        Alpaca = "alpaca",
+        /// `messages` or `conversations`.
+        Chat = "chat",
+        /// `prompt` and `completion`.
+        PromptCompletion = "prompt-completion",
+        /// One `text`.
+        Text = "text",
+        /// `input_ids` and `labels`.
+        Tokens = "tokens",
+    }
+
+    /// Which tokens carry a loss (`data.loss_on`).
+    LossOn {
+        /// The answer that ends a sample.
+        Completion = "completion",
+        /// Every turn of the assistant.
+        Assistant = "assistant",
+        /// Every token.
+        All = "all",
+    }
+
+    /// What happens to a sample above `data.max_tokens` (`data.overflow`).
+    Overflow {
+        /// Its end is cut off.
+        Truncate = "truncate",
+        /// It is left out.
+        Drop = "drop",
+        /// The run is refused.
+        Error = "error",
+    }
+
+    /// Shape of the learning rate after warm-up (`train.schedule`).
+    Schedule {
+        /// Stays at `train.lr`.
+        Constant = "constant",
+        /// Falls to 0 in a straight line.
+        Linear = "linear",
+        /// Falls to 0 along half a cosine.
+        Cosine = "cosine",
+    }
+
+    /// The optimizer (`train.optimizer`).
+    Optimizer {
+        /// AdamW with f32 moments.
+        AdamW = "adamw",
+        /// AdamW with moments in 8-bit blocks.
+        AdamW8Bit = "adamw-8bit",
+    }
+
+    /// What an evaluation measures (`eval.task`).
+    EvalTask {
+        /// Mean loss per supervised token.
+        Loss = "loss",
+        /// Accuracy over given choices.
+        Choice = "choice",
+        /// Match of generated answers.
+        Generate = "generate",
+    }
+
+    /// Where a kind of tensor lives (`memory.activations`, `memory.optimizer_state`).
+    Placement {
+        /// The solver chooses.
+        Auto = "auto",
+        /// Device memory.
+        Device = "device",
+        /// Host memory, moved over when needed.
+        Host = "host",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn near_and_far() {
+        let words = ["rank", "alpha", "dropout"];
+        assert_eq!(nearest("rnak", words), Some("rank"));
+        assert_eq!(nearest("drop_out", words), Some("dropout"));
+        assert_eq!(nearest("banana", words), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! Whose configuration a file is, told by keys that only one tool has.
+//!
+//! Keys of two tools in one file are refused rather than weighed: what half of the file means would be a guess.
+//! Left out: names and places of files, which say little.
+
+use super::document::Entry;
+use super::trainer::TRL_KEYS;
+
+/// Tools whose files are understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// A DeepSpeed JSON
+    DeepSpeed,
+    /// A configuration of `accelerate launch`
+    Accelerate,
+    /// TRL's SFT script, or TrainingArguments alone
+    Trl,
+    /// Axolotl
+    Axolotl,
+    /// LLaMA-Factory
+    LlamaFactory,
+    /// PEFT's adapter_config.json
+    Peft,
+}
+
+/// A tool, and why it is taken for the file's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub tool: Tool,
+    /// Completes "because ...".
+    pub because: String,
+}
+
+/// A file of nobody, or of two.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unrecognized {
+    #[error("{0}")]
+    Nobody(&'static str),
+    #[error(
+        "line {first_line}: `{first}` is a key of {first_tool}, and `{second}` in line {second_line} one of {second_tool}"
+    )]
+    Two {
+        first: String,
+        first_line: usize,
+        first_tool: &'static str,
+        second: String,
+        second_line: usize,
+        second_tool: &'static str,
+    },
+}
+
+impl Tool {
+    pub const ALL: [Tool; 6] =
+        [Tool::DeepSpeed, Tool::Accelerate, Tool::Trl, Tool::Axolotl, Tool::LlamaFactory, Tool::Peft];
+
+    /// As the command line names it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Tool::DeepSpeed => "deepspeed",
+            Tool::Accelerate => "accelerate",
+            Tool::Trl => "trl",
+            Tool::Axolotl => "axolotl",
+            Tool::LlamaFactory => "llama-factory",
+            Tool::Peft => "peft",
+        }
+    }
+
+    /// The file as a noun: "a DeepSpeed configuration".
+    pub fn file(self) -> &'static str {
+        match self {
+            Tool::DeepSpeed => "a DeepSpeed configuration",
+            Tool::Accelerate => "an accelerate configuration",
+            Tool::Trl => "arguments of TRL or Hugging Face's Trainer",
+            Tool::Axolotl => "an Axolotl configuration",
+            Tool::LlamaFactory => "a LLaMA-Factory configuration",
+            Tool::Peft => "PEFT's adapter_config.json",
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Tool::DeepSpeed => "DeepSpeed",
+            Tool::Accelerate => "accelerate",
+            Tool::Trl => "TRL",
+            Tool::Axolotl => "Axolotl",
+            Tool::LlamaFactory => "LLaMA-Factory",
+            Tool::Peft => "PEFT",
+        }
+    }
+}
+
+/// Keys that only one tool has.
+const OWN_KEYS: [(Tool, &[&str]); 5] = [
+    (Tool::Peft, &["peft_type"]),
+    (
+        Tool::DeepSpeed,
+        &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"],
+    ),
+    (Tool::Accelerate, &["compute_environment", "distributed_type", "deepspeed_config", "num_machines"]),
+    (
+        Tool::Axolotl,
+        &[
+            "base_model",
+            "sequence_len",
+            "micro_batch_size",
+            "lora_target_linear",
+            "val_set_size",
+            "sample_packing",
+        ],
+    ),
+    (
+        Tool::LlamaFactory,
+        &["finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "dataset_dir", "template"],
+    ),
+];
+
+/// Keys of Hugging Face's Trainer, which others have too.
+const TRAINER_KEYS: [&str; 8] = [
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "model_name_or_path",
+    "lr_scheduler_type",
+    "output_dir",
+];
+
+/// The tool that the keys are of.
+pub fn recognize(entries: &[Entry]) -> Result<Origin, Unrecognized> {
+    let found = |names: &[&str]| -> Vec<&Entry> {
+        names.iter().filter_map(|name| entries.iter().find(|entry| entry.name == *name)).collect()
+    };
+    let own: Vec<(Tool, Vec<&Entry>)> = OWN_KEYS
+        .iter()
+        .map(|(tool, keys)| (*tool, found(keys)))
+        .filter(|(_, entries)| !entries.is_empty())
+        .collect();
+    if let [(first_tool, first), (second_tool, second), ..] = own.as_slice() {
+        return Err(Unrecognized::Two {
+            first: first[0].name.clone(),
+            first_line: first[0].line,
+            first_tool: first_tool.name(),
+            second: second[0].name.clone(),
+            second_line: second[0].line,
+            second_tool: second_tool.name(),
+        });
+    }
+    if let Some((tool, keys)) = own.first() {
+        return Ok(Origin { tool: *tool, because: it_has(keys) });
+    }
+    let trainer: Vec<&Entry> = found(&TRAINER_KEYS).into_iter().chain(found(&TRL_KEYS)).collect();
+    // One key alone may stand in any file.
+    if trainer.len() >= 2 {
+        return Ok(Origin { tool: Tool::Trl, because: it_has(&trainer) });
+    }
+    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
+    Err(Unrecognized::Nobody(if has("hidden_size") && has("model_type") {
+        "this is a model's config.json: its folder is what `model.path` takes"
+    } else if has("train_batch_size") || (has("fp16") && has("optimizer")) {
+        "this may be a DeepSpeed configuration, and nothing in it says so"
+    } else {
+        "no key tells which tool this file is for"
+    }))
+}
+
+fn it_has(entries: &[&Entry]) -> String {
+    let names: Vec<String> = entries.iter().take(3).map(|entry| format!("`{}`", entry.name)).collect();
+    format!("it has {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::document::read_document;
+
+    fn of(text: &str) -> Result<Origin, Unrecognized> {
+        recognize(&read_document(text).unwrap())
+    }
+
+    #[test]
+    fn tools_by_their_keys() {
+        for (text, tool) in [
+            ("zero_optimization: {stage: 2}", Tool::DeepSpeed),
+            ("compute_environment: LOCAL_MACHINE", Tool::Accelerate),
+            ("base_model: a/b", Tool::Axolotl),
+            ("finetuning_type: lora\nmodel_name_or_path: a/b", Tool::LlamaFactory),
+            ("model_name_or_path: a/b\nlearning_rate: 1", Tool::Trl),
+            ("dataset_name: x\nuse_peft: true", Tool::Trl),
+            ("peft_type: LORA\nr: 8", Tool::Peft),
+        ] {
+            assert_eq!(of(text).unwrap().tool, tool, "{text}");
+        }
+        assert_eq!(
+            of("base_model: a\nsequence_len: 5").unwrap().because,
+            "it has `base_model`, `sequence_len`"
+        );
+    }
+
+    #[test]
+    fn nobodys_files_and_two_tools() {
+        assert_eq!(of("a: 1").unwrap_err().to_string(), "no key tells which tool this file is for");
+        assert!(of("model_type: llama\nhidden_size: 8").unwrap_err().to_string().contains("config.json"));
+        assert_eq!(
+            of("x: 1\nfinetuning_type: lora\nbase_model: a/b").unwrap_err().to_string(),
+            "line 3: `base_model` is a key of Axolotl, and `finetuning_type` in line 2 one of LLaMA-Factory"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! Why a setting of another tool has no line in a recipe, by the name of the setting.
+//!
+//! Three kinds: what the plan settles (buffers, caches, splits), what is always so (packing, attention), and what is
+//! not there at all and would change results, which says so.
+//! Names are compared as written, without the groups around them; a test keeps them different.
+//! A setting that is in no list is answered with the hint that a recipe would give for it, or called unknown.
+
+use crate::foreign::foreign_key_hint;
+
+/// A reason, and whether the setting is known at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    pub why: String,
+    pub is_known: bool,
+}
+
+/// Why the setting of this name is left out.
+pub fn reason_for(name: &str) -> Reason {
+    let known = REASONS.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| (*why).to_owned());
+    let prefixed =
+        PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned());
+    let hint =
+        || foreign_key_hint("", name).map(|hint| hint.strip_prefix("remove it: ").unwrap_or(hint).to_owned());
+    match known.or(prefixed).or_else(hint) {
+        Some(why) => Reason { why, is_known: true },
+        None => Reason { why: "not a setting that is known here".to_owned(), is_known: false },
+    }
+}
+
+pub const CHECKPOINTING: &str = "left to the solver, which runs again only the layers that `memory.budget` asks for (`memory.recompute` pins it)";
+pub const SHARDING: &str = "spreads state over several GPUs; on one, `memory.budget` is the one dial";
+pub const BUFFERS: &str =
+    "sizes an allocator's buffers: the plan is the allocation, every buffer has its place before step 0";
+const ALLOCATOR: &str = "tunes an allocator: there is none, the plan is the allocation";
+const CACHE: &str = "clears a cache: there is none, nothing is allocated after the start";
+const OVERLAP: &str = "transfers are steps of the plan, and overlap with the work by themselves";
+const FRAGMENTS: &str = "works against fragmentation, which a plan has none of";
+const LAUNCH: &str = "belongs to the launch of several processes; smidgen is one process on one device";
+const TRACKING: &str =
+    "a run writes metrics.jsonl and TensorBoard's files into `output.dir`, nothing else is called";
+const ATTENTION: &str = "there is one attention, and it never forms a mask or a score matrix";
+const PACKING: &str = "samples are always packed without padding, and never attend to one another";
+const KERNELS: &str = "the kernels are smidgen's own, there is nothing to switch";
+const LOADING: &str = "data is tokenized before the first step, with all threads (`memory.threads`)";
+const SPLIT: &str = "how a step is split is chosen by the solver (`memory.micro_tokens` pins it)";
+const MISSING: &str = "there is nothing like it here: results will differ";
+const CHECKPOINT: &str = "checkpoints are whole by themselves, and adapters are PEFT's safetensors";
+const TOKENS: &str = "the tokenizer is taken as it is: no token is added, and its special tokens stay";
+const RESUMING: &str = "`smidgen train --resume` continues a run";
+const PROFILING: &str = "every step's time and memory are in metrics.jsonl";
+
+/// Settings by how they begin.
+const PREFIXES: &[(&str, &str)] = &[
+    ("wandb_", TRACKING),
+    ("mlflow_", TRACKING),
+    ("comet_", TRACKING),
+    ("swanlab_", TRACKING),
+    ("hub_", "nothing is uploaded; the adapter in the run folder can be"),
+    ("push_to_hub", "nothing is uploaded; the adapter in the run folder can be"),
+    ("ddp_", LAUNCH),
+    ("dataloader_", LOADING),
+    ("torch_compile", KERNELS),
+    ("dynamo_", KERNELS),
+    ("unsloth_", KERNELS),
+    ("liger_", KERNELS),
+    ("rope_", "positions are those of the model's config"),
+    ("galore_", MISSING),
+    ("relora", MISSING),
+    ("tpu_", LAUNCH),
+    ("fp8_", "products are in bf16, f16 or f32 (`model.compute`)"),
+    ("vllm_", "belongs to generation while training, which is not there"),
+    ("include_", TRACKING),
+];
+
+/// Settings by their name.
+#[rustfmt::skip]
+pub const REASONS: &[(&[&str], &str)] = &[
+    (&["allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size",
+       "stage3_param_persistence_threshold", "param_persistence_threshold", "stage3_model_persistence_threshold",
+       "model_persistence_threshold", "stage3_max_live_parameters", "max_live_parameters",
+       "stage3_max_reuse_distance", "max_reuse_distance", "sub_group_size", "buffer_count", "buffer_size",
+       "max_in_cpu", "ddp_bucket_cap_mb", "ratio", "min_num_params", "fsdp_min_num_params"], BUFFERS),
+    (&["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "max_split_size_mb", "expandable_segments",
+       "garbage_collection_threshold", "CUDA_LAUNCH_BLOCKING", "memory_fraction"], ALLOCATOR),
+    (&["torch_empty_cache_steps", "empty_cache", "empty_cache_steps", "torch_empty_cache", "gc_steps",
+       "clear_cache_steps"], CACHE),
+    (&["contiguous_gradients", "contiguous_memory_optimization", "round_robin_gradients", "fast_init",
+       "use_multi_rank_bucket_allreduce"], FRAGMENTS),
+    (&["overlap_comm", "reduce_scatter", "allgather_partitions", "communication_data_type", "pin_memory",
+       "pipeline_read", "pipeline_write", "nvme_path", "offload_optimizer_nvme_path", "offload_param_nvme_path",
+       "aio", "fsdp_backward_prefetch", "fsdp_forward_prefetch", "backward_prefetch", "forward_prefetch",
+       "fsdp_backward_prefetch_policy", "limit_all_gathers", "fsdp_limit_all_gathers", "prescale_gradients",
+       "gradient_predivide_factor", "sparse_gradients", "reuse_dist_env", "layered_summon",
+       "synchronize_checkpoint_boundary", "zero_hpz_partition_size", "zero_quantized_weights",
+       "zero_quantized_gradients", "use_all_reduce_for_fetch_params"], OVERLAP),
+    (&["stage", "zero_stage", "zero3_init_flag", "fsdp", "fsdp_config", "fsdp_version", "fsdp_sharding_strategy",
+       "fsdp_reshard_after_forward", "reshard_after_forward", "sharding_strategy", "fsdp_auto_wrap_policy",
+       "auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap",
+       "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading",
+       "fsdp_sync_module_states", "sync_module_states", "use_orig_params", "partition_activations",
+       "ignore_unused_parameters", "elastic_checkpoint", "zero_allow_untested_optimizer",
+       "zero_force_ds_cpu_optimizer", "qlora_sharded_model_loading", "fsdp_final_state_dict_type",
+       "tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "dp_shard_size",
+       "dp_replicate_size", "parallelism_config", "memory_efficient_linear", "mics_shard_size",
+       "leaf_module", "zero_module_granularity_threshold", "deepspeed_moe_layer_cls_names"], SHARDING),
+    (&["compute_environment", "distributed_type", "num_machines", "machine_rank", "main_process_ip",
+       "main_process_port", "main_training_function", "rdzv_backend", "same_network", "gpu_ids", "downcast_bf16",
+       "enable_cpu_affinity", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
+       "deepspeed_inclusion_filter", "tpu_env", "command_file", "commands", "local_rank", "megatron_lm_config",
+       "num_cpu_threads_per_process", "ray_scope", "ray_run_name", "ray_num_workers", "split_batches",
+       "dispatch_batches", "accelerator_config", "sagemaker_config", "ipex_config", "nebius", "full_determinism",
+       "use_cpu_affinity", "parallel_mode", "elasticity"], LAUNCH),
+    (&["gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
+       "fsdp_activation_checkpointing", "disable_gradient_checkpointing", "use_reentrant_gc",
+       "use_unsloth_gc", "number_checkpoints", "use_reentrant"], CHECKPOINTING),
+    (&["flash_attention", "flash_attn", "attn_implementation", "use_flash_attention_2", "sdp_attention",
+       "xformers_attention", "s2_attention", "shift_attn", "eager_attention", "flex_attention", "sage_attention",
+       "flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv"], ATTENTION),
+    (&["sample_packing", "eval_sample_packing", "packing", "eval_packing", "packing_strategy", "neat_packing",
+       "pad_to_sequence_len", "padding_free", "pad_to_multiple_of", "group_by_length", "train_sampling_strategy",
+       "length_column_name", "sample_packing_bin_size", "sample_packing_group_size", "multipack_real_batches",
+       "batch_flattening", "sample_packing_sequentially", "sample_packing_drop_attention_mask",
+       "pad_to_max_length"], PACKING),
+    (&["per_device_eval_batch_size", "eval_batch_size", "eval_accumulation_steps", "auto_find_batch_size",
+       "eval_on_start", "per_gpu_eval_batch_size", "eval_do_concat_batches", "batch_eval_metrics"], SPLIT),
+    (&["report_to", "run_name", "logging_dir", "logging_strategy", "logging_first_step", "logging_nan_inf_filter",
+       "use_wandb", "use_tensorboard", "plot_loss", "log_level", "log_level_replica", "log_on_each_node",
+       "disable_tqdm", "project", "trackio_space_id", "trackio_bucket_id", "tensorboard", "wandb", "csv_monitor", "flops_profiler_config",
+       "monitor_config", "steps_per_print", "trackio_static_space_id"], TRACKING),
+    (&["wall_clock_breakdown", "dump_state", "flops_profiler", "memory_breakdown", "profile", "profiler_steps",
+       "skip_memory_metrics", "profiler_steps_start", "comms_logger", "log_num_input_tokens_seen"], PROFILING),
+    (&["dataset_num_proc", "dataset_processes", "preprocessing_num_workers", "dataset_prepared_path",
+       "overwrite_cache", "preprocessing_batch_size", "tokenized_path", "dataset_keep_in_memory", "streaming",
+       "dataset_streaming", "buffer_size_streaming", "skip_prepare_dataset", "dataset_kwargs", "buffer",
+       "dataset_exact_deduplication", "dataset_shard_num", "remove_unused_columns"], LOADING),
+    (&["save_safetensors", "save_only_model", "save_on_each_node", "save_first_step", "stage3_gather_16bit_weights_on_model_save",
+       "stage3_gather_fp16_weights_on_model_save", "gather_16bit_weights_on_model_save", "zero3_save_16bit_model",
+       "fsdp_state_dict_type", "state_dict_type", "save_only_last", "save_merged", "checkpoint",
+       "load_from_fp32_weights", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint",
+       "export_dir", "peft_autocast_adapter_dtype"], CHECKPOINT),
+    (&["resume_from_checkpoint", "auto_resume_from_checkpoints", "ignore_data_skip"], RESUMING),
+    (&["overwrite_output_dir"], "a folder that holds a run is never written over: `--resume` continues it"),
+    (&["special_tokens", "tokens", "added_tokens_overrides", "new_special_tokens", "add_tokens", "resize_vocab",
+       "eos_token", "pad_token", "tokenizer_type", "tokenizer_use_fast", "tokenizer_legacy", "use_fast_tokenizer",
+       "add_special_tokens", "split_special_tokens", "tokenizer_config", "tokenizer_name", "default_system_message",
+       "tool_format", "enable_thinking"], TOKENS),
+    (&["use_liger_kernel", "enable_liger_kernel", "use_unsloth", "lora_mlp_kernel", "lora_qkv_kernel",
+       "lora_o_kernel", "torch_compile", "plugins", "use_cache", "upcast_layernorm", "upcast_lmhead_output",
+       "experts_implementation", "liger_kernel_config", "cut_cross_entropy", "low_cpu_mem_usage", "use_kernels",
+       "tf32", "is_llama_derived_model", "is_mistral_derived_model", "is_falcon_derived_model", "bf16_full_eval",
+       "fp16_full_eval", "fp16_opt_level", "half_precision_backend", "jit_mode_eval", "infer_dtype",
+       "float32_logits", "use_mps_device", "compile", "amp", "no_cuda", "data_types"], KERNELS),
+    (&["neftune_noise_alpha", "noisy_embedding_alpha", "label_smoothing_factor", "loraplus_lr_ratio",
+       "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale", "lr_groups", "use_dft_loss",
+       "use_eaft_loss", "router_aux_loss_coef", "mixture_of_depths", "rpo_alpha", "pissa_init", "pissa_iter",
+       "pissa_convert", "loftq_config", "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon",
+       "use_llama_pro", "adam_beta3", "adam_epsilon2", "lisa_n_layers", "lisa_step_interval",
+       "lisa_layers_attr", "optim_args", "optim_target_modules", "lora_target_parameters", "target_parameters",
+       "layer_replication", "trainable_token_indices", "peft_layer_replication", "peft_trainable_token_indices",
+       "loss_type", "curriculum_sampling", "data_efficiency", "curriculum_learning", "progressive_layer_drop",
+       "compression_training", "sparse_attention", "eva_config", "corda_config", "arrow_config",
+       "exclude_modules", "lora_bias", "unfrozen_parameters", "freeze_mm_modules", "additional_target",
+       "use_mixup", "interleave_probs", "mix_strategy", "rl", "reward_model", "lr_quadratic_warmup",
+       "cosine_constant_lr_ratio", "lora_ga_config", "qalora_group_size", "use_qalora", "alora_invocation_tokens",
+       "lr_div_factor", "chat_template_kwargs", "roles", "reft_config", "train_on_eos", "freeze_step", "cuda_aware",
+       "comm_backend_name"], MISSING),
+    (&["trust_remote_code", "trust_remote_code_revision"], "no code of a model is ever run"),
+    (&["max_samples", "max_train_samples"], "all rows are taken: put fewer into the file"),
+    (&["do_train", "do_eval", "do_predict", "prediction_loss_only", "predict_with_generate", "strict",
+       "is_preprocess", "shuffle_before_merging_datasets", "debug", "greater_is_better", "metric_for_best_model",
+       "label_names", "past_index", "ignore_bias_buffers", "average_tokens_across_devices", "dataset_config",
+       "gradient_accumulation_kwargs", "jobs", "torchdynamo", "use_legacy_prediction_loop", "warnings_issued"],
+        "there is nothing to switch here"),
+    (&["test_datasets_split", "dataset_train_split", "dataset_test_split", "dataset_config_name"],
+        "names a part of a hub's dataset: a recipe names files"),
+    (&["val_set_size", "val_size", "eval_split_ratio"],
+        "there is no split by percentage: put the held-out samples in a file and name it in `data.eval`"),
+    (&["task_type", "lora_task_type", "auto_mapping", "inference_mode", "peft_version", "fan_in_fan_out",
+       "lora_fan_in_fan_out", "megatron_config", "megatron_core", "model_type", "type_of_model",
+       "base_model_config", "runtime_config", "ensure_weight_tying", "peft_ensure_weight_tying",
+       "layers_pattern", "peft_layers_pattern", "lora_on_cpu"],
+        "follows from the model: decoders with a causal head are the only task"),
+    (&["loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale",
+       "consecutive_hysteresis", "auto_cast", "bf16_master_weights_and_grads", "bf16_optimizer_states",
+       "immediate_grad_update"],
+        "f16 has its own dynamic scale of the loss, and bf16 needs none"),
+    (&["modules_to_save", "lora_modules_to_save"],
+        "only adapters of linear layers are trained beside `adapter.kind = \"full\"`: results will differ"),
+    (&["torch_dtype_storage", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"],
+        "weights are decoded inside the products, in the precision of `model.compute`"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_name_has_one_reason() {
+        let mut seen = HashSet::new();
+        for name in REASONS.iter().flat_map(|(names, _)| names.iter()) {
+            assert!(seen.insert(name), "`{name}` stands twice");
+        }
+    }
+
+    #[test]
+    fn reasons_are_for_people() {
+        assert!(reason_for("reduce_bucket_size").why.contains("the plan is the allocation"));
+        assert!(reason_for("wandb_project").why.contains("metrics.jsonl"));
+        // A hint of the recipe's own list.
+        assert!(reason_for("use_double_quant").why.contains("nf4"));
+        assert!(!reason_for("flux_capacitor").is_known);
+    }
+}

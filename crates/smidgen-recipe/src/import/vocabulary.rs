@@ -1,0 +1,384 @@
+//! What several tools say in the same words: models, files, precisions, optimizers, schedules, lengths.
+//!
+//! Most of it is Hugging Face's, which the other trainers build on. Each function takes what a file says on one
+//! matter, under whatever names, and writes the lines that mean it, or says why there are none.
+//! Left out: which names a tool has for it, and its defaults.
+
+use super::document::Content;
+use super::draft::Draft;
+use super::fields::Found;
+use crate::value::Value;
+use crate::{ClosedWord, HfName, LossOn, Schedule};
+
+/// `model.path` from a name on the hub or a folder.
+pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Found<'_>>) {
+    let Some(name) = name else { return };
+    let Some(text) = name.text(draft) else { return };
+    let is_path = text.starts_with(['/', '.', '~']) || text.ends_with(".gguf") || draft.places.exists(&text);
+    if is_path || HfName::parse(&text).is_none() {
+        return draft.put("model.path", Value::Text(text), &[&name]);
+    }
+    let revision = revision.and_then(|found| Some((found.text(draft)?, found)));
+    match revision.filter(|(revision, _)| revision != "main") {
+        Some((revision, found)) => {
+            draft.put("model.path", Value::Text(format!("hf:{text}@{revision}")), &[&name, &found])
+        }
+        None => draft.put("model.path", Value::Text(format!("hf:{text}")), &[&name]),
+    }
+}
+
+/// `data.train` or `data.eval` from files; whatever is no file has to be fetched by the user.
+pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &Found<'_>) {
+    let (files, others): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_file(draft, name));
+    if others.is_empty() && !files.is_empty() {
+        let files = files.into_iter().map(|file| Value::Text(file.clone())).collect();
+        return draft.put(key, Value::List(files), &[from]);
+    }
+    let listed = others.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    draft.want(key, format!("the file with the rows of {listed}"));
+    draft.leave_out(
+        from,
+        format!(
+            "`{key}` takes files, not names of datasets: fetch the rows of {listed}, then name their file"
+        ),
+    );
+}
+
+fn is_file(draft: &Draft, name: &str) -> bool {
+    const ENDINGS: [&str; 9] =
+        [".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz", ".zst", ".json.gz", ".jsonl.zst"];
+    !name.contains("://")
+        && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || draft.places.exists(name))
+}
+
+/// `model.compute` from two switches.
+pub fn put_compute(draft: &mut Draft, bf16: Option<&Found<'_>>, f16: Option<&Found<'_>>) {
+    let mut on = |found: Option<&Found<'_>>| found.and_then(|found| found.boolean(draft));
+    match (on(bf16), on(f16)) {
+        (Some(true), Some(true)) => {
+            let (bf16, f16) = (bf16.expect("it is on"), f16.expect("it is on"));
+            draft.mistake(
+                f16.line,
+                format!("`{}` and `{}` in line {} exclude each other", f16.key, bf16.key, bf16.line),
+            );
+        }
+        (Some(true), _) => draft.put("model.compute", word("bf16"), &[bf16.expect("it is on")]),
+        (_, Some(true)) => draft.put("model.compute", word("f16"), &[f16.expect("it is on")]),
+        (Some(false), Some(false)) => {
+            let both = [bf16.expect("it is off"), f16.expect("it is off")];
+            draft.put("model.compute", word("f32"), &both);
+        }
+        _ => {}
+    }
+}
+
+/// `model.base` from the precision that weights are loaded in; f32 holds what is stored, whatever that is.
+pub fn put_dtype(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found else { return };
+    let Some(text) = found.text(draft) else { return };
+    match text.trim_start_matches("torch.") {
+        "bfloat16" | "bf16" => draft.put("model.base", word("bf16"), &[&found]),
+        "float16" | "fp16" | "half" => draft.put("model.base", word("f16"), &[&found]),
+        "auto" | "float32" | "fp32" | "float" => {}
+        other => {
+            draft.leave_out(&found, format!("`{other}` is no precision of weights here: they stay as stored"))
+        }
+    }
+}
+
+/// How weights are quantized while they load.
+pub struct Quantization<'f, 'a> {
+    pub four_bits: Option<&'f Found<'a>>,
+    pub eight_bits: Option<&'f Found<'a>>,
+    /// `nf4` or `fp4`.
+    pub code: Option<Found<'a>>,
+    pub double: bool,
+}
+
+/// `model.base` from switches of bitsandbytes.
+pub fn put_quantization(draft: &mut Draft, quantization: Quantization<'_, '_>) {
+    let Quantization { four_bits, eight_bits, code, double } = quantization;
+    match (four_bits, eight_bits) {
+        (Some(four), Some(eight)) => draft.mistake(
+            eight.line,
+            format!("`{}` and `{}` in line {} exclude each other", eight.key, four.key, four.line),
+        ),
+        (Some(four), None) => {
+            let base = if double { "nf4" } else { "nf4-single" };
+            let code = code.and_then(|found| Some((found.text(draft)?, found)));
+            if let Some((code, found)) = code.filter(|(code, _)| code != "nf4") {
+                let why = format!("`{code}` is read, not written: `{base}` instead, and results will differ");
+                draft.leave_out(&found, why);
+            }
+            draft.put("model.base", word(base), &[four]);
+        }
+        (None, Some(eight)) => {
+            draft.put("model.base", word("int8"), &[eight]);
+            draft.assume("`int8` has one scale a row and no columns apart, as LLM.int8() has: results will differ a little");
+        }
+        (None, None) => {}
+    }
+}
+
+/// `train.optimizer` from a name.
+pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found else { return };
+    let Some(name) = found.text(draft) else { return };
+    let plain = name.to_lowercase().replace('-', "_");
+    match plain.as_str() {
+        "adamw"
+        | "adam"
+        | "adamw_torch"
+        | "adamw_torch_fused"
+        | "adamw_hf"
+        | "adamw_apex_fused"
+        | "fusedadam"
+        | "deepspeedcpuadam"
+        | "adamw_anyprecision"
+        | "adamw_torch_xla"
+        | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[&found]),
+        "paged_adamw" | "paged_adamw_32bit" => {
+            draft.put_with("train.optimizer", word("adamw"), &[&found], "the plan says where moments lie")
+        }
+        "adamw_bnb_8bit" | "adamw_8bit" | "adamw8bit" | "adam8bit" | "adamw_torch_8bit" => {
+            draft.put("train.optimizer", word("adamw-8bit"), &[&found])
+        }
+        "paged_adamw_8bit" => draft.put_with(
+            "train.optimizer",
+            word("adamw-8bit"),
+            &[&found],
+            "the plan says where moments lie",
+        ),
+        _ => draft.leave_out(
+            &found,
+            format!("`{name}` is not there: the recipe has AdamW, which may need another `train.lr`"),
+        ),
+    }
+}
+
+/// `train.schedule` from Hugging Face's name for it. The answer: whether warm-up counts.
+pub fn put_schedule(
+    draft: &mut Draft,
+    found: Option<Found<'_>>,
+    default: Schedule,
+    tool: &'static str,
+) -> bool {
+    let found = found.filter(|found| !found.is_auto());
+    let Some(found) = found else {
+        draft.put_default("train.schedule", word(default.word()), tool);
+        return true;
+    };
+    let Some(name) = found.text(draft) else { return true };
+    let (schedule, why) = match name.to_lowercase().as_str() {
+        "linear" => (Schedule::Linear, None),
+        "cosine" => (Schedule::Cosine, None),
+        "constant" | "constant_with_warmup" => (Schedule::Constant, None),
+        "polynomial" => (Schedule::Linear, Some("falls to 0 in a straight line instead")),
+        "cosine_with_min_lr" | "cosine_with_restarts" | "cosine_warmup_with_min_lr" | "one_cycle" | "rex" => {
+            (Schedule::Cosine, Some("falls to 0 along one half of a cosine instead"))
+        }
+        "inverse_sqrt" | "warmup_stable_decay" | "reduce_lr_on_plateau" => {
+            (Schedule::Constant, Some("stays at `train.lr` after warm-up instead"))
+        }
+        _ => {
+            draft.leave_out(&found, format!("`{name}` is not there: the recipe has `linear`"));
+            (Schedule::Linear, None)
+        }
+    };
+    if let Some(why) = why {
+        draft.leave_out(&found, format!("`{name}` is not there: the learning rate {why}"));
+    }
+    draft.put("train.schedule", word(schedule.word()), &[&found]);
+    // Hugging Face's `constant` knows no warm-up; its other name does.
+    !name.eq_ignore_ascii_case("constant")
+}
+
+/// `train.warmup` from steps, which win where they are above 0, or from a ratio.
+pub fn put_warmup(
+    draft: &mut Draft,
+    steps: Option<Found<'_>>,
+    ratio: Option<Found<'_>>,
+    counts: bool,
+    default: (f64, &'static str),
+) {
+    let (steps, ratio) = (numbered(draft, steps), numbered(draft, ratio));
+    if !counts {
+        for (_, found) in steps.iter().chain(&ratio).filter(|(value, _)| *value > 0.0) {
+            draft.leave_out(found, "a constant schedule has no warm-up there, and the recipe has none");
+        }
+        return draft.put_default("train.warmup", Value::Integer(0), default.1);
+    }
+    let given = match (steps, ratio) {
+        (Some((value, found)), other) if value > 0.0 => {
+            if let Some((_, other)) = other.filter(|(value, _)| *value > 0.0) {
+                draft.leave_out(&other, format!("`{}` wins over it", found.name()));
+            }
+            Some((value, found))
+        }
+        (steps, ratio) => ratio.or(steps),
+    };
+    match given {
+        // A fraction stands for a ratio under either name.
+        Some((value, found)) if value > 0.0 && value < 1.0 => {
+            draft.put("train.warmup", Value::Float(value), &[&found])
+        }
+        Some((value, found)) if value.fract() == 0.0 => {
+            draft.put("train.warmup", Value::Integer(value as i128), &[&found])
+        }
+        Some((value, found)) => draft.put("train.warmup", Value::Float(value), &[&found]),
+        None => draft.put_default("train.warmup", Value::Float(default.0), default.1),
+    }
+}
+
+/// A setting with its number, unless somebody else says it.
+fn numbered<'a>(draft: &mut Draft, found: Option<Found<'a>>) -> Option<(f64, Found<'a>)> {
+    let found = found.filter(|found| !found.is_auto())?;
+    Some((found.number(draft)?, found))
+}
+
+/// `train.steps` where steps are given, else `train.epochs`.
+pub fn put_length(
+    draft: &mut Draft,
+    steps: Option<Found<'_>>,
+    epochs: Option<Found<'_>>,
+    default: (f64, &'static str),
+) {
+    let steps = steps.and_then(|found| Some((found.number(draft)?, found))).filter(|(steps, _)| *steps > 0.0);
+    match (steps, epochs) {
+        (Some((steps, found)), epochs) => {
+            put_whole(draft, "train.steps", steps, &[&found]);
+            if let Some(epochs) = epochs {
+                draft.leave_out(&epochs, format!("`{}` in line {} says it in steps", found.key, found.line));
+            }
+        }
+        (None, Some(found)) => {
+            if let Some(epochs) = found.number(draft) {
+                draft.put("train.epochs", Value::Float(epochs), &[&found]);
+            }
+        }
+        (None, None) => draft.put_default("train.epochs", Value::Float(default.0), default.1),
+    }
+}
+
+/// What one optimizer step takes in.
+pub struct StepSize<'f, 'a> {
+    /// Samples of a micro-batch on one device.
+    pub micro: Option<&'f Found<'a>>,
+    pub default_micro: u64,
+    pub accumulation: Option<&'f Found<'a>>,
+    /// Devices, where the file says it.
+    pub world: Option<&'f Found<'a>>,
+    pub tool: &'static str,
+}
+
+/// `train.batch`: micro-batch x accumulation x devices.
+pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
+    let mut count = |found: Option<&Found<'_>>| found.filter(|found| !found.is_auto())?.count(draft);
+    let (micro, accumulation, world) = (count(size.micro), count(size.accumulation), count(size.world));
+    let from: Vec<&Found<'_>> = [(micro, size.micro), (accumulation, size.accumulation), (world, size.world)]
+        .into_iter()
+        .filter_map(|(value, found)| value.and(found))
+        .collect();
+    if micro.is_none() {
+        draft.assume(format!(
+            "the micro-batch is not given: {} sample{} on a device, the default of {}",
+            size.default_micro,
+            if size.default_micro == 1 { "" } else { "s" },
+            size.tool
+        ));
+    }
+    let factors = [micro.unwrap_or(size.default_micro), accumulation.unwrap_or(1), world.unwrap_or(1)];
+    let batch = factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor));
+    let batch = Value::Integer(batch.map_or(i128::MAX, i128::from));
+    match from.is_empty() {
+        true => draft.put_default("train.batch", batch, size.tool),
+        false => {
+            let product = factors.map(|factor| factor.to_string()).join(" x ");
+            draft.put_with("train.batch", batch, &from, &product);
+        }
+    }
+    if world.is_none() {
+        draft.assume(
+            "the file does not say how many devices there are: 1, so that `train.batch` is micro-batch x accumulation",
+        );
+    }
+}
+
+/// A number of steps that may be written as a float.
+pub fn put_whole(draft: &mut Draft, key: &'static str, value: f64, from: &[&Found<'_>]) {
+    let value = match value.fract() == 0.0 && value.abs() < 1e15 {
+        true => Value::Integer(value as i128),
+        false => Value::Float(value),
+    };
+    draft.put(key, value, from);
+}
+
+/// A number as the key takes it.
+pub fn put_number(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
+    let Some(found) = found.filter(|found| !found.is_auto()) else { return };
+    if let Some(number) = found.number(draft) {
+        put_whole(draft, key, number, &[&found]);
+    }
+}
+
+/// `train.betas` from a pair, or from two numbers.
+pub fn put_betas(draft: &mut Draft, first: Option<Found<'_>>, second: Option<Found<'_>>) {
+    let mut number = |found: &Option<Found<'_>>, default: f64| match found {
+        Some(found) => found.number(draft),
+        None => Some(default),
+    };
+    let (Some(one), Some(two)) = (number(&first, 0.9), number(&second, 0.999)) else { return };
+    let from: Vec<&Found<'_>> = first.iter().chain(&second).collect();
+    if !from.is_empty() {
+        draft.put("train.betas", Value::List(vec![Value::Float(one), Value::Float(two)]), &from);
+    }
+}
+
+/// `data.loss_on`.
+pub fn put_loss_on(draft: &mut Draft, loss_on: LossOn, from: &[&Found<'_>]) {
+    draft.put("data.loss_on", word(loss_on.word()), from);
+}
+
+/// `adapter.layers` from one number or a list of numbers.
+pub fn put_layers(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found else { return };
+    let number = |content: &Content| match content {
+        Content::Number(digits) => digits.parse().ok().map(Value::Integer),
+        _ => None,
+    };
+    let layers = match found.content {
+        Content::List(items) => items.iter().map(|item| number(&item.content)).collect(),
+        content => number(content).map(|layer| vec![layer]),
+    };
+    match layers {
+        Some(layers) => draft.put("adapter.layers", Value::List(layers), &[&found]),
+        None => draft.mistake(found.line, format!("`{}` must be a list of layer numbers", found.key)),
+    }
+}
+
+/// `data.template` by a name that both sides have.
+pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found else { return };
+    let Some(name) = found.text(draft) else { return };
+    let ours = match name.as_str() {
+        "tokenizer_default" | "auto" => return,
+        "chatml" => "chatml",
+        "llama3" => "llama3",
+        "gemma" => "gemma",
+        "zephyr" => "zephyr",
+        "phi_3" | "phi_35" | "phi" => "phi3",
+        "phi_4" | "phi4" => "phi4",
+        "alpaca" => "alpaca",
+        path if path.ends_with(".jinja") => return draft.put("data.template", Value::Text(name), &[&found]),
+        _ => {
+            return draft
+                .leave_out(&found, "the model's own chat template is taken (`data.template` names another)");
+        }
+    };
+    draft.put("data.template", word(ours), &[&found]);
+}
+
+/// One of the words of a key.
+pub fn word(text: &str) -> Value {
+    Value::Text(text.to_owned())
+}

@@ -1,0 +1,177 @@
+//! Every key of a recipe, in one table: where it lives, how it is read, how it is shown, what it means.
+//!
+//! Parsing, nearest-key hints, `job.toml`, the key reference and the comparison on resume all walk [`KEYS`];
+//! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
+//! The order is the order of the documentation and of `job.toml`.
+
+use super::read::{
+    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
+    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
+    RECOMPUTE, SEED, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
+    WEIGHT_PLACEMENT, count_from, words,
+};
+use super::render::RenderValue;
+use super::sections::{Batch, Length, Recipe};
+use super::value::Given;
+use smidgen_ir::words::{
+    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
+    Schedule,
+};
+
+/// One key of a recipe.
+pub(super) struct Key {
+    pub section: &'static str,
+    pub name: &'static str,
+    pub accepts: Accepts,
+    /// One line for the reference.
+    pub meaning: &'static str,
+    pub required: bool,
+    /// The key of the same section that cannot stand beside this one.
+    pub excludes: Option<&'static str>,
+    /// Writes the value into the recipe, or refuses it with `None`.
+    pub set: fn(&mut Recipe, &Given<'_>) -> Option<()>,
+    /// The value as TOML; `None` where the key that excludes this one is in force.
+    pub show: fn(&Recipe) -> Option<String>,
+}
+
+impl Key {
+    /// `section.name`
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+}
+
+/// Sections in order.
+pub(super) const SECTIONS: [&str; 8] =
+    ["model", "adapter", "data", "train", "eval", "memory", "expect", "output"];
+
+/// The key of this section and name.
+pub(super) fn find_key(section: &str, name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.section == section && key.name == name)
+}
+
+macro_rules! key {
+    (required $section:ident . $name:ident, $reader:expr, $meaning:literal) => {
+        Key { required: true, ..key!($section.$name, $reader, $meaning) }
+    };
+    ($section:ident . $name:ident, $reader:expr, $meaning:literal) => {
+        Key {
+            section: stringify!($section),
+            name: stringify!($name),
+            accepts: $reader.accepts,
+            meaning: $meaning,
+            required: false,
+            excludes: None,
+            set: |recipe, given| {
+                recipe.$section.$name = ($reader.read)(given)?;
+                Some(())
+            },
+            show: |recipe| Some(recipe.$section.$name.render()),
+        }
+    };
+    // One of two keys that share a field.
+    ($section:ident . $name:ident, $reader:expr, $meaning:literal,
+     $field:ident = $variant:path, excludes $other:ident) => {
+        Key {
+            section: stringify!($section),
+            name: stringify!($name),
+            accepts: $reader.accepts,
+            meaning: $meaning,
+            required: false,
+            excludes: Some(stringify!($other)),
+            set: |recipe, given| {
+                recipe.$section.$field = $variant(($reader.read)(given)?);
+                Some(())
+            },
+            show: |recipe| match &recipe.$section.$field {
+                $variant(value) => Some(value.render()),
+                _ => None,
+            },
+        }
+    };
+}
+
+/// Every key.
+#[rustfmt::skip]
+pub(super) static KEYS: &[Key] = &[
+    key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder"),
+    key!(model.base, words::<BaseFormat>(), "how the frozen weights are held; all but as-stored may change results"),
+    key!(model.compute, words::<Compute>(), "precision of products and activations; auto is the device's best"),
+    //
+    key!(adapter.kind, words::<AdapterKind>(), "what is trained: an adapter, or with `full` weights of the base themselves"),
+    key!(adapter.rank, count_from::<usize, 1>(), "rank of the adapter"),
+    key!(adapter.alpha, ABOVE_ZERO, "scale is alpha / rank; twice the rank unless given"),
+    key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
+    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the head; with `full`, a list trains these linears with their biases, `all-linear` every weight of the layers"),
+    key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` trains embedding, final norm and head too"),
+    key!(adapter.init, INIT, "where tensors start: those of a PEFT adapter, whose kind, rank and targets must match"),
+    key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
+    key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
+    key!(adapter.bias, words::<Bias>(), "which biases are trained"),
+    key!(adapter.reg, AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
+    key!(adapter.sigma, ABOVE_ZERO, "width at which the functions of ls-lora begin"),
+    //
+    key!(required data.train, TRAIN_FILES, "training data: .json .jsonl .csv .txt .parquet, one or a list, globs"),
+    key!(data.eval, EVAL_FILES, "evaluation data, as `data.train`"),
+    key!(data.format, words::<DataFormat>(), "how rows are to be understood; auto tells from the columns"),
+    key!(data.template, TEMPLATE, "how a conversation becomes text; auto is the model's own way"),
+    key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss"),
+    key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
+    key!(data.overflow, words::<Overflow>(), "what happens to longer samples"),
+    key!(data.shuffle, BOOLEAN, "a new order in each epoch, by `train.seed`"),
+    //
+    key!(train.batch, count_from::<usize, 1>(), "samples per optimizer step, over all ranks",
+        batch = Batch::Samples, excludes batch_tokens),
+    key!(train.batch_tokens, count_from::<usize, 1>(), "instead of `train.batch`: tokens per optimizer step",
+        batch = Batch::Tokens, excludes batch),
+    key!(train.steps, count_from::<u64, 1>(), "optimizer steps", length = Length::Steps, excludes epochs),
+    key!(train.epochs, ABOVE_ZERO, "instead of `train.steps`: passes over the data",
+        length = Length::Epochs, excludes steps),
+    key!(train.lr, ABOVE_ZERO, "highest learning rate"),
+    key!(train.schedule, words::<Schedule>(), "learning rate after warm-up"),
+    key!(train.warmup, WARMUP, "steps in which the learning rate rises, or a fraction below 1 of all steps"),
+    key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit moments change results"),
+    key!(train.weight_decay, AT_LEAST_ZERO, "decoupled weight decay"),
+    key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay of the two moments"),
+    key!(train.eps, ABOVE_ZERO, "added to the root of the second moment"),
+    key!(train.clip, AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
+    key!(train.seed, SEED, "seed of every random choice"),
+    key!(train.log_every, count_from::<u64, 0>(), "steps between lines on the console (0 = none); metrics.jsonl has every step"),
+    key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
+    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = only the final adapter or model"),
+    key!(train.keep, count_from::<usize, 1>(), "checkpoints kept"),
+    key!(train.early_stop, count_from::<u64, 0>(), "evaluations without improvement before the run ends; 0 = off"),
+    //
+    key!(eval.task, words::<EvalTask>(), "what an evaluation measures"),
+    key!(eval.limit, count_from::<usize, 0>(), "samples evaluated; 0 = all"),
+    key!(eval.answer, ANY_TEXT, "pattern that finds the answer in an output or a generation"),
+    //
+    key!(memory.device, DEVICE, "the device that trains; `cuda` is `cuda:0`"),
+    key!(memory.profile, PROFILE, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
+    key!(memory.budget, BUDGET, "device memory (RAM when the device is the CPU); auto = what is free; `GB` is 10^9, `GiB` and `G` are 2^30"),
+    key!(memory.host_budget, BUDGET, "host and pinned memory; auto = what is free"),
+    key!(memory.threads, count_from::<usize, 0>(), "threads of the CPU; 0 = all"),
+    key!(memory.micro_tokens, MICRO_TOKENS, "tokens of the largest micro-batch"),
+    key!(memory.tile_tokens, TILE_TOKENS, "tokens of a micro-batch that feed-forward blocks work on at the same time"),
+    key!(memory.recompute, RECOMPUTE, "layers that are run again in the backward pass, counted from 0"),
+    key!(memory.activations, words::<Placement>(), "where saved activations wait; beside a CPU, `host` is a file in the run folder"),
+    key!(memory.weights, WEIGHT_PLACEMENT, "where frozen weights live; `host:0.5` is half of them in host memory"),
+    key!(memory.optimizer_state, words::<Placement>(), "where the moments live; beside a CPU, `host` is a file in the run folder"),
+    key!(memory.adapt, BOOLEAN, "may re-plan at a checkpoint when free memory changed"),
+    //
+    Key {
+        section: "expect",
+        name: "peak",
+        accepts: PEAK.accepts,
+        meaning: "a test plans every recipe and holds it to this size",
+        required: false,
+        excludes: None,
+        set: |recipe, given| {
+            recipe.expect.peak_bytes = (PEAK.read)(given)?;
+            Some(())
+        },
+        show: |recipe| Some(recipe.expect.peak_bytes.render()),
+    },
+    //
+    key!(required output.dir, OUTPUT_FOLDER, "folder of the run, relative to the working directory"),
+];

@@ -1,0 +1,41 @@
+//! The recipe: what the user wrote, understood or refused as a whole.
+//!
+//! One TOML file with flat sections and closed words, plus `section.key=value` overrides.
+//! Unknown keys are refused, every mistake is reported at once with its line, every default is filled in.
+//! Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
+//! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
+//! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
+//! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers,
+//! `single.rs` values one by one.
+
+#![forbid(unsafe_code)]
+
+pub(crate) mod foreign;
+pub mod import;
+mod keys;
+mod mistake;
+mod model_name;
+mod parse;
+mod read;
+mod render;
+mod sections;
+pub mod single;
+mod suggest;
+pub(crate) mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+pub use model_name::{HfName, MODEL_PATH_FORMS, PypiName, parse_model_path};
+pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
+pub use render::{KeyDifference, differences, render_job, render_key_reference};
+pub use sections::{
+    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MicroTokens,
+    Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Recompute, Targets, Template, TileTokens,
+    Train, Warmup, WeightPlacement,
+};
+pub use smidgen_ir::words::{
+    AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
+    Placement, Schedule,
+};

@@ -1,0 +1,409 @@
+//! From text and overrides to a [`Recipe`], or to every mistake in them.
+//!
+//! The file is read first, then overrides in their order: the last writer of a key wins, and since keys that
+//! exclude each other share a field, an override of one also removes the other that the file gave.
+//! A mistake never stops the reading; a value that was refused leaves its default, and checks across keys skip it.
+//! Left out: anything that needs the model, the data or a device.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::foreign::{foreign_key_hint, section_for_foreign};
+use super::keys::{KEYS, SECTIONS, find_key};
+use super::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+use super::sections::{Adapter, Recipe, default_alpha};
+use super::suggest::{
+    abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
+};
+use super::value::{Given, Value, value_of_toml};
+use smidgen_ir::words::AdapterKind;
+use smidgen_ir::words::nearest;
+
+/// A recipe file as read, before it is understood.
+#[derive(Debug, Clone)]
+pub struct RecipeSource {
+    /// As the caller named it, for messages.
+    pub file: String,
+    /// The folder that relative paths in the file start from.
+    pub folder: PathBuf,
+    /// The text as written.
+    pub text: String,
+}
+
+/// Reads a recipe file. Its folder is made canonical, so that one recipe has the same paths however it is named.
+pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {
+    let unreadable = |source| ReadRecipeError::Unreadable { file: file.display().to_string(), source };
+    let text = std::fs::read_to_string(file).map_err(unreadable)?;
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    Ok(RecipeSource {
+        file: file.display().to_string(),
+        folder: folder.canonicalize().map_err(unreadable)?,
+        text,
+    })
+}
+
+/// Reads and understands a recipe file with its overrides, in the current working directory.
+pub fn read_recipe(file: &Path, overrides: &[String]) -> Result<Recipe, ReadRecipeError> {
+    let source = read_recipe_source(file)?;
+    let working_directory = std::env::current_dir()
+        .map_err(|source| ReadRecipeError::Unreadable { file: file.display().to_string(), source })?;
+    Ok(parse_recipe(&source, overrides, &working_directory)?)
+}
+
+/// Understands a recipe. `overrides` are `section.key=value`; `working_directory` should be absolute.
+pub fn parse_recipe(
+    source: &RecipeSource,
+    overrides: &[String],
+    working_directory: &Path,
+) -> Result<Recipe, RecipeErrors> {
+    let folder = working_directory.join(&source.folder);
+    let mut reading = Reading {
+        recipe: Recipe::with_defaults(),
+        seen: HashMap::new(),
+        mistakes: Vec::new(),
+        working_directory,
+    };
+
+    let (document, errors) = DeTable::parse_recoverable(&source.text);
+    let syntax = reading.note_syntax_errors(&source.text, errors);
+    if syntax.understood {
+        reading.read_document(document.get_ref(), &source.text, &syntax.lines, &folder);
+    }
+    reading.read_overrides(overrides, working_directory);
+    if syntax.understood {
+        if !reading.seen.contains_key("adapter.alpha") {
+            reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
+        }
+        reading.check_across_keys();
+        reading.check_full();
+        reading.check_required();
+    }
+
+    let mut mistakes = reading.mistakes;
+    if mistakes.is_empty() {
+        return Ok(reading.recipe);
+    }
+    mistakes.sort_by_key(|mistake| mistake.place.rank());
+    Err(RecipeErrors { file: source.file.clone(), mistakes })
+}
+
+/// The defaults with one override, whose paths start at `folder`, but for that of the output.
+pub(super) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
+    let mut reading = Reading {
+        recipe: Recipe::with_defaults(),
+        seen: HashMap::new(),
+        mistakes: Vec::new(),
+        working_directory: Path::new(""),
+    };
+    reading.read_overrides(&[text.to_owned()], folder);
+    match reading.mistakes.is_empty() {
+        true => Ok(reading.recipe),
+        false => Err(RecipeErrors { file: "the command line".to_owned(), mistakes: reading.mistakes }),
+    }
+}
+
+/// What has been read so far.
+struct Reading<'a> {
+    recipe: Recipe,
+    /// Keys that were given, by `section.key`.
+    seen: HashMap<String, Seen>,
+    mistakes: Vec<Mistake>,
+    working_directory: &'a Path,
+}
+
+/// Where a key was last given, and whether its value was taken.
+struct Seen {
+    place: Place,
+    taken: bool,
+}
+
+/// What is left to do after a look at the syntax.
+struct Syntax {
+    /// The rest of the document can be trusted.
+    understood: bool,
+    /// Lines that were already complained about.
+    lines: Vec<usize>,
+}
+
+impl Reading<'_> {
+    /// Errors that stay within their line are all reported, and the rest of the document is read as usual.
+    /// The first that does not (an open bracket, say) ends the report: what follows it is guesswork.
+    fn note_syntax_errors(&mut self, text: &str, errors: Vec<toml::de::Error>) -> Syntax {
+        let mut lines = Vec::new();
+        let mut errors: Vec<(usize, toml::de::Error)> =
+            errors.into_iter().map(|error| (error.span().map_or(0, |span| span.start), error)).collect();
+        errors.sort_by_key(|(start, _)| *start);
+        for (start, error) in errors {
+            let (line, column) = line_and_column(text, start);
+            if !lines.contains(&line) {
+                lines.push(line);
+                let written = error.span().and_then(|span| text.get(span)).unwrap_or("").trim();
+                let (message, hint) = explain_syntax_error(error.message(), written);
+                let place = Place::LineColumn(line, column);
+                self.mistakes.push(Mistake { place, key: String::new(), message, hint });
+            }
+            if !ERRORS_WITHIN_A_LINE.iter().any(|known| error.message().starts_with(known)) {
+                return Syntax { understood: false, lines };
+            }
+        }
+        Syntax { understood: true, lines }
+    }
+
+    fn read_document(&mut self, document: &DeTable<'_>, text: &str, lines_to_skip: &[usize], folder: &Path) {
+        let line_of = |offset: usize| line_and_column(text, offset).0;
+        for (name, value) in document.iter() {
+            let (name, line) = (name.get_ref().as_ref(), line_of(name.span().start));
+            let place = Place::Line(line);
+            let known_section = SECTIONS.contains(&name);
+            let DeValue::Table(table) = value.get_ref() else {
+                if !lines_to_skip.contains(&line) {
+                    self.note_stray_value(place, name, value.get_ref(), known_section);
+                }
+                continue;
+            };
+            // A mistyped section is read as the one that was meant, so that its keys are checked too.
+            let meant = match known_section {
+                true => Some(name),
+                false => self.note_unknown_section(place, name),
+            };
+            let mut entries: Vec<_> = table.iter().collect();
+            entries.sort_by_key(|(name, _)| name.span().start);
+            for (name, value) in entries {
+                let line = line_of(name.span().start);
+                let (name, place) = (name.get_ref().as_ref(), Place::Line(line));
+                let end = line_of(end_of(value).saturating_sub(1));
+                let reported = lines_to_skip.iter().any(|skip| (line..=end).contains(skip));
+                match meant {
+                    Some(section) if reported => {
+                        let seen = Seen { place, taken: false };
+                        self.seen.insert(format!("{section}.{name}"), seen);
+                    }
+                    Some(section) => {
+                        self.read_key(place, section, name, &value_of_toml(value.get_ref()), folder)
+                    }
+                    None => {
+                        if let Some(hint) = foreign_key_hint("", name).filter(|_| !reported) {
+                            self.note_unknown_key(place, name.to_owned(), Some(hint.to_owned()));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A value at the top level, where only sections belong.
+    fn note_stray_value(&mut self, place: Place, name: &str, value: &DeValue<'_>, known_section: bool) {
+        if !known_section {
+            return self.note_unknown_key(place, name.to_owned(), suggest_key("", name));
+        }
+        let (message, hint) = match value {
+            DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_table()) => {
+                (format!("`[[{name}]]` is a list of sections"), format!("write `[{name}]`, once"))
+            }
+            other => {
+                let keys: Vec<&str> =
+                    KEYS.iter().filter(|key| key.section == name).map(|key| key.name).collect();
+                let got = abbreviate(&value_of_toml(other));
+                (
+                    format!("`{name}` must be a section, got {got}"),
+                    format!("write `[{name}]`, then {}", listed(&keys)),
+                )
+            }
+        };
+        self.mistakes.push(Mistake { place, key: name.to_owned(), message, hint: Some(hint) });
+    }
+
+    /// Notes the mistake; returns the section that was meant, if one is near.
+    fn note_unknown_section(&mut self, place: Place, name: &str) -> Option<&'static str> {
+        let lower = name.to_lowercase().replace('-', "_");
+        let near = nearest(&lower, SECTIONS);
+        let hint = match near.or_else(|| section_for_foreign(&lower)) {
+            Some(section) => format!("did you mean `[{section}]`?"),
+            None => match foreign_key_hint("", name) {
+                Some(hint) => hint.to_owned(),
+                None => format!("the sections are {}", listed(&SECTIONS)),
+            },
+        };
+        let message = format!("unknown section `[{name}]`");
+        self.mistakes.push(Mistake { place, key: name.to_owned(), message, hint: Some(hint) });
+        near
+    }
+
+    fn note_unknown_key(&mut self, place: Place, key: String, hint: Option<String>) {
+        let message = format!("unknown key `{key}`");
+        self.mistakes.push(Mistake { place, key, message, hint });
+    }
+
+    fn read_overrides(&mut self, overrides: &[String], folder: &Path) {
+        // The file's keys are forgotten as rivals: an override of `steps` replaces the file's `epochs`.
+        for key in KEYS.iter().filter(|key| key.excludes.is_some()) {
+            self.seen.remove(&key.path());
+        }
+        for text in overrides {
+            let place = Place::Override(text.clone());
+            let Some((path, value)) = text.split_once('=') else {
+                let message = "an override is written `section.key=value`".to_owned();
+                self.mistakes.push(Mistake {
+                    place,
+                    key: text.clone(),
+                    message,
+                    hint: suggest_override_key(text),
+                });
+                continue;
+            };
+            let (path, value) = (path.trim(), Value::Bare(value.trim().to_owned()));
+            match path.split_once('.') {
+                Some((section, name)) => self.read_key(place, section.trim(), name.trim(), &value, folder),
+                None => self.note_unknown_key(place, path.to_owned(), suggest_key("", path)),
+            }
+        }
+    }
+
+    /// Reads one key of the file or of an override into the recipe.
+    fn read_key(&mut self, place: Place, section: &str, name: &str, value: &Value, folder: &Path) {
+        let path = format!("{section}.{name}");
+        let Some(key) = find_key(section, name) else {
+            return self.note_unknown_key(place, path, suggest_key(section, name));
+        };
+        if let Some(rival) = key.excludes.map(|rival| format!("{section}.{rival}"))
+            && let Some(seen) = self.seen.get(&rival)
+        {
+            let other = match &seen.place {
+                Place::Line(line) | Place::LineColumn(line, _) => {
+                    format!("`{rival}` in line {line}")
+                }
+                Place::Override(text) => format!("`{text}`"),
+                Place::Missing => format!("`{rival}`"),
+            };
+            let message = format!("`{path}` and {other} exclude each other");
+            let hint = Some("keep one of them".to_owned());
+            self.mistakes.push(Mistake { place: place.clone(), key: path.clone(), message, hint });
+        }
+        let given = Given { value, folder, working_directory: self.working_directory };
+        let taken = (key.set)(&mut self.recipe, &given).is_some();
+        if !taken {
+            self.mistakes.push(Mistake {
+                place: place.clone(),
+                key: path.clone(),
+                message: format!("`{path}` must be {}, got {}", key.accepts.describe(), abbreviate(value)),
+                hint: suggest_value(key, &given),
+            });
+        }
+        self.seen.insert(path, Seen { place, taken });
+    }
+
+    /// Values that are fine alone and do nothing together.
+    fn check_across_keys(&mut self) {
+        let train = &self.recipe.train;
+        let no_eval_data =
+            self.recipe.data.eval.is_empty() && self.seen.get("data.eval").is_none_or(|seen| seen.taken);
+        let eval_never =
+            train.eval_every == 0 && self.seen.get("train.eval_every").is_none_or(|seen| seen.taken);
+        let never_saved =
+            train.save_every == 0 && self.seen.get("train.save_every").is_none_or(|seen| seen.taken);
+        let inert = [
+            (train.eval_every > 0 && no_eval_data, "train.eval_every", "data.eval", "names no file"),
+            (train.early_stop > 0 && eval_never, "train.early_stop", "train.eval_every", "is 0"),
+            (self.recipe.memory.adapt && never_saved, "memory.adapt", "train.save_every", "is 0"),
+        ];
+        for (wrong, key, needed, but) in inert {
+            if let Some(seen) = self.seen.get(key).filter(|_| wrong) {
+                self.mistakes.push(Mistake {
+                    place: seen.place.clone(),
+                    key: key.to_owned(),
+                    message: format!("`{key}` has no effect: `{needed}` {but}"),
+                    hint: Some(match key {
+                        "memory.adapt" => format!("set `{needed}`, or `{key} = false`"),
+                        _ => format!("set `{needed}`, or `{key} = 0`"),
+                    }),
+                });
+            }
+        }
+    }
+
+    /// Keys that only adapters have, where there is none.
+    fn check_full(&mut self) {
+        if self.recipe.adapter.kind != AdapterKind::Full {
+            return;
+        }
+        for (key, is_default) in keys_of_adapters(&self.recipe.adapter) {
+            if let Some(seen) = self.seen.get(key).filter(|seen| seen.taken && !is_default) {
+                self.mistakes.push(Mistake {
+                    place: seen.place.clone(),
+                    key: key.to_owned(),
+                    message: format!(
+                        "`{key}` has no effect: `adapter.kind = \"full\"` trains the base itself"
+                    ),
+                    hint: Some("leave it out, or choose a kind of adapter".to_owned()),
+                });
+            }
+        }
+    }
+
+    fn check_required(&mut self) {
+        for key in KEYS.iter().filter(|key| key.required) {
+            let path = key.path();
+            if !self.seen.contains_key(&path) {
+                self.mistakes.push(Mistake {
+                    place: Place::Missing,
+                    message: format!("missing key `{path}`"),
+                    hint: Some(format!("it must be {}", key.accepts.describe())),
+                    key: path,
+                });
+            }
+        }
+    }
+}
+
+/// Keys that say something of an adapter alone, and whether they are what they are without being written. A resolved
+/// recipe has all of them.
+fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 9] {
+    let default = Recipe::with_defaults().adapter;
+    [
+        ("adapter.rank", adapter.rank == default.rank),
+        ("adapter.alpha", adapter.alpha == default_alpha(adapter.rank)),
+        ("adapter.dropout", adapter.dropout == default.dropout),
+        ("adapter.init", adapter.init == default.init),
+        ("adapter.rank_pattern", adapter.rank_pattern.is_empty()),
+        ("adapter.alpha_pattern", adapter.alpha_pattern.is_empty()),
+        ("adapter.bias", adapter.bias == default.bias),
+        ("adapter.reg", adapter.reg == default.reg),
+        ("adapter.sigma", adapter.sigma == default.sigma),
+    ]
+}
+
+/// Offset behind the last character of a value, wherever the keys of a table stand.
+fn end_of(value: &toml::Spanned<DeValue<'_>>) -> usize {
+    let inside = match value.get_ref() {
+        DeValue::Table(table) => table.iter().map(|(_, inner)| end_of(inner)).max(),
+        _ => None,
+    };
+    inside.unwrap_or(0).max(value.span().end)
+}
+
+/// Both from 1; the column counts characters.
+fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+}
+
+/// The parser's own words for errors after which the next line is read as usual.
+/// A word that changes there makes reports shorter, never wrong.
+const ERRORS_WITHIN_A_LINE: [&str; 10] = [
+    "string values must be quoted",
+    "duplicate key",
+    "invalid boolean",
+    "invalid float",
+    "invalid integer",
+    "invalid mantissa",
+    "invalid fraction",
+    "invalid exponent",
+    "invalid basic string",
+    "invalid literal string",
+];

