@@ -3,27 +3,27 @@
 //! Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong;
 //! a second signal ends the program at once with 130, as shells expect of one that a signal ended.
 
-use crate::arithmetic::Arithmetic;
 use crate::commands::pull::{self, PullArgs};
 use crate::commands::{
     bench, completions, dash, doctor, eval, export, fit, generate, import, inspect, merge, preview, print,
     print_text, report,
 };
+use crate::console::progress;
 use crate::failure::Failure;
 use crate::hub::Access;
-use crate::job::{Data, Job, Purpose};
-use crate::planning::{Planned, plan_job, plan_job_as_before};
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::job::{Data, Job, Purpose};
+use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
-use crate::train::adapters;
+use crate::session::adapters;
 use crate::train::cautions::{Facts, cautions};
 use crate::train::course::{Course, Went};
 use crate::train::free_memory::Machine;
 use crate::train::history;
-use crate::train::progress;
 use crate::train::resume::{self, Start};
 use crate::train::run_dir::{Product, RunDir};
 use crate::train::trainer::{Ending, Outcome};

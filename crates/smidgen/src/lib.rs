@@ -5,32 +5,21 @@
 
 #![forbid(unsafe_code)]
 
-pub mod adapted;
-pub mod advice;
-pub mod arithmetic;
 pub mod bench;
-pub mod budget;
-pub mod cgroup;
 pub mod cli;
 pub mod commands;
-pub mod devices;
+pub mod console;
 pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod failure;
 pub mod generate;
-pub mod host;
 pub mod hub;
-pub mod job;
-pub mod life;
-pub mod logits;
 pub mod merge;
-pub mod planning;
-pub mod processes;
-pub mod profiles;
+pub mod plan;
 pub mod report;
+pub mod session;
 pub mod train;
-pub mod trained_choice;
 
 #[cfg(test)]
 #[path = "../../smidgen-formats/tests/four_bit/mod.rs"]

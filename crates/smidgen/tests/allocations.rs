@@ -6,11 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::job::{Data, Job, Purpose};
-use smidgen::planning::plan_job;
+use smidgen::console::progress::Progress;
+use smidgen::plan::job::{Data, Job, Purpose};
+use smidgen::plan::planning::plan_job;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
-use smidgen::train::progress::Progress;
 use smidgen::train::resume::Start;
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{RunPolicy, Trainer};

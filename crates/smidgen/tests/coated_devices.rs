@@ -7,11 +7,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use smidgen::job::{Data, Job, Purpose};
-use smidgen::planning::plan_job;
+use smidgen::console::progress::Progress;
+use smidgen::plan::job::{Data, Job, Purpose};
+use smidgen::plan::planning::plan_job;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
-use smidgen::train::progress::Progress;
 use smidgen::train::resume::{Start, adopt_products, find_start};
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::{Ending, RunPolicy, Trainer};

@@ -6,11 +6,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
-use smidgen::job::{Data, Job, Purpose, Rows};
-use smidgen::logits::LogitsRun;
-use smidgen::train::adapters::AdapterPlace;
-use smidgen::train::feed::Feed;
-use smidgen::train::{adapters, weights};
+use smidgen::plan::job::{Data, Job, Purpose, Rows};
+use smidgen::session::adapters::AdapterPlace;
+use smidgen::session::feed::Feed;
+use smidgen::session::logits::LogitsRun;
+use smidgen::session::{adapters, weights};
 use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_formats::peft::AdapterKey;

@@ -7,8 +7,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::json;
-use smidgen::job::{Job, Purpose};
-use smidgen::logits::LogitsRun;
+use smidgen::plan::job::{Job, Purpose};
+use smidgen::session::logits::LogitsRun;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;

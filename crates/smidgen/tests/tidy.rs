@@ -9,10 +9,10 @@
 
 use regex::Regex;
 use serde_json::Value;
-use smidgen::job::{Job, Purpose};
-use smidgen::planning::{Planned, plan_job};
+use smidgen::console::wrap::fold;
+use smidgen::plan::job::{Job, Purpose};
+use smidgen::plan::planning::{Planned, plan_job};
 use smidgen::report::plan_table::render_table;
-use smidgen::report::wrap::fold;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{ModelPath, parse_recipe, read_recipe_source, render_key_reference};
 use std::fmt::Write;
@@ -134,9 +134,10 @@ fn names_say_what_is_inside() {
 fn crates_depend_only_on_what_they_may() {
     let allowed = |of: &str, table: &str| -> &[&str] {
         match (of, table) {
-            ("smidgen-compile" | "smidgen-runtime" | "smidgen-recipe" | "smidgen-formats", "dependencies") => {
-                &["smidgen-ir"]
-            }
+            (
+                "smidgen-compile" | "smidgen-runtime" | "smidgen-recipe" | "smidgen-formats",
+                "dependencies",
+            ) => &["smidgen-ir"],
             ("smidgen-data", "dependencies") => &["smidgen-formats", "smidgen-ir"],
             // Plans to run and configs to compile in tests; the libraries themselves must not be able to make a plan.
             ("smidgen-runtime" | "smidgen-formats", "dev-dependencies") => &["smidgen-compile"],

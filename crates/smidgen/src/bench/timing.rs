@@ -4,7 +4,7 @@
 //! profile runs one step operation by operation, waiting after each, so its sum is more than a step takes.
 
 use crate::failure::Failure;
-use crate::train::feed::Feed;
+use crate::session::feed::Feed;
 use crate::train::trainer::{clear, device_failure};
 use smidgen_compile::forward::input;
 use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};

@@ -6,11 +6,11 @@
 
 use super::generate::render_timing;
 use super::print;
+use crate::console::progress::say;
 use crate::failure::Failure;
 use crate::generate::session::{Session, Settings};
 use crate::generate::stop::StoppedBy;
 use crate::generate::stream::TextStream;
-use crate::train::progress::say;
 use serde_json::{Value as Json, json};
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;

@@ -4,11 +4,11 @@
 //! page asks again every two seconds and fetches the content where something is new. Nothing is kept but what was
 //! rendered last, and nothing can be changed through it. It ends with the signal that ends any program.
 
+use crate::console::progress;
 use crate::failure::Failure;
 use crate::report::html::{render_content, render_live_page};
 use crate::report::run_folder::read_run;
 use crate::report::run_summary::summarize;
-use crate::train::progress;
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -4,17 +4,17 @@
 //! every later plan goes by it; nothing else ever measures.
 
 use super::{print, print_text};
-use crate::devices::Place;
+use crate::console::progress;
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
+use crate::doctor::measure::Effort;
 use crate::doctor::{self, Check, run};
 use crate::failure::Failure;
-use crate::host;
 use crate::hub::Access;
-use crate::profiles::measure::Effort;
-use crate::profiles::saved;
+use crate::plan::devices::Place;
+use crate::plan::host;
+use crate::plan::profiles::saved;
 use crate::report::doctor_table::render_table;
-use crate::train::progress;
 use serde_json::{Value, json};
 use smidgen_recipe::{DeviceChoice, ProfileChoice, Recipe, parse_recipe, read_recipe_source};
 use std::path::PathBuf;

@@ -6,28 +6,28 @@
 
 use super::original::{made_model, open_adapter};
 use super::{print, print_text};
-use crate::adapted::build_adapted_request;
-use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
+use crate::console::progress::say;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
-use crate::eval::likelihood::check_finite;
 use crate::eval::question::read_questions;
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
 use crate::eval::sets::{EvalSets, read_eval_sets};
 use crate::failure::Failure;
-use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::generate::session::{Opening, Session};
 use crate::generate::stop::stop_ids;
-use crate::host;
 use crate::hub::{Access, Want};
-use crate::job::{
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
+use crate::plan::host;
+use crate::plan::job::{
     JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
 };
 use crate::report::eval_table::render_eval_table;
+use crate::session::adapted::build_adapted_request;
+use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
-use crate::train::progress::say;
 use crate::train::run_dir::Product;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;

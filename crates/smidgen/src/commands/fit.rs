@@ -5,12 +5,12 @@
 //! Left out: data; samples are taken to have `max_tokens` tokens.
 
 use super::{print, print_text};
-use crate::advice::{largest, one_sample, with_rank};
 use crate::bench::shapes;
 use crate::failure::Failure;
 use crate::hub::Access;
-use crate::job::{Job, Purpose};
-use crate::planning::{DemandShape, Terms, plan_job};
+use crate::plan::advice::{largest, one_sample, with_rank};
+use crate::plan::job::{Job, Purpose};
+use crate::plan::planning::{DemandShape, Terms, plan_job};
 use serde_json::{Value, json};
 use smidgen_compile::Solution;
 use smidgen_ir::bytes::format_bytes;

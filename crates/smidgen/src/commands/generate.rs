@@ -8,18 +8,18 @@
 use super::chat::{Talk, run_chat};
 use super::original::{made_model, open_adapter, open_named};
 use super::print;
-use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
+use crate::console::progress::say;
 use crate::failure::Failure;
-use crate::generate::memory::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Generated, Opening, Session, Settings, Timing};
 use crate::generate::stop::stop_ids;
 use crate::generate::stream::TextStream;
-use crate::host;
 use crate::hub::{self, Access, Located, Want};
-use crate::job::{JobBudget, budget_on};
-use crate::train::progress::say;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
+use crate::plan::host;
+use crate::plan::job::{JobBudget, budget_on};
 use crate::train::run_dir::Product;
 use serde_json::{Value as Json, json};
 use smidgen_formats::gguf::GgufFile;
@@ -384,7 +384,7 @@ fn run_prompt(
 ) -> Result<(), Failure> {
     let ids = encode_prompt(tokenizer, args, prompt)?;
     // As much as prompt and answer can take, so nothing is reserved for more.
-    let longest = crate::adapted::read_decoder(&subject.model)?.max_positions;
+    let longest = crate::session::adapted::read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;

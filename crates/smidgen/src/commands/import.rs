@@ -4,8 +4,8 @@
 //! A recipe that is complete is read back before it is written, so that what comes out is a recipe.
 
 use super::print;
+use crate::console::progress;
 use crate::failure::Failure;
-use crate::train::progress;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use smidgen_recipe::import::draft::Places;
 use smidgen_recipe::import::origin::Tool;

@@ -11,7 +11,7 @@ use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::{DECODED, OriginalModel};
 use crate::merge::write::WORKERS;
 use crate::merge::{MergeOptions, Merged, Tally, merge};
-use crate::planning::program_bytes;
+use crate::plan::planning::program_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Value, json};

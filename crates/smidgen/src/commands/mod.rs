@@ -21,9 +21,9 @@ pub mod preview;
 pub mod pull;
 pub mod report;
 
+use crate::console::colour;
+use crate::console::wrap::{columns, fold};
 use crate::failure::Failure;
-use crate::report::colour;
-use crate::report::wrap::{columns, fold};
 use std::io::{IsTerminal, Write};
 
 /// Writes a text for people to stdout, its lines no wider than the terminal.

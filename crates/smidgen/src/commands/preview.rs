@@ -5,10 +5,10 @@
 //! Left out: rows that were dropped, which are counted and not shown.
 
 use crate::commands::print;
+use crate::console::colour;
 use crate::failure::Failure;
-use crate::job::{Data, Job, Rows};
-use crate::planning::{Planned, plan_job};
-use crate::report::colour;
+use crate::plan::job::{Data, Job, Rows};
+use crate::plan::planning::{Planned, plan_job};
 use crate::report::preview_text::{Part, ShownSample, render_preview};
 use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;

@@ -4,9 +4,9 @@
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
 use super::print;
+use crate::console::progress::say;
 use crate::failure::Failure;
 use crate::hub::{Access, Fetch, Want, locate};
-use crate::train::progress::say;
 use clap::Args;
 use serde_json::json;
 use smidgen_ir::bytes::format_bytes;

@@ -6,8 +6,8 @@
 //! Left out: the device; nothing is placed anywhere.
 
 use super::Check;
-use crate::job::Job;
-use crate::train::weights::{EncodeWeightError, encode_weight, rows_at_a_time};
+use crate::plan::job::Job;
+use crate::session::weights::{EncodeWeightError, encode_weight, rows_at_a_time};
 use serde_json::json;
 use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_ir::Storage;

@@ -4,13 +4,13 @@
 //! not here can be tested.
 
 use super::{Check, Verdict};
-use crate::devices::Place;
-use crate::host::{self, LockedLimit};
+use crate::doctor::measure::{Effort, measure};
 use crate::hub::environment;
-use crate::processes::{self, Resident};
-use crate::profiles::measure::{Effort, measure};
-use crate::profiles::{self, Origin, saved};
-use crate::train::disk;
+use crate::plan::devices::Place;
+use crate::plan::disk;
+use crate::plan::host::{self, LockedLimit};
+use crate::plan::processes::{self, Resident};
+use crate::plan::profiles::{self, Origin, saved};
 use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;

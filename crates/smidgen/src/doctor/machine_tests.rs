@@ -1,8 +1,8 @@
 //! Lines about machines that are not here: without a GPU, without a driver, with half an install, with little left.
 
 use super::*;
+use crate::console::wrap::fold;
 use crate::report::doctor_table::render_table;
-use crate::report::wrap::fold;
 use expect_test::{Expect, expect};
 
 fn facts(capability: (u32, u32), free_gib: u64) -> GpuFacts {

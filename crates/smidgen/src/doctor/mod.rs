@@ -3,8 +3,10 @@
 //! Lines about the machine come first, then what a recipe needs of it. A warning is what may slow or stop some run; a
 //! failure is what this machine or this recipe cannot do. Nothing here changes anything.
 
+pub mod disk_rates;
 pub mod load;
 pub mod machine;
+pub mod measure;
 pub mod run;
 
 use crate::failure::{Blame, Failure};

@@ -4,12 +4,12 @@
 
 use super::load::{self, Reach};
 use super::{Check, Verdict};
-use crate::host;
+use crate::console::progress;
 use crate::hub::{Access, Want};
-use crate::job::{Data, Job, Purpose, open_model};
-use crate::planning::{Planned, pinned_bytes, plan_job};
-use crate::train::disk::{self, Footprint};
-use crate::train::progress;
+use crate::plan::disk::{self, Footprint};
+use crate::plan::host;
+use crate::plan::job::{Data, Job, Purpose, open_model};
+use crate::plan::planning::{Planned, pinned_bytes, plan_job};
 use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{Length, Recipe};

@@ -4,11 +4,11 @@
 //! to be its, whatever the way the samples are packed.
 
 use super::*;
-use crate::adapted::build_adapted_request;
-use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::question::read_questions;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::session::adapted::build_adapted_request;
 use serde_json::json;
 use smidgen_compile::Request;
 use smidgen_formats::model::Model;
@@ -262,7 +262,7 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_scores_as_the_harness_does() {
-    let _alone = crate::devices::alone();
+    let _alone = crate::plan::devices::alone();
     let cases: Json =
         serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();

@@ -4,15 +4,15 @@
 //! are planned before either is loaded: what does not fit is refused before a weight is read.
 //! Left out: generation, which has a plan of its own.
 
-use super::likelihood::log_likelihoods;
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::planning::{eval_extent, gpu_context, largest_extent, program_context};
+use crate::plan::devices::Place;
+use crate::plan::planning::{eval_extent, gpu_context, largest_extent, program_context};
 use crate::report::plan_table::elsewhere_lines;
-use crate::train::adapters::read_adapter;
-use crate::train::feed::Feed;
+use crate::session::adapters::read_adapter;
+use crate::session::feed::Feed;
+use crate::session::likelihood::log_likelihoods;
+use crate::session::weights::load_weights;
 use crate::train::trainer::clear;
-use crate::train::weights::load_weights;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};

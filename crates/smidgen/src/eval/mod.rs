@@ -10,7 +10,6 @@ pub mod answer;
 pub mod choice;
 pub mod evaluator;
 pub mod generation;
-pub mod likelihood;
 pub mod question;
 pub mod results;
 pub mod score;

@@ -5,7 +5,7 @@
 use super::choice::ChoiceSet;
 use super::question::{are_plain_questions, read_questions};
 use crate::failure::Failure;
-use crate::job::{ReadData, data_files, read_set, token_limits};
+use crate::plan::job::{ReadData, data_files, read_set, token_limits};
 use smidgen_compile::Request;
 use smidgen_data::prepare::{Prepared, read_tokenizer};
 use smidgen_formats::model::Model;

@@ -3,10 +3,10 @@
 
 use super::lora_file::export_lora;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
-use crate::adapted::{logits_of, read_decoder};
 use crate::failure::Failure;
 use crate::merge::original::{OriginalModel, read_f32};
 use crate::merge::{MergeOptions, merge};
+use crate::session::adapted::{logits_of, read_decoder};
 use half::f16;
 use serde_json::{Value, json};
 use smidgen_formats::element::Element;

@@ -6,9 +6,9 @@
 //! Left out: DoRA and trained biases, which such a file cannot say, and LS-LoRA.
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
-use crate::adapted::read_decoder;
 use crate::failure::Failure;
 use crate::merge::original::read_f32;
+use crate::session::adapted::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_formats::gguf::model::Architecture;

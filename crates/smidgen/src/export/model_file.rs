@@ -7,14 +7,14 @@
 
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
-use crate::adapted::read_decoder;
 use crate::failure::Failure;
-use crate::generate::memory::TOKENIZER_TOKEN_BYTES;
-use crate::job::check_weights;
 use crate::merge::Tally;
 use crate::merge::fit::{Action, OutputTensor, fit_adapter};
 use crate::merge::fold::Factors;
 use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
+use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
+use crate::plan::job::check_weights;
+use crate::session::adapted::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::model::Architecture;

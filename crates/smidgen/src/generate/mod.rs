@@ -8,7 +8,6 @@
 
 pub mod beam;
 pub mod decoder;
-pub mod memory;
 pub mod sampler;
 pub mod session;
 pub mod slots;

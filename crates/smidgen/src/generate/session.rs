@@ -6,17 +6,17 @@
 //! Left out: templates and text; a session knows token ids.
 
 use super::decoder::{Decoder, NewTokens};
-use super::memory::{GenerationPlan, Sizes, plan_generation};
 use super::sampler::{Sampler, Sampling};
 use super::stop::StoppedBy;
-use crate::adapted::build_adapted_request;
-use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::job::build_storage;
-use crate::train::adapters::read_adapter;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
+use crate::plan::job::build_storage;
+use crate::session::adapted::build_adapted_request;
+use crate::session::adapters::read_adapter;
+use crate::session::weights::load_weights;
 use crate::train::metrics::read_rss;
-use crate::train::weights::load_weights;
 use smidgen_compile::{DecodeShape, Request};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;

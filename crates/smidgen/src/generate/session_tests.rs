@@ -5,10 +5,10 @@
 
 use super::*;
 use crate::generate::beam::BeamSettings;
-use crate::generate::memory::SHORTEST;
 use crate::generate::sampler::most_likely;
-use crate::job::JobBudget;
-use crate::logits::LogitsRun;
+use crate::plan::generation::SHORTEST;
+use crate::plan::job::JobBudget;
+use crate::session::logits::LogitsRun;
 use serde_json::Value as Json;
 use smidgen_compile::forward::state;
 use smidgen_ir::{DeviceKind, Extent, Precision, verify};
@@ -104,7 +104,7 @@ fn texts_are_those_of_recomputed_sequences() {
     for name in FAMILIES {
         let model = open_model(name);
         let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
-        let vocabulary = crate::adapted::read_decoder(&model).unwrap().vocabulary as u32;
+        let vocabulary = crate::session::adapted::read_decoder(&model).unwrap().vocabulary as u32;
         let prompts = prompts(vocabulary);
         let want = by_recomputation(&model, adapter.as_ref(), &prompts);
         // Two slots for four prompts, and rows for not quite two of the longest.
@@ -236,7 +236,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {
-    let _alone = crate::devices::alone();
+    let _alone = crate::plan::devices::alone();
     let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
     let arithmetic = Arithmetic::of(Compute::F32, place.kind());
     let mut device = place.open_and_measure(1, arithmetic).unwrap();
@@ -244,7 +244,7 @@ fn cuda_generates_as_the_cpu_does() {
     for name in FAMILIES {
         let model = open_model(name);
         let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
-        let prompts = prompts(crate::adapted::read_decoder(&model).unwrap().vocabulary as u32);
+        let prompts = prompts(crate::session::adapted::read_decoder(&model).unwrap().vocabulary as u32);
         let want = by_recomputation(&model, adapter.as_ref(), &prompts);
         let opening =
             Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };

@@ -3,7 +3,7 @@
 //! All of it goes to stderr. Bytes that were there before count as done, so that a resumed download
 //! begins where the last one ended.
 
-use crate::train::progress::say;
+use crate::console::progress::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use smidgen_ir::bytes::format_bytes;
 use std::io::IsTerminal;

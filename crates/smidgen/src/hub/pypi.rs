@@ -8,8 +8,8 @@
 use super::hf_cache::{lock_file, not_written};
 use super::wheel::Wheel;
 use super::{Access, Fetch, Located, environment, local, not_cached, pip};
+use crate::console::progress::say;
 use crate::failure::Failure;
-use crate::train::progress::say;
 use smidgen_formats::whole_file::sync_folder;
 use smidgen_recipe::PypiName;
 use std::cmp::Ordering;

@@ -5,8 +5,8 @@
 //! The two models are in memory one after the other, never together.
 
 use super::original::OriginalModel;
-use crate::adapted::{logits_of, read_decoder};
 use crate::failure::Failure;
+use crate::session::adapted::{logits_of, read_decoder};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_runtime::counter;

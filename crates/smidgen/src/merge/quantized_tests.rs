@@ -4,8 +4,8 @@
 use super::difference::compare_logits;
 use super::original::OriginalModel;
 use super::*;
-use crate::adapted::{logits_of, read_decoder};
 use crate::merge::original::read_f32;
+use crate::session::adapted::{logits_of, read_decoder};
 use half::f16;
 use smidgen_formats::model::Model;
 use std::path::PathBuf;

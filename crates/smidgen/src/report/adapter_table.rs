@@ -3,8 +3,8 @@
 //! Left out: the numbers themselves (`adapter_summary`).
 
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
-use super::columns::{Side, render_columns, render_field, short};
 use super::fourier_table::{FourierRow, fourier_json, render_fourier_table};
+use crate::console::columns::{Side, render_columns, render_field, short};
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::{Bias, split_layer};
 use smidgen_ir::bytes::format_bytes;

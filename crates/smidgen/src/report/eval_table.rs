@@ -2,7 +2,7 @@
 //!
 //! Left out: rows by themselves, which the JSON holds.
 
-use super::columns::{Side, render_columns};
+use crate::console::columns::{Side, render_columns};
 use crate::eval::results::{Metric, Results};
 
 pub fn render_eval_table(results: &Results) -> String {

@@ -3,7 +3,7 @@
 //! It takes numbers, not files, so that a run can print it at its end and `inspect` at any time.
 //! Left out: A and B.
 
-use super::columns::{Side, render_columns};
+use crate::console::columns::{Side, render_columns};
 use serde_json::{Value, json};
 use smidgen_formats::peft::split_layer;
 
@@ -112,8 +112,8 @@ fn last_name(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::columns::LINE;
     use super::*;
+    use crate::console::columns::LINE;
     use expect_test::expect;
 
     fn row(module: &str, coefficients: [f32; 4], sigma: f32) -> FourierRow {

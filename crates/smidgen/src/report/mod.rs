@@ -6,8 +6,6 @@
 
 pub mod adapter_summary;
 pub mod adapter_table;
-pub mod colour;
-pub mod columns;
 pub mod command_reference;
 pub mod doctor_table;
 pub mod eval_table;
@@ -22,4 +20,3 @@ pub mod run_folder;
 pub mod run_summary;
 pub mod series;
 pub mod timeline;
-pub mod wrap;

@@ -2,7 +2,7 @@
 //! Sizes are read under the names that Hugging Face configs share; one that is not there is left out.
 //! Left out: whether smidgen can train the model, which `plan` says.
 
-use super::columns::{Side, render_columns, render_field};
+use crate::console::columns::{Side, render_columns, render_field};
 use serde_json::{Map, Value, json};
 use smidgen_formats::model::Model;
 use smidgen_formats::weight::Weight;

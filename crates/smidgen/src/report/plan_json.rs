@@ -5,8 +5,8 @@
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
 use super::timeline::draw_timeline;
-use crate::life::must_fit;
-use crate::planning::{Planned, pinned_bytes};
+use crate::plan::life::must_fit;
+use crate::plan::planning::{Planned, pinned_bytes};
 use serde_json::{Map, Value, json};
 use smidgen_ir::{Entry, Space};
 

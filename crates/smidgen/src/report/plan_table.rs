@@ -3,8 +3,8 @@
 //! Rows are what lives at the peak; the last lines say which choices were made and why.
 //! Left out: colour, so that it reads the same in a file.
 
-use crate::job::Job;
-use crate::planning::Planned;
+use crate::plan::job::Job;
+use crate::plan::planning::Planned;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
 use smidgen_recipe::BaseFormat;

@@ -3,9 +3,9 @@
 //! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
 //! Left out: what is shown (`commands/preview.rs`).
 
-use crate::job::{Job, Rows};
-use crate::planning::Planned;
-use crate::report::wrap::{columns, fold};
+use crate::console::wrap::{columns, fold};
+use crate::plan::job::{Job, Rows};
+use crate::plan::planning::Planned;
 use smidgen_data::tokens::{Sample, TokenSet};
 use smidgen_ir::grouped_digits::Grouped;
 use std::fmt::Write;

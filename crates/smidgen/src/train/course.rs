@@ -6,21 +6,21 @@
 //! Everything is said, and nothing that is trained is lost: a run that changes its plan is a run that was resumed.
 
 use super::adapt::{Watch, describe_change, lacks, may_grow, plan_larger, plan_smaller};
-use super::disk::{Footprint, check_room, with_room};
 use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::phases::{Phase, PhaseMeter, folder_bytes};
-use super::progress::Progress;
 use super::resume::{self, Start};
 use super::run_dir::{Product, RunDir};
 use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
+use crate::console::progress::Progress;
 use crate::failure::Failure;
-use crate::host;
-use crate::job::{Data, Job, Rows};
-use crate::life::LifePhase;
-use crate::planning::Planned;
+use crate::plan::disk::{Footprint, check_room, with_room};
+use crate::plan::host;
+use crate::plan::job::{Data, Job, Rows};
+use crate::plan::life::LifePhase;
+use crate::plan::planning::Planned;
 use crate::report::{plan_json, plan_table};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;

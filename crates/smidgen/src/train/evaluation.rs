@@ -6,10 +6,10 @@
 use super::metrics::EvalRow;
 use super::replay::find_culprit;
 use super::trainer::{Trainer, device_failure};
-use crate::eval::likelihood::{check_finite, log_likelihoods};
 use crate::failure::Failure;
-use crate::job::Rows;
-use crate::planning::for_each_eval_batch;
+use crate::plan::job::Rows;
+use crate::plan::planning::for_each_eval_batch;
+use crate::session::likelihood::{check_finite, log_likelihoods};
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
 use smidgen_runtime::Device;

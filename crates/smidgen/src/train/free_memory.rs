@@ -3,7 +3,7 @@
 //! A trait, so that a test can have memory come and go; outside of tests it is the machine.
 
 use super::metrics::read_rss;
-use crate::host;
+use crate::plan::host;
 use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 

@@ -4,7 +4,7 @@
 //! as it ends any other. A run that is told to ignore hangups (`nohup`) keeps all signals as they are, because the
 //! handler cannot tell one from another; killed, it is resumed to the bit all the same.
 
-use super::progress::say;
+use crate::console::progress::say;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,9 +9,9 @@
 //! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
 //! the rate wherever the gradient is well above `eps`.
 
-use super::adapters::{AdapterPlace, adapter_places};
 use crate::failure::Failure;
-use crate::job::Job;
+use crate::plan::job::Job;
+use crate::session::adapters::{AdapterPlace, adapter_places};
 use smidgen_ir::{LeafKind, Plan, Precision, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
 

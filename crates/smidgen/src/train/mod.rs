@@ -4,14 +4,11 @@
 //! their report. Left out: evaluations other than the loss.
 
 pub mod adapt;
-pub mod adapters;
 pub mod cautions;
 pub mod course;
-pub mod disk;
 mod dry_step;
 mod evaluation;
 pub mod events;
-pub mod feed;
 pub mod free_memory;
 pub mod history;
 pub mod interrupt;
@@ -22,7 +19,6 @@ pub mod lr;
 pub mod metrics;
 pub mod monitor;
 pub mod phases;
-pub mod progress;
 pub mod replay;
 pub mod resume;
 pub mod run_dir;
@@ -30,4 +26,3 @@ pub mod standing;
 pub mod trained_weights;
 pub mod trainer;
 pub mod trainer_state;
-pub mod weights;

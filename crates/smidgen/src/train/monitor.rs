@@ -5,7 +5,7 @@
 
 use super::metrics::read_rss;
 use super::phases::PhaseMeter;
-use crate::host;
+use crate::plan::host;
 use smidgen_runtime::Device;
 use smidgen_runtime::device::DeviceMemory;
 use std::time::Instant;

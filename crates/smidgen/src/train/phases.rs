@@ -5,7 +5,7 @@
 //! A GPU's memory is looked at there too; it is reserved once, so that nothing happens in between.
 
 use super::metrics::{HostMemory, read_rss};
-use crate::life::LifePhase;
+use crate::plan::life::LifePhase;
 use serde_json::{Map, Value, json};
 use smidgen_runtime::device::DeviceMemory;
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ pub fn folder_bytes(folder: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::life::Spaces;
+    use crate::plan::life::Spaces;
 
     fn host(rss: u64, peak: u64) -> Option<HostMemory> {
         Some(HostMemory { rss_bytes: rss, peak_bytes: peak, anonymous_bytes: rss })

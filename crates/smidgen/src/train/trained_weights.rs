@@ -6,15 +6,15 @@
 //! read back and compared.
 //! Left out: where the files beside the weights come from (`merge/sidecar.rs`).
 
-use super::adapters::Comparison;
-use super::weights::{self, PIECE_ELEMENTS, leaf, load_weight};
 use crate::failure::Failure;
-use crate::job::Job;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
 use crate::merge::original::{DECODED, OriginalModel};
 use crate::merge::shards::{INDEX_FILE, SHARD_BYTES, render_index, shard_name, split};
 use crate::merge::sidecar::write_sidecars;
+use crate::plan::job::Job;
+use crate::session::adapters::Comparison;
+use crate::session::weights::{self, PIECE_ELEMENTS, leaf, load_weight};
 use smidgen_compile::Request;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::read_tensor_into;

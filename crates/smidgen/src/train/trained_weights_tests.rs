@@ -2,8 +2,8 @@
 //! which, as our loader and the transformers library read it.
 
 use super::*;
-use crate::job::Purpose;
-use crate::planning::plan_job;
+use crate::plan::job::Purpose;
+use crate::plan::planning::plan_job;
 use serde_json::Value;
 use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::AnyDevice;

@@ -7,8 +7,6 @@
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
 use super::adapt::Watch;
-use super::disk::{Footprint, with_room};
-use super::feed::{Feed, StepReport};
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::liveness::{self, Liveness};
@@ -17,15 +15,18 @@ use super::lr::{LearningRate, Schedule};
 use super::metrics::MetricsRow;
 use super::monitor::{self, Looked};
 use super::phases::{Phase, PhaseMeter};
-use super::progress::Progress;
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
 use super::run_dir::{Product, RunDir};
 use super::standing::{Evaluated, Standing};
+use super::trained_weights;
 use super::trainer_state::{Moment, write_trainer_state};
-use super::{adapters, trained_weights, weights};
+use crate::console::progress::Progress;
 use crate::failure::Failure;
-use crate::job::{Data, Job};
+use crate::plan::disk::{Footprint, with_room};
+use crate::plan::job::{Data, Job};
+use crate::session::feed::{Feed, StepReport};
+use crate::session::{adapters, weights};
 use smidgen_compile::Policy;
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};

@@ -3,8 +3,8 @@
 //! Samples are packed as every evaluation packs them; the losses of a sample's rows are added in f64.
 
 use crate::failure::Failure;
-use crate::planning::for_each_eval_batch;
-use crate::train::feed::Feed;
+use crate::plan::planning::for_each_eval_batch;
+use crate::session::feed::Feed;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
@@ -54,7 +54,7 @@ pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapted::build_adapted_request;
+    use crate::session::adapted::build_adapted_request;
     use smidgen_compile::forward::state;
     use smidgen_compile::{Policy, Recompute, Request, compile_eval};
     use smidgen_formats::model::Model;

@@ -4,12 +4,12 @@
 //! the model and the budget allow. What does not fit is refused with the context that would.
 //! Left out: the rows of the caches in fewer bits.
 
-use super::decoder;
-use super::sampler::CANDIDATE_BYTES;
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::job::JobBudget;
-use crate::planning::{gpu_context, program_context};
+use crate::generate::decoder;
+use crate::generate::sampler::CANDIDATE_BYTES;
+use crate::plan::devices::Place;
+use crate::plan::job::JobBudget;
+use crate::plan::planning::{gpu_context, program_context};
 use crate::report::plan_table::elsewhere_lines;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::{Away, DecodeShape, Request, compile_decode};

@@ -3,9 +3,9 @@
 //! Choices that were pinned come first, since letting them go changes no result; then what does change results, and
 //! says so. The same searches answer `smidgen fit`.
 
-use crate::job::{self, Job};
-use crate::planning::{DemandShape, Terms};
-use crate::trained_choice::{train_in_f32, with_last_layers};
+use crate::plan::job::{self, Job};
+use crate::plan::planning::{DemandShape, Terms};
+use crate::plan::trained_choice::{train_in_f32, with_last_layers};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
 use smidgen_ir::bytes::format_bytes;

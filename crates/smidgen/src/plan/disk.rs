@@ -3,10 +3,10 @@
 //! The large files of a checkpoint are tensors of the plan, so that their size is known before the first step; what
 //! lies beside them is bounded. Tokenizer files beside the result and `metrics.jsonl` are small and left out.
 
-use super::run_dir::{Product, RunDir};
-use super::trained_weights::model_bytes;
 use crate::failure::Failure;
-use crate::job::Job;
+use crate::plan::job::Job;
+use crate::train::run_dir::{Product, RunDir};
+use crate::train::trained_weights::model_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
 use smidgen_recipe::Train;

@@ -3,7 +3,7 @@
 //! A container's limit counts as well as what the kernel says is free. Where neither can be read there is
 //! no automatic budget, and the recipe has to name one.
 
-use crate::cgroup;
+use crate::plan::cgroup;
 use std::fs::read_to_string;
 use std::path::Path;
 
@@ -110,7 +110,7 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cgroup::test_trees::write_tree;
+    use crate::plan::cgroup::test_trees::write_tree;
 
     const MEMINFO: &str = "MemTotal:       8192 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
 

@@ -9,13 +9,14 @@
 //! idle, so the whole entry point is timed after them.
 //! Left out: where the results are kept (`saved.rs`).
 
-use super::{device_name, disk_rates};
-use crate::arithmetic::Arithmetic;
+use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::job::{Job, Purpose};
-use crate::planning::plan_job;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::plan::job::{Job, Purpose};
+use crate::plan::planning::plan_job;
+use crate::plan::profiles::device_name;
 use smidgen_compile::profile::{Work, work_of};
 use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
 use smidgen_ir::{Cost, DeviceKind, Entry, Op, Precision};

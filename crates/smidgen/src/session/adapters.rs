@@ -4,11 +4,11 @@
 //! one leaf. What was written is read back and compared, so that a saved adapter is the trained one.
 //! Where the base itself is trained there is no adapter, and its tensors go the way of `trained_weights.rs`.
 
-use super::resume::Start;
-use super::trained_weights;
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::failure::Failure;
-use crate::job::Job;
+use crate::plan::job::Job;
+use crate::train::resume::Start;
+use crate::train::trained_weights;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
@@ -282,19 +282,19 @@ fn verify_adapter<D: Device>(
 }
 
 /// A sink that compares what is written to it with a stored tensor.
-pub(super) struct Comparison<'a> {
+pub struct Comparison<'a> {
     stored: &'a TensorRef,
     offset: u64,
     same: bool,
 }
 
 impl Comparison<'_> {
-    pub(super) fn with(stored: &TensorRef) -> Comparison<'_> {
+    pub fn with(stored: &TensorRef) -> Comparison<'_> {
         Comparison { stored, offset: 0, same: true }
     }
 
     /// Whether all of it was written, and nothing else.
-    pub(super) fn is_same(&self) -> bool {
+    pub fn is_same(&self) -> bool {
         self.same && self.offset == self.stored.bytes()
     }
 }

@@ -6,12 +6,12 @@
 //! Where the device is the CPU, RAM is the device. Left out: what the driver of a GPU takes of the host.
 
 use crate::export::model_file::{ExportOptions, MatrixType};
-use crate::generate::memory::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
-use crate::job::{Data, Job, JobBudget};
 use crate::merge::MergeOptions;
 use crate::merge::write::WORKERS;
-use crate::planning::{pinned_bytes, process_context, program_bytes};
-use crate::train::disk::Footprint;
+use crate::plan::disk::Footprint;
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
+use crate::plan::job::{Data, Job, JobBudget};
+use crate::plan::planning::{pinned_bytes, process_context, program_bytes};
 use crate::train::trained_weights::written_storage;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};

@@ -2,8 +2,8 @@
 //!
 //! Everything goes to stderr; stdout is for data.
 
-use crate::report::colour;
-use crate::report::wrap::{columns, fold};
+use crate::console::colour;
+use crate::console::wrap::{columns, fold};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 

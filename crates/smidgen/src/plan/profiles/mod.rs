@@ -5,14 +5,12 @@
 //! to be of the same kind, and no more than the named one has, so that its plan is the one that was printed.
 //! Nothing is measured here: `smidgen doctor` does (`measure.rs`), and leaves a file (`saved.rs`).
 
-pub mod disk_rates;
-pub mod measure;
 pub mod saved;
 
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::host;
 use crate::hub::environment;
+use crate::plan::devices::Place;
+use crate::plan::host;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_ir::DeviceKind;

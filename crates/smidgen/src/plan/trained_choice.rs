@@ -4,7 +4,7 @@
 //! Left out: what is built of it (`smidgen_compile::leaves`) and where it is written (`train/trained_weights.rs`).
 
 use crate::failure::Failure;
-use crate::job::{Job, build_storage};
+use crate::plan::job::{Job, build_storage};
 use smidgen_compile::adapter;
 use smidgen_compile::{DecoderSpec, Request};
 use smidgen_ir::Storage;

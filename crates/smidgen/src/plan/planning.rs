@@ -4,18 +4,18 @@
 //! beforehand. Where there is no data, every sample is taken to be `max_tokens` long.
 //! Left out: what to do where nothing fits (`advice.rs`).
 
-use crate::advice::advise;
-use crate::arithmetic::Arithmetic;
-use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
-use crate::host;
-use crate::job::{Data, Job, Purpose, Rows};
-use crate::life::{LifePhase, OF_TRAINING, plan_life};
-use crate::profiles::ChosenProfile;
-use crate::train::disk;
+use crate::plan::advice::advise;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::devices::Place;
+use crate::plan::disk;
+use crate::plan::host;
+use crate::plan::job::{Data, Job, Purpose, Rows};
+use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
+use crate::plan::profiles::ChosenProfile;
+use crate::session::weights::{at_once_bytes, load_scratch_bytes};
 use crate::train::trained_weights::{save_scratch_bytes, written_storage};
-use crate::train::weights::{at_once_bytes, load_scratch_bytes};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,

@@ -3,18 +3,18 @@
 //! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
 //! config, the adapter, the data. Weights are opened but not read.
 
-use crate::adapted::read_decoder;
-use crate::arithmetic::Arithmetic;
-use crate::budget::{budget_within, free_budget, refuse_above_machine};
-use crate::devices::Place;
 use crate::eval::choice::ChoiceSet;
 use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
-use crate::host;
 use crate::hub::environment::own_cache;
 use crate::hub::{self, Access, Located, Want};
-use crate::profiles::{self, ChosenProfile};
-use crate::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::budget::{budget_within, free_budget, refuse_above_machine};
+use crate::plan::devices::Place;
+use crate::plan::host;
+use crate::plan::profiles::{self, ChosenProfile};
+use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
+use crate::session::adapted::read_decoder;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;

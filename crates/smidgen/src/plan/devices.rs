@@ -4,9 +4,9 @@
 //! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the
 //! device is opened, and assumed before.
 
-use crate::arithmetic::Arithmetic;
 use crate::failure::Failure;
 use crate::hub::environment;
+use crate::plan::arithmetic::Arithmetic;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};

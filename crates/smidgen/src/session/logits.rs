@@ -5,7 +5,7 @@
 //! Left out: a cache of keys and values; every call computes the whole sequence.
 
 use crate::failure::Failure;
-use crate::train::weights::{leaf, load_weights};
+use crate::session::weights::{leaf, load_weights};
 use smidgen_compile::forward::{input, state};
 use smidgen_compile::{Request, compile_logits};
 use smidgen_formats::model::Model;

@@ -3,10 +3,10 @@
 //!
 //! Left out: how free memory is read (`host.rs`, `cgroup.rs`) and when it is looked at again (`train/adapt.rs`).
 
-use crate::devices::Place;
 use crate::failure::Failure;
-use crate::host::HostRam;
-use crate::job::JobBudget;
+use crate::plan::devices::Place;
+use crate::plan::host::HostRam;
+use crate::plan::job::JobBudget;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{Budget, Recipe};

@@ -5,10 +5,10 @@
 //! Left out: LS-LoRA's regularization and whatever else only training needs.
 
 use crate::failure::Failure;
-use crate::host;
-use crate::job::{build_storage, check_weights};
-use crate::logits::LogitsRun;
-use crate::train::adapters::read_adapter;
+use crate::plan::host;
+use crate::plan::job::{build_storage, check_weights};
+use crate::session::adapters::read_adapter;
+use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options::{Moments, Optimizer};

@@ -1,0 +1,8 @@
+//! Everything printed: lines, tables, colours and progress bars.
+//!
+//! Data goes to stdout, messages to stderr. Nothing here knows what is said, only how it looks on a terminal.
+
+pub mod colour;
+pub mod columns;
+pub mod progress;
+pub mod wrap;
