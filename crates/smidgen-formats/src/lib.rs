@@ -10,6 +10,7 @@
 pub mod bnb;
 pub mod digest;
 pub mod element;
+pub mod encode;
 pub mod folder;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]

@@ -82,7 +82,20 @@ impl GgufWeight {
     }
 }
 
+/// The type in which a weight that was quantized is written once it is decoded.
+pub const DECODED: Element = Element::F16;
+
 impl Weight {
+    /// The type in which the weight is written to a model of plain numbers: its own, or [`DECODED`].
+    pub fn written_element(&self) -> Element {
+        match self.storage() {
+            Some(Storage::Plain(DType::F32)) => Element::F32,
+            Some(Storage::Plain(DType::Bf16)) => Element::Bf16,
+            Some(Storage::Plain(DType::F16)) => Element::F16,
+            _ => DECODED,
+        }
+    }
+
     pub fn shape(&self) -> &[usize] {
         match self {
             Weight::Plain(tensor) => tensor.shape(),

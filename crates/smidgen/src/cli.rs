@@ -12,20 +12,23 @@ use crate::console::progress;
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::arithmetic::Arithmetic;
-use crate::plan::job::{Data, Job, Purpose};
+use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
+use crate::plan::product::Product;
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_facts::PlanFacts;
+use crate::report::plan_texts::render_plan_texts;
 use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
-use crate::session::adapters;
+use crate::rows::data::Data;
 use crate::train::cautions::{Facts, cautions};
+use crate::train::check_start::check_start;
 use crate::train::course::{Course, Went};
 use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::resume::{self, Start};
-use crate::train::run_dir::{Product, RunDir};
+use crate::train::run_dir::RunDir;
 use crate::train::trainer::{Ending, Outcome};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use smidgen_formats::peft::AdapterFile;
@@ -266,7 +269,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
     if !planned.fits {
         return Err(planned.refusal());
     }
-    adapters::check_start(&planned.solution.plan, &job, &start)?;
+    check_start(&planned.solution.plan, &job, &start)?;
     let device = device.with_spill_folder(output.clone());
     let course = Course {
         dir: dir.clone(),
@@ -275,6 +278,7 @@ fn train(args: &TrainArgs, quiet: bool) -> Result<(), Failure> {
         quiet,
         is_monitored: !args.unmonitored,
         say: &say,
+        render_plan: &render_plan_texts,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);

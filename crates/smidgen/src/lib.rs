@@ -18,6 +18,7 @@ pub mod hub;
 pub mod merge;
 pub mod plan;
 pub mod report;
+pub mod rows;
 pub mod session;
 pub mod train;
 

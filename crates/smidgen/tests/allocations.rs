@@ -7,8 +7,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
 use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Data, Job, Purpose};
+use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::plan_job;
+use smidgen::rows::data::Data;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::resume::Start;

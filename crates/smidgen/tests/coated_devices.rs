@@ -8,8 +8,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Data, Job, Purpose};
+use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::plan_job;
+use smidgen::rows::data::Data;
 use smidgen::train::interrupt::Interrupt;
 use smidgen::train::journal::Journal;
 use smidgen::train::resume::{Start, adopt_products, find_start};

@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Data, Job, Purpose};
+use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::plan_job;
+use smidgen::report::plan_texts::render_plan_texts;
+use smidgen::rows::data::Data;
 use smidgen::train::course::{Course, Went};
 use smidgen::train::free_memory::FreeMemory;
 use smidgen::train::interrupt::Interrupt;
@@ -185,6 +187,7 @@ impl Scene {
             quiet: true,
             is_monitored: true,
             say: &|line| said.borrow_mut().push(line.to_string()),
+            render_plan: &render_plan_texts,
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());
         Account { result, said: said.into_inner() }

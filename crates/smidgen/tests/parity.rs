@@ -6,7 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
-use smidgen::plan::job::{Data, Job, Purpose, Rows};
+use smidgen::plan::job::{Job, Purpose};
+use smidgen::rows::data::{Data, Rows};
 use smidgen::session::adapters::AdapterPlace;
 use smidgen::session::feed::Feed;
 use smidgen::session::logits::LogitsRun;

@@ -7,28 +7,31 @@
 use super::original::{made_model, open_adapter};
 use super::{print, print_text};
 use crate::console::progress::say;
-use crate::eval::choice::ChoiceSet;
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
-use crate::eval::question::read_questions;
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
-use crate::eval::sets::{EvalSets, read_eval_sets};
 use crate::failure::Failure;
 use crate::generate::session::{Opening, Session};
 use crate::generate::stop::stop_ids;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::budget::{JobBudget, job_budget};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::host;
-use crate::plan::job::{
-    JobBudget, build_storage, check_compute, data_files, job_budget, open_model, refuse_unsupported,
-};
+use crate::plan::job::{check_compute, refuse_unsupported};
+use crate::plan::model::{build_storage, open_model};
+use crate::plan::product::Product;
 use crate::report::eval_table::render_eval_table;
+use crate::report::evaluation_table::render_evaluation_table;
+use crate::report::generation_table::render_generation_table;
+use crate::rows::choice::ChoiceSet;
+use crate::rows::keys::data_files;
+use crate::rows::question::read_questions;
+use crate::rows::sets::{EvalSets, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
 use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
-use crate::train::run_dir::Product;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
 use smidgen_data::prepare::read_tokenizer;
@@ -271,7 +274,7 @@ impl Evaluated<'_> {
         let means = Means { place: self.place, budget_bytes, stated, data_bytes };
         let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
         if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
-            self.say(largest.render(means).trim_end());
+            self.say(render_evaluation_table(largest, means).trim_end());
         }
         let planned_bytes = plans.iter().map(|plan| plan.peak_bytes).max();
         let mut measured = Vec::new();
@@ -362,7 +365,7 @@ impl Evaluated<'_> {
             match plans.collect::<Result<Vec<GenerationPlan>, Failure>>() {
                 Ok(plans) => {
                     if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
-                        self.say(largest.render().trim_end());
+                        self.say(render_generation_table(largest).trim_end());
                     }
                     return Ok(sizes);
                 }

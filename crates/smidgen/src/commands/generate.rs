@@ -16,11 +16,12 @@ use crate::generate::stop::stop_ids;
 use crate::generate::stream::TextStream;
 use crate::hub::{self, Access, Located, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
 use crate::plan::host;
-use crate::plan::job::{JobBudget, budget_on};
-use crate::train::run_dir::Product;
+use crate::plan::product::Product;
+use crate::report::generation_table::render_generation_table;
 use serde_json::{Value as Json, json};
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
@@ -347,7 +348,7 @@ fn open_session(
     };
     Session::open(&opening, device, |plan: &GenerationPlan| {
         if !quiet {
-            say(plan.render().trim_end());
+            say(render_generation_table(plan).trim_end());
         }
         Ok(())
     })
@@ -384,7 +385,7 @@ fn run_prompt(
 ) -> Result<(), Failure> {
     let ids = encode_prompt(tokenizer, args, prompt)?;
     // As much as prompt and answer can take, so nothing is reserved for more.
-    let longest = crate::session::adapted::read_decoder(&subject.model)?.max_positions;
+    let longest = crate::plan::model::read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;

@@ -8,15 +8,16 @@ use super::print;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::difference::{LogitsDifference, compare_logits};
-use crate::merge::original::{DECODED, OriginalModel};
-use crate::merge::write::WORKERS;
+use crate::merge::original::OriginalModel;
 use crate::merge::{MergeOptions, Merged, Tally, merge};
+use crate::plan::life::MERGE_WORKERS;
 use crate::plan::planning::program_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterFile;
+use smidgen_formats::weight::DECODED;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -194,7 +195,7 @@ impl Report<'_> {
             "copied": tally(merged.copied),
             "written": tally(self.total()),
             "memory_bytes": merged.memory_bytes,
-            "planned_bytes": program_bytes(WORKERS, merged.base_tensors) + merged.memory_bytes,
+            "planned_bytes": program_bytes(MERGE_WORKERS, merged.base_tensors) + merged.memory_bytes,
             "measured_bytes": self.measured_bytes,
             "logits_difference": difference,
             "notes": merged.notes,

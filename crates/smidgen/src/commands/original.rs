@@ -6,7 +6,7 @@
 
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
-use crate::train::run_dir::Product;
+use crate::plan::product::Product;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_recipe::{HfName, ModelPath, parse_model_path};

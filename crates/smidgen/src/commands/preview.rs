@@ -7,9 +7,10 @@
 use crate::commands::print;
 use crate::console::colour;
 use crate::failure::Failure;
-use crate::plan::job::{Data, Job, Rows};
+use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job};
 use crate::report::preview_text::{Part, ShownSample, render_preview};
+use crate::rows::data::{Data, Rows};
 use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_data::tokens::{NOT_SUPERVISED, Sample};

@@ -7,8 +7,8 @@
 
 use super::Check;
 use crate::plan::job::Job;
-use crate::session::weights::{EncodeWeightError, encode_weight, rows_at_a_time};
 use serde_json::json;
+use smidgen_formats::encode::{EncodeWeightError, encode_weight, rows_at_a_time};
 use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_ir::Storage;
 use smidgen_ir::bytes::format_bytes;

@@ -7,12 +7,11 @@
 use crate::failure::Failure;
 use crate::plan::devices::Place;
 use crate::plan::planning::{eval_extent, gpu_context, largest_extent, program_context};
-use crate::report::plan_table::elsewhere_lines;
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
+use crate::session::weights::clear;
 use crate::session::weights::load_weights;
-use crate::train::trainer::clear;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
@@ -21,9 +20,8 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Category, DeviceKind, Entry, Extent, LeafKind, Plan};
+use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Plan};
 use smidgen_runtime::{AnyDevice, Executor};
-use std::fmt::Write;
 
 /// Micro-batches are no larger where nobody asks: more tokens at the same time are hardly faster.
 const MOST_TOKENS: usize = 2048;
@@ -128,40 +126,6 @@ fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
         "`memory.budget = \"{}MiB\"` is the least that fits; a `data.max_tokens` below {longest} needs less",
         plan.peak_bytes.div_ceil(1 << 20)
     ))
-}
-
-impl EvalPlan {
-    /// The budget table.
-    pub fn render(&self, means: Means<'_>) -> String {
-        let budget = if means.stated { "budget" } else { "free" };
-        let mut text = format!(
-            "{} · evaluation · {budget} {} · {}\n",
-            self.plan.title,
-            format_bytes(means.budget_bytes),
-            means.place.describe()
-        );
-        let mut line = |name: &str, bytes: u64, note: &str| {
-            let content = format!("  {name:<16}{:>12}   {note}", format_bytes(bytes));
-            writeln!(text, "{}", content.trim_end()).expect("writing to a string");
-        };
-        for (category, bytes) in &self.plan.peak().rows {
-            let note = match category {
-                Category::Activations => format!("{} tokens at the same time", self.plan.extent.tokens),
-                _ => String::new(),
-            };
-            if *bytes > 0 {
-                line(&category.name().replace('_', " "), *bytes as u64, &note);
-            }
-        }
-        let context = match self.plan.device {
-            DeviceKind::Cpu => "the program, its stacks and the data",
-            DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
-        };
-        line("context", self.context_bytes, context);
-        let spare = format_bytes(means.budget_bytes - self.peak_bytes);
-        line("peak", self.peak_bytes, &format!("fits, {spare} to spare"));
-        text + &elsewhere_lines(&self.plan)
-    }
 }
 
 /// A loaded model.

@@ -5,14 +5,14 @@
 //! `eval.answer` the pattern is any of the answers that the rows have.
 //! Left out: sampling, and answers by a second model's judgement.
 
-use super::answer::{answer_in, answer_pattern, any_of, distinct};
-use super::choice::{expected_of, shortened};
-use super::question::Questions;
-use super::score::{Mean, mean_of};
 use crate::failure::Failure;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Session, Settings};
+use crate::rows::answer::{answer_in, answer_pattern, any_of, distinct};
+use crate::rows::choice::{expected_of, shortened};
+use crate::rows::question::Questions;
+use crate::rows::score::{Mean, mean_of};
 use regex::Regex;
 use serde_json::Value as Json;
 use smidgen_formats::tokenizer::Tokenizer;

@@ -6,11 +6,6 @@
 //! samples off the entry point `eval`, of a training run or of a plan made for evaluating alone (`evaluator.rs`); `results.rs` is what is said of it.
 //! Left out: few-shot examples, and task descriptions other than the rows themselves.
 
-pub mod answer;
-pub mod choice;
 pub mod evaluator;
 pub mod generation;
-pub mod question;
 pub mod results;
-pub mod score;
-pub mod sets;

@@ -3,9 +3,9 @@
 //! The records hold what others need to compare row by row: where the row stands, log-likelihoods as they were summed,
 //! what was picked and what is right.
 
-use super::choice::{ChoiceScores, ChoiceSet};
 use super::generation::{AnswerKey, GenerationScores};
-use super::score::{Flips, Mean, count_flips};
+use crate::rows::choice::{ChoiceScores, ChoiceSet};
+use crate::rows::score::{Flips, Mean, count_flips};
 use serde_json::{Map, Value as Json, json};
 use smidgen_data::tokens::TokenSet;
 
@@ -100,7 +100,7 @@ pub fn questions_of_loss(set: &TokenSet, rows: usize) -> Vec<Json> {
 }
 
 pub fn questions_of_choices(set: &ChoiceSet) -> Vec<Json> {
-    let row = |row: &super::choice::ChoiceRow| {
+    let row = |row: &crate::rows::choice::ChoiceRow| {
         let samples = row.first_sample..row.first_sample + row.texts.len();
         let tokens: Vec<u32> = samples.map(|sample| set.set.supervised(sample)).collect();
         json!({"place": row.place, "id": row.id, "choices": row.texts, "tokens": tokens, "gold": row.gold})

@@ -8,7 +8,7 @@
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
 use crate::merge::original::read_f32;
-use crate::session::adapted::read_decoder;
+use crate::plan::model::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_formats::gguf::model::Architecture;

@@ -13,8 +13,9 @@ use crate::merge::fit::{Action, OutputTensor, fit_adapter};
 use crate::merge::fold::Factors;
 use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
 use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
-use crate::plan::job::check_weights;
-use crate::session::adapted::read_decoder;
+use crate::plan::life::FILE_BLOCK_BYTES;
+use crate::plan::model::check_weights;
+use crate::plan::model::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::model::Architecture;
@@ -68,7 +69,7 @@ pub struct ExportOptions {
 
 impl ExportOptions {
     pub fn new(matrices: MatrixType) -> ExportOptions {
-        ExportOptions { matrices, block_bytes: 16 << 20 }
+        ExportOptions { matrices, block_bytes: FILE_BLOCK_BYTES }
     }
 }
 

@@ -11,7 +11,7 @@
 use super::slots::Slots;
 use smidgen_compile::forward::{input, state};
 use smidgen_compile::{DecodeShape, DecoderSpec};
-use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
+use smidgen_ir::{Entry, Extent, Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// Tokens to append to the sequence of a slot.
@@ -217,15 +217,4 @@ impl Decoder {
         asked.clear();
         Ok(())
     }
-}
-
-/// Bytes of the caches of a plan, logits included.
-pub fn cache_bytes(plan: &Plan) -> usize {
-    let buffers = plan.leaves(LeafKind::Cache).filter_map(|(_, value)| value.buffer);
-    buffers.map(|id| plan.buffer(id).bytes).sum()
-}
-
-/// Heap bytes of a decoder, beside its sequences.
-pub fn heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
-    Slots::heap_bytes(shape.slots, shape.positions, shape.cache_rows) + 8 * vocabulary
 }

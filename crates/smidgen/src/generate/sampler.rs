@@ -41,9 +41,6 @@ pub struct Candidate {
     pub logit: f32,
 }
 
-/// Bytes that sampling takes for each token of the vocabulary.
-pub const CANDIDATE_BYTES: usize = size_of::<Candidate>();
-
 impl Sampler {
     pub fn new(sampling: Sampling) -> Sampler {
         Sampler { sampling, candidates: Vec::new() }

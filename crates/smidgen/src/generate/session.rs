@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
-use crate::plan::job::build_storage;
+use crate::plan::model::build_storage;
 use crate::session::adapted::build_adapted_request;
 use crate::session::adapters::read_adapter;
 use crate::session::weights::load_weights;

@@ -6,8 +6,8 @@
 use super::*;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
+use crate::plan::budget::JobBudget;
 use crate::plan::generation::SHORTEST;
-use crate::plan::job::JobBudget;
 use crate::session::logits::LogitsRun;
 use serde_json::Value as Json;
 use smidgen_compile::forward::state;
@@ -104,7 +104,7 @@ fn texts_are_those_of_recomputed_sequences() {
     for name in FAMILIES {
         let model = open_model(name);
         let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
-        let vocabulary = crate::session::adapted::read_decoder(&model).unwrap().vocabulary as u32;
+        let vocabulary = crate::plan::model::read_decoder(&model).unwrap().vocabulary as u32;
         let prompts = prompts(vocabulary);
         let want = by_recomputation(&model, adapter.as_ref(), &prompts);
         // Two slots for four prompts, and rows for not quite two of the longest.
@@ -244,7 +244,7 @@ fn cuda_generates_as_the_cpu_does() {
     for name in FAMILIES {
         let model = open_model(name);
         let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();
-        let prompts = prompts(crate::session::adapted::read_decoder(&model).unwrap().vocabulary as u32);
+        let prompts = prompts(crate::plan::model::read_decoder(&model).unwrap().vocabulary as u32);
         let want = by_recomputation(&model, adapter.as_ref(), &prompts);
         let opening =
             Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };
@@ -282,7 +282,7 @@ fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
         assert_eq!(verify::plan(&planned.plan), Vec::<String>::new(), "{name}");
         assert!((measured..measured + (16 << 20)).contains(&planned.context_bytes), "{name}");
         assert_eq!(planned.rows().iter().map(|(_, bytes)| bytes).sum::<u64>(), planned.peak_bytes, "{name}");
-        let table = planned.render();
+        let table = crate::report::generation_table::render_generation_table(&planned);
         assert!(table.lines().next().unwrap().ends_with(" · cuda:1, which is not here"), "{table}");
         assert!(table.contains("the driver's, with kernels and cuBLASLt"), "{table}");
         // In half the bytes of an element, keys and values take half of what they take on the CPU.
@@ -290,7 +290,7 @@ fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
         let cpu = plan_generation(&cpu, &model, &Place::Cpu, &opening.sizes).unwrap();
         let caches = |plan: &smidgen_ir::Plan| {
             let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap()).buffer.unwrap();
-            crate::generate::decoder::cache_bytes(plan) - plan.buffer(logits).bytes
+            crate::plan::generation::cache_bytes(plan) - plan.buffer(logits).bytes
         };
         assert_eq!(2 * caches(&planned.plan), caches(&cpu.plan), "{name}");
     }

@@ -6,7 +6,8 @@
 
 use super::original::OriginalModel;
 use crate::failure::Failure;
-use crate::session::adapted::{logits_of, read_decoder};
+use crate::plan::model::read_decoder;
+use crate::session::adapted::logits_of;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_runtime::counter;

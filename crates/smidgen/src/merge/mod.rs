@@ -21,6 +21,7 @@ mod merge_tests;
 mod quantized_tests;
 
 use crate::failure::Failure;
+use crate::plan::life::FILE_BLOCK_BYTES;
 use fit::fit_adapter;
 use original::OriginalModel;
 use smidgen_formats::element::Element;
@@ -40,7 +41,7 @@ pub struct MergeOptions {
 
 impl Default for MergeOptions {
     fn default() -> MergeOptions {
-        MergeOptions { element: None, max_shard_bytes: shards::SHARD_BYTES, block_bytes: 16 << 20 }
+        MergeOptions { element: None, max_shard_bytes: shards::SHARD_BYTES, block_bytes: FILE_BLOCK_BYTES }
     }
 }
 

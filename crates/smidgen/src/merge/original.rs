@@ -15,15 +15,11 @@ use smidgen_formats::element::Element;
 use smidgen_formats::load::can_read_as;
 use smidgen_formats::model::Model;
 use smidgen_formats::tensor_ref::TensorRef;
-use smidgen_formats::weight::{Weight, WeightRows};
+use smidgen_formats::weight::{DECODED, Weight, WeightRows};
 use smidgen_ir::{DType, Storage};
 
 /// Bytes that are read from a file at a time: plain numbers on the stack, blocks on the heap, or one row of them.
 const PIECE_BYTES: usize = 32 << 10;
-
-/// What a tensor that was quantized is written as where nothing else is asked for: its numbers are a few bits times a
-/// scale, which F16 rounds eight times less than BF16 does.
-pub const DECODED: Element = Element::F16;
 
 pub struct OriginalModel {
     model: Model,

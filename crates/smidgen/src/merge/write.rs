@@ -20,7 +20,7 @@ use smidgen_formats::peft::AdapterModule;
 use smidgen_formats::safetensors_write::{TensorSpec, lay_out_file, pytorch_metadata};
 use smidgen_formats::whole_file::{folder_of, sync_folder, write_whole};
 
-pub const WORKERS: usize = 2;
+use crate::plan::life::MERGE_WORKERS;
 
 /// The memory of a merge.
 pub struct Workspace {
@@ -46,7 +46,7 @@ impl Workspace {
         Workspace {
             factors: Factors::with_room_for(modules),
             held: Vec::with_capacity(held_bytes),
-            workers: (0..WORKERS).map(worker).collect(),
+            workers: (0..MERGE_WORKERS).map(worker).collect(),
         }
     }
 

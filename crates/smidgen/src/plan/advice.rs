@@ -3,9 +3,10 @@
 //! Choices that were pinned come first, since letting them go changes no result; then what does change results, and
 //! says so. The same searches answer `smidgen fit`.
 
-use crate::plan::job::{self, Job};
+use crate::plan::job::Job;
+use crate::plan::model;
 use crate::plan::planning::{DemandShape, Terms};
-use crate::plan::trained_choice::{train_in_f32, with_last_layers};
+use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
 use smidgen_ir::bytes::format_bytes;
@@ -71,7 +72,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         offer(change, " and changes results", question.peak_bytes(&request, &demands));
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
-        let mut storage = job::build_storage(base, &job.request.spec, &job.model);
+        let mut storage = model::build_storage(base, &job.request.spec, &job.model);
         train_in_f32(&mut storage, &job.request.trained);
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
@@ -84,6 +85,17 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         advice.push(format!("`memory.budget = \"{least}MiB\"` is the least that fits"));
     }
     advice
+}
+
+/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
+fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
+    let mut recipe = job.recipe.clone();
+    recipe.adapter.layers = Layers::Last(count);
+    let spec = &job.request.spec;
+    let trained = chosen_tensors(&recipe, spec).ok()?;
+    let mut storage = model::build_storage(recipe.model.base, spec, &job.model);
+    train_in_f32(&mut storage, &trained);
+    Some(Request { storage, trained, ..job.request.clone() })
 }
 
 /// Steps of a plan from which on a search takes so long that only the leanest policy is asked about.

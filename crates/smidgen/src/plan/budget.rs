@@ -5,11 +5,47 @@
 
 use crate::failure::Failure;
 use crate::plan::devices::Place;
+use crate::plan::host;
 use crate::plan::host::HostRam;
-use crate::plan::job::JobBudget;
+use crate::plan::profiles::ChosenProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{Budget, Recipe};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobBudget {
+    pub bytes: u64,
+    /// From `memory.budget`, rather than from what is free.
+    pub stated: bool,
+    /// What a GPU has free, where that is less than the budget that was stated.
+    pub cut_to_free: Option<u64>,
+    /// What is left to others of what is free.
+    pub reserve_bytes: u64,
+}
+
+impl JobBudget {
+    /// What is free on this GPU, or what the one that the recipe plans for would have: so a run takes the plan that
+    /// was printed.
+    pub fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
+        let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
+        match has {
+            Some(has) => {
+                JobBudget { bytes: self.bytes.min(free_budget(profile.device.device, has).bytes), ..self }
+            }
+            None => self,
+        }
+    }
+
+    /// What is said of a budget that is not simply the stated one.
+    pub fn note(&self) -> Option<String> {
+        if self.reserve_bytes > 0 {
+            let reserve = format_bytes(self.reserve_bytes);
+            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
+        }
+        let free = format_bytes(self.cut_to_free?);
+        Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
+    }
+}
 
 /// On a GPU: for a display, or another program that wakes up.
 const GPU_RESERVE_BYTES: u64 = 256 << 20;
@@ -40,6 +76,31 @@ pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) 
             JobBudget { bytes: bytes.min(free.bytes), stated: true, cut_to_free: None, reserve_bytes: 0 }
         }
         Budget::Auto => free,
+    }
+}
+
+pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
+    budget_on(place, recipe.memory.budget)
+}
+
+/// What a budget comes to on a device.
+pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
+    let is_gpu = place.kind() == DeviceKind::Cuda;
+    match budget {
+        Budget::Bytes(bytes) => {
+            let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
+            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
+        }
+        Budget::Auto if is_gpu && place.free_bytes().is_none() => {
+            Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
+                .hint("name a budget: `memory.budget = \"24GiB\"`"))
+        }
+        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
+        Budget::Auto => match host::free_memory_bytes() {
+            Some(free) => Ok(free_budget(place.kind(), free)),
+            None => Err(Failure::world("how much memory is free cannot be read on this machine")
+                .hint("name a budget: `memory.budget = \"8GiB\"`")),
+        },
     }
 }
 

@@ -5,8 +5,8 @@
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
-use crate::train::run_dir::{Product, RunDir};
-use crate::train::trained_weights::model_bytes;
+use crate::plan::model::model_bytes;
+use crate::plan::product::Product;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
 use smidgen_recipe::Train;
@@ -62,9 +62,9 @@ fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
 }
 
 /// Refuses a run for which the disk has no room, before anything is written.
-pub fn check_room(dir: &RunDir, footprint: &Footprint) -> Result<(), Failure> {
-    let Some(free) = free_bytes(dir.path()) else { return Ok(()) };
-    refuse_without_room(dir.path(), footprint, dir.checkpoints().len() as u64, free)
+pub fn check_room(folder: &Path, checkpoints_there: u64, footprint: &Footprint) -> Result<(), Failure> {
+    let Some(free) = free_bytes(folder) else { return Ok(()) };
+    refuse_without_room(folder, footprint, checkpoints_there, free)
 }
 
 fn refuse_without_room(

@@ -5,18 +5,14 @@
 //! Left out: the rows of the caches in fewer bits.
 
 use crate::failure::Failure;
-use crate::generate::decoder;
-use crate::generate::sampler::CANDIDATE_BYTES;
+use crate::plan::budget::JobBudget;
 use crate::plan::devices::Place;
-use crate::plan::job::JobBudget;
 use crate::plan::planning::{gpu_context, program_context};
-use crate::report::plan_table::elsewhere_lines;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Category, DeviceKind, Plan};
-use std::fmt::Write;
+use smidgen_ir::{Category, DeviceKind, LeafKind, Plan};
 
 /// Sizes of a generation as they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +134,7 @@ fn refusal(
         format_bytes(first.peak_bytes),
         format_bytes(first.budget_bytes),
         format_bytes(first.bytes_of(Category::BaseWeights)),
-        format_bytes(decoder::cache_bytes(&first.plan) as u64),
+        format_bytes(cache_bytes(&first.plan) as u64),
     ));
     match fitting {
         Some(plan) => {
@@ -158,11 +154,25 @@ fn refusal(
 }
 
 /// What is resident beside the arena and the program itself.
+/// What the sampler keeps for each token of the vocabulary: its id and its logit.
+const CANDIDATE_BYTES: usize = 8;
+
+/// Bytes of the cached keys and values.
+pub fn cache_bytes(plan: &Plan) -> usize {
+    let buffers = plan.leaves(LeafKind::Cache).filter_map(|(_, value)| value.buffer);
+    buffers.map(|id| plan.buffer(id).bytes).sum()
+}
+
+/// Heap of a decoder: the tables of its slots and a row of logits.
+fn decoder_heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
+    4 * shape.slots * shape.positions + 8 * shape.slots + 8 * shape.cache_rows + 8 * vocabulary
+}
+
 fn beside_bytes(request: &Request, shape: &DecodeShape) -> u64 {
     let vocabulary = request.spec.vocabulary;
     let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
     let sequences = 4 * (shape.slots * shape.positions) as u64;
-    decoder::heap_bytes(shape, vocabulary) as u64
+    decoder_heap_bytes(shape, vocabulary) as u64
         + sampling
         + sequences
         + TOKENIZER_TOKEN_BYTES * vocabulary as u64
@@ -170,14 +180,14 @@ fn beside_bytes(request: &Request, shape: &DecodeShape) -> u64 {
 }
 
 impl GenerationPlan {
-    fn bytes_of(&self, wanted: Category) -> u64 {
+    pub fn bytes_of(&self, wanted: Category) -> u64 {
         let rows = self.plan.peak().rows;
         rows.iter().filter(|(category, _)| *category == wanted).map(|(_, bytes)| *bytes as u64).sum()
     }
 
     /// The rows of the table: names and bytes that add up to the peak.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
-        let cache = decoder::cache_bytes(&self.plan) as u64;
+        let cache = cache_bytes(&self.plan) as u64;
         vec![
             ("base weights", self.bytes_of(Category::BaseWeights)),
             ("adapters", self.bytes_of(Category::Adapters)),
@@ -186,32 +196,5 @@ impl GenerationPlan {
             ("workspace", self.bytes_of(Category::Workspace)),
             ("context", self.context_bytes),
         ]
-    }
-
-    /// The budget table of a generation.
-    pub fn render(&self) -> String {
-        let DecodeShape { slots, positions, cache_rows, new_tokens } = self.shape;
-        let budget = if self.stated { "budget" } else { "free" };
-        let mut text = String::new();
-        let mut line =
-            |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
-        let bytes = format_bytes(self.budget_bytes);
-        line(format!("{} · {budget} {bytes} · {}", self.plan.title, self.device));
-        for (name, bytes) in self.rows() {
-            let note = match name {
-                "keys and values" if slots == 1 => format!("{positions} tokens, and their logits"),
-                "keys and values" => format!("{cache_rows} tokens of {slots} sequences, and their logits"),
-                "activations" => format!("{new_tokens} tokens at the same time"),
-                "context" if self.plan.device == DeviceKind::Cuda => {
-                    "the driver's, with kernels and cuBLASLt".into()
-                }
-                "context" => "the program, its stacks and the tokenizer".into(),
-                _ => String::new(),
-            };
-            line(format!("  {name:<16}{:>12}   {note}", format_bytes(bytes)));
-        }
-        let spare = format_bytes(self.budget_bytes - self.peak_bytes);
-        line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(self.peak_bytes)));
-        text + &elsewhere_lines(&self.plan)
     }
 }

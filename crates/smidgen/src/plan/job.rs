@@ -3,40 +3,26 @@
 //! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
 //! config, the adapter, the data. Weights are opened but not read.
 
-use crate::eval::choice::ChoiceSet;
-use crate::eval::sets::read_eval_sets;
 use crate::failure::Failure;
-use crate::hub::environment::own_cache;
-use crate::hub::{self, Access, Located, Want};
+use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
-use crate::plan::budget::{budget_within, free_budget, refuse_above_machine};
+use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
 use crate::plan::devices::Place;
 use crate::plan::host;
+use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
 use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
-use crate::session::adapted::read_decoder;
+use crate::rows::data::{Data, read_data};
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
-use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
-use smidgen_data::format::FormatError;
-use smidgen_data::prepare::{Origin, PrepareError, PrepareOptions, Prepared, prepare_set};
-use smidgen_data::source::find_files;
-use smidgen_data::template::TemplateChoice;
-use smidgen_data::token_row::TokensError;
-use smidgen_data::tokens::{self, TokenLimits, TokenSet};
+use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
-use smidgen_formats::tokenizer::TokenizerError;
-use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{AdamW, Code4, DType, DeviceKind, Extent, Shape, Storage, Workload};
-use smidgen_recipe::{
-    AdapterKind, BaseFormat, Batch, Bias, Budget, Compute, EvalTask, Length, ModelPath, Optimizer, Overflow,
-    Recipe, RecipePath, Template,
-};
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
+use smidgen_ir::{AdamW, DeviceKind, Extent, Workload};
+use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Optimizer, Recipe};
+use std::collections::BTreeSet;
 
 /// What will run.
 #[derive(Debug)]
@@ -52,63 +38,6 @@ pub struct Job {
     pub data: Data,
     pub budget: JobBudget,
     pub purpose: Purpose,
-}
-
-/// Rows to train on, or what a plan assumes where there are none.
-#[derive(Debug)]
-pub enum Data {
-    Rows(Box<Rows>),
-    /// Every sample has `max_tokens` tokens, all supervised.
-    Assumed {
-        reason: String,
-    },
-}
-
-#[derive(Debug)]
-pub struct Rows {
-    pub train: TokenSet,
-    pub eval: Option<TokenSet>,
-    /// Where `eval.task` is a choice.
-    pub choices: Option<ChoiceSet>,
-    pub batches: BatchPlan,
-    /// What the rows of `data.train` were taken for.
-    pub origin: Origin,
-    pub warnings: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobBudget {
-    pub bytes: u64,
-    /// From `memory.budget`, rather than from what is free.
-    pub stated: bool,
-    /// What a GPU has free, where that is less than the budget that was stated.
-    pub cut_to_free: Option<u64>,
-    /// What is left to others of what is free.
-    pub reserve_bytes: u64,
-}
-
-impl JobBudget {
-    /// What is free on this GPU, or what the one that the recipe plans for would have: so a run takes the plan that
-    /// was printed.
-    fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
-        let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
-        match has {
-            Some(has) => {
-                JobBudget { bytes: self.bytes.min(free_budget(profile.device.device, has).bytes), ..self }
-            }
-            None => self,
-        }
-    }
-
-    /// What is said of a budget that is not simply the stated one.
-    pub fn note(&self) -> Option<String> {
-        if self.reserve_bytes > 0 {
-            let reserve = format_bytes(self.reserve_bytes);
-            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
-        }
-        let free = format_bytes(self.cut_to_free?);
-        Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
-    }
 }
 
 /// Whether a job may go on without its data or its weights.
@@ -153,7 +82,7 @@ impl Job {
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
-        let data = read_data(&recipe, &model, &request, purpose, access.quiet)?;
+        let data = read_data(&recipe, &model, &request, purpose == Purpose::Plan, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
@@ -205,119 +134,6 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         .map(|(key, got, supported)| format!("  `{key} = {got}` is not supported (supported: {supported})"));
     let lines: Vec<String> = lines.collect();
     Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
-}
-
-pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
-    match hub::locate(path, want, access)? {
-        Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::world),
-        Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::world),
-    }
-}
-
-fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
-    match hint {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
-}
-
-/// The checkpoint holds exactly the tensors that the config describes, in their shapes.
-pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
-    if !model.has_weights() {
-        return Ok(());
-    }
-    let mut problems: Vec<String> = Vec::new();
-    let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
-    for tensor in spec.tensors() {
-        let expected = constant_dims(&tensor.shape);
-        match model.weight(&tensor.name) {
-            None => problems.push(format!("`{}` is missing", tensor.name)),
-            Some(found) if found.shape() != expected => {
-                problems.push(format!(
-                    "`{}` is {:?}, the config says {expected:?}",
-                    tensor.name,
-                    found.shape()
-                ));
-            }
-            Some(found) if !is_trainable_on(&tensor.shape, found.storage()) => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
-            }
-            Some(_) => {}
-        }
-        known.insert(tensor.name);
-    }
-    let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name));
-    problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
-    if problems.is_empty() {
-        return Ok(());
-    }
-    let place = model.path().display();
-    let more = problems.len().saturating_sub(8);
-    problems.truncate(8);
-    if more > 0 {
-        problems.push(format!("and {more} more"));
-    }
-    let problems = problems.join("\n  ");
-    Err(match model {
-        Model::Folder { .. } => {
-            Failure::world(format!("config.json contradicts the weights in `{place}`\n  {problems}"))
-                .hint("config.json and the safetensors files have to come from the same model")
-        }
-        Model::Gguf { .. } => {
-            Failure::world(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
-        }
-    })
-}
-
-/// Whether operations can read a tensor as it lies: matrices in any storage, vectors as plain numbers.
-fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
-    storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
-}
-
-fn constant_dims(shape: &Shape) -> Vec<usize> {
-    shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
-}
-
-/// How every tensor of the model will lie in memory.
-pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
-    let linears: HashSet<String> = spec
-        .linears()
-        .into_iter()
-        .filter(|linear| linear.layer.is_some())
-        .map(|linear| format!("{}.weight", linear.path))
-        .collect();
-    let assumed = assumed_storage(spec, model);
-    let storage = spec.tensors().into_iter().map(|tensor| {
-        let is_linear = linears.contains(&tensor.name);
-        let stored = match model.weight(&tensor.name).and_then(|weight| weight.storage()) {
-            Some(storage) => storage,
-            None if is_linear => assumed,
-            None => Storage::Plain(spec.stored),
-        };
-        let nf4 = |double| Storage::Bnb4 { code: Code4::Nf4, double };
-        let storage = match base {
-            BaseFormat::AsStored => stored,
-            BaseFormat::F32 => Storage::F32,
-            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
-            BaseFormat::F16 => Storage::Plain(DType::F16),
-            BaseFormat::Int8 if is_linear => Storage::Int8Rows,
-            BaseFormat::Nf4 if is_linear => nf4(true),
-            BaseFormat::Nf4Single if is_linear => nf4(false),
-            BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
-        };
-        (tensor.name, storage)
-    });
-    storage.collect()
-}
-
-/// How linears lie where there are no weights to look at: as the config says.
-fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
-    let quantization = &model.config()["quantization_config"];
-    if model.has_weights() || quantization["load_in_4bit"] != true {
-        return Storage::Plain(spec.stored);
-    }
-    let code = if quantization["bnb_4bit_quant_type"] == "nf4" { Code4::Nf4 } else { Code4::Fp4 };
-    Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
 }
 
 fn build_request(
@@ -458,149 +274,3 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
         _ => Ok(()),
     }
 }
-
-pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
-    budget_on(place, recipe.memory.budget)
-}
-
-/// What a budget comes to on a device.
-pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
-    let is_gpu = place.kind() == DeviceKind::Cuda;
-    match budget {
-        Budget::Bytes(bytes) => {
-            let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
-        }
-        Budget::Auto if is_gpu && place.free_bytes().is_none() => {
-            Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
-                .hint("name a budget: `memory.budget = \"24GiB\"`"))
-        }
-        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
-        Budget::Auto => match host::free_memory_bytes() {
-            Some(free) => Ok(free_budget(place.kind(), free)),
-            None => Err(Failure::world("how much memory is free cannot be read on this machine")
-                .hint("name a budget: `memory.budget = \"8GiB\"`")),
-        },
-    }
-}
-
-fn read_data(
-    recipe: &Recipe,
-    model: &Model,
-    request: &Request,
-    purpose: Purpose,
-    quiet: bool,
-) -> Result<Data, Failure> {
-    if recipe.data.train.is_empty() && purpose == Purpose::Plan {
-        return Ok(Data::Assumed { reason: "none is looked at".into() });
-    }
-    let read = |paths, key| read_set(recipe, paths, key, model, request, quiet);
-    let train = match read(&recipe.data.train, "data.train") {
-        Ok(prepared) => prepared,
-        Err(ReadData::Absent(reason)) if purpose == Purpose::Plan => {
-            return Ok(Data::Assumed { reason: reason.message });
-        }
-        Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
-    };
-    let evaluated = read_eval_sets(recipe, recipe.eval.task, model, request, quiet)?;
-    let eval = evaluated.loss;
-    let mut warnings = Vec::new();
-    for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
-        let of_set = prepared.into_iter().flat_map(|prepared| &prepared.warnings);
-        warnings.extend(of_set.map(|warning| format!("`{key}`: {warning}")));
-    }
-    let of_choices = evaluated.choices.iter().flat_map(|choices| &choices.warnings);
-    warnings.extend(of_choices.map(|warning| format!("`data.eval`: {warning}")));
-    let Prepared { set: train, origin, .. } = train;
-    let eval = eval.map(|prepared| prepared.set);
-    let options = BatchOptions {
-        batch: match recipe.train.batch {
-            Batch::Samples(samples) => BatchSize::Samples(samples as u64),
-            Batch::Tokens(tokens) => BatchSize::Tokens(tokens as u64),
-        },
-        run_length: match recipe.train.length {
-            Length::Steps(steps) => RunLength::Steps(steps),
-            Length::Epochs(epochs) => RunLength::Epochs(epochs),
-        },
-        seed: recipe.train.seed,
-        shuffle: recipe.data.shuffle,
-    };
-    let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
-    Ok(Data::Rows(Box::new(Rows { train, eval, choices: evaluated.choices, batches, origin, warnings })))
-}
-
-#[derive(Debug)]
-pub enum ReadData {
-    /// No file of that name, or no tokenizer for its text.
-    Absent(Failure),
-    Wrong(Failure),
-}
-
-pub fn read_set(
-    recipe: &Recipe,
-    paths: &[RecipePath],
-    key: &str,
-    model: &Model,
-    request: &Request,
-    quiet: bool,
-) -> Result<Prepared, ReadData> {
-    let files = data_files(paths, key).map_err(ReadData::Absent)?;
-    let limits = token_limits(recipe, request);
-    let (template, cache) = (template_choice(&recipe.data.template), own_cache().ok());
-    let options = PrepareOptions {
-        format: recipe.data.format,
-        template: &template,
-        loss_on: recipe.data.loss_on,
-        limits,
-        cache: cache.as_deref(),
-        threads: request.threads,
-        quiet,
-    };
-    prepare_set(&files, model, options).map_err(|error| {
-        let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
-        let failure = match &error {
-            // The recipe names a template that is not there or does not suit the rows.
-            PrepareError::Template(error) => Failure::recipe(error),
-            PrepareError::Tokens(
-                TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
-            )
-            | PrepareError::NoAnswers { .. }
-            | PrepareError::Format(FormatError::NoRows) => Failure::world(format!("`{key}`: {error}")),
-            _ => Failure::world(&error),
-        };
-        let failure = with_hint(failure, error.hint());
-        if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
-    })
-}
-
-pub fn template_choice(template: &Template) -> TemplateChoice {
-    match template {
-        Template::Auto => TemplateChoice::Auto,
-        Template::Named(name) => TemplateChoice::Named(name.clone()),
-        Template::File(path) => TemplateChoice::File(path.resolved.clone()),
-    }
-}
-
-/// The files that a key names.
-pub fn data_files(paths: &[RecipePath], key: &str) -> Result<Vec<PathBuf>, Failure> {
-    let patterns: Vec<String> =
-        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
-    find_files(&patterns, std::path::Path::new("/"))
-        .map_err(|error| with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
-}
-
-pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
-    TokenLimits {
-        vocab_size: request.spec.vocabulary as u32,
-        max_tokens: recipe.data.max_tokens as u32,
-        overflow: match recipe.data.overflow {
-            Overflow::Truncate => tokens::Overflow::Truncate,
-            Overflow::Drop => tokens::Overflow::Drop,
-            Overflow::Error => tokens::Overflow::Error,
-        },
-    }
-}
-
-#[cfg(test)]
-#[path = "job_tests.rs"]
-mod tests;

@@ -5,20 +5,24 @@
 //! their own, with what they take if the base lies as it does now and the answer is as long as a sample.
 //! Where the device is the CPU, RAM is the device. Left out: what the driver of a GPU takes of the host.
 
-use crate::export::model_file::{ExportOptions, MatrixType};
-use crate::merge::MergeOptions;
-use crate::merge::write::WORKERS;
+use crate::plan::budget::JobBudget;
 use crate::plan::disk::Footprint;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
-use crate::plan::job::{Data, Job, JobBudget};
+use crate::plan::job::Job;
+use crate::plan::model::written_storage;
 use crate::plan::planning::{pinned_bytes, process_context, program_bytes};
-use crate::train::trained_weights::written_storage;
+use crate::rows::data::Data;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
 use smidgen_ir::{DType, DeviceKind, Extent, Storage};
 use smidgen_recipe::Length;
 
 /// Bytes of each kind of memory.
+/// Bytes of a model that a merge worker or an export holds at a time.
+pub const FILE_BLOCK_BYTES: usize = 16 << 20;
+/// Threads of a merge.
+pub const MERGE_WORKERS: usize = 2;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spaces {
     /// RAM where the device is the CPU.
@@ -92,13 +96,13 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let tensors = TensorSizes::of(job);
     let program = |threads: usize| program_bytes(threads, tensors.count);
     let factors = factor_bytes(&job.request);
-    let blocks = (WORKERS * MergeOptions::default().block_bytes) as u64;
+    let blocks = (MERGE_WORKERS * FILE_BLOCK_BYTES) as u64;
     // A model has nothing to be merged.
     if job.request.trained.is_empty() {
-        let merge = program(WORKERS) + blocks + factors + tensors.held_bytes;
+        let merge = program(MERGE_WORKERS) + blocks + factors + tensors.held_bytes;
         add("merge", in_ram(merge, tensors.merged_bytes));
     }
-    let block = ExportOptions::new(MatrixType::F16).block_bytes as u64;
+    let block = FILE_BLOCK_BYTES as u64;
     let tokenizer = TOKENIZER_TOKEN_BYTES * job.request.spec.vocabulary as u64;
     let export = program(1) + block + factors + tensors.held_bytes + tokenizer;
     add("export", in_ram(export, tensors.exported_bytes));

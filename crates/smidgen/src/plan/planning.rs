@@ -4,18 +4,18 @@
 //! beforehand. Where there is no data, every sample is taken to be `max_tokens` long.
 //! Left out: what to do where nothing fits (`advice.rs`).
 
-use crate::eval::choice::ChoiceSet;
 use crate::failure::Failure;
 use crate::plan::advice::advise;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::disk;
 use crate::plan::host;
-use crate::plan::job::{Data, Job, Purpose, Rows};
+use crate::plan::job::{Job, Purpose};
 use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
+use crate::plan::model::written_storage;
 use crate::plan::profiles::ChosenProfile;
-use crate::session::weights::{at_once_bytes, load_scratch_bytes};
-use crate::train::trained_weights::{save_scratch_bytes, written_storage};
+use crate::rows::choice::ChoiceSet;
+use crate::rows::data::{Data, Rows};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,
@@ -24,6 +24,7 @@ use smidgen_compile::{
 use smidgen_data::format::RowFormat;
 use smidgen_data::micro_batch::{MicroBatch, largest_micro_batch};
 use smidgen_data::tokens::TokenSet;
+use smidgen_formats::encode::{at_once_bytes, load_scratch_bytes, save_scratch_bytes};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, Plan, Precision, Storage};

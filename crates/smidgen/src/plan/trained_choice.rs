@@ -4,9 +4,8 @@
 //! Left out: what is built of it (`smidgen_compile::leaves`) and where it is written (`train/trained_weights.rs`).
 
 use crate::failure::Failure;
-use crate::plan::job::{Job, build_storage};
+use smidgen_compile::DecoderSpec;
 use smidgen_compile::adapter;
-use smidgen_compile::{DecoderSpec, Request};
 use smidgen_ir::Storage;
 use smidgen_recipe::{Layers, Recipe, Targets};
 use std::collections::{BTreeSet, HashMap};
@@ -40,17 +39,6 @@ pub fn chosen_words(recipe: &Recipe) -> String {
         Targets::AllLinear => layers,
         Targets::Names(names) => format!("{} of {layers}", names.join(", ")),
     }
-}
-
-/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
-pub fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
-    let mut recipe = job.recipe.clone();
-    recipe.adapter.layers = Layers::Last(count);
-    let spec = &job.request.spec;
-    let trained = chosen_tensors(&recipe, spec).ok()?;
-    let mut storage = build_storage(recipe.model.base, spec, &job.model);
-    train_in_f32(&mut storage, &trained);
-    Some(Request { storage, trained, ..job.request.clone() })
 }
 
 /// The recipe's targets and layers as the compiler has them.

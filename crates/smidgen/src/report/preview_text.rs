@@ -4,8 +4,9 @@
 //! Left out: what is shown (`commands/preview.rs`).
 
 use crate::console::wrap::{columns, fold};
-use crate::plan::job::{Job, Rows};
+use crate::plan::job::Job;
 use crate::plan::planning::Planned;
+use crate::rows::data::Rows;
 use smidgen_data::tokens::{Sample, TokenSet};
 use smidgen_ir::grouped_digits::Grouped;
 use std::fmt::Write;

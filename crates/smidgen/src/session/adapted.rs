@@ -6,26 +6,18 @@
 
 use crate::failure::Failure;
 use crate::plan::host;
-use crate::plan::job::{build_storage, check_weights};
+use crate::plan::model::{build_storage, check_weights, read_decoder};
 use crate::session::adapters::read_adapter;
 use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options::{Moments, Optimizer};
-use smidgen_compile::{
-    AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits, model as decoder_model,
-};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use smidgen_recipe::BaseFormat;
-
-/// The decoder that a model's config describes.
-pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
-    decoder_model::read_spec(model.config())
-        .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))
-}
 
 /// What computes `model` as it lies, with `adapter` on it where there is one.
 pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {

@@ -2,13 +2,11 @@
 //!
 //! A tensor of the adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
 //! one leaf. What was written is read back and compared, so that a saved adapter is the trained one.
-//! Where the base itself is trained there is no adapter, and its tensors go the way of `trained_weights.rs`.
+//! Left out: full training, which has no adapter (`train/trained_state.rs`).
 
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::failure::Failure;
 use crate::plan::job::Job;
-use crate::train::resume::Start;
-use crate::train::trained_weights;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
@@ -16,7 +14,7 @@ use smidgen_formats::element::Element;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::peft::{
     self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
-    check_agreement, match_adapter, write_adapter,
+    match_adapter, write_adapter,
 };
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_ir::{Entry, Plan, ValueId};
@@ -95,11 +93,8 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
     AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor }
 }
 
-/// Fills every trained tensor: from another adapter, or as a fresh one begins.
+/// Fills every adapter tensor: from the adapter that the recipe names, or with fresh values.
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
-    if !job.request.trained.is_empty() {
-        return trained_weights::start_trained(executor, &job.request, &job.model);
-    }
     match &job.recipe.adapter.init {
         Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
         Init::Default => init_adapters(executor, job),
@@ -168,46 +163,6 @@ fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) 
     Ok(())
 }
 
-/// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
-/// headers only, so that it can be had before anything is written.
-pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
-    if !job.request.trained.is_empty() {
-        return match start {
-            Start::Checkpoint { folder, .. } => trained_weights::check_trained(plan, &job.request, folder),
-            Start::Beginning => Ok(()),
-        };
-    }
-    let places = adapter_places(plan, &job.request);
-    let tensors: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
-    check_agreement(&adapter_config(job), &tensors).map_err(Failure::recipe)?;
-    let folder = match (start, &job.recipe.adapter.init) {
-        (Start::Checkpoint { folder, .. }, _) => folder,
-        (Start::Beginning, Init::Adapter(path)) => &path.resolved,
-        (Start::Beginning, Init::Default) => return Ok(()),
-    };
-    let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
-        true => Failure::world(error),
-        false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
-    })?;
-    let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
-    if found != expected {
-        return Err(Failure::world(format!(
-            "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
-            folder.display()
-        ))
-        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
-    }
-    find_tensors(&places, &file).map(|_| ())
-}
-
-/// Reads what a checkpoint holds of the trained tensors.
-pub fn read_saved<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    match job.request.trained.is_empty() {
-        true => read_adapter(executor, &job.request, folder),
-        false => trained_weights::read_trained(executor, &job.request, folder),
-    }
-}
-
 /// Reads a PEFT adapter whose tensors are exactly those of the job.
 pub fn read_adapter<D: Device>(
     executor: &mut Executor<D>,
@@ -230,21 +185,13 @@ pub fn read_adapter<D: Device>(
 }
 
 /// The tensors of an adapter on disk, in the order of `places`.
-fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<TensorRef>, Failure> {
+pub fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<TensorRef>, Failure> {
     let expected: Vec<ExpectedTensor> = places
         .iter()
         .map(|place| ExpectedTensor { key: place.tensor.key.clone(), shape: place.tensor.shape.clone() })
         .collect();
     // The mismatch says its hints itself.
     match_adapter(&expected, file).map_err(Failure::world)
-}
-
-/// Writes the trained tensors into a checkpoint.
-pub fn save_trained<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    match job.request.trained.is_empty() {
-        true => save_adapter(executor, job, folder),
-        false => trained_weights::write_trained(executor, &job.request, folder),
-    }
 }
 
 /// Writes the adapter as PEFT has it, then reads it back and compares every byte.
@@ -316,7 +263,7 @@ impl Write for Comparison<'_> {
 }
 
 /// The `adapter_config.json` of a job.
-fn adapter_config(job: &Job) -> AdapterConfig {
+pub fn adapter_config(job: &Job) -> AdapterConfig {
     let adapter = &job.recipe.adapter;
     let mut config = AdapterConfig::new(
         adapter.rank,

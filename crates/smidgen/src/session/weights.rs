@@ -5,22 +5,19 @@
 
 use crate::failure::Failure;
 use smidgen_formats::element::Element;
-use smidgen_formats::load::{MAX_PIECE_BYTES, read_tensor_into};
+use smidgen_formats::encode::{COPY_BYTES, encode_weight};
+use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::tensor_ref::TensorRef;
-use smidgen_formats::weight::{Weight, WeightError, WeightRows};
-use smidgen_ir::quant::Encoding;
-use smidgen_ir::storage::BNB4_BLOCK;
+use smidgen_formats::weight::Weight;
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::ops::Range;
 
 /// Bytes that pass through host memory at a time; below what the promise on allocations counts.
-pub const PIECE_BYTES: usize = MAX_PIECE_BYTES / 2;
-
-/// Elements that are converted or quantized at a time, or one row where that is more.
-pub const PIECE_ELEMENTS: usize = 16 << 10;
+pub const PIECE_BYTES: usize = COPY_BYTES;
 
 /// Fills every base weight that is not trained from the checkpoint.
 pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &Model) -> Result<(), Failure> {
@@ -48,72 +45,6 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
             encode_weight(&weight, storage, bytes, &mut |_, _| {})
         })
         .map_err(Failure::world)
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum EncodeWeightError {
-    #[error(transparent)]
-    Weight(#[from] WeightError),
-    #[error(transparent)]
-    Quant(#[from] smidgen_ir::quant::QuantError),
-}
-
-/// Converts a whole weight into `bytes`, some rows at a time, each shown to `look` with the number of its first.
-pub fn encode_weight(
-    weight: &Weight,
-    storage: Storage,
-    bytes: &mut [u8],
-    look: &mut dyn FnMut(usize, &[f32]),
-) -> Result<(), EncodeWeightError> {
-    let (rows, columns) = weight.rows_and_columns();
-    let mut encoding = Encoding::begin(storage, rows, columns, bytes)?;
-    let step = rows_at_a_time(columns, encoding.piece_elements());
-    let mut floats = vec![0.0; step.min(rows) * columns];
-    let mut source = WeightRows::open(weight)?;
-    for first in (0..rows).step_by(step) {
-        let count = step.min(rows - first);
-        let floats = &mut floats[..count * columns];
-        source.read(first, count, floats)?;
-        look(first, floats);
-        encoding.append(floats);
-    }
-    encoding.finish();
-    Ok(())
-}
-
-/// Heap that filling a value of `storage` from the weight takes for a while, in bytes.
-pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
-    if weight.storage() == Some(storage) {
-        return 0;
-    }
-    let (rows, columns) = weight.rows_and_columns();
-    let scales = match storage {
-        Storage::Bnb4 { .. } => 4 * (rows * columns).div_ceil(BNB4_BLOCK),
-        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
-    };
-    let whole = match weight {
-        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
-        Weight::Plain(_) | Weight::Gguf(_) => 0,
-    };
-    // The floats of a piece, and the bytes that they are read from.
-    scales + whole + 8 * PIECE_ELEMENTS.max(columns)
-}
-
-/// Bytes of a weight that is encoded as a whole: on its way to a file it is in memory once.
-pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
-    let is_streamed = weight.storage() == Some(storage)
-        || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
-    let (rows, columns) = weight.rows_and_columns();
-    if is_streamed { 0 } else { storage.bytes(rows, columns) }
-}
-
-/// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
-pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
-    let (mut common, mut rest) = (columns, unit);
-    while rest > 0 {
-        (common, rest) = (rest, common % rest);
-    }
-    (PIECE_ELEMENTS / columns).max(1).next_multiple_of(unit / common.max(1))
 }
 
 /// Streams bytes of a value from the device to a writer.
@@ -167,6 +98,18 @@ pub fn leaf_names(plan: &Plan, kind: LeafKind) -> Vec<(ValueId, String)> {
 
 pub fn leaf(plan: &Plan, name: &str) -> ValueId {
     plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no leaf `{name}`"))
+}
+
+/// Sets all leaves of a kind to zero.
+pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
+    for (id, _) in leaf_names(executor.plan(), kind) {
+        let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
+            piece.fill(0);
+            Ok(())
+        });
+        result.map_err(Failure::world)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

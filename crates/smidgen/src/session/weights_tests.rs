@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::four_bit::{Part, file_of, floats, part, parts_of};
+use smidgen_formats::encode::{PIECE_ELEMENTS, rows_at_a_time};
+use smidgen_formats::weight::WeightRows;
 use smidgen_ir::Code4;
 use smidgen_ir::quant;
 use std::path::{Path, PathBuf};

@@ -7,8 +7,9 @@
 use super::free_memory::FreeMemory;
 use super::trainer::RunPolicy;
 use crate::failure::Failure;
-use crate::plan::job::{Data, Job};
+use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};
+use crate::rows::data::Data;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::MicroTokens;
 use smidgen_runtime::device::DeviceMemory;

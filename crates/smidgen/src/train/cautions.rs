@@ -4,7 +4,8 @@
 //! by the recipe and does not stand here. Left out: what the data says about itself.
 
 use super::lr::warmup_steps;
-use crate::plan::job::{Job, Rows};
+use crate::plan::job::Job;
+use crate::rows::data::Rows;
 use smidgen_recipe::{Batch, Warmup};
 
 /// What the rules look at.

@@ -12,16 +12,17 @@ use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
-use super::run_dir::{Product, RunDir};
+use super::run_dir::RunDir;
 use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, check_room, with_room};
 use crate::plan::host;
-use crate::plan::job::{Data, Job, Rows};
+use crate::plan::job::Job;
 use crate::plan::life::LifePhase;
 use crate::plan::planning::Planned;
-use crate::report::{plan_json, plan_table};
+use crate::plan::product::Product;
+use crate::rows::data::{Data, Rows};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
 use smidgen_recipe::{Budget, render_job};
@@ -41,6 +42,15 @@ pub struct Course<'a> {
     /// Whether memory is looked at after every step.
     pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
+    /// The plan as `plan.txt` and `plan.json` have it; training itself knows no words.
+    pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
+}
+
+/// A plan in words and as JSON.
+#[derive(Clone, Debug)]
+pub struct PlanTexts {
+    pub table: String,
+    pub json: String,
 }
 
 /// Memory after a step.
@@ -103,9 +113,13 @@ impl Course<'_> {
         loop {
             planned = self.settle(job, planned, &mut device)?;
             if plans == 1 {
-                (self.say)(plan_table::render_table(job, &planned).trim_end());
+                (self.say)((self.render_plan)(job, &planned).table.trim_end());
             }
-            check_room(&self.dir, &Footprint::of(&planned.solution.plan, job, total_steps))?;
+            check_room(
+                self.dir.path(),
+                self.dir.checkpoints().len() as u64,
+                &Footprint::of(&planned.solution.plan, job, total_steps),
+            )?;
             let grows = job.recipe.memory.adapt && may_grow(job, &planned)?;
             // Everything that can be refused is refused above: from here on the folder is written.
             let is_new = !self.dir.path().exists();
@@ -301,10 +315,10 @@ impl Course<'_> {
     }
 
     fn write_run_files(&self, job: &Job, planned: &Planned) -> Result<(), Failure> {
-        let table = plan_table::render_table(job, planned);
+        let PlanTexts { table, json } = (self.render_plan)(job, planned);
         let dir = &self.dir;
         dir.write_text("recipe.toml", self.recipe_text)?;
-        dir.write_text("plan.json", &plan_json::render_text(&plan_json::render_json(planned)))?;
+        dir.write_text("plan.json", &json)?;
         dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;
         dir.write_text("job.toml", &render_job(&job.recipe))
     }

@@ -5,8 +5,9 @@
 //! nothing is counted. Left out where the run begins with a micro-batch as large.
 
 use super::metrics::read_rss;
-use super::trainer::{Trainer, clear, device_failure};
+use super::trainer::Trainer;
 use crate::failure::Failure;
+use crate::session::weights::clear;
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{Packing, largest_samples, token_and_row_count};
 use smidgen_data::tokens::TokenSet;
@@ -37,9 +38,9 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();
-        self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
+        self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
         // Waits for a device that is still at work, so that its failure is known here.
-        self.feed.read_report(&mut self.executor).map_err(device_failure)?;
+        self.feed.read_report(&mut self.executor).map_err(Failure::world)?;
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
         self.refuse_above_plan()?;

@@ -5,10 +5,10 @@
 
 use super::metrics::EvalRow;
 use super::replay::find_culprit;
-use super::trainer::{Trainer, device_failure};
+use super::trainer::Trainer;
 use crate::failure::Failure;
-use crate::plan::job::Rows;
 use crate::plan::planning::for_each_eval_batch;
+use crate::rows::data::Rows;
 use crate::session::likelihood::{check_finite, log_likelihoods};
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
@@ -69,9 +69,9 @@ impl<D: Device> Trainer<'_, D> {
             samples += u64::from(range.end - range.start);
             tokens += extent.tokens as u64;
             supervised += extent.rows as u64;
-            self.executor.run(Entry::Eval, &extent).map_err(device_failure)
+            self.executor.run(Entry::Eval, &extent).map_err(Failure::world)
         })?;
-        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(device_failure)?;
+        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(Failure::world)?;
         if !sum.is_finite() {
             return Err(self.eval_not_finite(set, step, sum));
         }

@@ -5,6 +5,7 @@
 
 pub mod adapt;
 pub mod cautions;
+pub mod check_start;
 pub mod course;
 mod dry_step;
 mod evaluation;
@@ -23,6 +24,7 @@ pub mod replay;
 pub mod resume;
 pub mod run_dir;
 pub mod standing;
+pub mod trained_state;
 pub mod trained_weights;
 pub mod trainer;
 pub mod trainer_state;

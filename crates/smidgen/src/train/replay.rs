@@ -4,7 +4,6 @@
 //! The update of such a step changed nothing and set the gradients back to zero, so that the replay does what the
 //! step did. Nothing is written to disk. Weights in blocks are not looked into: the operation that reads them tells.
 
-use super::trainer::device_failure;
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
@@ -50,10 +49,10 @@ pub fn find_culprit<D: Device>(
     let extent = batch.map_or(executor.plan().extent, MicroBatch::extent);
     let steps = executor.plan().entry(entry).steps.clone();
     for (index, step) in steps.iter().enumerate() {
-        executor.run_step(entry, index, &extent).map_err(device_failure)?;
+        executor.run_step(entry, index, &extent).map_err(Failure::world)?;
         let written = step.outputs.iter().chain(&step.updates);
         for id in written.copied() {
-            let found = first_not_finite(executor, id, &extent).map_err(device_failure)?;
+            let found = first_not_finite(executor, id, &extent).map_err(Failure::world)?;
             let Some((element, what)) = found else { continue };
             let plan = executor.plan();
             return Ok(Some(Culprit {

@@ -6,14 +6,16 @@
 
 use super::loss_scale::LossScale;
 use super::metrics::last_step;
-use super::run_dir::{Product, RunDir};
+use super::run_dir::RunDir;
 use super::standing::Standing;
+use super::trained_state;
 use super::trainer::RunPolicy;
 use super::trainer_state::was_stopped_early;
 use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
-use crate::session::{adapters, weights};
+use crate::plan::product::Product;
+use crate::session::weights;
 use serde::{Deserialize, Serialize};
 use smidgen_compile::options::Recompute;
 use smidgen_compile::{Away, Policy};
@@ -198,7 +200,7 @@ pub fn write_state<D: Device>(
     loss_scale: Option<LossScale>,
     folder: &Path,
 ) -> Result<(), Failure> {
-    adapters::save_trained(executor, job, folder)?;
+    trained_state::save_trained(executor, job, folder)?;
     let (places, specs): (Vec<MomentPlace>, Vec<TensorSpec>) =
         moment_tensors(executor.plan()).into_iter().unzip();
     write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
@@ -241,7 +243,7 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
 
 /// Reads the trained tensors and the moments of a checkpoint.
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    adapters::read_saved(executor, job, folder)?;
+    trained_state::read_saved(executor, job, folder)?;
     let path = folder.join(MOMENTS_FILE);
     let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
     let mut scratch = vec![0u8; 16 << 10];

@@ -4,52 +4,10 @@
 //! final adapter or model appear whole, under their name, or not at all.
 
 use crate::failure::Failure;
+use crate::plan::product::Product;
 use smidgen_formats::whole_file::{sync_folder, write_whole};
-use smidgen_recipe::{AdapterKind, Recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// What a run makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Product {
-    Adapter,
-    Model,
-}
-
-impl Product {
-    pub fn of(recipe: &Recipe) -> Product {
-        match recipe.adapter.kind {
-            AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {
-                Product::Adapter
-            }
-            AdapterKind::Full => Product::Model,
-        }
-    }
-
-    /// Its folder in that of the run, which is also the word for it.
-    pub fn folder(self) -> &'static str {
-        match self {
-            Product::Adapter => "adapter",
-            Product::Model => "model",
-        }
-    }
-
-    /// The word with its article.
-    pub fn one(self) -> &'static str {
-        match self {
-            Product::Adapter => "an adapter",
-            Product::Model => "a model",
-        }
-    }
-
-    /// The file without which it is none.
-    pub fn config(self) -> &'static str {
-        match self {
-            Product::Adapter => "adapter_config.json",
-            Product::Model => "config.json",
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub struct RunDir {

@@ -9,14 +9,15 @@
 use crate::failure::Failure;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
-use crate::merge::original::{DECODED, OriginalModel};
+use crate::merge::original::OriginalModel;
 use crate::merge::shards::{INDEX_FILE, SHARD_BYTES, render_index, shard_name, split};
 use crate::merge::sidecar::write_sidecars;
 use crate::plan::job::Job;
 use crate::session::adapters::Comparison;
-use crate::session::weights::{self, PIECE_ELEMENTS, leaf, load_weight};
+use crate::session::weights::{self, leaf, load_weight};
 use smidgen_compile::Request;
 use smidgen_formats::element::Element;
+use smidgen_formats::encode::PIECE_ELEMENTS;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::SafetensorsFile;
@@ -24,7 +25,7 @@ use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_saf
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_formats::whole_file::write_whole;
-use smidgen_ir::{DType, Extent, Plan, Storage, ValueId};
+use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::path::Path;
@@ -135,45 +136,6 @@ impl Output {
     }
 }
 
-/// The type that a tensor of the base is written in.
-fn written_element(weight: &Weight) -> Element {
-    match weight.storage() {
-        Some(Storage::Plain(DType::F32)) => Element::F32,
-        Some(Storage::Plain(DType::Bf16)) => Element::Bf16,
-        Some(Storage::Plain(DType::F16)) => Element::F16,
-        _ => DECODED,
-    }
-}
-
-/// How each tensor of the base lies in the model that the run ends with; `None` where there are no weights to look at.
-pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
-    model.weight(name).map(|weight| match written_element(&weight) {
-        Element::Bf16 => Storage::Plain(DType::Bf16),
-        Element::F16 => Storage::Plain(DType::F16),
-        _ => Storage::F32,
-    })
-}
-
-/// Bytes of the tensors of that model.
-pub fn model_bytes(request: &Request, model: &Model) -> u64 {
-    let tensors = request.spec.tensors().into_iter().map(|tensor| {
-        let (rows, columns) = tensor.shape.at(&Extent::default());
-        let assumed = request.storage_of(&tensor.name);
-        written_storage(model, &tensor.name).unwrap_or(assumed).bytes(rows, columns) as u64
-    });
-    tensors.sum()
-}
-
-/// Heap that copying a weight that is not trained takes for a while, in bytes.
-pub fn save_scratch_bytes(weight: &Weight) -> usize {
-    let (rows, columns) = weight.rows_and_columns();
-    match weight {
-        Weight::Plain(_) => weights::PIECE_BYTES,
-        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns) + 8 * PIECE_ELEMENTS.max(columns),
-        Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
-    }
-}
-
 /// Writes the weights of the whole model, in shards where they are large; what was trained is compared afterwards.
 pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     write_shards(executor, job, folder, SHARD_BYTES)
@@ -189,7 +151,7 @@ fn write_shards<D: Device>(
         .map(|tensor| {
             let weight =
                 job.model.weight(&tensor.name).expect("the job has checked that every weight is there");
-            let element = written_element(&weight);
+            let element = weight.written_element();
             if job.request.trained.contains(&tensor.name) {
                 return Output::trained(executor.plan(), tensor.name, element);
             }

@@ -3,8 +3,10 @@
 
 use super::*;
 use crate::plan::job::Purpose;
+use crate::plan::model::model_bytes;
 use crate::plan::planning::plan_job;
 use serde_json::Value;
+use smidgen_ir::Storage;
 use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::AnyDevice;
 use std::collections::{BTreeMap, BTreeSet};

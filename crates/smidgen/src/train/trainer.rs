@@ -17,15 +17,19 @@ use super::monitor::{self, Looked};
 use super::phases::{Phase, PhaseMeter};
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
-use super::run_dir::{Product, RunDir};
+use super::run_dir::RunDir;
 use super::standing::{Evaluated, Standing};
+use super::trained_state;
 use super::trained_weights;
 use super::trainer_state::{Moment, write_trainer_state};
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, with_room};
-use crate::plan::job::{Data, Job};
+use crate::plan::job::Job;
+use crate::plan::product::Product;
+use crate::rows::data::Data;
 use crate::session::feed::{Feed, StepReport};
+use crate::session::weights::clear;
 use crate::session::{adapters, weights};
 use smidgen_compile::Policy;
 use smidgen_data::batch::BatchPlan;
@@ -34,8 +38,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::beside::save_beside;
 use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_recipe::{Batch, Warmup};
-use smidgen_runtime::device::FillError;
-use smidgen_runtime::{Device, DeviceError, Executor};
+use smidgen_runtime::{Device, Executor};
 use std::time::Instant;
 
 /// What a run reports when it ends.
@@ -124,7 +127,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         run_policy: RunPolicy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
-        let executor = Executor::load(plan, device).map_err(device_failure)?;
+        let executor = Executor::load(plan, device).map_err(Failure::world)?;
         Trainer::fill(job, executor, dir, run_policy, start)
     }
 
@@ -144,10 +147,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
         match start {
-            Start::Beginning => adapters::start_adapters(&mut executor, job)?,
+            Start::Beginning => trained_state::start(&mut executor, job)?,
             Start::Checkpoint { folder, .. } => resume::read_state(&mut executor, job, folder)?,
         }
-        executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
+        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
         Ok(Trainer {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
@@ -219,7 +222,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let settings = &job.recipe.train;
         let updated = (0..first).filter(|step| schedule.lr(*step) > 0.0).take(liveness::UPDATES as usize);
         if (updated.count() as u64) < liveness::UPDATES {
-            self.liveness = Some(Liveness::begin(&mut self.executor, job).map_err(device_failure)?);
+            self.liveness = Some(Liveness::begin(&mut self.executor, job).map_err(Failure::world)?);
         }
         let mut outcome = Outcome {
             steps: first,
@@ -366,7 +369,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         if job.recipe.train.early_stop > 0
             && let Some(best) = standing.best_saved.filter(|best| best.step != moment.step)
         {
-            adapters::read_saved(&mut executor, job, &dir.checkpoint(best.step))?;
+            trained_state::read_saved(&mut executor, job, &dir.checkpoint(best.step))?;
         }
         let product = Product::of(&job.recipe);
         let mut warnings = Vec::new();
@@ -430,7 +433,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.micro_batch.fill(train, chosen).map_err(Failure::world)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
-            self.executor.run(Entry::MicroStep, &extent).map_err(device_failure)?;
+            self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
             if let Some(liveness) = &mut self.liveness {
                 let positions = &self.micro_batch.positions;
                 liveness.see_positions(self.micro_batch.rows.iter().map(|row| positions[*row as usize]));
@@ -454,14 +457,14 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn begin_update(&mut self, begun: &BegunStep) -> Result<(), Failure> {
         let BegunStep { step, lr, .. } = *begun;
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
-            liveness.see_gradients(&mut self.executor).map_err(device_failure)?;
+            liveness.see_gradients(&mut self.executor).map_err(Failure::world)?;
         }
         let scale = self.scale();
         self.feed.write_hyper(&mut self.executor, lr, step + 1, scale);
         let extent = self.executor.plan().extent;
-        self.executor.run(Entry::Update, &extent).map_err(device_failure)?;
-        self.executor.run(Entry::Refresh, &extent).map_err(device_failure)?;
-        self.feed.begin_report(&mut self.executor).map_err(device_failure)
+        self.executor.run(Entry::Update, &extent).map_err(Failure::world)?;
+        self.executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        self.feed.begin_report(&mut self.executor).map_err(Failure::world)
     }
 
     /// Waits for the report of a step and makes its row.
@@ -471,13 +474,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         begun: BegunStep,
         progress: &Progress,
     ) -> Result<MetricsRow, Failure> {
-        let mut report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+        let mut report = self.feed.finish_report(&mut self.executor).map_err(Failure::world)?;
         let mut overflows = 0;
         while !report.finite && self.loss_scale.as_mut().is_some_and(LossScale::shrink) {
             overflows += 1;
             self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised)?;
             self.begin_update(&begun)?;
-            report = self.feed.finish_report(&mut self.executor).map_err(device_failure)?;
+            report = self.feed.finish_report(&mut self.executor).map_err(Failure::world)?;
         }
         if let Some(loss_scale) = self.loss_scale.as_mut().filter(|_| report.finite) {
             loss_scale.see_finite();
@@ -607,20 +610,4 @@ fn not_finite(
         ),
         _ => failure.hint("a lower `train.lr` is the usual remedy; checkpoints written before are intact"),
     }
-}
-
-pub fn device_failure(error: DeviceError) -> Failure {
-    Failure::world(error)
-}
-
-/// Sets all leaves of a kind to zero.
-pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
-    for (id, _) in weights::leaf_names(executor.plan(), kind) {
-        let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
-            piece.fill(0);
-            Ok(())
-        });
-        result.map_err(Failure::world)?;
-    }
-    Ok(())
 }

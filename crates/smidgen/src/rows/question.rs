@@ -6,7 +6,7 @@
 //! Left out: what becomes of the answers.
 
 use crate::failure::Failure;
-use crate::plan::job::template_choice;
+use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
 use smidgen_data::example::{Conversation, Example};
 use smidgen_data::format::{FormatError, RowFormat, read_examples, recognize};

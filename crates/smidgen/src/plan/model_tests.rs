@@ -6,7 +6,7 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use smidgen_ir::Block;
 use smidgen_recipe::ClosedWord;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const BASES: [BaseFormat; 7] = [
     BaseFormat::AsStored,

@@ -5,9 +5,9 @@
 
 use super::*;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
-use crate::eval::question::read_questions;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
+use crate::rows::question::read_questions;
 use crate::session::adapted::build_adapted_request;
 use serde_json::json;
 use smidgen_compile::Request;
@@ -249,7 +249,7 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
     // The samples are in the host's memory, which is not what the budget is for.
     assert!((measured..measured + (16 << 20)).contains(&plan.context_bytes), "{}", plan.context_bytes);
     assert_eq!(plan.peak_bytes, plan.plan.reserved_bytes() as u64 + plan.context_bytes);
-    let table = plan.render(means);
+    let table = crate::report::evaluation_table::render_evaluation_table(&plan, means);
     assert!(table.lines().next().unwrap().ends_with(" · cuda:0, which is not here"), "{table}");
     assert!(table.contains("the driver's, with kernels and cuBLASLt"), "{table}");
     let small = Means { budget_bytes: measured, ..means };

@@ -1,0 +1,92 @@
+//! A stored weight in another storage: decoded, and converted or quantized, a few rows at a time.
+//!
+//! Nothing is held twice: the target is filled in place, and the scratch is a few rows. How much scratch a weight
+//! needs is known beforehand, so that a plan can count it.
+
+use crate::load::MAX_PIECE_BYTES;
+use crate::weight::{Weight, WeightError, WeightRows};
+use smidgen_ir::Storage;
+use smidgen_ir::quant::Encoding;
+use smidgen_ir::storage::BNB4_BLOCK;
+
+/// Bytes of a plain weight that are copied at a time.
+pub const COPY_BYTES: usize = MAX_PIECE_BYTES / 2;
+
+/// Elements that are converted or quantized at a time, or one row where that is more.
+pub const PIECE_ELEMENTS: usize = 16 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeWeightError {
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Quant(#[from] smidgen_ir::quant::QuantError),
+}
+
+/// Converts a whole weight into `bytes`, some rows at a time, each shown to `look` with the number of its first.
+pub fn encode_weight(
+    weight: &Weight,
+    storage: Storage,
+    bytes: &mut [u8],
+    look: &mut dyn FnMut(usize, &[f32]),
+) -> Result<(), EncodeWeightError> {
+    let (rows, columns) = weight.rows_and_columns();
+    let mut encoding = Encoding::begin(storage, rows, columns, bytes)?;
+    let step = rows_at_a_time(columns, encoding.piece_elements());
+    let mut floats = vec![0.0; step.min(rows) * columns];
+    let mut source = WeightRows::open(weight)?;
+    for first in (0..rows).step_by(step) {
+        let count = step.min(rows - first);
+        let floats = &mut floats[..count * columns];
+        source.read(first, count, floats)?;
+        look(first, floats);
+        encoding.append(floats);
+    }
+    encoding.finish();
+    Ok(())
+}
+
+/// Heap that filling a value of `storage` from the weight takes for a while, in bytes.
+pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
+    if weight.storage() == Some(storage) {
+        return 0;
+    }
+    let (rows, columns) = weight.rows_and_columns();
+    let scales = match storage {
+        Storage::Bnb4 { .. } => 4 * (rows * columns).div_ceil(BNB4_BLOCK),
+        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
+    };
+    let whole = match weight {
+        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
+        Weight::Plain(_) | Weight::Gguf(_) => 0,
+    };
+    // The floats of a piece, and the bytes that they are read from.
+    scales + whole + 8 * PIECE_ELEMENTS.max(columns)
+}
+
+/// Bytes of a weight that is encoded as a whole: on its way to a file it is in memory once.
+pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
+    let is_streamed = weight.storage() == Some(storage)
+        || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
+    let (rows, columns) = weight.rows_and_columns();
+    if is_streamed { 0 } else { storage.bytes(rows, columns) }
+}
+
+/// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
+pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
+    let (mut common, mut rest) = (columns, unit);
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    (PIECE_ELEMENTS / columns).max(1).next_multiple_of(unit / common.max(1))
+}
+
+/// Heap that copying a weight that is not trained takes for a while, in bytes.
+pub fn save_scratch_bytes(weight: &Weight) -> usize {
+    let (rows, columns) = weight.rows_and_columns();
+    match weight {
+        Weight::Plain(_) => COPY_BYTES,
+        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns) + 8 * PIECE_ELEMENTS.max(columns),
+        Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
+    }
+}

@@ -1,0 +1,148 @@
+//! The model of a job: opened, checked against its config, and how each of its tensors is stored in memory.
+//!
+//! Weights are opened but not read. A checkpoint that contradicts its config is refused here, with every difference.
+//! Left out: fetching (`hub/`) and loading (`session/weights.rs`).
+
+use crate::failure::Failure;
+use crate::hub::{self, Access, Located, Want};
+use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
+use smidgen_formats::element::Element;
+use smidgen_formats::model::Model;
+use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
+use smidgen_recipe::{BaseFormat, ModelPath};
+use std::collections::{HashMap, HashSet};
+
+pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
+    match hub::locate(path, want, access)? {
+        Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::world),
+        Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::world),
+    }
+}
+
+/// The decoder that a model's config describes.
+pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
+    decoder_model::read_spec(model.config())
+        .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))
+}
+
+/// The checkpoint holds exactly the tensors that the config describes, in their shapes.
+pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
+    if !model.has_weights() {
+        return Ok(());
+    }
+    let mut problems: Vec<String> = Vec::new();
+    let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
+    for tensor in spec.tensors() {
+        let expected = constant_dims(&tensor.shape);
+        match model.weight(&tensor.name) {
+            None => problems.push(format!("`{}` is missing", tensor.name)),
+            Some(found) if found.shape() != expected => {
+                problems.push(format!(
+                    "`{}` is {:?}, the config says {expected:?}",
+                    tensor.name,
+                    found.shape()
+                ));
+            }
+            Some(found) if !is_trainable_on(&tensor.shape, found.storage()) => {
+                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
+            }
+            Some(_) => {}
+        }
+        known.insert(tensor.name);
+    }
+    let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name));
+    problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let place = model.path().display();
+    let more = problems.len().saturating_sub(8);
+    problems.truncate(8);
+    if more > 0 {
+        problems.push(format!("and {more} more"));
+    }
+    let problems = problems.join("\n  ");
+    Err(match model {
+        Model::Folder { .. } => {
+            Failure::world(format!("config.json contradicts the weights in `{place}`\n  {problems}"))
+                .hint("config.json and the safetensors files have to come from the same model")
+        }
+        Model::Gguf { .. } => {
+            Failure::world(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
+        }
+    })
+}
+
+/// Whether operations can read a tensor as it lies: matrices in any storage, vectors as plain numbers.
+fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
+    storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
+}
+
+fn constant_dims(shape: &Shape) -> Vec<usize> {
+    shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
+}
+
+/// How every tensor of the model will lie in memory.
+pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
+    let linears: HashSet<String> = spec
+        .linears()
+        .into_iter()
+        .filter(|linear| linear.layer.is_some())
+        .map(|linear| format!("{}.weight", linear.path))
+        .collect();
+    let assumed = assumed_storage(spec, model);
+    let storage = spec.tensors().into_iter().map(|tensor| {
+        let is_linear = linears.contains(&tensor.name);
+        let stored = match model.weight(&tensor.name).and_then(|weight| weight.storage()) {
+            Some(storage) => storage,
+            None if is_linear => assumed,
+            None => Storage::Plain(spec.stored),
+        };
+        let nf4 = |double| Storage::Bnb4 { code: Code4::Nf4, double };
+        let storage = match base {
+            BaseFormat::AsStored => stored,
+            BaseFormat::F32 => Storage::F32,
+            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
+            BaseFormat::F16 => Storage::Plain(DType::F16),
+            BaseFormat::Int8 if is_linear => Storage::Int8Rows,
+            BaseFormat::Nf4 if is_linear => nf4(true),
+            BaseFormat::Nf4Single if is_linear => nf4(false),
+            BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
+        };
+        (tensor.name, storage)
+    });
+    storage.collect()
+}
+
+/// How linears lie where there are no weights to look at: as the config says.
+fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
+    let quantization = &model.config()["quantization_config"];
+    if model.has_weights() || quantization["load_in_4bit"] != true {
+        return Storage::Plain(spec.stored);
+    }
+    let code = if quantization["bnb_4bit_quant_type"] == "nf4" { Code4::Nf4 } else { Code4::Fp4 };
+    Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
+}
+
+/// The storage of a tensor of the base in the model that full training writes; `None` where there are no weights to look at.
+pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
+    model.weight(name).map(|weight| match weight.written_element() {
+        Element::Bf16 => Storage::Plain(DType::Bf16),
+        Element::F16 => Storage::Plain(DType::F16),
+        _ => Storage::F32,
+    })
+}
+
+/// Bytes of the tensors of that model.
+pub fn model_bytes(request: &Request, model: &Model) -> u64 {
+    let tensors = request.spec.tensors().into_iter().map(|tensor| {
+        let (rows, columns) = tensor.shape.at(&Extent::default());
+        let assumed = request.storage_of(&tensor.name);
+        written_storage(model, &tensor.name).unwrap_or(assumed).bytes(rows, columns) as u64
+    });
+    tensors.sum()
+}
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

@@ -1,0 +1,39 @@
+//! The budget table of an evaluation.
+
+use super::plan_table::elsewhere_lines;
+use crate::eval::evaluator::{EvalPlan, Means};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::{Category, DeviceKind};
+use std::fmt::Write;
+
+/// The budget table.
+pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> String {
+    let budget = if means.stated { "budget" } else { "free" };
+    let mut text = format!(
+        "{} · evaluation · {budget} {} · {}\n",
+        evaluation.plan.title,
+        format_bytes(means.budget_bytes),
+        means.place.describe()
+    );
+    let mut line = |name: &str, bytes: u64, note: &str| {
+        let content = format!("  {name:<16}{:>12}   {note}", format_bytes(bytes));
+        writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+    };
+    for (category, bytes) in &evaluation.plan.peak().rows {
+        let note = match category {
+            Category::Activations => format!("{} tokens at the same time", evaluation.plan.extent.tokens),
+            _ => String::new(),
+        };
+        if *bytes > 0 {
+            line(&category.name().replace('_', " "), *bytes as u64, &note);
+        }
+    }
+    let context = match evaluation.plan.device {
+        DeviceKind::Cpu => "the program, its stacks and the data",
+        DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
+    };
+    line("context", evaluation.context_bytes, context);
+    let spare = format_bytes(means.budget_bytes - evaluation.peak_bytes);
+    line("peak", evaluation.peak_bytes, &format!("fits, {spare} to spare"));
+    text + &elsewhere_lines(&evaluation.plan)
+}

@@ -1,0 +1,34 @@
+//! The budget table of a generation: what is reserved for weights, the cache and one pass.
+
+use super::plan_table::elsewhere_lines;
+use crate::plan::generation::GenerationPlan;
+use smidgen_compile::DecodeShape;
+use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::format_bytes;
+use std::fmt::Write;
+
+/// The budget table of a generation.
+pub fn render_generation_table(generation: &GenerationPlan) -> String {
+    let DecodeShape { slots, positions, cache_rows, new_tokens } = generation.shape;
+    let budget = if generation.stated { "budget" } else { "free" };
+    let mut text = String::new();
+    let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
+    let bytes = format_bytes(generation.budget_bytes);
+    line(format!("{} · {budget} {bytes} · {}", generation.plan.title, generation.device));
+    for (name, bytes) in generation.rows() {
+        let note = match name {
+            "keys and values" if slots == 1 => format!("{positions} tokens, and their logits"),
+            "keys and values" => format!("{cache_rows} tokens of {slots} sequences, and their logits"),
+            "activations" => format!("{new_tokens} tokens at the same time"),
+            "context" if generation.plan.device == DeviceKind::Cuda => {
+                "the driver's, with kernels and cuBLASLt".into()
+            }
+            "context" => "the program, its stacks and the tokenizer".into(),
+            _ => String::new(),
+        };
+        line(format!("  {name:<16}{:>12}   {note}", format_bytes(bytes)));
+    }
+    let spare = format_bytes(generation.budget_bytes - generation.peak_bytes);
+    line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(generation.peak_bytes)));
+    text + &elsewhere_lines(&generation.plan)
+}

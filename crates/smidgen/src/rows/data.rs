@@ -1,0 +1,81 @@
+//! The rows of a job: what is trained on, what is evaluated, and in which batches.
+//!
+//! A plan may go on without data; then it assumes that every sample has `data.max_tokens` tokens.
+
+use super::choice::ChoiceSet;
+use super::sets::{ReadData, read_eval_sets, read_set};
+use crate::failure::Failure;
+use smidgen_compile::Request;
+use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use smidgen_data::prepare::{Origin, Prepared};
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::model::Model;
+use smidgen_recipe::{Batch, Length, Recipe};
+
+/// Rows to train on, or what a plan assumes where there are none.
+#[derive(Debug)]
+pub enum Data {
+    Rows(Box<Rows>),
+    /// Every sample has `max_tokens` tokens, all supervised.
+    Assumed {
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+pub struct Rows {
+    pub train: TokenSet,
+    pub eval: Option<TokenSet>,
+    /// Where `eval.task` is a choice.
+    pub choices: Option<ChoiceSet>,
+    pub batches: BatchPlan,
+    /// What the rows of `data.train` were taken for.
+    pub origin: Origin,
+    pub warnings: Vec<String>,
+}
+
+/// `may_be_absent`: without its files the data is assumed rather than an error.
+pub fn read_data(
+    recipe: &Recipe,
+    model: &Model,
+    request: &Request,
+    may_be_absent: bool,
+    quiet: bool,
+) -> Result<Data, Failure> {
+    if recipe.data.train.is_empty() && may_be_absent {
+        return Ok(Data::Assumed { reason: "none is looked at".into() });
+    }
+    let read = |paths, key| read_set(recipe, paths, key, model, request, quiet);
+    let train = match read(&recipe.data.train, "data.train") {
+        Ok(prepared) => prepared,
+        Err(ReadData::Absent(reason)) if may_be_absent => {
+            return Ok(Data::Assumed { reason: reason.message });
+        }
+        Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
+    };
+    let evaluated = read_eval_sets(recipe, recipe.eval.task, model, request, quiet)?;
+    let eval = evaluated.loss;
+    let mut warnings = Vec::new();
+    for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
+        let of_set = prepared.into_iter().flat_map(|prepared| &prepared.warnings);
+        warnings.extend(of_set.map(|warning| format!("`{key}`: {warning}")));
+    }
+    let of_choices = evaluated.choices.iter().flat_map(|choices| &choices.warnings);
+    warnings.extend(of_choices.map(|warning| format!("`data.eval`: {warning}")));
+    let Prepared { set: train, origin, .. } = train;
+    let eval = eval.map(|prepared| prepared.set);
+    let options = BatchOptions {
+        batch: match recipe.train.batch {
+            Batch::Samples(samples) => BatchSize::Samples(samples as u64),
+            Batch::Tokens(tokens) => BatchSize::Tokens(tokens as u64),
+        },
+        run_length: match recipe.train.length {
+            Length::Steps(steps) => RunLength::Steps(steps),
+            Length::Epochs(epochs) => RunLength::Epochs(epochs),
+        },
+        seed: recipe.train.seed,
+        shuffle: recipe.data.shuffle,
+    };
+    let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
+    Ok(Data::Rows(Box::new(Rows { train, eval, choices: evaluated.choices, batches, origin, warnings })))
+}

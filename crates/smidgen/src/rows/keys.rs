@@ -1,0 +1,45 @@
+//! The recipe's data keys in the terms of the data crate: files, limits, templates.
+
+use crate::failure::Failure;
+use smidgen_compile::Request;
+use smidgen_data::source::find_files;
+use smidgen_data::template::TemplateChoice;
+use smidgen_data::tokens::{self, TokenLimits};
+use smidgen_recipe::{Overflow, Recipe, RecipePath, Template};
+use std::path::PathBuf;
+
+pub fn template_choice(template: &Template) -> TemplateChoice {
+    match template {
+        Template::Auto => TemplateChoice::Auto,
+        Template::Named(name) => TemplateChoice::Named(name.clone()),
+        Template::File(path) => TemplateChoice::File(path.resolved.clone()),
+    }
+}
+
+/// The files that a key names.
+pub fn data_files(paths: &[RecipePath], key: &str) -> Result<Vec<PathBuf>, Failure> {
+    let patterns: Vec<String> =
+        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
+    find_files(&patterns, std::path::Path::new("/"))
+        .map_err(|error| with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
+}
+
+pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
+    TokenLimits {
+        vocab_size: request.spec.vocabulary as u32,
+        max_tokens: recipe.data.max_tokens as u32,
+        overflow: match recipe.data.overflow {
+            Overflow::Truncate => tokens::Overflow::Truncate,
+            Overflow::Drop => tokens::Overflow::Drop,
+            Overflow::Error => tokens::Overflow::Error,
+        },
+    }
+}
+
+/// The failure with what the user can do about it, where something is known.
+pub fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}

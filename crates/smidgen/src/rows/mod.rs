@@ -1,0 +1,13 @@
+//! The rows that a recipe names, as token sets: samples to train on, samples to evaluate, questions with choices.
+//!
+//! Rows become questions in `question.rs`; multiple choice is scored by likelihood as lm-evaluation-harness does it
+//! (`choice.rs`, `score.rs`); `answer.rs` finds answers in texts.
+//! Left out: how files are read and tokenized, which the crate `smidgen-data` does.
+
+pub mod answer;
+pub mod choice;
+pub mod data;
+pub mod keys;
+pub mod question;
+pub mod score;
+pub mod sets;

@@ -1,0 +1,102 @@
+//! The evaluation rows of a recipe as token sets: samples for a loss, and sequences to compare for a choice.
+//!
+//! Rows that are plain questions with choices have no format, and so no loss but that of their right choices.
+
+use super::choice::ChoiceSet;
+use super::keys::{data_files, template_choice, token_limits, with_hint};
+use super::question::{are_plain_questions, read_questions};
+use crate::failure::Failure;
+use crate::hub::environment::own_cache;
+use smidgen_compile::Request;
+use smidgen_data::format::FormatError;
+use smidgen_data::prepare::{PrepareError, PrepareOptions, Prepared, prepare_set, read_tokenizer};
+use smidgen_data::token_row::TokensError;
+use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::TokenizerError;
+use smidgen_recipe::{EvalTask, Recipe, RecipePath};
+
+/// Both are missing where `data.eval` is.
+#[derive(Debug, Default)]
+pub struct EvalSets {
+    pub loss: Option<Prepared>,
+    pub choices: Option<ChoiceSet>,
+}
+
+pub fn read_eval_sets(
+    recipe: &Recipe,
+    task: EvalTask,
+    model: &Model,
+    request: &Request,
+    quiet: bool,
+) -> Result<EvalSets, Failure> {
+    let paths = &recipe.data.eval;
+    if paths.is_empty() {
+        return Ok(EvalSets::default());
+    }
+    let mut sets = EvalSets::default();
+    let mut has_loss = true;
+    if task == EvalTask::Choice {
+        let files = data_files(paths, "data.eval")?;
+        has_loss = !are_plain_questions(&files)?;
+        // The tokenizer is gone before any weight is loaded.
+        let tokenizer = read_tokenizer(model).map_err(|error| {
+            let failure = Failure::world(&error);
+            error.hint().map_or(failure.clone(), |hint| failure.hint(hint))
+        })?;
+        let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
+        let limits = token_limits(recipe, request);
+        let choices = ChoiceSet::build(&questions, &files, &recipe.eval.answer, &tokenizer, limits)?;
+        sets.choices = Some(choices);
+    }
+    if has_loss {
+        sets.loss = match read_set(recipe, paths, "data.eval", model, request, quiet) {
+            Ok(prepared) => Some(prepared),
+            Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
+        };
+    }
+    Ok(sets)
+}
+
+#[derive(Debug)]
+pub enum ReadData {
+    /// No file of that name, or no tokenizer for its text.
+    Absent(Failure),
+    Wrong(Failure),
+}
+
+pub fn read_set(
+    recipe: &Recipe,
+    paths: &[RecipePath],
+    key: &str,
+    model: &Model,
+    request: &Request,
+    quiet: bool,
+) -> Result<Prepared, ReadData> {
+    let files = data_files(paths, key).map_err(ReadData::Absent)?;
+    let limits = token_limits(recipe, request);
+    let (template, cache) = (template_choice(&recipe.data.template), own_cache().ok());
+    let options = PrepareOptions {
+        format: recipe.data.format,
+        template: &template,
+        loss_on: recipe.data.loss_on,
+        limits,
+        cache: cache.as_deref(),
+        threads: request.threads,
+        quiet,
+    };
+    prepare_set(&files, model, options).map_err(|error| {
+        let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
+        let failure = match &error {
+            // The recipe names a template that is not there or does not suit the rows.
+            PrepareError::Template(error) => Failure::recipe(error),
+            PrepareError::Tokens(
+                TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
+            )
+            | PrepareError::NoAnswers { .. }
+            | PrepareError::Format(FormatError::NoRows) => Failure::world(format!("`{key}`: {error}")),
+            _ => Failure::world(&error),
+        };
+        let failure = with_hint(failure, error.hint());
+        if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
+    })
+}

@@ -1,0 +1,42 @@
+//! Whether a run can start where it is to start: its adapter can be saved, and the one it starts from fits.
+
+use super::resume::Start;
+use super::trained_weights;
+use crate::failure::Failure;
+use crate::plan::job::Job;
+use crate::session::adapters::{adapter_config, adapter_places, find_tensors};
+use smidgen_formats::peft::{AdapterFile, AdapterTensor, check_agreement};
+use smidgen_ir::Plan;
+use smidgen_recipe::Init;
+
+/// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
+/// headers only, so that it can be had before anything is written.
+pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+    if !job.request.trained.is_empty() {
+        return match start {
+            Start::Checkpoint { folder, .. } => trained_weights::check_trained(plan, &job.request, folder),
+            Start::Beginning => Ok(()),
+        };
+    }
+    let places = adapter_places(plan, &job.request);
+    let tensors: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
+    check_agreement(&adapter_config(job), &tensors).map_err(Failure::recipe)?;
+    let folder = match (start, &job.recipe.adapter.init) {
+        (Start::Checkpoint { folder, .. }, _) => folder,
+        (Start::Beginning, Init::Adapter(path)) => &path.resolved,
+        (Start::Beginning, Init::Default) => return Ok(()),
+    };
+    let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
+        true => Failure::world(error),
+        false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
+    })?;
+    let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
+    if found != expected {
+        return Err(Failure::world(format!(
+            "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
+            folder.display()
+        ))
+        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
+    }
+    find_tensors(&places, &file).map(|_| ())
+}
