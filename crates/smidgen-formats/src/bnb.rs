@@ -6,10 +6,10 @@
 //! number by number.
 //! Left out: 8-bit checkpoints, and blocks of other sizes than 64 and 256.
 
-use super::element::Element;
-use super::folder::ModelFolder;
-use super::safetensors::SafetensorsError;
-use super::tensor_ref::TensorRef;
+use crate::element::Element;
+use crate::folder::ModelFolder;
+use crate::safetensors::SafetensorsError;
+use crate::tensor_ref::TensorRef;
 use serde::Deserialize;
 use smidgen_ir::quant;
 use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, bnb4_parts};

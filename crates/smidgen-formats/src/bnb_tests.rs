@@ -1,8 +1,8 @@
 //! A 4-bit checkpoint that is right, and every way in which one can be wrong, each with its message.
 
-use super::super::four_bit::{Part, edit_state, file_of, floats, part, parts_of};
-use super::super::model::Model;
 use super::*;
+use crate::four_bit::{Part, edit_state, file_of, floats, part, parts_of};
+use crate::model::Model;
 use expect_test::{Expect, expect};
 use serde_json::json;
 use std::fs;

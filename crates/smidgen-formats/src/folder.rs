@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_json_file};
-use super::safetensors::{SafetensorsError, SafetensorsFile};
-use super::shard_index::{is_plain_file_name, read_weight_map};
-use super::tensor_ref::TensorRef;
+use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_json_file};
+use crate::safetensors::{SafetensorsError, SafetensorsFile};
+use crate::shard_index::{is_plain_file_name, read_weight_map};
+use crate::tensor_ref::TensorRef;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -298,9 +298,9 @@ fn list(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::Element;
-    use super::super::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
     use super::*;
+    use crate::element::Element;
+    use crate::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 
     /// A temporary model folder; tensors are U8 vectors filled with a byte.
     struct Made(tempfile::TempDir);

@@ -11,6 +11,7 @@ pub mod bnb;
 pub mod digest;
 pub mod element;
 pub mod encode;
+mod exact_writer;
 pub mod folder;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]
@@ -21,9 +22,6 @@ pub mod load;
 pub mod model;
 pub mod peft;
 pub mod safetensors;
-pub mod safetensors_header;
-pub mod safetensors_problem;
-pub mod safetensors_write;
 pub mod shard_index;
 pub mod tensor_ref;
 pub mod tokenizer;

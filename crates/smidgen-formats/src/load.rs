@@ -9,9 +9,9 @@ use smidgen_ir::DType;
 use smidgen_ir::quant::convert_plain;
 use thiserror::Error;
 
-use super::element::Element;
-use super::safetensors::SafetensorsError;
-use super::tensor_ref::TensorRef;
+use crate::element::Element;
+use crate::safetensors::SafetensorsError;
+use crate::tensor_ref::TensorRef;
 
 /// The most of a scratch buffer that is used at a time.
 pub const MAX_PIECE_BYTES: usize = 64 << 10;
@@ -88,9 +88,9 @@ fn real(element: Element) -> Option<DType> {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::safetensors::SafetensorsFile;
-    use super::super::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
     use super::*;
+    use crate::safetensors::SafetensorsFile;
+    use crate::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
     use half::{bf16, f16};
 
     fn stored(element: Element, data: &[u8]) -> (tempfile::TempDir, TensorRef) {

@@ -4,11 +4,12 @@
 //! their Hugging Face names.
 //! Left out: fetching, which `hub` does, and tokenizers.
 
-use super::bnb::{BnbError, BnbWeights, find_bnb_weights};
-use super::folder::{FolderError, ModelFolder};
-use super::gguf::model::{GgufModel, GgufModelError};
-use super::gguf::{GgufError, GgufFile};
-use super::weight::{GgufWeight, Weight, WeightRows};
+use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
+use crate::folder::{FolderError, ModelFolder};
+use crate::gguf::model::GgufModel;
+use crate::gguf::model_problem::GgufModelError;
+use crate::gguf::{GgufError, GgufFile};
+use crate::weight::{GgufWeight, Weight, WeightRows};
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;

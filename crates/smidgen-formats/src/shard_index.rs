@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use super::json_file::{JsonFileError, MAX_INDEX_BYTES, read_json_file};
+use crate::json_file::{JsonFileError, MAX_INDEX_BYTES, read_json_file};
 
 /// Tensor name to shard.
 pub fn read_weight_map(index: &Path) -> Result<BTreeMap<String, String>, JsonFileError> {

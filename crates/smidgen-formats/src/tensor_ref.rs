@@ -5,8 +5,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::element::Element;
-use super::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
+use crate::element::Element;
+use crate::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
 
 #[derive(Clone, Debug)]
 pub struct TensorRef {

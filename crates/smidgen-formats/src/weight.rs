@@ -4,12 +4,12 @@
 //! row by row as f32, to be converted, quantized or merged. Row orders and shifts that a format applied are undone
 //! here, and nowhere else.
 
-use super::bnb::{BnbError, BnbWeight};
-use super::element::Element;
-use super::gguf::tensor_names::{RowOrder, TensorSource};
-use super::gguf::{GgufError, GgufFile, GgufTensor};
-use super::load::{LoadError, read_tensor_into};
-use super::tensor_ref::TensorRef;
+use crate::bnb::{BnbError, BnbWeight};
+use crate::element::Element;
+use crate::gguf::tensor_names::{RowOrder, TensorSource};
+use crate::gguf::{GgufError, GgufFile, GgufTensor};
+use crate::load::{LoadError, read_tensor_into};
+use crate::tensor_ref::TensorRef;
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
 use std::path::Path;

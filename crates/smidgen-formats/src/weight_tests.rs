@@ -1,10 +1,10 @@
 //! Weights of every kind: ranges agree with the whole, rows with the decoded whole, and what a GGUF file turned
 //! or added is undone. Models are the committed fixtures, and files made of numbers that say where they belong.
 
-use super::super::gguf::value::{Metadata, Value};
-use super::super::gguf::write::{GgufTensorSpec, write_gguf};
-use super::super::model::Model;
 use super::*;
+use crate::gguf::value::{Metadata, Value};
+use crate::gguf::write::{GgufTensorSpec, write_gguf};
+use crate::model::Model;
 use half::f16;
 use std::path::PathBuf;
 

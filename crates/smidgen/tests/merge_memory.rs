@@ -9,7 +9,7 @@ use smidgen::merge::original::OriginalModel;
 use smidgen::merge::{MergeOptions, merge};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, write_adapter};
-use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,8 +3,10 @@
 //! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
 //! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
 
+pub mod architecture;
 pub mod header;
 pub mod model;
+pub mod model_problem;
 pub mod problem;
 mod rope_divisors;
 pub mod tensor;

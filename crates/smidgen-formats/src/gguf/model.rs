@@ -6,84 +6,16 @@
 //! Left out: mixtures of experts, models in several files, and the tokenizer.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 use smidgen_ir::Storage;
-use thiserror::Error;
 
+use super::GgufFile;
+use super::architecture::Architecture;
+use super::model_problem::{GgufModelError, GgufModelProblem};
 use super::rope_divisors::{rope_parameters_of, shortest};
 use super::tensor_names::{EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, TensorSource, map_tensors};
 use super::value::{Array, Metadata, MetadataProblem, Value, required};
-use super::{GgufError, GgufFile};
-
-/// The architectures that are understood, as `general.architecture` names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Architecture {
-    /// Also Mistral and SmolLM2, which call themselves so.
-    Llama,
-    Qwen2,
-    Qwen3,
-    Phi3,
-    Gemma2,
-    Gemma3,
-}
-
-impl Architecture {
-    pub const ALL: [Architecture; 6] = [
-        Architecture::Llama,
-        Architecture::Qwen2,
-        Architecture::Qwen3,
-        Architecture::Phi3,
-        Architecture::Gemma2,
-        Architecture::Gemma3,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Architecture::Llama => "llama",
-            Architecture::Qwen2 => "qwen2",
-            Architecture::Qwen3 => "qwen3",
-            Architecture::Phi3 => "phi3",
-            Architecture::Gemma2 => "gemma2",
-            Architecture::Gemma3 => "gemma3",
-        }
-    }
-}
-
-#[derive(Debug, Error)]
-#[error("`{}`: {problem}", path.display())]
-pub struct GgufModelError {
-    pub path: PathBuf,
-    #[source]
-    pub problem: GgufModelProblem,
-}
-
-#[derive(Debug, Error)]
-pub enum GgufModelProblem {
-    #[error(transparent)]
-    Metadata(#[from] MetadataProblem),
-    #[error("the architecture `{got}` is not supported (supported: {supported})")]
-    UnknownArchitecture { got: String, supported: String },
-    #[error("this is file {number} of {count} of a split model; merge them with `llama-gguf-split --merge`")]
-    Split { number: u64, count: u64 },
-    #[error("`{key} = {got}` is not supported (supported: {supported})")]
-    Unsupported { key: String, got: String, supported: &'static str },
-    #[error("`{key} = {got}` is not understood for architecture `{architecture}`")]
-    UnknownKey { key: String, got: String, architecture: &'static str },
-    #[error("{count} tensors have no place in a `{architecture}` of {layers} layers, among them {first}")]
-    UnknownTensors { count: String, architecture: &'static str, layers: usize, first: String },
-    #[error("the tensor `{tensor}` is missing")]
-    MissingTensor { tensor: &'static str },
-    #[error("tensor `{tensor}` should be {expected} positive numbers of f32, it is {dims:?} of `{storage}`")]
-    RopeTensor { tensor: &'static str, expected: usize, dims: Vec<usize>, storage: Storage },
-    #[error("tensor `{tensor}` holds {got}, which divides no frequency")]
-    RopeFactor { tensor: &'static str, got: f32 },
-    #[error("{what}")]
-    Contradiction { what: String },
-    #[error(transparent)]
-    Read(#[from] GgufError),
-}
 
 /// What a GGUF file says of its model.
 #[derive(Clone, Debug, PartialEq)]

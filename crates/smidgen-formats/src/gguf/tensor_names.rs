@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::GgufFile;
-use super::model::{Architecture, GgufModelProblem};
+use super::architecture::Architecture;
+use super::model_problem::GgufModelProblem;
 use smidgen_ir::grouped_digits::Grouped;
 
 /// Where the elements of a Hugging Face tensor are in a file.

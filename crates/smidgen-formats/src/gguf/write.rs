@@ -10,11 +10,11 @@ use std::path::Path;
 use smidgen_ir::Storage;
 use thiserror::Error;
 
-use super::super::safetensors_write::ExactWriter;
-use super::super::whole_file::{StagedFile, WriteFileError, commit_together};
 use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use super::tensor::{piece_of, type_of_storage};
 use super::value::{Metadata, append_string};
+use crate::exact_writer::ExactWriter;
+use crate::whole_file::{StagedFile, WriteFileError, commit_together};
 use smidgen_ir::grouped_digits::Grouped;
 
 const VERSION: u32 = 3;

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::super::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
 use super::pattern::{ModulePattern, PatternError};
 use super::python_json::render_python_json;
+use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
 
 /// The names are those of the JSON keys.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::super::element::Element;
-use super::super::safetensors::{SafetensorsError, SafetensorsFile};
-use super::super::tensor_ref::TensorRef;
 use super::config::{AdapterConfig, AdapterConfigError};
 use super::key::AdapterKey;
 use super::unsupported::UnsupportedAdapter;
+use crate::element::Element;
+use crate::safetensors::{SafetensorsError, SafetensorsFile};
+use crate::tensor_ref::TensorRef;
 
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";

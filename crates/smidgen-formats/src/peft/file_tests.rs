@@ -5,10 +5,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::super::element::Element;
-use super::super::safetensors::SafetensorsFile;
-use super::super::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
 use super::*;
+use crate::element::Element;
+use crate::safetensors::SafetensorsFile;
+use crate::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 
 const Q: &str = "model.layers.0.self_attn.q_proj";
 

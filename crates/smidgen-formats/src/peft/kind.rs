@@ -54,8 +54,8 @@ impl AdapterConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::FourierConfig;
     use super::*;
+    use crate::peft::config::FourierConfig;
 
     #[test]
     fn the_kind_follows_from_the_config() {

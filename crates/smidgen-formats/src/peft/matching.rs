@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::super::tensor_ref::TensorRef;
 use super::file::AdapterFile;
 use super::key::AdapterKey;
+use crate::tensor_ref::TensorRef;
 
 /// How many keys of a kind the error spells out before it counts the rest.
 const NAMED_AT_MOST: usize = 8;

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use super::super::tensor_ref::TensorRef;
 use super::config::ModuleScales;
 use super::file::AdapterFile;
 use super::key::AdapterKey;
 use super::kind::StoredKind;
 use super::pattern::PatternError;
+use crate::tensor_ref::TensorRef;
 
 /// How many problems an error spells out before it counts the rest.
 const NAMED_AT_MOST: usize = 8;

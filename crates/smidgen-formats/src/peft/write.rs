@@ -10,15 +10,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::super::element::Element;
-use super::super::safetensors_write::{
-    TensorSpec, WriteSafetensorsError, pytorch_metadata, stage_safetensors,
-};
-use super::super::whole_file::{StagedFile, WriteFileError, commit_together, folder_of, sync_folder};
 use super::config::AdapterConfig;
 use super::file::{CONFIG_FILE, WEIGHTS_FILE, is_adapter_element};
 use super::key::AdapterKey;
 use super::pattern::PatternError;
+use crate::element::Element;
+use crate::safetensors::write::{TensorSpec, WriteSafetensorsError, pytorch_metadata, stage_safetensors};
+use crate::whole_file::{StagedFile, WriteFileError, commit_together, folder_of, sync_folder};
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]

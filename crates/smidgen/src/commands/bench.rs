@@ -18,7 +18,7 @@ use crate::plan::planning::{Planned, plan_job};
 use serde_json::{Value, json};
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::element::Element;
-use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Extent, Storage};
 use smidgen_recipe::{RecipeSource, parse_recipe};

@@ -11,7 +11,7 @@ use crate::merge::original::read_f32;
 use crate::plan::model::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
-use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{RowOrder, file_name, row_order};
 use smidgen_formats::gguf::value::{Metadata, Value};
 use smidgen_formats::gguf::write::{GgufTensorSpec, write_gguf};

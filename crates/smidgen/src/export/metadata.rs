@@ -6,7 +6,7 @@
 //! Left out: the tokenizer.
 
 use smidgen_compile::DecoderSpec;
-use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
 use smidgen_formats::gguf::value::{Metadata, Value};
 use smidgen_ir::{RopeScaling, RopeSpec};

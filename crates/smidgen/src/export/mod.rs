@@ -14,7 +14,7 @@ mod export_tests;
 
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
-use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::whole_file::folder_of;

@@ -18,7 +18,7 @@ use crate::plan::model::check_weights;
 use crate::plan::model::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
-use smidgen_formats::gguf::model::Architecture;
+use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{
     ROPE_DIVISORS, ROPE_FACTORS, RowOrder, added, file_name, row_order,
 };

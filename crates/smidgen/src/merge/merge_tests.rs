@@ -7,7 +7,7 @@ use half::bf16;
 use smidgen_formats::folder::ModelFolder;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::peft::{AdapterConfig, AdapterKey, AdapterTensor, Bias, FourierConfig, write_adapter};
-use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use std::fs;
 
 const ROWS: usize = 12;

@@ -17,7 +17,7 @@ use super::shards::{INDEX_FILE, render_index, shard_name};
 use crate::failure::Failure;
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterModule;
-use smidgen_formats::safetensors_write::{TensorSpec, lay_out_file, pytorch_metadata};
+use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata};
 use smidgen_formats::whole_file::{folder_of, sync_folder, write_whole};
 
 use crate::plan::life::MERGE_WORKERS;

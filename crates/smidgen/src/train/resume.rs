@@ -22,7 +22,7 @@ use smidgen_compile::{Away, Policy};
 use smidgen_formats::element::Element;
 use smidgen_formats::json_file::read_json_file;
 use smidgen_formats::safetensors::SafetensorsFile;
-use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::storage::dynamic8_codes;

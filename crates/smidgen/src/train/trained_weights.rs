@@ -21,7 +21,7 @@ use smidgen_formats::encode::PIECE_ELEMENTS;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::SafetensorsFile;
-use smidgen_formats::safetensors_write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::{Weight, WeightRows};
 use smidgen_formats::whole_file::write_whole;

@@ -12,9 +12,10 @@ use std::path::Path;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use thiserror::Error;
 
-use super::element::Element;
-use super::safetensors_problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
-use super::whole_file::{StagedFile, WriteFileError, commit_together};
+use super::problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
+use crate::element::Element;
+use crate::exact_writer::ExactWriter;
+use crate::whole_file::{StagedFile, WriteFileError, commit_together};
 use smidgen_ir::grouped_digits::Grouped;
 
 /// A tensor to be written.
@@ -200,38 +201,13 @@ impl Serialize for HeaderJson<'_> {
     }
 }
 
-/// Refuses bytes beyond the tensor's end, which would move every later tensor.
-pub(super) struct ExactWriter<'a> {
-    pub writer: &'a mut dyn Write,
-    pub name: &'a str,
-    pub left_bytes: u64,
-}
-
-impl Write for ExactWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() as u64 > self.left_bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("the source of tensor `{}` gave more bytes than its shape needs", self.name),
-            ));
-        }
-        let written = self.writer.write(bytes)?;
-        self.left_bytes -= written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
     use std::fs;
 
-    use super::super::safetensors::SafetensorsFile;
     use super::*;
+    use crate::safetensors::SafetensorsFile;
 
     fn spec(name: &str, element: Element, shape: &[usize]) -> TensorSpec {
         TensorSpec { name: name.to_string(), element, shape: shape.to_vec() }

@@ -6,7 +6,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::element::Element;
+use crate::element::Element;
 use smidgen_ir::grouped_digits::Grouped;
 
 /// The length prefix of the header.

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::element::Element;
-use super::safetensors_problem::{PREFIX_BYTES, SafetensorsProblem};
+use super::problem::{PREFIX_BYTES, SafetensorsProblem};
+use crate::element::Element;
 
 /// One tensor of a file; its bytes are known to lie inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]

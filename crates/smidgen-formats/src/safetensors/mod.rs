@@ -1,6 +1,10 @@
 //! A safetensors file opened for reading by offset: the header is read and checked, the data stays on disk.
 //! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
-//! Left out: memory mapping, writing (`safetensors_write`), and converting elements (`load`).
+//! Left out: memory mapping, writing (`write`), and converting elements (`load`).
+
+mod header;
+pub mod problem;
+pub mod write;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-pub use super::safetensors_header::TensorEntry;
-use super::safetensors_header::{Header, parse_header};
-pub use super::safetensors_problem::SafetensorsProblem;
-use super::safetensors_problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
+pub use header::TensorEntry;
+use header::{Header, parse_header};
+pub use problem::SafetensorsProblem;
+use problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
 
 #[derive(Debug, Error)]
 #[error("`{}`: {problem}", path.display())]
