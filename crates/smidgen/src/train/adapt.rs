@@ -5,7 +5,7 @@
 //! changes a result: the batch is the same, its sums are cut elsewhere.
 
 use super::free_memory::FreeMemory;
-use super::trainer::RunPolicy;
+use super::outcome::RunPolicy;
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};

@@ -10,10 +10,11 @@ use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
+use super::outcome::{Ending, RunPolicy, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
-use super::trainer::{Ending, Outcome, RunPolicy, Trainer};
+use super::trainer::Trainer;
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, check_room, with_room};
@@ -58,17 +59,6 @@ pub struct PlanTexts {
 struct Moved {
     step: u64,
     reachable_bytes: u64,
-}
-
-/// How a run went, over all of its plans.
-#[derive(Clone, Debug)]
-pub struct Went {
-    pub outcome: Outcome,
-    pub total_steps: u64,
-    /// Of the last plan.
-    pub planned_bytes: u64,
-    /// Plans that the run went by.
-    pub plans: usize,
 }
 
 /// What is left of a plan once its steps are on the device.

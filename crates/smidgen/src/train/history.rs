@@ -6,9 +6,8 @@
 //! Whether a part is under way is not in the file, which would lie after `kill -9`: the writer of `metrics.jsonl` holds
 //! a lock that the kernel gives back (`metrics.rs`).
 
-use super::course::Went;
+use super::outcome::{Ending, Went};
 use super::run_dir::RunDir;
-use super::trainer::Ending;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::json_file::{JsonFileError, read_json_file};

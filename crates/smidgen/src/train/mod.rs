@@ -19,6 +19,7 @@ pub mod loss_scale;
 pub mod lr;
 pub mod metrics;
 pub mod monitor;
+pub mod outcome;
 pub mod phases;
 pub mod replay;
 pub mod resume;

@@ -6,10 +6,10 @@
 
 use super::loss_scale::LossScale;
 use super::metrics::last_step;
+use super::outcome::RunPolicy;
 use super::run_dir::RunDir;
 use super::standing::Standing;
 use super::trained_state;
-use super::trainer::RunPolicy;
 use super::trainer_state::was_stopped_early;
 use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;

@@ -14,6 +14,7 @@ use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
 use super::metrics::MetricsRow;
 use super::monitor::{self, Looked};
+use super::outcome::{Ending, Outcome, RunPolicy};
 use super::phases::{Phase, PhaseMeter};
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
@@ -31,7 +32,6 @@ use crate::rows::data::Data;
 use crate::session::feed::{Feed, StepReport};
 use crate::session::weights::clear;
 use crate::session::{adapters, weights};
-use smidgen_compile::Policy;
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::tokens::TokenSet;
@@ -40,39 +40,6 @@ use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::time::Instant;
-
-/// What a run reports when it ends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
-    /// Updates done, those before a resume included.
-    pub steps: u64,
-    /// Of the first and the last step of this part of the run; NaN where there was none.
-    pub first_loss: f64,
-    pub last_loss: f64,
-    pub standing: Standing,
-    pub ending: Ending,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// All steps are done; what was trained is saved.
-    Done,
-    /// Evaluations no longer improved; what was trained is saved.
-    StoppedEarly,
-    /// A signal ended it; the state is in the checkpoint of the last step.
-    Interrupted,
-    /// It took more memory than its plan; the state is in the checkpoint of the last step.
-    Exceeded { bytes: u64 },
-    /// So much memory can be had now, which calls for another plan; the state is in the checkpoint of the last step.
-    MemoryMoved { reachable_bytes: u64 },
-}
-
-/// The choices that a checkpoint holds, so that a resumed run makes the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RunPolicy {
-    pub micro_tokens: usize,
-    pub policy: Policy,
-}
 
 #[derive(Debug)]
 pub struct Trainer<'a, D> {

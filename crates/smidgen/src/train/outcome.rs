@@ -1,0 +1,50 @@
+//! How a run ended, and the choices it ran with.
+//!
+//! Plain data that the trainer returns, checkpoints hold and commands turn into words.
+
+use super::standing::Standing;
+use smidgen_compile::Policy;
+
+/// What a run reports when it ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Updates done, those before a resume included.
+    pub steps: u64,
+    /// Of the first and the last step of this part of the run; NaN where there was none.
+    pub first_loss: f64,
+    pub last_loss: f64,
+    pub standing: Standing,
+    pub ending: Ending,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps are done; what was trained is saved.
+    Done,
+    /// Evaluations no longer improved; what was trained is saved.
+    StoppedEarly,
+    /// A signal ended it; the state is in the checkpoint of the last step.
+    Interrupted,
+    /// It took more memory than its plan; the state is in the checkpoint of the last step.
+    Exceeded { bytes: u64 },
+    /// So much memory can be had now, which calls for another plan; the state is in the checkpoint of the last step.
+    MemoryMoved { reachable_bytes: u64 },
+}
+
+/// How a run went, over all of its plans.
+#[derive(Clone, Debug)]
+pub struct Went {
+    pub outcome: Outcome,
+    pub total_steps: u64,
+    /// Of the last plan.
+    pub planned_bytes: u64,
+    /// Plans that the run went by.
+    pub plans: usize,
+}
+
+/// The choices that a checkpoint holds, so that a resumed run makes the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunPolicy {
+    pub micro_tokens: usize,
+    pub policy: Policy,
+}
