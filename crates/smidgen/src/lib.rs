@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-pub mod cli;
 pub mod commands;
 pub mod console;
 pub mod doctor;

@@ -5,5 +5,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    smidgen::cli::run()
+    smidgen::commands::run()
 }

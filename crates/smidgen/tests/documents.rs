@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
-use smidgen::cli::command;
+use smidgen::commands::command;
 use smidgen::report::command_reference::render_command_reference;
 use std::fmt::Write;
 use std::fs;

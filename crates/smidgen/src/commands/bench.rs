@@ -7,10 +7,10 @@
 //! context that the plan counted.
 //! `--write-model` makes a checkpoint of random numbers of a shape instead.
 
-use super::print;
 use crate::bench::synthetic::Synthetic;
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
 use crate::bench::{shapes, synthetic};
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};

@@ -4,11 +4,10 @@
 //! or the end of the input, ends it. What is said stays in memory alone.
 //! Left out: editing earlier messages, and files.
 
-use super::generate::render_timing;
-use super::print;
 use crate::console::progress::say;
+use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::generate::session::{Session, Settings};
+use crate::generate::session::{Generated, Session, Settings, Timing};
 use crate::generate::stop::StoppedBy;
 use crate::generate::stream::TextStream;
 use serde_json::{Value as Json, json};
@@ -119,4 +118,17 @@ fn answer(
         say(&render_timing(&generated, &timing));
     }
     Ok(text)
+}
+
+/// How an answer ended and how fast it came.
+pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
+    let count = generated.ids.len();
+    let mut text = format!("{count} tokens, ended by {}", generated.stopped_by.name().replace('_', " "));
+    let rates = [("read", timing.prompt_tokens_per_s()), ("written", timing.answer_tokens_per_s())];
+    for (what, rate) in rates {
+        if let Some(rate) = rate {
+            text += &format!(" · {rate:.0} tokens/s {what}");
+        }
+    }
+    text
 }

@@ -3,7 +3,7 @@
 //! Made from the definitions of the command line itself, so that it never lags behind them.
 //! Left out: where shells look for such scripts, which their manuals say.
 
-use super::print;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use clap_complete::Shell;
 

@@ -3,8 +3,9 @@
 //! Without a recipe: what is here, and how fast it is. With one: whether it can run here. What is measured is kept, and
 //! every later plan goes by it; nothing else ever measures.
 
-use super::{print, print_text};
+use super::recipe_args::working_directory;
 use crate::console::progress;
+use crate::console::stdout::{print, print_text};
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
@@ -44,8 +45,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let here = working_directory()?;
     let recipe = args.recipe.as_ref().map(|path| -> Result<Recipe, Failure> {
         let source = read_recipe_source(path).map_err(Failure::recipe)?;
         parse_recipe(&source, &args.overrides, &here).map_err(Failure::recipe)

@@ -5,8 +5,9 @@
 //! Left out: tasks that the rows do not describe themselves.
 
 use super::original::{made_model, open_adapter};
-use super::{print, print_text};
+use super::recipe_args::read_recipe;
 use crate::console::progress::say;
+use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
@@ -39,7 +40,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_recipe::{BaseFormat, EvalTask, ModelPath, Recipe, parse_recipe, read_recipe_source};
+use smidgen_recipe::{BaseFormat, EvalTask, ModelPath, Recipe};
 use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
 
@@ -153,13 +154,10 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
         let place = args.target.display();
         return Err(Failure::recipe(format!("`{place}` is no run: there is no `job.toml` in it")));
     }
-    let source = read_recipe_source(&path).map_err(Failure::recipe)?;
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
     let mut overrides = args.overrides.clone();
     overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
     overrides.extend(args.limit.map(|limit| format!("eval.limit={limit}")));
-    let recipe = parse_recipe(&source, &overrides, &here).map_err(Failure::recipe)?;
+    let (_, recipe) = read_recipe(&path, &overrides)?;
     Ok((recipe, is_run.then(|| args.target.clone())))
 }
 

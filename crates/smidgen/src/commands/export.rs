@@ -4,7 +4,7 @@
 //! be one without an adapter.
 
 use super::original::{Original, made_model, open_adapter, open_named, open_original};
-use super::print;
+use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;

@@ -4,8 +4,9 @@
 //! recipe's adapter, storage and length. Every answer is a plan: it fits, and one step more does not.
 //! Left out: data; samples are taken to have `max_tokens` tokens.
 
-use super::{print, print_text};
+use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::bench::shapes;
+use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::advice::{largest, one_sample, with_rank};
@@ -14,16 +15,12 @@ use crate::plan::planning::{DemandShape, Terms, plan_job};
 use serde_json::{Value, json};
 use smidgen_compile::Solution;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{Recipe, RecipeSource, parse_recipe};
-use std::path::{Path, PathBuf};
+use smidgen_recipe::Recipe;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The recipe, a TOML file
-    recipe: PathBuf,
-    /// Keys that replace those of the recipe, as `section.key=value`
-    #[arg(value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
+    #[command(flatten)]
+    recipe: RecipeArgs,
     /// Device memory, such as 8GiB; the recipe's by default
     #[arg(long)]
     budget: Option<String>,
@@ -35,24 +32,16 @@ pub struct Args {
 /// Samples grow by this many tokens at a time.
 const TOKEN_STEP: usize = 64;
 
-pub fn run(args: &Args, source: &RecipeSource, quiet: bool) -> Result<(), Failure> {
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
-    let mut overrides = args.overrides.clone();
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let mut overrides = args.recipe.overrides.clone();
     overrides.extend(args.budget.iter().map(|budget| format!("memory.budget={budget}")));
-    let recipe = parse_recipe(source, &overrides, &here).map_err(Failure::recipe)?;
+    let (_, recipe) = read_recipe(&args.recipe.recipe, &overrides)?;
     let access = Access::from_environment(quiet);
     let job = Job::prepare_with(assumed(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
     match args.json {
         true => print(&format!("{answers:#}\n")),
         false => print_text(&render(&answers)),
-    }
-}
-
-impl Args {
-    pub fn recipe(&self) -> &Path {
-        &self.recipe
     }
 }
 

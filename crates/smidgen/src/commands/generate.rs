@@ -5,10 +5,11 @@
 //! Without `--temperature` the most likely tokens are taken, so that an answer can be had again; a conversation draws.
 //! Left out: serving others, and drafts by a smaller model.
 
-use super::chat::{Talk, run_chat};
+use super::chat::{Talk, render_timing, run_chat};
 use super::original::{made_model, open_adapter, open_named};
-use super::print;
+use super::recipe_args::read_recipe;
 use crate::console::progress::say;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Generated, Opening, Session, Settings, Timing};
@@ -30,9 +31,7 @@ use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
-use smidgen_recipe::{
-    BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Recipe, parse_recipe, read_recipe_source,
-};
+use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -202,7 +201,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             compute: compute.unwrap_or(Compute::Auto),
         });
     }
-    let recipe = read_recipe(if is_recipe { target } else { &job })?;
+    let (_, recipe) = read_recipe(if is_recipe { target } else { &job }, &[])?;
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let product = Product::of(&recipe);
     let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
@@ -289,13 +288,6 @@ impl Setting {
             .map_err(|failure| Failure { hints: vec![], ..failure }.hint("name a budget: `--budget 8GiB`"))?;
         Ok(Setting { place, arithmetic, budget })
     }
-}
-
-fn read_recipe(path: &Path) -> Result<Recipe, Failure> {
-    let source = read_recipe_source(path).map_err(Failure::recipe)?;
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
-    parse_recipe(&source, &[], &here).map_err(Failure::recipe)
 }
 
 fn read_budget(text: &str) -> Result<u64, Failure> {
@@ -440,29 +432,10 @@ fn report(session: &mut Session, prompt: &[u32], generated: &Generated, text: &s
         "ids": generated.ids,
         "text": text,
         "stopped_by": generated.stopped_by.name(),
-        "prompt_tokens_per_s": rate(timing.prompt_tokens, timing.prompt_ms),
-        "tokens_per_s": rate(timing.answer_tokens, timing.answer_ms),
+        "prompt_tokens_per_s": timing.prompt_tokens_per_s(),
+        "tokens_per_s": timing.answer_tokens_per_s(),
         "context": session.shape().positions,
         "planned_bytes": session.planned_bytes(),
         "measured_bytes": session.measured_bytes(),
     })
-}
-
-fn rate(tokens: usize, ms: f64) -> Option<f64> {
-    (ms > 0.0).then(|| tokens as f64 / ms * 1e3)
-}
-
-/// How it ended and how fast it went.
-pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
-    let count = generated.ids.len();
-    let mut text = format!("{count} tokens, ended by {}", generated.stopped_by.name().replace('_', " "));
-    for (what, tokens, ms) in [
-        ("read", timing.prompt_tokens, timing.prompt_ms),
-        ("written", timing.answer_tokens, timing.answer_ms),
-    ] {
-        if let Some(rate) = rate(tokens, ms) {
-            text += &format!(" · {rate:.0} tokens/s {what}");
-        }
-    }
-    text
 }

@@ -3,8 +3,9 @@
 //! The recipe goes to stdout or into a file, what there is to say about it to stderr; nothing is overwritten.
 //! A recipe that is complete is read back before it is written, so that what comes out is a recipe.
 
-use super::print;
+use super::recipe_args::working_directory;
 use crate::console::progress;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use smidgen_recipe::import::draft::Places;
@@ -41,8 +42,7 @@ fn tools() -> impl TypedValueParser<Value = Tool> {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
+    let here = working_directory()?;
     let file = args.file.display().to_string();
     let text = read_text(&args.file)?;
     let recipe_folder = match args.out.as_deref().and_then(Path::parent) {

@@ -5,7 +5,7 @@
 //! Left out: what a run did, which its own files tell.
 
 use super::original::made_model;
-use super::print;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::merge::original::OriginalModel;
 use crate::report::adapter_summary::summarize_adapter;

@@ -4,7 +4,7 @@
 //! quantized in it is decoded, and the report says how far the merged model's logits are from those of base + adapter.
 
 use super::original::{Original, open_adapter, open_original};
-use super::print;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::difference::{LogitsDifference, compare_logits};

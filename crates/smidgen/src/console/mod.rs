@@ -5,4 +5,5 @@
 pub mod colour;
 pub mod columns;
 pub mod progress;
+pub mod stdout;
 pub mod wrap;

@@ -87,6 +87,16 @@ pub struct Timing {
     pub answer_ms: f64,
 }
 
+impl Timing {
+    pub fn prompt_tokens_per_s(&self) -> Option<f64> {
+        (self.prompt_ms > 0.0).then(|| self.prompt_tokens as f64 / self.prompt_ms * 1e3)
+    }
+
+    pub fn answer_tokens_per_s(&self) -> Option<f64> {
+        (self.answer_ms > 0.0).then(|| self.answer_tokens as f64 / self.answer_ms * 1e3)
+    }
+}
+
 #[derive(Debug)]
 pub struct Session {
     executor: Executor<AnyDevice>,

@@ -4,6 +4,7 @@
 //! their report. Left out: evaluations other than the loss.
 
 pub mod adapt;
+pub mod begin;
 pub mod cautions;
 pub mod check_start;
 pub mod course;

@@ -1,0 +1,34 @@
+//! The arguments that name a recipe, shared by every command that reads one.
+//!
+//! `KEY=VALUE` words replace keys of the file; relative paths in them start at the working directory.
+
+use crate::failure::Failure;
+use smidgen_recipe::{Recipe, RecipeSource, parse_recipe, read_recipe_source};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct RecipeArgs {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Keys that replace those of the recipe, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+impl RecipeArgs {
+    pub fn read(&self) -> Result<(RecipeSource, Recipe), Failure> {
+        read_recipe(&self.recipe, &self.overrides)
+    }
+}
+
+/// A recipe as written, and with its overrides and defaults. Paths in overrides start at the working directory.
+pub fn read_recipe(path: &Path, overrides: &[String]) -> Result<(RecipeSource, Recipe), Failure> {
+    let source = read_recipe_source(path).map_err(Failure::recipe)?;
+    let recipe = parse_recipe(&source, overrides, &working_directory()?).map_err(Failure::recipe)?;
+    Ok((source, recipe))
+}
+
+pub fn working_directory() -> Result<PathBuf, Failure> {
+    std::env::current_dir()
+        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))
+}

@@ -1,0 +1,251 @@
+//! `smidgen train`: plan, check, train and save, with one line per step and a report at the end.
+//!
+//! What a run does is in `train/`; here are its arguments, what is printed and how the command ends.
+
+use super::plan::print_warnings;
+use super::recipe_args::RecipeArgs;
+use super::report;
+use crate::console::progress;
+use crate::failure::Failure;
+use crate::hub::Access;
+use crate::plan::job::{Job, Purpose};
+use crate::plan::product::Product;
+use crate::report::adapter_summary::fourier_rows;
+use crate::report::fourier_table::render_fourier_table;
+use crate::report::plan_texts::render_plan_texts;
+use crate::train::begin::{Ready, prepare_run};
+use crate::train::course::Course;
+use crate::train::free_memory::Machine;
+use crate::train::history;
+use crate::train::outcome::{Ending, Outcome, Went};
+use crate::train::run_dir::RunDir;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_ir::DeviceKind;
+use smidgen_ir::bytes::format_bytes;
+use smidgen_recipe::{AdapterKind, Recipe};
+use std::path::Path;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Continue the run in the output folder
+    #[arg(long)]
+    resume: bool,
+    /// What the run took and did as JSON, once it ends: the same as `report --json`
+    #[arg(long)]
+    json: bool,
+    /// Do not look at memory after every step: for measuring what looking costs
+    #[arg(long, hide = true)]
+    unmonitored: bool,
+}
+
+pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let (source, recipe) = args.recipe.read()?;
+    let say = |line: &str| {
+        if !quiet {
+            progress::say(line);
+        }
+    };
+    let output = recipe.output.dir.resolved.clone();
+    let dir = RunDir::at(&output)?;
+    if !args.resume {
+        dir.refuse_run()?;
+    }
+    let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
+    if Product::of(&job.recipe) == Product::Model {
+        dir.refuse_foreign_model(job.model.path())?;
+    }
+    if !quiet {
+        print_warnings(&job);
+    }
+    let Some(Ready { start, planned, device }) = prepare_run(&mut job, &dir, args.resume, &say)? else {
+        say(&format!("the run in `{}` is finished", output.display()));
+        tidy_finished(&dir, &say)?;
+        return if args.json { report::print_run(&output) } else { Ok(()) };
+    };
+    let course = Course {
+        dir: dir.clone(),
+        recipe_text: &source.text,
+        free_memory: &mut Machine,
+        quiet,
+        is_monitored: !args.unmonitored,
+        say: &say,
+        render_plan: &render_plan_texts,
+    };
+    let went = course.run(&mut job, planned, device, start);
+    report_run(&dir, &went, &say);
+    if args.json && dir.file(history::FILE_NAME).exists() {
+        report::print_run(&output)?;
+    }
+    let Went { outcome, total_steps: total, planned_bytes, .. } =
+        went.map_err(|failure| lost_device(failure, &output, args))?;
+    match outcome.ending {
+        Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
+        Ending::Exceeded { bytes } => {
+            let is_gpu = job.request.device == DeviceKind::Cuda;
+            return Err(exceeded(args, &outcome, bytes, planned_bytes, is_gpu));
+        }
+        Ending::Done | Ending::StoppedEarly | Ending::MemoryMoved { .. } => {}
+    }
+    let adapter = output.join("adapter");
+    for line in render_outcome(&outcome, &job.recipe, total) {
+        say(&line);
+    }
+    if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
+        let file = AdapterFile::open(&adapter).map_err(Failure::world)?;
+        say(render_fourier_table(&fourier_rows(&file)?).trim_end());
+    }
+    Ok(())
+}
+
+/// Notes how the run ended, writes its page and says what it took. What was trained is worth more: a failure is only
+/// said.
+fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
+    // A run that was refused has no part and no rows.
+    if !dir.file(history::FILE_NAME).exists() {
+        return;
+    }
+    let written = history::end_run(dir, went).and_then(|()| report::write_report(dir.path()));
+    match written {
+        Ok(summary) => {
+            if summary.steps > 0 {
+                summary.render_memory_lines().iter().for_each(|line| say(line));
+            }
+            say(&format!("report in `{}`", dir.file(report::FILE_NAME).display()));
+        }
+        Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
+    }
+}
+
+/// What is left to do where a run was killed when everything was trained and saved: its page.
+fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
+    dir.sweep()?;
+    if !dir.file(report::FILE_NAME).exists()
+        && let Err(failure) = report::write_report(dir.path())
+    {
+        say(&format!("warning: there is no report: {}", failure.message));
+    }
+    Ok(())
+}
+
+/// What is said of a run that came to its end: how evaluations went, then which state was saved.
+fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
+    let (standing, early_stop) = (&outcome.standing, recipe.train.early_stop);
+    let mut lines = Vec::new();
+    if outcome.ending == Ending::StoppedEarly {
+        let evaluations = standing.since_best;
+        lines.push(format!("stopped early: {evaluations} evaluations brought no improvement"));
+    }
+    if let Some(best) = standing.best {
+        let saved = match standing.best_saved == standing.best {
+            true => format!(", in `checkpoint-{}`", best.step),
+            false => String::new(),
+        };
+        lines.push(format!("best eval_loss {:.4} after step {}{saved}", best.eval_loss, best.step));
+    }
+    let steps = match outcome.ending {
+        Ending::StoppedEarly => format!("{} of {total} steps", outcome.steps),
+        Ending::Done | Ending::Interrupted | Ending::Exceeded { .. } | Ending::MemoryMoved { .. } => {
+            format!("{total} steps")
+        }
+    };
+    // A run that was stopped after its last step has only its result left to write.
+    let losses = match outcome.last_loss.is_nan() {
+        false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
+        true => String::new(),
+    };
+    let state = match standing.best_saved {
+        Some(best) if early_stop > 0 => format!(" of step {}", best.step),
+        _ => String::new(),
+    };
+    let product = Product::of(recipe).folder();
+    let made = recipe.output.dir.resolved.join(product);
+    lines.push(format!("done: {steps}{losses}, {product}{state} in `{}`", made.display()));
+    lines
+}
+
+/// Not done, so that it is no success: a script that goes on only after success must not go on here.
+fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
+    let steps = outcome.steps;
+    let resume = resume_command(args);
+    Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
+        .hint(format!("`{resume}` goes on from there"))
+}
+
+/// Measured above the plan: a fault of the plan, and better known than hidden.
+fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
+    let (steps, resume) = (outcome.steps, resume_command(args));
+    Failure::world(format!(
+        "after step {steps} the run takes {}, its plan has {}: stopped, with the state in `checkpoint-{steps}`",
+        format_bytes(bytes),
+        format_bytes(planned_bytes)
+    ))
+    .hint(match is_gpu {
+        // The driver does not say whose memory is taken.
+        true => format!("another program on the GPU, or a fault of smidgen's plan: `{resume}` goes on, in what is free then"),
+        false => format!("this is a fault of smidgen's plan; `{resume} memory.budget=...` with more room goes on"),
+    })
+}
+
+/// A device that failed under way: what was saved before is named.
+fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
+    let is_device =
+        failure.message.starts_with("cuda: ") || failure.message.contains("the file beside the memory");
+    let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
+    match saved.filter(|_| is_device) {
+        Some(step) => {
+            let resume = resume_command(args);
+            failure.hint(format!(
+                "the state of step {step} is in `checkpoint-{step}`; `{resume}` goes on from there"
+            ))
+        }
+        None => failure,
+    }
+}
+
+/// The command that continues a run.
+fn resume_command(args: &Args) -> String {
+    let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
+    let recipe = quoted(&args.recipe.recipe.to_string_lossy());
+    format!("smidgen train {recipe}{overrides} --resume")
+}
+
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_device_names_what_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = Args {
+            recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
+            resume: false,
+            json: false,
+            unmonitored: false,
+        };
+        let lost = || Failure::world("cuda: cuLaunchKernel failed: an illegal address");
+        assert!(lost_device(lost(), folder.path(), &args).hints.is_empty());
+        for step in [5, 40] {
+            std::fs::create_dir(folder.path().join(format!("checkpoint-{step}"))).unwrap();
+        }
+        let hints = lost_device(lost(), folder.path(), &args).hints;
+        let command = "smidgen train 'my run.toml' train.lr=1e-3 --resume";
+        assert_eq!(
+            hints,
+            [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
+        );
+        let full = Failure::world("cannot write the file beside the memory, `run/x`: no space");
+        assert_eq!(lost_device(full, folder.path(), &args).hints, hints);
+        assert!(lost_device(Failure::world("the loss is not finite"), folder.path(), &args).hints.is_empty());
+    }
+}

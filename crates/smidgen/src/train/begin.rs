@@ -1,0 +1,108 @@
+//! The beginning of a run: the state it starts from, the arithmetic it computes in, and its plan.
+//!
+//! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its checkpoint
+//! while this machine can, because only then is the result the same to the bit; where it cannot, it says so.
+//! Left out: training itself, which `course.rs` does.
+
+use super::cautions::{Facts, cautions};
+use super::check_start::check_start;
+use super::resume::{self, Start};
+use super::run_dir::RunDir;
+use crate::failure::Failure;
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::job::Job;
+use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
+use crate::rows::data::Data;
+use smidgen_runtime::AnyDevice;
+
+/// A run that only has to be started.
+#[derive(Debug)]
+pub struct Ready {
+    pub start: Start,
+    pub planned: Planned,
+    pub device: AnyDevice,
+}
+
+/// Plans a run and opens its device; `None` where the resumed run is finished already.
+pub fn prepare_run(
+    job: &mut Job,
+    dir: &RunDir,
+    is_resumed: bool,
+    say: &dyn Fn(&str),
+) -> Result<Option<Ready>, Failure> {
+    let start = if is_resumed {
+        for note in resume::check_job(dir, &job.recipe)? {
+            say(&format!("warning: {note}"));
+        }
+        if is_finished(job, dir) {
+            return Ok(None);
+        }
+        find_start(dir, say)?
+    } else {
+        Start::Beginning
+    };
+    if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
+        for caution in cautions(&Facts::of(job, rows)) {
+            say(&format!("warning: {caution}"));
+        }
+    }
+    keep_arithmetic(job, &start, say);
+    // Before planning: the plan counts the memory of the driver's context.
+    let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
+    let planned = plan_run(job, &start, say)?;
+    if !planned.fits {
+        return Err(planned.refusal());
+    }
+    check_start(&planned.solution.plan, job, &start)?;
+    let device = device.with_spill_folder(dir.path().to_path_buf());
+    Ok(Some(Ready { start, planned, device }))
+}
+
+fn is_finished(job: &Job, dir: &RunDir) -> bool {
+    let Data::Rows(rows) = &job.data else { return false };
+    resume::is_finished(dir, &job.recipe, rows.batches.total_steps())
+}
+
+fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
+    let start = resume::find_start(dir)?;
+    match &start {
+        Start::Beginning => say("there is no checkpoint: starting at step 0"),
+        Start::Checkpoint { step, lost_best, .. } => {
+            say(&format!("continuing after step {step}"));
+            if let Some(best) = lost_best {
+                say(&format!(
+                    "warning: `checkpoint-{best}`, the best evaluated, is gone: the best is sought anew"
+                ));
+            }
+        }
+    }
+    Ok(start)
+}
+
+/// A resumed run computes as its checkpoint did, where this machine can.
+fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
+    let Start::Checkpoint { compute, .. } = start else { return };
+    job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, job.request.device, compute));
+    let now = job.arithmetic.name();
+    if now != *compute {
+        say(&format!(
+            "the checkpoint was computed in {compute}, this run computes in {now}: results equal within rounding"
+        ));
+    }
+}
+
+/// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
+fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
+    let Start::Checkpoint { run_policy, folder, .. } = start else { return plan_job(job) };
+    if resume::memory_changed(folder, &job.recipe) {
+        say("the memory section changed: planning anew, results equal within rounding");
+        return plan_job(job);
+    }
+    match plan_job_as_before(job, run_policy.micro_tokens, &run_policy.policy)? {
+        Some(planned) => Ok(planned),
+        None => {
+            say("the checkpoint's plan no longer fits: planning anew, results equal within rounding");
+            plan_job(job)
+        }
+    }
+}
