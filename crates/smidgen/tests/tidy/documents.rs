@@ -1,7 +1,5 @@
 //! Documents that are generated, or have generated parts: the commands, and the rows of the page on memory.
-//! `UPDATE_EXPECT=1 cargo test -p smidgen --test documents` rewrites them.
-
-#![allow(clippy::unwrap_used)]
+//! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites them.
 
 use serde_json::Value;
 use smidgen::commands::command;
