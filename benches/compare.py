@@ -1,9 +1,9 @@
 """Trains the same thing with `smidgen` and with PyTorch + PEFT, in turns, and prints how they compare.
 
     python compare.py SMIDGEN_BINARY [--compute f32|bf16] [--stored f32|bf16] [--rounds 3] [--steps 8] [--threads N] [--inputs DIR]
-                      [--out results.json]
+                      [--out results/cpu-smollm2-135m.json]
 
-Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--stored`, as a rule that of `--compute`), the same rows (4 x 256 tokens a
+Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--stored`, as a rule that of `--compute`), the same rows (4 x 256 tokens per
 step) and the same initial adapter; every round is a fresh process, smidgen first, then the peer, so that
 a slow minute of the machine hits both. Speed is the median over the steps after two warm-ups, then the
 median over rounds; memory is the largest resident set of the process. Both use all cores unless told.
@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from machine import describe_cpu, version_of
 
 HERE = Path(__file__).resolve().parent
 WARM_UP_STEPS = 2
@@ -115,16 +117,6 @@ def choose_adapter_dtype(arguments: argparse.Namespace, inputs: Path) -> tuple[s
     return max(tried, key=tried.get), tried
 
 
-def describe_machine() -> dict:
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    meminfo = Path("/proc/meminfo").read_text().split()
-    return {
-        "cpu": next((line.split(": ", 1)[1] for line in cpuinfo if line.startswith("model name")), "unknown"),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": int(meminfo[meminfo.index("MemTotal:") + 1]) * 1024,
-    }
-
-
 def max_relative_difference(ours: list[float], theirs: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
@@ -154,7 +146,7 @@ def main() -> None:
     parser.add_argument("--recompute", default="auto", help="`memory.recompute` of the recipe")
     parser.add_argument("--peer-checkpointing", action="store_true")
     parser.add_argument("--inputs", type=Path, help="what make_smollm2.py wrote, or where it shall write; default: temporary")
-    parser.add_argument("--out", type=Path, default=Path("results.json"))
+    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.stored = arguments.stored or arguments.compute
     if arguments.steps <= WARM_UP_STEPS:
@@ -185,10 +177,8 @@ def main() -> None:
         for who in ("smidgen", "peer")
     }
     results = {
-        "machine": describe_machine(),
-        "versions": {
-            "smidgen": run_to_end([str(arguments.smidgen), "--version"]).strip(), **rounds[0]["peer"]["versions"]
-        },
+        "machine": describe_cpu(),
+        "versions": {"smidgen": version_of(arguments.smidgen), **rounds[0]["peer"]["versions"]},
         "setting": {
             "model": "SmolLM2-135M shapes, random weights", "compute": arguments.compute, "stored": arguments.stored, "rank": 16, "steps": arguments.steps,
             "batch": BATCH_ROWS, "max_tokens": ROW_TOKENS, "threads": arguments.threads, "budget": arguments.budget, "recompute": arguments.recompute,

@@ -21,6 +21,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from machine import describe_gpu, version_of
+
 HERE = Path(__file__).resolve().parent
 # What the planner takes the driver's context to be at least; a limit on memory is one without it.
 PLANNED_CONTEXT_GIB = 0.53
@@ -165,16 +167,6 @@ def run_peer(session: Session, row: Row) -> dict:
         "--checkpointing" if row.peer_checkpointing else "--no-checkpointing",
     ]
     return {"peer": session.run(command)}
-
-
-def describe_machine() -> dict:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used,power.limit", "--format=csv,noheader"]
-    try:
-        text = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        name, driver, total, used, power = (part.strip() for part in text.splitlines()[0].split(","))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {"gpu": "unknown: nvidia-smi told nothing"}
-    return {"gpu": name, "driver": driver, "memory": total, "used_before": used, "power_limit": power}
 
 
 # ── judging ────────────────────────────────────────────────────────────────────────────────────────
@@ -404,10 +396,9 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
     session = Session(arguments, time.monotonic(), {})
-    version = subprocess.run([str(arguments.smidgen), "--version"], capture_output=True, text=True, check=True).stdout
     setting = {key: getattr(arguments, key) for key in ("rounds", "steps", "warm_up", "peer_steps", "device", "try_out")}
     results: dict = {
-        "machine": describe_machine(), "versions": {"smidgen": version.strip()}, "setting": setting,
+        "machine": describe_gpu(), "versions": {"smidgen": version_of(arguments.smidgen)}, "setting": setting,
         "rows": {row.name: {"title": row.title, "row": asdict(row), "rounds": [], "summary": {}} for row in rows},
     }
     for entry in results["rows"].values():

@@ -1,9 +1,9 @@
-"""What each way to save memory takes and costs on a GPU: model shapes with made-up weights, by `smidgen bench`.
+"""What each memory technique saves and costs on a GPU: model shapes with random weights, by `smidgen bench`.
 
     python gpu_memory.py SMIDGEN_BINARY [--only WORD] [--out results/memory-h200.json]
 
 A row is one technique or one budget. `planned` and `measured` are bytes of the device without the driver's context,
-`elsewhere` is pinned memory beside it; `predicted` is the speed that the plan named beforehand.
+`elsewhere` is pinned host memory; `predicted` is the speed that the plan predicted.
 The script fails where a run takes more than its plan.
 """
 
@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from machine import describe_gpu, version_of
+
 HERE = {"weights": "device", "activations": "device", "optimizer-state": "device", "tile-tokens": "none"}
 QWEN = {"model": "qwen2.5-7b", "base": "bf16", "batch": 4, "tokens": 4096, "steps": 3, "warm-up": 2}
 NF4 = {**QWEN, "base": "nf4", "tokens": 2048}
@@ -20,19 +22,19 @@ LLAMA = {"model": "llama3.1-8b", "base": "nf4", "rank": 32, "batch": 1, "steps":
 LONG = {"recompute": "all", "activations": "host", "optimizer-state": "host", "tile-tokens": 4096}
 
 ROWS = [
-    ("everything on the device", {**QWEN, **HERE, "recompute": "none"}),
-    ("layers computed again", {**QWEN, **HERE, "recompute": "all"}),
-    ("the same, in tiles of 4096 tokens", {**QWEN, **HERE, "recompute": "all", "tile-tokens": 4096}),
-    ("layers computed again, activations away", {**QWEN, **HERE, "recompute": "all", "activations": "host"}),
-    ("layers computed again, weights away", {**QWEN, **HERE, "recompute": "all", "weights": "host"}),
-    ("layers computed again, moments away", {**QWEN, **HERE, "recompute": "all", "optimizer-state": "host"}),
-    ("layers computed again, all of it away", {**QWEN, "recompute": "all", "weights": "host", "activations": "host", "optimizer-state": "host", "tile-tokens": "none"}),
+    ("everything on the GPU", {**QWEN, **HERE, "recompute": "none"}),
+    ("recompute all layers", {**QWEN, **HERE, "recompute": "all"}),
+    ("recompute all layers, tiles of 4096 tokens", {**QWEN, **HERE, "recompute": "all", "tile-tokens": 4096}),
+    ("recompute all layers, activations offloaded", {**QWEN, **HERE, "recompute": "all", "activations": "host"}),
+    ("recompute all layers, weights offloaded", {**QWEN, **HERE, "recompute": "all", "weights": "host"}),
+    ("recompute all layers, optimizer state offloaded", {**QWEN, **HERE, "recompute": "all", "optimizer-state": "host"}),
+    ("recompute all layers, all of it offloaded", {**QWEN, "recompute": "all", "weights": "host", "activations": "host", "optimizer-state": "host", "tile-tokens": "none"}),
     ("budget 6 GiB", {**QWEN, "budget": "6GiB"}),
-    ("2048 tokens a sample, budget 24 GiB", {**QWEN, "tokens": 2048, "budget": "24GiB"}),
-    ("2048 tokens a sample, budget 17 GiB", {**QWEN, "tokens": 2048, "budget": "17GiB"}),
+    ("2048 tokens per sample, budget 24 GiB", {**QWEN, "tokens": 2048, "budget": "24GiB"}),
+    ("2048 tokens per sample, budget 17 GiB", {**QWEN, "tokens": 2048, "budget": "17GiB"}),
     ("budget 8 GiB", {**NF4, "budget": "8GiB"}),
     ("one sample, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB"}),
-    ("one sample, layers here, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB", "weights": "host:0.01"}),
+    ("one sample, layers on the GPU, budget 5.9 GiB", {**NF4, "batch": 1, "budget": "5.9GiB", "weights": "host:0.01"}),
     ("one sample, budget 2.5 GiB", {**NF4, "batch": 1, "budget": "2.5GiB"}),
     ("one sample of 16384 tokens", {**LLAMA, **LONG, "tokens": 16384, "budget": "7.4GiB"}),
     ("one sample of 32768 tokens", {**LLAMA, **LONG, "tokens": 32768, "budget": "8.5GiB"}),
@@ -68,7 +70,8 @@ def main():
         })
         print(f"{found['model']} {found['base']} {name}: {found['tokens_per_s']:.0f} tokens/s, predicted {rows[-1]['predicted_tokens_per_s']:.0f}, planned {found['planned_bytes'] / 2**30:.3f} GiB, measured {found['measured_bytes'] / 2**30:.3f}", flush=True)
         if args.out:
-            args.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            report = {"smidgen": version_of(args.binary), "machine": describe_gpu(), "rows": rows}
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
     above = [row["name"] for row in rows if row["measured_bytes"] > row["planned_bytes"]]
     if above:
         sys.exit(f"more than planned: {above}")

@@ -12,12 +12,13 @@ Left out: speed (`memory.py`, `gpu_compare.py`), and whether results are right (
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from machine import describe_cpu, describe_gpu, version_of
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 VOCABULARY = 4096
@@ -211,9 +212,8 @@ def main():
                    most_below=shares[-1] if shares else None)
     print(json.dumps(summary))
     if args.out:
-        version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
-        machine = dict(system=platform.system(), python=platform.python_version(), threads=args.threads)
-        report = dict(smidgen=version, device=args.device, machine=machine, summary=summary, rows=results)
+        machine = dict(**(describe_cpu() if args.device == "cpu" else describe_gpu()), threads=args.threads)
+        report = dict(smidgen=version_of(binary), device=args.device, machine=machine, summary=summary, rows=results)
         args.out.write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(1 if failed else 0)
 

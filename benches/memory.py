@@ -1,6 +1,6 @@
 """Trains the same steps under many memory policies, and writes what each took and how fast it was.
 
-    python memory.py SMIDGEN_BINARY MODEL TOKENS.jsonl [--rounds 2] [--steps 4] [--out results.json] [KEY=VALUE ...]
+    python memory.py SMIDGEN_BINARY MODEL TOKENS.jsonl [--rounds 2] [--steps 4] [--out results/memory-cpu.json] [KEY=VALUE ...]
 
 A row is one technique or one budget; keys are those of recipes, for all rows. Rounds alternate over all rows, so that a
 slow minute of the machine hits several; each begins with `smidgen doctor`, so that predictions are of the same minutes.
@@ -11,11 +11,12 @@ Left out: GPUs.
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import tempfile
 from pathlib import Path
+
+from machine import describe_cpu, version_of
 
 RECIPE = """\
 [model]
@@ -56,13 +57,13 @@ def pinned(*changes):
 
 
 ROWS = {
-    "everything on the device": pinned("memory.recompute=none"),
-    "layers computed again": pinned("memory.recompute=all"),
-    "the same, in tiles of 256 tokens": pinned("memory.recompute=all", "memory.tile_tokens=256"),
+    "everything in RAM": pinned("memory.recompute=none"),
+    "recompute all layers": pinned("memory.recompute=all"),
+    "recompute all layers, tiles of 256 tokens": pinned("memory.recompute=all", "memory.tile_tokens=256"),
     "activations on disk": pinned("memory.recompute=none", "memory.activations=host"),
-    "layers computed again from inputs on disk": pinned("memory.recompute=all", "memory.activations=host"),
+    "recompute all layers, their inputs on disk": pinned("memory.recompute=all", "memory.activations=host"),
     "weights on disk": pinned("memory.recompute=none", "memory.weights=disk"),
-    "moments on disk": pinned("memory.recompute=none", "memory.optimizer_state=host"),
+    "optimizer state on disk": pinned("memory.recompute=none", "memory.optimizer_state=host"),
     "micro-batches of one sample": pinned("memory.recompute=none", "memory.micro_tokens=256"),
     "budget 400 MiB": ["memory.budget=400MiB"],
     "budget 320 MiB": ["memory.budget=320MiB"],
@@ -124,10 +125,9 @@ def main():
     for row in results.values():
         row["tokens_per_s"] = statistics.median(row["tokens_per_s_all"])
         row["predicted_tokens_per_s"] = statistics.median(row["predicted_all"])
-    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
     report = {
-        "smidgen": version,
-        "machine": {"system": platform.system(), "python": platform.python_version()},
+        "smidgen": version_of(binary),
+        "machine": describe_cpu(),
         "model": args.model.name,
         "batch": "4 x 256 tokens, LoRA r=16, AdamW, f32",
         "rounds": args.rounds,

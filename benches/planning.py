@@ -1,6 +1,6 @@
 """Times `smidgen plan` on large Llama shapes from nothing but a config.json, and reads off the packing.
 
-    python planning.py SMIDGEN_BINARY [--rounds 5] [--out results.json]
+    python planning.py SMIDGEN_BINARY [--rounds 5] [--out results/planning.json]
 
 Each shape is planned at 2048 tokens with LoRA r=16 on all linears, recompute `none` and `all`, and once
 under a budget that lies between the two, so that the solver has to search. Utilization is the peak of
@@ -13,13 +13,14 @@ Left out: devices and weights; there are none.
 
 import argparse
 import json
-import platform
 import resource
 import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from machine import describe_cpu, version_of
 
 SHAPES = {
     "llama-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -131,9 +132,8 @@ def main():
     print(f"{len(slowest)} budgets: {slowest[0]} to {slowest[-1]} s of a processor, {slowest[len(slowest) // 2]} in the median, "
           f"{sum(seconds > 1.5 for seconds in slowest)} above 1.5 s")
     if arguments.out:
-        cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), "?")
-        machine = dict(cpu=cpu, python=platform.python_version(), system=platform.system())
-        Path(arguments.out).write_text(json.dumps(dict(machine=machine, shapes=results, budgets=budgets), indent=2) + "\n")
+        report = dict(smidgen=version_of(arguments.binary), machine=describe_cpu(), shapes=results, budgets=budgets)
+        Path(arguments.out).write_text(json.dumps(report, indent=2) + "\n")
 
 
 main()

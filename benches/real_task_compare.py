@@ -3,9 +3,9 @@
     python real_task.py MODEL.gguf DATA_DIR --write-adapter WORK/initial
     python real_task.py MODEL.gguf DATA_DIR --out reference.json --device cuda      # perhaps elsewhere
     python real_task_compare.py SMIDGEN_BINARY MODEL.gguf DATA_DIR WORK --reference reference.json
-                                [--compute f32|bf16] [--out results/real-task.json]
+                                --where TEXT [--compute f32|bf16] [--out results/real-task.json]
 
-Everything lies in WORK and is made once: the initial adapter, the run, `eval.json`, the preview whose ids and
+Everything is kept in WORK and made once: the initial adapter, the run, `eval.json`, the preview whose ids and
 labels are compared with the reference's own; so it can be stopped and called again. Without `--reference` it
 does smidgen's part and ends. Printed and written: differences of the losses step by step, of the
 log-likelihoods of the answers row by row before and after training, accuracies with their standard errors.
@@ -18,6 +18,8 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+
+from machine import version_of
 
 HERE = Path(__file__).resolve().parent
 PREVIEW_ROWS = 64
@@ -192,6 +194,7 @@ def main() -> None:
     parser.add_argument("--budget", default="auto")
     parser.add_argument("--train-rows", type=int)
     parser.add_argument("--test-rows", type=int)
+    parser.add_argument("--where", required=True, help="which machines the two ran on, in words")
     parser.add_argument("--out", type=Path, default=Path("results/real-task.json"))
     arguments = parser.parse_args()
     arguments.smidgen = arguments.smidgen.resolve()
@@ -208,7 +211,8 @@ def main() -> None:
 
     rows = json.loads((arguments.data / "train.json").read_text())[: arguments.train_rows]
     check_samples(Encoder(GgufFile(arguments.gguf)), rows, arguments.work / "preview.json")
-    results = {"compute": arguments.compute, **compare(steps, evaluated, preview, reference)}
+    results = {"compute": arguments.compute, **compare(steps, evaluated, preview, reference), "where": arguments.where}
+    results["versions"]["smidgen"] = version_of(arguments.smidgen)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     print(render(results))

@@ -55,7 +55,7 @@ folder=$work/smidgen-gpu
 mkdir -p "$folder/benches" "$folder/recipes"
 strip -o "$folder/smidgen" "$target/release/smidgen"
 strip -o "$folder/runtime-tests" "$tests"
-cp "$root"/benches/gpu_*.py "$folder/benches/"
+cp "$root"/benches/gpu_*.py "$root"/benches/machine.py "$folder/benches/"
 cp -R "$root"/recipes/. "$folder/recipes/"
 if [ -n "$peft" ]; then
     mkdir "$folder/python" && cp -R "$peft/peft" "$folder/python/"

@@ -1,141 +1,197 @@
-//! Documents that are generated, or have generated parts: the commands, and the rows of the page on memory.
-//! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites them.
+//! Documents that must not go false: what they name exists, what is generated is what the code says now.
+//!
+//! Reference pages (keys, commands) come from the code; tables of figures are in `benchmarks.rs`.
+//! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites what is generated.
 
-use serde_json::Value;
+use crate::{FOLDERS, ROOT_DOCUMENTS, expect_file, expect_none, project_files, read, root, sources};
+use regex::Regex;
 use smidgen::commands::command;
 use smidgen::report::command_reference::render_command_reference;
-use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
+use smidgen_recipe::render_key_reference;
 
-fn path_of(document: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(document)
+/// Pages that a test writes as a whole: their sentences are those of the code.
+const GENERATED: [&str; 2] = ["docs/commands.md", "docs/recipe.md"];
+
+/// Every Markdown page of the project.
+fn documents() -> Vec<String> {
+    project_files().into_iter().filter(|path| path.ends_with(".md")).collect()
 }
 
-fn read(document: &str) -> String {
-    fs::read_to_string(path_of(document)).unwrap_or_else(|error| panic!("`{document}`: {error}"))
+/// Lines of a document outside code blocks and tables, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_code = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+            return None;
+        }
+        (!in_code && !line.starts_with('|')).then_some((index + 1, line))
+    })
 }
 
-/// Holds a document to what the code makes of it, or rewrites it.
-fn expect_document(document: &str, expected: &str) {
-    expect_test::expect_file![path_of(document)].assert_eq(expected);
+fn in_backticks(text: &str) -> Vec<String> {
+    let pattern = Regex::new(r"`([^`\n]+)`").unwrap();
+    pattern.captures_iter(text).map(|found| found[1].to_string()).collect()
 }
 
-fn missing<T>(what: &str) -> T {
-    panic!("the results have no `{what}`")
+/// Whether a word in backticks claims to be a file or folder of this project.
+fn looks_like_a_path(word: &str) -> bool {
+    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
+    let first = word.split('/').next().unwrap_or(word);
+    let rooted = word.contains('/') && FOLDERS.contains(&first);
+    plain && (rooted || [".rs", ".md", ".py"].iter().any(|ending| word.ends_with(ending)))
+}
+
+// ── how they are written ───────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn documents_are_short() {
+    for (path, most) in [("README.md", 90), ("ARCHITECTURE.md", 200), ("CONTRIBUTING.md", 150)] {
+        let lines = read(path).lines().count();
+        assert!(lines <= most, "`{path}` has {lines} lines, at most {most} are allowed");
+    }
+}
+
+#[test]
+fn one_sentence_a_line() {
+    let second = Regex::new(r"[A-Za-z)`]\. +[A-Z`]").unwrap();
+    let mut violations = Vec::new();
+    for path in documents().iter().filter(|path| !GENERATED.contains(&path.as_str())) {
+        for (number, line) in prose(&read(path)) {
+            if second.is_match(line) {
+                violations.push(format!("{path}:{number}: {line}"));
+            }
+        }
+    }
+    expect_none("one sentence a line", &violations);
+}
+
+/// A decision is a page of three sections, named in the index.
+#[test]
+fn a_decision_is_a_constraint_a_choice_and_a_cost() {
+    const LONGEST_PAGE_LINES: usize = 40;
+    let index = read("docs/decisions/README.md");
+    let mut violations = Vec::new();
+    for path in documents().iter().filter(|path| path.starts_with("docs/decisions/")) {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        if name == "README.md" {
+            continue;
+        }
+        let page = read(path);
+        let headings: Vec<&str> = page.lines().filter(|line| line.starts_with('#')).collect();
+        let title = headings.first().copied().unwrap_or_default().trim_start_matches("# ");
+        if headings[1..] != ["## Constraint", "## Choice", "## Cost"] {
+            violations.push(format!("{path}: the sections are {headings:?}"));
+        }
+        if page.lines().count() > LONGEST_PAGE_LINES {
+            violations.push(format!("{path}: more than {LONGEST_PAGE_LINES} lines"));
+        }
+        if !index.contains(&format!("- [{title}]({name})\n")) {
+            violations.push(format!("{path}: the index has no line `- [{title}]({name})`"));
+        }
+    }
+    expect_none("decisions are pages of constraint, choice and cost", &violations);
+}
+
+// ── what they name exists ──────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn every_path_in_the_documents_exists() {
+    let files = project_files();
+    let mut violations = Vec::new();
+    for document in documents() {
+        for word in in_backticks(&read(&document)).iter().filter(|word| looks_like_a_path(word)) {
+            let word = word.trim_end_matches('/');
+            // `passes/recompute.rs` is enough where the crate is clear.
+            let ends = format!("/{word}");
+            let there = root().join(word).exists() || files.iter().any(|path| path.ends_with(&ends));
+            if !there {
+                violations.push(format!("{document}: `{word}`"));
+            }
+        }
+    }
+    expect_none("documents name paths that exist", &violations);
+}
+
+#[test]
+fn every_link_between_documents_works() {
+    let link = Regex::new(r"\]\(([^)#:]+)(#[^)]*)?\)").unwrap();
+    let mut violations = Vec::new();
+    for document in documents() {
+        let folder = root().join(&document).parent().unwrap().to_path_buf();
+        for found in link.captures_iter(&read(&document)) {
+            if !folder.join(&found[1]).exists() {
+                violations.push(format!("{document}: {}", &found[1]));
+            }
+        }
+    }
+    expect_none("links lead to files that exist", &violations);
+}
+
+#[test]
+fn every_invariant_names_what_holds_it() {
+    let sources = sources();
+    let architecture = read("ARCHITECTURE.md");
+    let invariants: Vec<&str> = architecture.lines().filter(|line| line.contains("**Invariant:**")).collect();
+    assert!(invariants.len() >= 10, "{} invariants", invariants.len());
+    for invariant in invariants {
+        let (_, held) =
+            invariant.split_once("held by").unwrap_or_else(|| panic!("nobody holds: {invariant}"));
+        let names = in_backticks(held);
+        assert!(!names.is_empty(), "no test is named: {invariant}");
+        for name in names.iter().filter(|name| !looks_like_a_path(name)) {
+            let there = sources.iter().any(|(_, text)| text.contains(&format!("fn {name}(")));
+            assert!(there, "there is no function `{name}`, which is to hold: {invariant}");
+        }
+    }
+}
+
+#[test]
+fn the_changelog_begins_with_this_version() {
+    let changelog = read("CHANGELOG.md");
+    let newest = changelog.lines().find_map(|line| line.strip_prefix("## ")).expect("a version");
+    assert_eq!(newest.split_whitespace().next(), Some(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_gate_runs_the_documented_test_command() {
+    let contributing = read("CONTRIBUTING.md");
+    let command = contributing.lines().find(|line| line.starts_with("cargo test")).expect("a test command");
+    let gate = read(".ci/run");
+    assert!(gate.lines().any(|line| line == command), "`.ci/run` does not run `{command}`");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(root().join(".ci/run")).unwrap().permissions().mode();
+        assert!(mode & 0o100 != 0, "`.ci/run` must be executable");
+    }
+}
+
+#[test]
+fn the_readme_leads_to_every_page() {
+    let map: Vec<String> = ROOT_DOCUMENTS.iter().flat_map(|path| in_backticks(&read(path))).collect();
+    let pages = documents().into_iter().filter(|path| path.starts_with("docs/") && path.matches('/').count() == 1);
+    let missing: Vec<String> = pages.filter(|path| !map.contains(path)).collect();
+    expect_none("every page of `docs/` is named by a document in the root", &missing);
+}
+
+// ── reference pages ────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn the_key_reference_is_what_the_code_says() {
+    let head = "# Keys of a recipe\n\n\
+        This page is generated from the table that the parser reads.\n\
+        A recipe that asks for something this version cannot do is refused before anything is loaded, with all such \
+        keys at once (`docs/supported.md`).\n\n";
+    expect_file("docs/recipe.md", &format!("{head}{}", render_key_reference()));
 }
 
 #[test]
 fn the_command_reference_is_what_the_code_says() {
     let head = "# Commands\n\n\
-        This page is generated from the definitions of the command line; `smidgen COMMAND --help` says the same.\n\
-        Data goes to stdout and talk to stderr.\n\
-        Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or the command is wrong.\n\
-        Lines are at most 80 columns wide, or `COLUMNS` where it is set; `NO_COLOR` switches colour off, `CLICOLOR_FORCE` on.\n";
-    expect_document("docs/commands.md", &format!("{head}{}", render_command_reference(&command())));
-}
-
-/// What each way to save memory took and cost, from the committed results.
-#[test]
-fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
-    let results = |path: &str| -> Value { serde_json::from_str(&read(path)).expect("results are JSON") };
-    let (gpu, cpu) = (results("results/memory-h200.json"), results("results/memory-cpu.json"));
-    let (shapes, grid) = (results("results/gpu-h200.json"), results("results/grid-cpu.json"));
-    let gib = |bytes: f64| format!("{:.2} GiB", bytes / f64::from(1 << 30));
-    let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
-    let on_gpu = |name: &str| {
-        let rows = gpu["rows"].as_array().expect("rows in order");
-        let row = rows.iter().find(|row| row["name"] == name && row["model"] == "qwen2.5-7b");
-        row.unwrap_or_else(|| missing(name)).clone()
-    };
-    let on_cpu = |name: &str| cpu["rows"].get(name).unwrap_or_else(|| missing(name)).clone();
-    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| missing(key));
-    let mut table = String::from(
-        "| way | without | with | elsewhere | tokens/s without | with |\n|---|--:|--:|--:|--:|--:|\n",
-    );
-    let mut row =
-        |name: &str, cells: [String; 5]| writeln!(table, "| {name} | {} |", cells.join(" | ")).unwrap();
-    let speed = |row: &Value| format!("{:.0}", number(row, "tokens_per_s"));
-    let all = "everything on the device";
-    let again = "layers computed again";
-    for (name, before, after) in [
-        ("layers computed again", all, again),
-        ("inputs of layers in pinned memory", again, "layers computed again, activations away"),
-        ("weights, embedding and head in pinned memory", again, "layers computed again, weights away"),
-        ("moments in pinned memory", again, "layers computed again, moments away"),
-        ("all of these in pinned memory", again, "layers computed again, all of it away"),
-        ("tiles of 4096 tokens", again, "the same, in tiles of 4096 tokens"),
-        ("the solver, 6 GiB", all, "budget 6 GiB"),
-    ] {
-        let (before, after) = (on_gpu(before), on_gpu(after));
-        let elsewhere = gib(number(&after, "elsewhere_bytes"));
-        let planned = |row: &Value| gib(number(row, "planned_bytes"));
-        row(
-            &format!("GPU: {name}"),
-            [planned(&before), planned(&after), elsewhere, speed(&before), speed(&after)],
-        );
-    }
-    let shape = |name: &str| shapes["rows"][name]["rounds"][0]["chosen"].clone();
-    let (bf16, nf4) = (shape("bf16-4x2048"), shape("nf4-4x2048-none"));
-    let planned = |row: &Value| gib(number(row, "planned_bytes"));
-    row(
-        "GPU: base in nf4 instead of bf16, 4 x 2048 tokens",
-        [planned(&bf16), planned(&nf4), String::new(), speed(&bf16), speed(&nf4)],
-    );
-    for (name, after) in [
-        ("activations on disk", "activations on disk"),
-        ("weights on disk", "weights on disk"),
-        ("moments on disk", "moments on disk"),
-        ("micro-batches of one sample", "micro-batches of one sample"),
-        ("the solver, 150 MiB", "budget 150 MiB"),
-    ] {
-        let (before, after) = (on_cpu(all), on_cpu(after));
-        let elsewhere = mib(number(&after, "disk_bytes"));
-        let measured = |row: &Value| mib(number(row, "measured_bytes"));
-        row(
-            &format!("CPU: {name}"),
-            [measured(&before), measured(&after), elsewhere, speed(&before), speed(&after)],
-        );
-    }
-    let of_grid = |run: &str| {
-        let rows = grid["rows"].as_array().expect("rows in order");
-        rows.iter().find(|row| row["run"] == run).unwrap_or_else(|| missing(run)).clone()
-    };
-    let of_grid = |optimizer: &str| {
-        mib(number(
-            &of_grid(&format!("llama as-stored lora {optimizer} 8x512 auto 3 steps")),
-            "measured_bytes",
-        ))
-    };
-    row(
-        "CPU: moments in 8 bits, a model of a few megabytes",
-        [of_grid("adamw"), of_grid("adamw-8bit"), String::new(), String::new(), String::new()],
-    );
-    let text = read("docs/memory.md");
-    let (begin, end) = ("<!-- techniques:begin -->\n", "<!-- techniques:end -->");
-    let (head, rest) = text.split_once(begin).expect("the rows have a place");
-    let (_, tail) = rest.split_once(end).expect("the rows have an end");
-    expect_document("docs/memory.md", &format!("{head}{begin}{table}{end}{tail}"));
-}
-
-/// What looking at memory costs: the sentence is made of the results, and every run of a model is below half a percent.
-#[test]
-fn the_cost_of_looking_is_what_the_results_say() {
-    let results: Value = serde_json::from_str(&read("results/monitor.json")).expect("results are JSON");
-    let runs = results.as_object().expect("results by device and recipe");
-    let number = |run: &Value, key: &str| run[key].as_f64().unwrap_or_else(|| missing(key));
-    // The fixture's steps are of microseconds: there the cost shows, and means nothing.
-    for (name, run) in runs.iter().filter(|(name, _)| !name.ends_with(" fixture")) {
-        assert!(number(run, "monitor_of_time") < 0.005, "{name}: {run}");
-    }
-    let [cpu, gpu] = ["cpu smollm2-135m", "h200 smollm2-135m"].map(|name| {
-        let run = runs.get(name).unwrap_or_else(|| missing(name));
-        (number(run, "monitor_us"), 100.0 * number(run, "monitor_of_time"))
-    });
-    let sentence = format!(
-        "Looking takes {:.0} microseconds, {:.3} % of the time of steps of SmolLM2-135M on two cores, and {:.0} \
-         microseconds, {:.3} %, on an H200 (`results/monitor.json`).",
-        cpu.0, cpu.1, gpu.0, gpu.1
-    );
-    assert!(read("docs/run-folder.md").contains(&sentence), "`docs/run-folder.md` is to say:\n{sentence}");
+        This page is generated from the definitions of the command line; `smidgen COMMAND --help` prints the same.\n\
+        Results go to stdout, messages to stderr.\n\
+        Exit codes: 0 done; 1 failed, does not fit or interrupted; 2 the recipe or the command is wrong.\n\
+        Lines are at most 80 columns wide, or `COLUMNS` if it is set; `NO_COLOR` turns colour off, `CLICOLOR_FORCE` turns it on.\n";
+    expect_file("docs/commands.md", &format!("{head}{}", render_command_reference(&command())));
 }

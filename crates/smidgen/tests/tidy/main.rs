@@ -1,23 +1,19 @@
-//! The rules of the house that a machine can check, and the documents that must not go false.
+//! The rules of the house that a machine can check: sources here, documents in `documents.rs` and `benchmarks.rs`.
 //!
-//! Sources: headers, lengths, names, crate edges, unsafe code. Documents: every path and test they name is
-//! there, and what is generated (`docs/recipe.md`, the README's tables) is what the code says now; `documents.rs` has the rest.
-//! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the generated parts.
-//! Only the project's own folders are read, so that what lies beside them in a checkout does not matter.
+//! Sources: headers, lengths, names, crate edges, unsafe code. Recipes: each plans within its expected peak.
+//! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the generated parts of documents.
+//! Only the project's own folders are read, so other files in a checkout do not matter.
 
 #![allow(clippy::unwrap_used)]
 
+mod benchmarks;
 mod documents;
 
 use regex::Regex;
 use serde_json::Value;
-use smidgen::console::wrap::fold;
 use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::{Planned, plan_job};
-use smidgen::report::plan_table::render_table;
-use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{ModelPath, parse_recipe, read_recipe_source, render_key_reference};
-use std::fmt::Write;
+use smidgen_recipe::{ModelPath, parse_recipe, read_recipe_source};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,7 +29,7 @@ const CRATES: [&str; 7] = [
     "smidgen",
 ];
 const FOLDERS: [&str; 8] = [".ci", "benches", "crates", "docs", "fixtures", "recipes", "results", "scripts"];
-const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+const ROOT_DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 
 const LONGEST_FILE_LINES: usize = 650;
 /// Uniform lists that may be longer.
@@ -67,7 +63,7 @@ fn project_files() -> Vec<String> {
     for folder in FOLDERS.iter().map(|folder| root.join(folder)).filter(|folder| folder.exists()) {
         walk(&folder, &root, &mut files);
     }
-    for name in ["Cargo.toml", "LICENSE", "clippy.toml", "rustfmt.toml"].iter().chain(&DOCUMENTS) {
+    for name in ["Cargo.toml", "LICENSE", "clippy.toml", "rustfmt.toml"].iter().chain(&ROOT_DOCUMENTS) {
         assert!(root.join(name).is_file(), "`{name}` is missing");
         files.push((*name).to_string());
     }
@@ -249,132 +245,6 @@ fn no_file_names_a_place_on_one_machine() {
     expect_none("no absolute path of a machine", &violations);
 }
 
-// ── documents ──────────────────────────────────────────────────────────────────────────────────────
-
-#[test]
-fn documents_are_short() {
-    for (path, most) in [("README.md", 185), ("ARCHITECTURE.md", 310), ("CONTRIBUTING.md", 150)] {
-        let lines = read(path).lines().count();
-        assert!(lines <= most, "`{path}` has {lines} lines, at most {most} are allowed");
-    }
-}
-
-/// Lines of a document outside code blocks and tables, with their numbers.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut in_code = false;
-    text.lines().enumerate().filter_map(move |(index, line)| {
-        if line.trim_start().starts_with("```") {
-            in_code = !in_code;
-            return None;
-        }
-        (!in_code && !line.starts_with('|')).then_some((index + 1, line))
-    })
-}
-
-#[test]
-fn one_sentence_a_line() {
-    let second = Regex::new(r"[A-Za-z)`]\. +[A-Z`]").unwrap();
-    let mut violations = Vec::new();
-    for path in DOCUMENTS.iter().chain(&["docs/log.md", "docs/memory.md", "docs/coming-from.md"]) {
-        for (number, line) in prose(&read(path)) {
-            if second.is_match(line) {
-                violations.push(format!("{path}:{number}: {line}"));
-            }
-        }
-    }
-    expect_none("one sentence a line", &violations);
-}
-
-fn in_backticks(text: &str) -> Vec<String> {
-    let pattern = Regex::new(r"`([^`\n]+)`").unwrap();
-    pattern.captures_iter(text).map(|found| found[1].to_string()).collect()
-}
-
-/// Whether a word in backticks claims to be a file or folder of this project.
-fn looks_like_a_path(word: &str) -> bool {
-    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
-    let first = word.split('/').next().unwrap_or(word);
-    let rooted = word.contains('/') && FOLDERS.contains(&first);
-    plain && (rooted || [".rs", ".md", ".py"].iter().any(|ending| word.ends_with(ending)))
-}
-
-#[test]
-fn every_path_in_the_documents_exists() {
-    let files = project_files();
-    let mut violations = Vec::new();
-    for document in DOCUMENTS.iter().chain(&[
-        "docs/log.md",
-        "docs/memory.md",
-        "docs/coming-from.md",
-        "fixtures/README.md",
-    ]) {
-        for word in in_backticks(&read(document)).iter().filter(|word| looks_like_a_path(word)) {
-            let word = word.trim_end_matches('/');
-            // `passes/recompute.rs` is enough where the crate is clear.
-            let ends = format!("/{word}");
-            let there = root().join(word).exists() || files.iter().any(|path| path.ends_with(&ends));
-            if !there {
-                violations.push(format!("{document}: `{word}`"));
-            }
-        }
-    }
-    expect_none("documents name paths that exist", &violations);
-}
-
-#[test]
-fn the_code_map_has_every_file() {
-    let map = in_backticks(&read("ARCHITECTURE.md"));
-    let mut violations = Vec::new();
-    for (path, _) in sources().iter().filter(|(path, _)| path.contains("/src/")) {
-        let module = path.ends_with("/mod.rs") || path.ends_with("src/lib.rs");
-        let named = map.iter().any(|word| path == word || path.ends_with(&format!("/{word}")));
-        if !module && !is_test_source(path) && !named {
-            violations.push(path.clone());
-        }
-    }
-    expect_none("`ARCHITECTURE.md` says where every source file is and what it does", &violations);
-}
-
-#[test]
-fn every_invariant_names_what_holds_it() {
-    let sources = sources();
-    let architecture = read("ARCHITECTURE.md");
-    let invariants: Vec<&str> = architecture.lines().filter(|line| line.contains("**Invariant:**")).collect();
-    assert!(invariants.len() >= 10, "{} invariants", invariants.len());
-    for invariant in invariants {
-        let (_, held) =
-            invariant.split_once("held by").unwrap_or_else(|| panic!("nobody holds: {invariant}"));
-        let names = in_backticks(held);
-        assert!(!names.is_empty(), "no test is named: {invariant}");
-        for name in names.iter().filter(|name| !looks_like_a_path(name)) {
-            let there = sources.iter().any(|(_, text)| text.contains(&format!("fn {name}(")));
-            assert!(there, "there is no function `{name}`, which is to hold: {invariant}");
-        }
-    }
-}
-
-#[test]
-fn the_changelog_begins_with_this_version() {
-    let changelog = read("CHANGELOG.md");
-    let newest = changelog.lines().find_map(|line| line.strip_prefix("## ")).expect("a version");
-    assert_eq!(newest.split_whitespace().next(), Some(env!("CARGO_PKG_VERSION")));
-}
-
-#[test]
-fn the_gate_runs_the_test_command_of_the_readme() {
-    let readme = read("README.md");
-    let command = readme.lines().find(|line| line.starts_with("cargo test")).expect("a test command");
-    let gate = read(".ci/run");
-    assert!(gate.lines().any(|line| line == command), "`.ci/run` does not run `{command}`");
-    assert!(read("CONTRIBUTING.md").contains(command), "`CONTRIBUTING.md` names another test command");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = fs::metadata(root().join(".ci/run")).unwrap().permissions().mode();
-        assert!(mode & 0o100 != 0, "`.ci/run` must be executable");
-    }
-}
-
 // ── what is generated ──────────────────────────────────────────────────────────────────────────────
 
 /// Holds a file to the text that the code makes of it, or rewrites it.
@@ -394,178 +264,9 @@ fn with_block(text: &str, name: &str, content: &str) -> String {
     format!("{}{content}{}", &text[..start], &text[start + length..])
 }
 
-#[test]
-fn the_key_reference_is_what_the_code_says() {
-    let head = "# Keys of a recipe\n\n\
-        This page is generated from the table that the parser reads.\n\
-        Keys and words that the present version understands but cannot run yet are refused before anything \
-        else happens, all of them at once; the README says which.\n\n";
-    expect_file("docs/recipe.md", &format!("{head}{}", render_key_reference()));
-}
-
-/// All tables of the README in one test, because they rewrite the same file.
-#[test]
-fn the_tables_of_the_readme_are_what_the_code_and_the_results_say() {
-    let (job, planned) = plan_recipe("recipes/smollm2-135m.toml");
-    // What forms products is the machine's.
-    let table = render_table(&job, &planned).replace("f32 (AMX)", "f32");
-    // What is said about missing data names a path of this machine.
-    let lines: Vec<&str> = table.lines().filter(|line| !line.starts_with("  note:")).collect();
-    let lines = fold(&lines.join("\n"), 80);
-    let picture = format!("```\n$ smidgen plan recipes/smollm2-135m.toml\n{lines}\n```\n");
-    let readme = with_block(&read("README.md"), "plan", &picture);
-
-    let results: Vec<Value> = ["results/cpu-smollm2-135m.json", "results/cpu-smollm2-135m-bf16.json"]
-        .map(|path| serde_json::from_str(&read(path)).expect("results are JSON"))
-        .into();
-    let results = render_results(&results);
-    let gpu = serde_json::from_str(&read("results/gpu-h200.json")).expect("results are JSON");
-    let readme = with_block(&readme, "gpu", &render_gpu_results(&gpu));
-    let memory = serde_json::from_str(&read("results/memory-cpu.json")).expect("results are JSON");
-    let readme = with_block(&readme, "memory", &render_memory_results(&memory));
-    let gpu_memory = serde_json::from_str(&read("results/memory-h200.json")).expect("results are JSON");
-    let readme = with_block(&readme, "gpu-memory", &render_gpu_memory_results(&gpu_memory));
-    expect_file("README.md", &with_block(&readme, "results", &results));
-}
-
-/// The file that `benches/gpu_memory.py` writes, as a table.
-fn render_gpu_memory_results(results: &Value) -> String {
-    let mut table =
-        String::from("| | planned | measured | pinned | tokens/s | predicted |\n|---|--:|--:|--:|--:|--:|\n");
-    for row in results["rows"].as_array().expect("rows in order") {
-        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| missing("/rows/*"));
-        let gib = |key: &str| number(key) / f64::from(1 << 30);
-        let word = |key: &str| row[key].as_str().unwrap_or_else(|| missing("/rows/*"));
-        writeln!(
-            table,
-            "| {} {}: {} | {:.2} GiB | {:.2} GiB | {:.1} GiB | {:.0} | {:.0} |",
-            word("model"),
-            word("base"),
-            word("name"),
-            gib("planned_bytes"),
-            gib("measured_bytes"),
-            gib("elsewhere_bytes"),
-            number("tokens_per_s"),
-            number("predicted_tokens_per_s"),
-        )
-        .unwrap();
-    }
-    table
-}
-
-/// The file that `benches/memory.py` writes, as a table.
-fn render_memory_results(results: &Value) -> String {
-    let mut table = String::from(
-        "| | planned | measured | on disk | tokens/s | predicted |\n|---|--:|--:|--:|--:|--:|\n",
-    );
-    let mib = |value: &Value| value.as_f64().unwrap_or_else(|| missing("/rows/*")) / f64::from(1 << 20);
-    for (name, row) in results["rows"].as_object().expect("rows by name") {
-        let speed = |key: &str| row[key].as_f64().unwrap_or_else(|| missing("/rows/*"));
-        writeln!(
-            table,
-            "| {name} | {:.0} MiB | {:.0} MiB | {:.0} MiB | {:.0} | {:.0} |",
-            mib(&row["planned_bytes"]),
-            mib(&row["measured_bytes"]),
-            mib(&row["disk_bytes"]),
-            speed("tokens_per_s"),
-            speed("predicted_tokens_per_s"),
-        )
-        .unwrap();
-    }
-    table
-}
-
-/// The file that `benches/gpu_compare.py` writes, as a table.
-fn render_gpu_results(results: &Value) -> String {
-    let mut table = String::from(
-        "| | tokens/s | x Unsloth | x HF + PEFT | GiB | Unsloth's | HF + PEFT's |\n|---|--:|--:|--:|--:|--:|--:|\n",
-    );
-    for row in results["rows"].as_object().expect("rows by name").values() {
-        let round = &row["rounds"][0];
-        let speed = round["chosen"]["tokens_per_s"].as_f64().unwrap_or_else(|| missing("/rows/*/chosen"));
-        let planned = round["chosen"]["planned_gib"].as_f64().unwrap_or_else(|| missing("/rows/*/chosen"));
-        let ratio = |other: &Value| {
-            other["tokens_per_s"].as_f64().map_or(String::new(), |other| format!("{:.2}", speed / other))
-        };
-        let gib =
-            |other: &Value, key: &str| other[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
-        let (unsloth, peer) = (&row["row"]["unsloth"], &round["peer"]);
-        let (times, peer_times) = (ratio(unsloth), ratio(peer));
-        let (gibs, peer_gibs) = (gib(unsloth, "gib"), gib(peer, "peak_allocated_gib"));
-        let title = row["title"].as_str().unwrap_or_else(|| missing("/rows/*/title"));
-        writeln!(
-            table,
-            "| {title} | {speed:.0} | {times} | {peer_times} | {planned:.1} | {gibs} | {peer_gibs} |"
-        )
-        .unwrap();
-    }
-    table
-}
-
-/// The files that `benches/compare.py` writes, as a table.
-fn render_results(comparisons: &[Value]) -> String {
-    let mut table = String::from("| | | tokens/s | peak memory | planned |\n|---|---|--:|--:|--:|\n");
-    let mut ratios = String::new();
-    for results in comparisons {
-        let text =
-            |path: &str| results.pointer(path).and_then(Value::as_str).unwrap_or_else(|| missing(path));
-        let number =
-            |path: &str| results.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| missing(path));
-        let bytes = |path: &str| format_bytes(number(path) as u64);
-        let rounds = results["rounds"].as_array().unwrap_or_else(|| missing("/rounds"));
-        let planned = rounds.iter().filter_map(|round| round["smidgen"]["planned_peak_bytes"].as_u64()).max();
-        let compute = text("/setting/compute");
-        writeln!(
-            table,
-            "| {} | {compute} | {:.0} | {} | {} |",
-            text("/versions/smidgen"),
-            number("/medians/smidgen/tokens_per_s"),
-            bytes("/medians/smidgen/peak_bytes"),
-            format_bytes(planned.unwrap_or_else(|| missing("/rounds/0/smidgen/planned_peak_bytes")))
-        )
-        .unwrap();
-        writeln!(
-            table,
-            "| torch {} + peft {} | {compute} | {:.0} | {} | |",
-            text("/versions/torch"),
-            text("/versions/peft"),
-            number("/medians/peer/tokens_per_s"),
-            bytes("/medians/peer/peak_bytes")
-        )
-        .unwrap();
-        writeln!(
-            ratios,
-            "{}: {:.2} x the speed in {:.2} x the memory, losses within {:.1e}; rank {}, {} x {} tokens a step, budget \
-             {}, medians of {} rounds.",
-            compute,
-            number("/speed_ratio"),
-            number("/memory_ratio"),
-            number("/losses_max_relative_difference"),
-            number("/setting/rank"),
-            number("/setting/batch"),
-            number("/setting/max_tokens"),
-            text("/setting/budget"),
-            rounds.len(),
-        )
-        .unwrap();
-    }
-    let first = &comparisons[0];
-    let about = |path: &str| first.pointer(path).map(ToString::to_string).unwrap_or_else(|| missing(path));
-    format!(
-        "{table}\n{}, {} threads of {}.\n{ratios}",
-        about("/setting/model").trim_matches('"'),
-        about("/setting/threads"),
-        about("/machine/cpu").trim_matches('"')
-    )
-}
-
-fn missing<T>(path: &str) -> T {
-    panic!("the results have no `{path}`: write them with benches/compare.py")
-}
-
 // ── recipes ────────────────────────────────────────────────────────────────────────────────────────
 
-/// Where the shape of a model lies that a recipe names by its hub, so that planning calls nobody.
+/// The folder with the shape of a model that a recipe names by its hub, so that planning needs no network.
 fn shape_folder(model: &ModelPath) -> Option<String> {
     let shape = match model {
         ModelPath::HuggingFace(name) => name.rsplit('/').next().expect("one part at least").to_lowercase(),
@@ -576,15 +277,16 @@ fn shape_folder(model: &ModelPath) -> Option<String> {
     Some(format!("recipes/shapes/{shape}"))
 }
 
-fn plan_recipe(path: &str) -> (Job, Planned) {
+fn plan_recipe(path: &str, overrides: &[&str]) -> (Job, Planned) {
     let source = read_recipe_source(&root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let parse = |overrides: &[String]| {
         parse_recipe(&source, overrides, &root()).unwrap_or_else(|errors| panic!("{path}: {errors}"))
     };
-    let recipe = match shape_folder(&parse(&[]).model.path) {
-        None => parse(&[]),
-        Some(folder) => parse(&[format!("model.path={}", root().join(folder).display())]),
-    };
+    let mut overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    if let Some(folder) = shape_folder(&parse(&overrides).model.path) {
+        overrides.push(format!("model.path={}", root().join(folder).display()));
+    }
+    let recipe = parse(&overrides);
     let job = Job::prepare(recipe, Purpose::Plan).unwrap_or_else(|failure| panic!("{path}: {failure}"));
     let planned = plan_job(&job).unwrap_or_else(|failure| panic!("{path}: {failure}"));
     (job, planned)
@@ -597,7 +299,7 @@ fn every_recipe_plans_within_its_expected_peak() {
     let recipes: Vec<&String> = files.iter().filter(is_recipe).collect();
     assert!(recipes.len() >= 7, "{recipes:?}");
     for path in recipes {
-        let (job, planned) = plan_recipe(path);
+        let (job, planned) = plan_recipe(path, &[]);
         let memory = &job.recipe.memory;
         assert!(memory.threads > 0, "{path}: workspaces depend on threads, pin `memory.threads`");
         assert!(
@@ -637,11 +339,11 @@ fn the_recipe_without_a_download_trains() {
 
 /// With `SMIDGEN_SMOLLM2`, the model's file; the command itself fetches it.
 #[test]
-fn the_first_command_of_the_readme_does_what_it_says() {
+fn the_train_command_of_the_readme_does_what_it_says() {
     let readme = read("README.md");
-    let command = readme.lines().find(|line| line.starts_with("cargo run")).expect("a first command");
-    let (_, arguments) = command.split_once(" -- ").expect("arguments for smidgen");
-    let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
+    let command = readme.lines().find_map(|line| line.strip_prefix("smidgen train ")).expect("a first command");
+    let mut arguments = vec!["train"];
+    arguments.extend(command.split_whitespace().take_while(|word| *word != "#"));
     assert_eq!(arguments, ["train", "recipes/quickstart.toml"]);
     let claim = Regex::new(r"loss falls from ([0-9]\.[0-9]) to ([0-9]\.[0-9])").unwrap();
     let claim = claim.captures(&readme).expect("the README says how far the loss falls");
