@@ -47,12 +47,12 @@ fn grouped(number: f64) -> String {
     groups.join(",")
 }
 
-/// `smidgen 0.9.1 on NVIDIA H200`.
+/// `smidgen 0.9.1 on one NVIDIA H200`.
 fn measured_with(results: &Value) -> String {
     let version = ["/smidgen", "/versions/smidgen"].iter().find_map(|path| results.pointer(path)?.as_str());
     let version = version.unwrap_or_else(|| missing("smidgen"));
     let machine = match (results.pointer("/machine/gpu"), results.pointer("/machine/cpu")) {
-        (Some(gpu), _) => gpu.as_str().unwrap_or_else(|| missing("machine/gpu")).to_owned(),
+        (Some(gpu), _) => format!("one {}", gpu.as_str().unwrap_or_else(|| missing("machine/gpu"))),
         (None, cpu) => {
             let threads = ["/setting/threads", "/machine/threads", "/machine/cores"];
             let threads = threads.iter().find_map(|path| results.pointer(path)?.as_u64());
@@ -139,18 +139,20 @@ fn render_plan_example() -> String {
 fn render_gpu_results(results: &Value) -> String {
     let mut table = format!(
         "Measured with {}, driver {}; HF + PEFT: torch {}, transformers {}, peft {}.\n\n\
-         | Qwen2.5 | tokens/s | Unsloth | HF + PEFT | GiB | Unsloth | HF + PEFT |\n|---|--:|--:|--:|--:|--:|--:|\n",
+         | Qwen2.5 | tokens/s: smidgen | Unsloth | HF + PEFT | GiB: smidgen | Unsloth | HF + PEFT |\n|---|--:|--:|--:|--:|--:|--:|\n",
         measured_with(results),
         text(results, "/machine/driver"),
         text(results, "/versions/torch"),
         text(results, "/versions/transformers"),
         text(results, "/versions/peft"),
     );
-    for row in results["rows"].as_object().expect("rows by name").values() {
+    let is_compared = |row: &&Value| row["row"]["unsloth"].is_object();
+    for row in results["rows"].as_object().expect("rows by name").values().filter(is_compared) {
         let (round, unsloth) = (&row["rounds"][0], &row["row"]["unsloth"]);
         let peer = &round["peer"];
         let speed = |of: &Value| of["tokens_per_s"].as_f64().map_or(String::new(), grouped);
-        let memory = |of: &Value, key: &str| of[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
+        let memory =
+            |of: &Value, key: &str| of[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
         let own = number(round, "/chosen/planned_gib");
         let title = text(row, "/title");
         writeln!(
@@ -372,7 +374,7 @@ fn the_rows_of_the_page_on_memory_are_what_the_results_say() {
     };
     let on_cpu = |name: &str| cpu["rows"].get(name).unwrap_or_else(|| missing(name)).clone();
     let mut table = format!(
-        "GPU: measured with {} (nf4: {}); CPU: {} (8-bit optimizer: {}).\n\n\
+        "GPU rows: {}, the nf4 row {}.\nCPU rows: {}, the 8-bit row {}.\n\n\
          | technique | memory without | with | offloaded | tokens/s without | with |\n|---|--:|--:|--:|--:|--:|\n",
         measured_with(&gpu),
         measured_with(&shapes),

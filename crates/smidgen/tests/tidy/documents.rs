@@ -170,7 +170,8 @@ fn the_gate_runs_the_documented_test_command() {
 #[test]
 fn the_readme_leads_to_every_page() {
     let map: Vec<String> = ROOT_DOCUMENTS.iter().flat_map(|path| in_backticks(&read(path))).collect();
-    let pages = documents().into_iter().filter(|path| path.starts_with("docs/") && path.matches('/').count() == 1);
+    let pages =
+        documents().into_iter().filter(|path| path.starts_with("docs/") && path.matches('/').count() == 1);
     let missing: Vec<String> = pages.filter(|path| !map.contains(path)).collect();
     expect_none("every page of `docs/` is named by a document in the root", &missing);
 }

@@ -341,7 +341,8 @@ fn the_recipe_without_a_download_trains() {
 #[test]
 fn the_train_command_of_the_readme_does_what_it_says() {
     let readme = read("README.md");
-    let command = readme.lines().find_map(|line| line.strip_prefix("smidgen train ")).expect("a first command");
+    let command =
+        readme.lines().find_map(|line| line.strip_prefix("smidgen train ")).expect("a first command");
     let mut arguments = vec!["train"];
     arguments.extend(command.split_whitespace().take_while(|word| *word != "#"));
     assert_eq!(arguments, ["train", "recipes/quickstart.toml"]);
