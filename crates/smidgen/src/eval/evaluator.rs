@@ -23,7 +23,7 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Plan};
 use smidgen_runtime::{AnyDevice, Executor};
 
-/// Micro-batches are no larger where nobody asks: more tokens at the same time are hardly faster.
+/// The largest micro-batch by default: more tokens at a time are hardly faster.
 const MOST_TOKENS: usize = 2048;
 /// Rows whose logits exist at the same time in the leanest plan.
 const FEWEST_ROWS: usize = 16;
@@ -35,7 +35,7 @@ pub struct Subject<'a> {
     pub adapter: Option<&'a AdapterFile>,
 }
 
-/// Where, in how much, and what is resident beside the plan.
+/// The device, the budget, and the memory that the samples take.
 #[derive(Clone, Copy, Debug)]
 pub struct Means<'a> {
     pub place: &'a Place,
@@ -67,7 +67,7 @@ pub fn plan_evaluation(
     sizes.push(longest);
     let mut leanest: Option<Vec<EvalPlan>> = None;
     let request = &subjects[0].request;
-    // Weights elsewhere come last: they are the same for every size.
+    // Offloaded weights come last: they cost the same time at every size.
     let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];
     for away in ways {
         for &tokens in &sizes {

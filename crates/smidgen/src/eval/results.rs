@@ -1,6 +1,6 @@
 //! What an evaluation found, for programs: metrics of each model and a record of each row.
 //!
-//! The records hold what others need to compare row by row: where the row stands, log-likelihoods as they were summed,
+//! The records hold what others need to compare row by row: the place of the row, log-likelihoods as they were summed,
 //! what was picked and what is right.
 
 use super::generation::{AnswerKey, GenerationScores};

@@ -1,4 +1,4 @@
-//! A LoRA adapter as the GGUF file that llama.cpp loads beside its base: `--lora FILE`.
+//! A LoRA adapter as the GGUF file that llama.cpp loads on top of its base: `--lora FILE`.
 //!
 //! `NAME.lora_a` (R, in) and `NAME.lora_b` (out, R) in F32, where NAME is the base's tensor; rows of B stand in the order
 //! of the base's rows. llama.cpp multiplies B·A by alpha / R with one alpha for the file, so the alpha that most modules
@@ -148,7 +148,7 @@ fn place_modules(
                 [linear.n, linear.k],
                 [module.rows(), module.columns()]
             )),
-            _ => problems.push(format!("`{path}` is no linear of the base")),
+            _ => problems.push(format!("`{path}` is not a linear of the base")),
         }
     }
     if problems.is_empty() {

@@ -1,9 +1,9 @@
-//! Models and adapters for llama.cpp: GGUF files made from what lies in the formats of Hugging Face, or in GGUF.
+//! Models and adapters for llama.cpp: GGUF files made from Hugging Face folders or from other GGUF files.
 //!
 //! An adapter becomes a LoRA file that llama.cpp puts on its own copy of the base (`lora_file`), or is folded into the
-//! base and written as a whole model (`model_file`, with `metadata` where the base is no GGUF file itself).
+//! base and written as a whole model (`model_file`, with `metadata` where the base is not a GGUF file itself).
 //! Rows pass through in blocks, as in a merge, and a file appears whole or not at all.
-//! Left out: types below 8 bits, for which llama.cpp has its own quantizer, and LS-LoRA, which is no weight.
+//! Left out: types below 8 bits, for which llama.cpp has its own quantizer, and LS-LoRA, which cannot be expressed as a weight.
 
 pub mod lora_file;
 pub mod metadata;
@@ -46,7 +46,7 @@ fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
          linear gives, and llama.cpp has no such thing",
         adapter.path().display()
     ))
-    .hint("keep the adapter beside the base model")
+    .hint("keep the adapter separate from the base model")
 }
 
 /// Makes the folder that a file is to be written into, unless the file is already there.

@@ -346,7 +346,7 @@ fn said_of_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<Strin
     let first = others.next()?;
     let (name, block) = (first.output.original.name(), block_of(matrices));
     Some(format!(
-        "{} tensors are f16: their rows are no multiple of {block} elements, as that of `{name}`",
+        "{} tensors are f16: their rows are not a multiple of {block} elements, for example `{name}`",
         1 + others.count()
     ))
 }

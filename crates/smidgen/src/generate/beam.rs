@@ -1,7 +1,7 @@
 //! Beam search, as transformers does it with `num_beams` and no sampling.
 //!
 //! In each step every beam offers its best continuations, 2·B over all beams; those that end a text among the first B
-//! become finished texts with the score Σ log p / length^penalty, and the best B others go on. A prompt is done when B
+//! become finished texts with the score Σ log p / length^penalty, and the best B others continue. A prompt is done when B
 //! finished texts are there and no living beam can beat the worst of them (`early_stopping = False`), or at the end of
 //! the room. The length of a score counts the answer's tokens, the ending one included.
 //! The beams of a prompt share the rows of their common beginnings, so changing parents copies no keys and values.
@@ -33,7 +33,7 @@ impl Session {
     }
 }
 
-/// A text that goes on.
+/// An unfinished text.
 #[derive(Clone, Debug)]
 struct Beam {
     slot: usize,
@@ -88,7 +88,7 @@ pub fn search_beams<D: Device>(
         offers.sort_by(best_first);
         offers.truncate(2 * count);
         if offers.is_empty() {
-            return Err(Failure::world("the logits are no numbers: the weights or the adapter are broken"));
+            return Err(Failure::world("the logits are NaN: the weights or the adapter are broken"));
         }
         let mut next: Vec<Beam> = Vec::with_capacity(count);
         for (rank, offered) in offers.iter().enumerate() {

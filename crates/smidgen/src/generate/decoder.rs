@@ -2,7 +2,7 @@
 //!
 //! It works on any executor whose plan has the entry point, one made for generation or one that trains as well. New
 //! tokens of several sequences go into one run, up to what the plan allows, so prompts are read in large pieces and
-//! live sequences advance together. A sequence's logits do not depend on what is fed beside it.
+//! live sequences advance together. A sequence's logits do not depend on the other sequences of the batch.
 //! LongRoPE turns all tokens of a sequence by one of two lists of frequencies, chosen by its length at the time it is
 //! read, as in transformers: a sequence that grows over the limit, or is cut back below it, is read again from its
 //! beginning.

@@ -3,7 +3,7 @@
 //! What changes or drops candidates comes in the order of transformers: repetition penalty, temperature, top-k, top-p,
 //! with its rules at the edges (candidates equal to the k-th largest stay; of top-p the candidate that reaches the
 //! share stays). A draw is a function of seed and place in the text alone, so a text does not depend on threads, nor
-//! on what is generated beside it; the same prompt with the same seed gives the same text.
+//! on what else is generated in the same batch; the same prompt with the same seed gives the same text.
 //! Ties go to the lowest id. Left out: min-p, typical sampling, penalties by count, and constraints.
 
 use smidgen_runtime::counter;
@@ -13,7 +13,7 @@ use smidgen_runtime::counter;
 pub struct Sampling {
     /// 0 takes the most likely token, whatever the other settings but the penalty say.
     pub temperature: f64,
-    /// Only so many of the most likely; 0 = all.
+    /// Only this many of the most likely tokens; 0 = all.
     pub top_k: usize,
     /// The fewest of the most likely that have this share together; 1 = all.
     pub top_p: f64,
@@ -127,7 +127,7 @@ fn by_falling_logit(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// What tells the draws of generation from those of dropout, which have a step here.
+/// Separates the draws of generation from those of dropout, which have a step number here.
 const STREAM: u64 = u64::MAX;
 
 /// In [0, 1), a multiple of 2^-53.

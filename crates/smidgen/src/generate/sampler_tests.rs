@@ -1,6 +1,6 @@
 //! Sampling against what transformers leaves of the same logits, and what its draws depend on.
 //!
-//! `fixtures/sampling/cases.json` is recorded by the script beside it.
+//! `fixtures/sampling/cases.json` is recorded by the script next to it.
 
 use super::*;
 use serde_json::Value as Json;

@@ -58,7 +58,7 @@ impl Opening<'_> {
     }
 }
 
-/// How a text goes on and ends.
+/// How a text is continued and when it stops.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub sampling: Sampling,
@@ -135,7 +135,7 @@ impl Session {
         self.planned_bytes
     }
 
-    /// The most that was taken so far, where it can be told: of the GPU, or by the process.
+    /// Peak memory so far, where it is known: of the GPU, or of the process.
     pub fn measured_bytes(&mut self) -> Option<u64> {
         match self.executor.device_mut() {
             AnyDevice::Cpu(_) => read_rss().map(|memory| memory.peak_bytes),
@@ -163,7 +163,7 @@ impl Session {
     }
 
     /// Generates behind one sequence, of which only what the last call did not leave in the first slot is read:
-    /// a conversation goes on where it was. `on_token` sees each token and says whether to go on.
+    /// a conversation continues where it was. `on_token` gets each token and returns whether to continue.
     pub fn continue_sequence(
         &mut self,
         ids: &[u32],
@@ -252,7 +252,7 @@ impl Live {
 
     fn no_number(&self) -> Failure {
         Failure::world(format!(
-            "the logits behind token {} of prompt {} are no numbers: the weights or the adapter are broken",
+            "the logits behind token {} of prompt {} are NaN: the weights or the adapter are broken",
             self.sequence.len(),
             self.prompt
         ))

@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct Slots {
     positions: usize,
-    /// The row of each position of each slot; what lies behind a slot's length says nothing.
+    /// The row of each position of each slot; entries beyond a slot's length are undefined.
     table: Vec<i32>, // (L, P)
     lengths: Vec<usize>,
     /// Slots that hold each row.

@@ -15,7 +15,7 @@ use std::time::SystemTime;
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoppedBy {
-    /// One of the tokens that end a text, which is no part of it.
+    /// One of the tokens that end a text; it is not part of the text.
     Token(u32),
     /// As many tokens as were asked for.
     MaxTokens,

@@ -3,7 +3,7 @@
 //! A token may be part of a character, and some tokenizers write a token differently at the beginning of a text than
 //! inside it. So a token is decoded together with those of the piece before it, and text that ends in the mark for
 //! broken UTF-8 is held back. All pieces together are the text of all tokens.
-//! Left out: special tokens, which are no text.
+//! Left out: special tokens, which are not text.
 
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 

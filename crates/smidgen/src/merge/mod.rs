@@ -85,7 +85,7 @@ pub fn merge(
              s·B·A·x to what a linear gives, and no weight W does that",
             adapter.path().display()
         ))
-        .hint("keep the adapter beside the base model"));
+        .hint("keep the adapter separate from the base model"));
     }
     OutputFolder::refuse_existing(output)?;
     let read = read_modules(adapter).map_err(Failure::world)?;

@@ -1,4 +1,4 @@
-//! The files of a model folder beside its weights: config, generation settings, tokenizer, chat template.
+//! The files of a model folder other than its weights: config, generation settings, tokenizer, chat template.
 //! They are copied as they are, but for `config.json` when the output has another element type than the base, or the
 //! base was quantized: then it names the new type and no quantization. From a GGUF file both config and tokenizer are
 //! written in the form of Hugging Face.
@@ -114,7 +114,7 @@ fn with_element(config: &Value, element: Element) -> Value {
     };
     let in_text = config.get_mut("text_config").is_some_and(set);
     if !set(&mut config) && !in_text {
-        // The newer spelling beside the newer spelling of the rest.
+        // The newer spelling, where the rest of the file has the newer spelling.
         let key = if config.get("rope_parameters").is_some() { "dtype" } else { "torch_dtype" };
         config[key] = json!(word);
     }

@@ -1,14 +1,14 @@
 //! Answers in texts: the pattern of `eval.answer`, and what it finds.
 //!
 //! A pattern is a regular expression, case-sensitive; the first place where it matches is the answer. Without one, the
-//! answers are what the rows say: the whole expected output, or the field `answer` beside it.
+//! answers are what the rows say: the whole expected output, or the field `answer` of the same row.
 //! Left out: answers that are equal in meaning but not in letters.
 
 use crate::failure::Failure;
 use regex::Regex;
 use std::ops::Range;
 
-/// Above so many different answers a question is no choice.
+/// With more different answers than this, a question is not multiple choice.
 pub const MOST_ANSWERS: usize = 64;
 
 /// The pattern of `eval.answer`, where there is one.
@@ -20,7 +20,7 @@ pub fn answer_pattern(text: &str) -> Result<Option<Regex>, Failure> {
         // The last line says what is wrong; those before it point into the pattern.
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim().trim_start_matches("error: ");
-        Failure::recipe(format!("`eval.answer` is no regular expression: `{text}`: {reason}"))
+        Failure::recipe(format!("`eval.answer` is not a regular expression: `{text}`: {reason}"))
     })?;
     if pattern.find("").is_some() {
         return Err(Failure::recipe(format!("`eval.answer`: `{text}` matches nothing at all everywhere"))
@@ -37,7 +37,7 @@ pub fn any_of(answers: &[String]) -> Regex {
     Regex::new(&alternatives.join("|")).expect("escaped texts are a pattern")
 }
 
-/// Where the answer stands in an expected output: where the pattern matches first, or all of it.
+/// The range of the answer in an expected output: the first match of the pattern, or all of it.
 pub fn answer_in(pattern: Option<&Regex>, output: &str) -> Option<Range<usize>> {
     match pattern {
         Some(pattern) => pattern.find(output).map(|found| found.range()),
@@ -49,7 +49,7 @@ pub fn answer_in(pattern: Option<&Regex>, output: &str) -> Option<Range<usize>> 
     }
 }
 
-/// Different answers, sorted; an error where they are no choice.
+/// Different answers, sorted; an error where there are too few or too many.
 pub fn distinct(answers: impl IntoIterator<Item = String>) -> Result<Vec<String>, Failure> {
     let mut answers: Vec<String> = answers.into_iter().collect();
     let rows = answers.len();
@@ -110,7 +110,7 @@ mod tests {
     fn broken_patterns_are_told() {
         assert_eq!(
             answer_pattern("answer[1-").unwrap_err().message,
-            "`eval.answer` is no regular expression: `answer[1-`: unclosed character class"
+            "`eval.answer` is not a regular expression: `answer[1-`: unclosed character class"
         );
         assert_eq!(
             answer_pattern("x*").unwrap_err().message,

@@ -23,7 +23,7 @@ pub struct ChoiceRow {
     pub place: String,
     /// The row's own `id`, where it has one.
     pub id: Option<Json>,
-    /// Without what stands between prompt and choice.
+    /// Without the delimiter between prompt and choice.
     pub texts: Vec<String>,
     pub first_sample: usize,
     pub gold: usize,
@@ -250,7 +250,7 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
 /// The expected output of a row.
 pub fn expected_of(question: &Question) -> Result<&str, Failure> {
     question.expected.as_deref().ok_or_else(|| {
-        Failure::world(format!("{}: there is no expected answer and no `choices`", question.place))
+        Failure::world(format!("{}: the row has neither an expected answer nor `choices`", question.place))
     })
 }
 

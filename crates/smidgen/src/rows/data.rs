@@ -1,6 +1,6 @@
 //! The rows of a job: what is trained on, what is evaluated, and in which batches.
 //!
-//! A plan may go on without data; then it assumes that every sample has `data.max_tokens` tokens.
+//! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
 
 use super::choice::ChoiceSet;
 use super::sets::{ReadData, read_eval_sets, read_set};

@@ -1,7 +1,7 @@
 //! Rows as questions: what the model sees before its answer, and what the row says the answer is.
 //!
 //! A row of a known format is asked as it is trained: rendered by the template up to where the answer begins. A row with
-//! `choices` beside a plain `question` (as on the hub) is asked as lm-evaluation-harness asks it: the question alone,
+//! `choices` with a plain `question` (as on the hub) is asked as lm-evaluation-harness asks it: the question alone,
 //! then a space and the choice.
 //! Left out: what becomes of the answers.
 
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// One row to answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// Where the row stands, for people.
+    /// The row's place, for messages.
     pub place: String,
     /// Of the file, and the number of the row in it.
     pub file: usize,
@@ -29,7 +29,7 @@ pub struct Question {
     pub prompt: String,
     /// Whether the tokenizer adds its special tokens; a chat template has written them already.
     pub add_special: bool,
-    /// What stands between the prompt and a choice.
+    /// The text between the prompt and a choice.
     pub delimiter: String,
     /// What the row says should be answered.
     pub expected: Option<String>,
@@ -147,7 +147,7 @@ fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Questio
             expected: None,
             fields,
         }),
-        _ => Err(failed(&format!("`{name}` is no text"))),
+        _ => Err(failed(&format!("`{name}` is not a text"))),
     }
 }
 

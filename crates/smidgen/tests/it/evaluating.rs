@@ -194,7 +194,7 @@ fn what_cannot_be_evaluated_is_refused() {
     refused(&["model"], 2, &["`model` is no run: there is no `job.toml` in it"]);
     refused(&["recipe.toml", "--adapter", "nowhere"], 1, &["`nowhere` does not exist"]);
     let pattern = ["recipe.toml", "data.eval=answers.json", "--task", "choice", "eval.answer=answer["];
-    refused(&pattern, 2, &["`eval.answer` is no regular expression"]);
+    refused(&pattern, 2, &["`eval.answer` is not a regular expression"]);
     let pattern = ["recipe.toml", "data.eval=answers.json", "--task", "generate", "eval.answer=option[12]"];
     refused(
         &pattern,

@@ -279,7 +279,7 @@ fn a_server_without_ranges_and_a_damaged_part_are_started_over() {
     pulling.scratch.write(&part, vec![9; 5000]);
     let ended = pulling.pull();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("that was there is damaged: fetching it anew"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("that was there is damaged: downloading it again"), "{}", ended.stderr);
     pulling.check_whole();
     std::fs::remove_dir_all(pulling.scratch.path("cache")).unwrap();
     pulling.scratch.write(&part, vec![9; 500_000]);
@@ -357,7 +357,7 @@ fn a_hub_that_is_not_there() {
     let ended = ended_with(&mut command, "HF_ENDPOINT", &format!("http://{address}/"));
     check_refused(&ended, 1, &["the listing of `hf:org/tiny` could not be fetched: `http://127.0.0.1:"]);
     let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_ENDPOINT", "ftp://x");
-    check_refused(&ended, 1, &["`HF_ENDPOINT` is `ftp://x`, which is no http address"]);
+    check_refused(&ended, 1, &["`HF_ENDPOINT` is `ftp://x`, which is not an http address"]);
 }
 
 #[test]
