@@ -326,14 +326,14 @@ fn no_access_no_model_no_revision() {
     refuse(403, "", "");
     pulling.pull_refused(1, MODEL, &["`hf:org/tiny` is gated"]);
     refuse(401, "RepoNotFound", "Repository not found");
-    pulling.pull_refused(1, MODEL, &["there is no public model `hf:org/tiny` at `http", "private or gated"]);
+    pulling.pull_refused(1, MODEL, &["no public model `hf:org/tiny` found at `http", "private or gated"]);
     refuse(404, "", "");
-    pulling.pull_refused(1, MODEL, &["there is no public model `hf:org/tiny`"]);
+    pulling.pull_refused(1, MODEL, &["no public model `hf:org/tiny`"]);
     refuse(418, "", "");
     pulling.pull_refused(1, MODEL, &["answered with status 418 for `hf:org/tiny`"]);
     pulling.server.change(|shelf| shelf.refuses = None);
     pulling.pull_refused(1, "hf:org/tiny@v9", &["`hf:org/tiny` has no revision `v9`", "hint: a revision is"]);
-    pulling.pull_refused(1, "hf:org/other", &["there is no public model `hf:org/other`"]);
+    pulling.pull_refused(1, "hf:org/other", &["no public model `hf:org/other`"]);
     pulling.pull_refused(
         2,
         "hf:org/../x",
