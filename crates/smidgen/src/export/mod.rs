@@ -57,5 +57,5 @@ fn prepare_output(output: &Path) -> Result<(), Failure> {
     }
     let folder = folder_of(output);
     std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::world(format!("`{}` could not be made: {error}", folder.display())))
+        .map_err(|error| Failure::world(format!("`{}` could not be created: {error}", folder.display())))
 }

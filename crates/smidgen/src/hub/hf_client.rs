@@ -69,7 +69,9 @@ impl HubClient {
         }
         let endpoint = environment::hf_endpoint();
         if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Failure::world(format!("`HF_ENDPOINT` is `{endpoint}`, which is not an http address")));
+            return Err(Failure::world(format!(
+                "`HF_ENDPOINT` is `{endpoint}`, which is not an http address"
+            )));
         }
         Ok(HubClient { agent: config.build().into(), endpoint, token: environment::hf_token() })
     }

@@ -225,10 +225,14 @@ impl OutputFolder {
     }
 
     pub fn create(target: &Path) -> Result<OutputFolder, Failure> {
-        let failed =
-            |path: &Path, error| Failure::world(format!("`{}` could not be made: {error}", path.display()));
+        let failed = |path: &Path, error| {
+            Failure::world(format!("`{}` could not be created: {error}", path.display()))
+        };
         let Some(name) = target.file_name() else {
-            return Err(Failure::recipe(format!("`{}` cannot be the name of a new folder", target.display())));
+            return Err(Failure::recipe(format!(
+                "`{}` cannot be the name of a new folder",
+                target.display()
+            )));
         };
         let parent = folder_of(target);
         fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;

@@ -1,8 +1,8 @@
-//! When memory moves: whether a run looks for another plan, and which it takes.
+//! When free memory changes: whether a run replans, and which plan it takes.
 //!
-//! Smaller micro-batches come first, with all other choices as they were; what the solver finds is taken where it is
-//! faster by more than predictions are worth. A run grows back only for a plan that is faster by as much. Neither
-//! changes a result: the batch is the same, its sums are cut elsewhere.
+//! Smaller micro-batches are tried first with all other choices unchanged; the solver's plan is taken where it is faster
+//! by more than the error of predictions. A run returns to a larger plan only where that is faster by as much. Neither
+//! changes results beyond rounding: the batch is the same, only its sums are split differently.
 
 use super::free_memory::FreeMemory;
 use super::outcome::RunPolicy;
@@ -16,16 +16,16 @@ use smidgen_runtime::device::DeviceMemory;
 
 /// A plan must be predicted faster by this to be preferred.
 const WORTHWHILE: f64 = 1.05;
-/// Memory must have grown by this share, and by so many times the noise, before a run looks for a faster plan.
+/// Free memory must have grown by this share, and by this many times the noise, before a run looks for a faster plan.
 const GROWTH_SHARE: u64 = 10;
 const GROWTH_OVER_NOISE: u64 = 8;
 
-/// What a run is to watch for at its checkpoints.
+/// What a run checks for at its checkpoints.
 #[derive(Debug)]
 pub struct Watch<'a> {
     pub free_memory: &'a mut dyn FreeMemory,
     pub job: &'a Job,
-    /// Of the plan, with what lies beside the reservation.
+    /// Peak of the plan, memory outside the arena included.
     pub peak_bytes: u64,
     /// What the plan was made for.
     pub budget_bytes: u64,
@@ -34,7 +34,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// What can be had now, where that calls for another plan.
+    /// The memory available now, if it calls for another plan.
     pub fn look(&mut self, device: Option<DeviceMemory>) -> Option<u64> {
         let reachable = self.free_memory.reachable_bytes(device, self.peak_bytes)?;
         let noise = self.free_memory.noise_bytes();
@@ -46,13 +46,13 @@ impl Watch<'_> {
     }
 }
 
-/// Whether a plan no longer fits into what can be had, by more than measuring is worth.
+/// Whether a plan no longer fits into the available memory, by more than the measuring error.
 pub fn lacks(peak_bytes: u64, reachable_bytes: u64, noise_bytes: u64) -> bool {
     let tolerance = noise_bytes + if noise_bytes > 0 { peak_bytes / 100 } else { 0 };
     reachable_bytes + tolerance < peak_bytes
 }
 
-/// Whether a run that had all the memory in the world would be faster by enough.
+/// Whether unlimited memory would make the run enough faster.
 pub fn may_grow(job: &Job, planned: &Planned) -> Result<bool, Failure> {
     Ok(planned.solution.step_ms >= WORTHWHILE * unlimited_step_ms(job)?)
 }
@@ -98,7 +98,7 @@ pub fn plan_larger(job: &Job, before: &RunPolicy) -> Result<Planned, Failure> {
     Ok(if solved.fits && !is_close(&kept, &solved) { solved } else { kept })
 }
 
-/// What changed between two plans, for people.
+/// What changed between two plans, in words.
 pub fn describe_change(job: &Job, before: &RunPolicy, before_bytes: u64, planned: &Planned) -> String {
     let (solution, layers) = (&planned.solution, job.request.spec.layers);
     let now = &solution.policy;

@@ -66,12 +66,12 @@ fn is_finished(job: &Job, dir: &RunDir) -> bool {
 fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
     let start = resume::find_start(dir)?;
     match &start {
-        Start::Beginning => say("there is no checkpoint: starting at step 0"),
+        Start::Beginning => say("no checkpoint found: starting at step 0"),
         Start::Checkpoint { step, lost_best, .. } => {
             say(&format!("continuing after step {step}"));
             if let Some(best) = lost_best {
                 say(&format!(
-                    "warning: `checkpoint-{best}`, the best evaluated, is gone: the best is sought anew"
+                    "warning: `checkpoint-{best}`, the best evaluated, is gone: best-checkpoint tracking restarts"
                 ));
             }
         }
@@ -95,13 +95,13 @@ fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
 fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
     let Start::Checkpoint { run_policy, folder, .. } = start else { return plan_job(job) };
     if resume::memory_changed(folder, &job.recipe) {
-        say("the memory section changed: planning anew, results equal within rounding");
+        say("the memory section changed: replanning; results equal within rounding");
         return plan_job(job);
     }
     match plan_job_as_before(job, run_policy.micro_tokens, &run_policy.policy)? {
         Some(planned) => Ok(planned),
         None => {
-            say("the checkpoint's plan no longer fits: planning anew, results equal within rounding");
+            say("the checkpoint's plan no longer fits: replanning; results equal within rounding");
             plan_job(job)
         }
     }

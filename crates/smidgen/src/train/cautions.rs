@@ -1,7 +1,7 @@
-//! Settings that are allowed and seldom meant: each gets a warning before step 0.
+//! Settings that are allowed but rarely intended: each gets a warning before step 0.
 //!
-//! The rules are a table of conditions and words. What can never be meant (a rate of 0, an `alpha` of 0) is refused
-//! by the recipe and does not stand here. Left out: what the data says about itself.
+//! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an `alpha`
+//! of 0) are refused when the recipe is read. Left out: warnings about the data itself.
 
 use super::lr::warmup_steps;
 use crate::plan::job::Job;
@@ -59,7 +59,7 @@ const RULES: [Rule; 8] = [
         applies: |facts| facts.is_full && facts.lr > 1e-4,
         words: |facts| {
             format!(
-                "`train.lr = {}` is high where the base itself is trained: 5e-6 to 5e-5 is usual, and more may undo what it knows",
+                "`train.lr = {}` is high for full training: 5e-6 to 5e-5 is usual, and more may destroy what the model knows",
                 facts.lr
             )
         },
@@ -68,7 +68,7 @@ const RULES: [Rule; 8] = [
         applies: |facts| !facts.is_full && facts.lr > 1e-2,
         words: |facts| {
             format!(
-                "`train.lr = {}` is high for an adapter: 1e-4 to 1e-3 is usual, and a loss that jumps or is not finite comes of it",
+                "`train.lr = {}` is high for an adapter: 1e-4 to 1e-3 is usual; expect loss spikes or NaN",
                 facts.lr
             )
         },
@@ -109,7 +109,7 @@ const RULES: [Rule; 8] = [
         applies: |facts| facts.epochs > 50,
         words: |facts| {
             format!(
-                "{} steps go over the {} samples {} times: a few times are usual, the rest is learned by heart",
+                "{} steps go over the {} samples {} times: a few epochs are usual, more overfits",
                 facts.total_steps, facts.samples, facts.epochs
             )
         },
@@ -118,7 +118,7 @@ const RULES: [Rule; 8] = [
         applies: |facts| facts.dropout > 0.5,
         words: |facts| {
             format!(
-                "`adapter.dropout = {}` drops most of what an adapter sees: 0 to 0.1 is usual",
+                "`adapter.dropout = {}` drops most of the adapter's input: 0 to 0.1 is usual",
                 facts.dropout
             )
         },
@@ -167,10 +167,7 @@ mod tests {
         for (facts, words) in [
             (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
-            (
-                Facts { is_full: true, ..USUAL },
-                "`train.lr = 0.0002` is high where the base itself is trained",
-            ),
+            (Facts { is_full: true, ..USUAL }, "`train.lr = 0.0002` is high for full training"),
             (Facts { warmup_steps: 200, ..USUAL }, "`train.warmup` takes 200 steps of a run of 200"),
             (Facts { weight_decay: 1.5, ..USUAL }, "`train.weight_decay = 1.5` is high"),
             (Facts { samples: 15, ..USUAL }, "`train.batch = 16` is more than the 15 samples"),

@@ -1,9 +1,9 @@
-//! The course of a run: reserve, load, train, save; and the same again by another plan where memory moved.
+//! The course of a run: reserve, load, train, save; and again with another plan when free memory changed.
 //!
-//! Just before memory is reserved it is looked at once more: what was free when the plan was made may be taken. A plan
-//! that no longer fits, or whose reservation fails, gives way to a smaller one, and only where none fits the run is
-//! refused. With `memory.adapt` a run also looks at each checkpoint, and goes on from it by the plan that suits.
-//! Everything is said, and nothing that is trained is lost: a run that changes its plan is a run that was resumed.
+//! Free memory is read once more just before it is reserved, because other programs may have taken some since planning.
+//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; only where none fits is the run
+//! refused. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
+//! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.
 
 use super::adapt::{Watch, describe_change, lacks, may_grow, plan_larger, plan_smaller};
 use super::free_memory::FreeMemory;
@@ -30,20 +30,20 @@ use smidgen_recipe::{Budget, render_job};
 use smidgen_runtime::device::Reservation;
 use smidgen_runtime::{Device, DeviceError, Executor};
 
-/// Plans that are tried before a run is given up.
+/// Plans that are tried before the run fails.
 const MOST_ATTEMPTS: usize = 12;
 
-/// What a run is made of, beside its job and its plan.
+/// What a run needs apart from its job and its plan.
 pub struct Course<'a> {
     pub dir: RunDir,
     /// The recipe as it was written.
     pub recipe_text: &'a str,
     pub free_memory: &'a mut dyn FreeMemory,
     pub quiet: bool,
-    /// Whether memory is looked at after every step.
+    /// Whether memory is measured after every step.
     pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
-    /// The plan as `plan.txt` and `plan.json` have it; training itself knows no words.
+    /// The plan as `plan.txt` and `plan.json` have it; training itself renders nothing.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
 }
 
@@ -123,11 +123,11 @@ impl Course<'_> {
             if let Start::Checkpoint { folder, .. } = &start
                 && let Some(obstacle) = resume::adopt_products(&mut device, folder)
             {
-                (self.say)(&format!("warning: {obstacle}: results go on equal within rounding"));
+                (self.say)(&format!("warning: {obstacle}: results stay equal within rounding"));
             }
             let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
                 if is_new {
-                    // Nothing was trained: a run that cannot begin leaves nothing behind.
+                    // Nothing was trained: a run that cannot start leaves no files behind.
                     let _ = std::fs::remove_dir_all(self.dir.path());
                 }
             })?;
@@ -179,7 +179,7 @@ impl Course<'_> {
         }
     }
 
-    /// The plan, or a smaller one where memory was taken since it was made.
+    /// The plan, or a smaller one if other programs took memory since it was made.
     fn settle<D: Device>(
         &mut self,
         job: &mut Job,
@@ -195,7 +195,7 @@ impl Course<'_> {
                 break;
             };
             (self.say)(&format!(
-                "memory was taken since the plan was made: it needs {}, and {} can be had",
+                "free memory shrank since the plan was made: it needs {}, and {} is available",
                 format_bytes(chosen.peak_bytes),
                 format_bytes(reachable)
             ));
@@ -233,7 +233,7 @@ impl Course<'_> {
             }
             device = returned;
             (self.say)(&format!("{error}, for a plan of {}", format_bytes(chosen.peak_bytes)));
-            // What is free was not enough, whatever it says.
+            // The reported free memory was not enough.
             let below = chosen.peak_bytes - chosen.peak_bytes / 8;
             let reachable = self.free_memory.reachable_bytes(device.memory(), chosen.context_bytes);
             job.budget = job.budget_for(reachable.unwrap_or(below));
@@ -249,7 +249,7 @@ impl Course<'_> {
         Ok(planned)
     }
 
-    /// A plan for what can be had now, which may be the one before.
+    /// A plan for the memory available now, which may be the same plan.
     fn plan_for(
         &self,
         job: &mut Job,
@@ -267,7 +267,7 @@ impl Course<'_> {
             return Ok(planned);
         }
         say(&format!(
-            "after step {step} {} of memory can be had: {}; results equal within rounding",
+            "after step {step}: {} of memory is available: {}; results equal within rounding",
             format_bytes(reachable_bytes),
             describe_change(job, &before.run_policy, before.peak_bytes, &planned)
         ));
@@ -277,7 +277,7 @@ impl Course<'_> {
         Ok(planned)
     }
 
-    /// What a device could not have, beside what there is of it.
+    /// Adds to a device's failure how much memory or disk there is.
     fn with_numbers(&self, job: &Job, chosen: &Chosen, error: DeviceError) -> Failure {
         let failure = Failure::world(&error);
         match error {
@@ -291,7 +291,7 @@ impl Course<'_> {
                     Budget::Bytes(bytes) => format_bytes(bytes),
                 };
                 let message = format!(
-                    "{}\n  the plan pins {} of host memory; {free} are free, `memory.host_budget` is {budget}",
+                    "{}\n  the plan pins {} of host memory; {free} is free, `memory.host_budget` is {budget}",
                     failure.message,
                     format_bytes(bytes as u64)
                 );
@@ -313,7 +313,7 @@ impl Course<'_> {
         dir.write_text("job.toml", &render_job(&job.recipe))
     }
 
-    /// What was trained is worth more than what was measured: a failure is only said.
+    /// A failure here is only a warning: the training matters more than its measurements.
     fn write_phases(&self, meter: &PhaseMeter, chosen: &Chosen) {
         let disk_bytes = folder_bytes(self.dir.path()) + chosen.disk_bytes;
         let phases = meter.render_json(&chosen.life, disk_bytes);

@@ -1,8 +1,8 @@
-//! The dry step: before the first step the largest micro-batch of the run is run once, and forgotten.
+//! The dry step: before the first step, the largest micro-batch of the run is run once and its results are discarded.
 //!
-//! What could fail at some later step for want of memory, or be measured above the plan, shows before anything was
-//! trained. It changes no result: gradients and what is summed up beside them are set back to the zeros they were, and
-//! nothing is counted. Left out where the run begins with a micro-batch as large.
+//! A step that would run out of memory later, or exceed the plan, fails before anything is trained.
+//! Results do not change: gradients and accumulators are set back to zero and nothing is counted.
+//! Skipped where the first micro-batch is already the largest.
 
 use super::metrics::read_rss;
 use super::trainer::Trainer;
@@ -16,7 +16,7 @@ use smidgen_ir::{Entry, LeafKind};
 use smidgen_runtime::Device;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Says whether it was run.
+    /// Returns whether it was run.
     pub(super) fn run_dry_step(
         &mut self,
         batches: &mut BatchPlan,
@@ -39,7 +39,7 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();
         self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
-        // Waits for a device that is still at work, so that its failure is known here.
+        // Waits for the device, so that its failure is reported here.
         self.feed.read_report(&mut self.executor).map_err(Failure::world)?;
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
@@ -59,6 +59,6 @@ impl<D: Device> Trainer<'_, D> {
             format_bytes(bytes),
             format_bytes(limit)
         ))
-        .hint("this is a fault of smidgen's plan, or another program on the GPU; a lower `memory.budget` plans with less"))
+        .hint("this is a bug in smidgen's plan, or another program on the GPU; a lower `memory.budget` plans with less"))
     }
 }

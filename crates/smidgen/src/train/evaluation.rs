@@ -1,7 +1,7 @@
-//! Evaluations while a run goes on: the loss of rows that are not trained on, and what their choices score.
+//! Evaluations during a run: the loss of held-out rows, and the accuracy of their choices.
 //!
-//! They run between two steps by the plan's own `eval`, in the memory that the steps use too, and change nothing that
-//! a step reads. Left out: generated answers, which `smidgen eval` scores after training.
+//! They run between two steps through the plan's `eval` entry, reuse the memory of the steps and change nothing that a
+//! step reads. Left out: generated answers, which `smidgen eval` scores after training.
 
 use super::metrics::EvalRow;
 use super::replay::find_culprit;

@@ -3,8 +3,8 @@
 //! A file is a sequence of records (length, masked CRC-32C of it, data, masked CRC-32C of the data), the data a
 //! protocol buffer `Event`. Written here is the little of both that scalars need. The tags are those of Hugging
 //! Face's trainer: `eval_x` becomes `eval/x`, everything else `train/x`.
-//! A resumed run cuts its file after the last record of its checkpoint and goes on in it; a file that is missing or
-//! does not reach so far is made again from `metrics.jsonl`, whose rows hold the same numbers but no times.
+//! A resumed run cuts its file after the last record of its checkpoint and appends to it; a file that is missing or
+//! ends before that is rebuilt from `metrics.jsonl`, whose rows hold the same numbers without times.
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
@@ -27,7 +27,7 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Goes on after `step`; rows of `metrics`, which has been cut there, say what a missing file would hold.
+    /// Continues after `step`; a missing file is rebuilt from the rows of `metrics`, which has been cut there.
     pub fn resume(folder: &Path, metrics: &Path, step: u64) -> Result<EventWriter> {
         if let Some(path) = find_file(folder)? {
             let cut = cut_after(&path, step).with_context(|| format!("cannot cut `{}`", path.display()))?;
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(steps(folder), [1, 2, 2, 3]);
         let kept = std::fs::read(&file).unwrap();
         let last = bytes.len() / 2;
-        assert!(kept[..last] == bytes[..last], "what stays is not written anew");
+        assert!(kept[..last] == bytes[..last], "what stays is not rewritten");
         EventWriter::resume(folder, &metrics, 0).unwrap();
         assert_eq!(steps(folder), [0u64; 0]);
         assert_eq!(find_file(folder).unwrap().unwrap(), file);

@@ -1,6 +1,6 @@
-//! What memory a run could have if it asked now.
+//! The memory that a run could reserve now.
 //!
-//! A trait, so that a test can have memory come and go; outside of tests it is the machine.
+//! A trait, so that tests can change free memory; outside of tests it is the machine.
 
 use super::metrics::read_rss;
 use crate::plan::host;
@@ -8,11 +8,11 @@ use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 
 pub trait FreeMemory: Debug {
-    /// Bytes of the budgeted memory that this process holds or could take; nothing where that cannot be told.
+    /// Bytes of the budgeted memory that this process holds or could reserve; `None` where that is unknown.
     /// `device` is what a device with memory of its own says, of which the run holds `held_bytes`.
     fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64>;
 
-    /// What measuring is worth: less than this is no difference.
+    /// The measuring error: smaller differences do not count.
     fn noise_bytes(&self) -> u64 {
         8 << 20
     }
@@ -26,7 +26,7 @@ impl FreeMemory for Machine {
     fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64> {
         match device {
             Some(device) => Some(device.free_bytes + held_bytes),
-            // What files lie behind counts as free already.
+            // The page cache counts as free already.
             None => Some(host::free_memory_bytes()? + read_rss()?.anonymous_bytes),
         }
     }
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn what_is_held_can_be_had() {
         let device = DeviceMemory { bytes: 900, peak_bytes: 900, free_bytes: 100, pinned_bytes: 0 };
-        // Others may have taken what was free when the device was opened: what it says it took is not ours alone.
+        // Other programs may have taken memory since the device was opened, so its total is not ours alone.
         assert_eq!(Machine.reachable_bytes(Some(device), 300), Some(400));
         let reachable = Machine.reachable_bytes(None, 0);
         assert!(reachable.is_none_or(|bytes| bytes > 0));

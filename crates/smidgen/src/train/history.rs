@@ -27,18 +27,18 @@ pub struct History {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     pub began_unix_s: u64,
-    /// Only the process that began a part ends it: one that was killed stays without an end.
+    /// Only the process that began a part ends it: a killed part has no end.
     pub process_id: u32,
     /// Updates done before it.
     pub first_step: u64,
     /// What its plan says.
     pub planned_bytes: u64,
-    /// `None` while it goes on, and for ever where it was killed.
+    /// `None` while it runs, and for good if it was killed.
     pub ended: Option<PartEnd>,
     /// Updates done when it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
-    /// What was said where it failed.
+    /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -50,7 +50,7 @@ pub enum PartEnd {
     StoppedEarly,
     Interrupted,
     AbovePlan,
-    /// Goes on by another plan, in the same process.
+    /// Continued with another plan, in the same process.
     PlanChanged,
     Failed,
 }
@@ -65,7 +65,7 @@ impl History {
         read_json_file(&path, MAX_BYTES).map(Some)
     }
 
-    /// Parts that went on from a checkpoint in another process.
+    /// Parts that resumed from a checkpoint in another process.
     pub fn resumes(&self) -> usize {
         let later = self.parts.iter().zip(self.parts.iter().skip(1));
         later.filter(|(before, _)| before.ended != Some(PartEnd::PlanChanged)).count()
@@ -79,7 +79,7 @@ pub fn begin_part(
     first_step: u64,
     planned_bytes: u64,
 ) -> Result<(), Failure> {
-    // What cannot be read is not worth a run.
+    // An unreadable history does not stop a run.
     let mut history = History::read(dir.path()).ok().flatten().unwrap_or_default();
     history.total_steps = total_steps;
     let began_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
@@ -95,12 +95,12 @@ pub fn begin_part(
     write(dir, &history)
 }
 
-/// The part that began last gives way to another plan.
+/// The last part ends because the run changes its plan.
 pub fn end_for_another_plan(dir: &RunDir, step: u64) -> Result<(), Failure> {
     end_part(dir, PartEnd::PlanChanged, Some(step), None)
 }
 
-/// The last part of this process ended. Where none began there is nothing to say.
+/// The last part of this process ended; does nothing if none began.
 pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure> {
     match went {
         Ok(went) => {
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(History::read(folder.path()).unwrap(), None);
         end_for_another_plan(&dir, 3).unwrap();
         assert!(!folder.path().join(FILE_NAME).exists());
-        // Killed; resumed and planned anew on the way; failed.
+        // Killed; resumed and replanned on the way; failed.
         begin_part(&dir, 90, 0, 5).unwrap();
         begin_part(&dir, 90, 10, 5).unwrap();
         end_for_another_plan(&dir, 20).unwrap();

@@ -1,8 +1,8 @@
-//! Ctrl-C and polite requests to end: the first lets the step finish and its state be saved, the second ends at once.
+//! Ctrl-C and SIGTERM: the first finishes the step and saves its state, the second quits at once.
 //!
-//! A handler is there only while steps are run: before that there is nothing to save, and a signal ends the program
-//! as it ends any other. A run that is told to ignore hangups (`nohup`) keeps all signals as they are, because the
-//! handler cannot tell one from another; killed, it is resumed to the bit all the same.
+//! The handler is installed only while steps run: before that there is nothing to save, and a signal ends the program as
+//! usual. A run that ignores hangups (`nohup`) keeps the default handling of all signals, because the handler cannot
+//! distinguish them; a killed run still resumes bit for bit.
 
 use crate::console::progress::say;
 use std::process;
@@ -16,7 +16,7 @@ const ENDED_BY_SIGNAL: i32 = 130;
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens from here on. Where no handler can be had, signals end the program as ever.
+    /// Installs the handler. Where that fails, signals end the program as usual.
     pub fn listen() -> Interrupt {
         let interrupt = Interrupt::default();
         if hangup_is_ignored() {
@@ -28,13 +28,13 @@ impl Interrupt {
                 // Files appear whole or not at all: there is nothing to clean up.
                 process::exit(ENDED_BY_SIGNAL);
             }
-            say("finishing the step and saving; once more ends at once");
+            say("finishing the step and saving; press Ctrl-C again to quit now");
         };
         let _ = ctrlc::set_handler(handler);
         interrupt
     }
 
-    /// Never asked for anything.
+    /// Never interrupted.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }

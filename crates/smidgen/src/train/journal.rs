@@ -1,4 +1,4 @@
-//! What a run tells of itself while it goes on, in both forms: `metrics.jsonl` and TensorBoard's event file.
+//! The log of a run in both formats: `metrics.jsonl` and TensorBoard's event file.
 //!
 //! Both get the same rows at the same time, are on disk before a checkpoint counts as written, and are cut to the
 //! checkpoint when a run is resumed: neither has holes or doubles.
@@ -18,7 +18,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Goes on after `step` (0: from the beginning) in the folder of a run.
+    /// Continues after `step` (0: from the beginning) in a run folder.
     pub fn resume(folder: &Path, step: u64) -> Result<Journal> {
         let path = folder.join("metrics.jsonl");
         let (metrics, _) = MetricsWriter::resume(&path, step)?;

@@ -2,10 +2,10 @@
 //! and must have moved.
 //!
 //! `B` has a gradient at the first update, `A` and LS-LoRA's scales once others have moved: three updates with a
-//! rate above zero are enough for all. Nothing is copied: of its start a tensor leaves a hash, of its gradients the
-//! largest value. A resumed run that is past its third update is not looked at again.
-//! Where the data or the settings make a zero gradient right, it is a warning: one token to attend to leaves
-//! queries and keys without a gradient, and a dropout near 1 may drop all there is. A tensor with a gradient counts
+//! rate above zero are enough for all. Nothing is copied: of a tensor's start only a hash is kept, of its gradients the
+//! largest value. A resumed run that is past its third update is not checked again.
+//! Where the data or the settings explain a zero gradient, it is a warning: with one token to attend to,
+//! queries and keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts
 //! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
 //! the rate wherever the gradient is well above `eps`.
 
@@ -54,19 +54,19 @@ struct Tensor {
     current: f64,
 }
 
-/// What the guard found at its end.
+/// What the guard found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Keys of tensors whose gradient was zero throughout.
     without_gradient: Vec<String>,
-    /// Keys of tensors that have a gradient and are what they were.
+    /// Keys of tensors that have a gradient and did not change.
     stuck: Vec<String>,
-    /// As before, where the rate was too small to tell.
+    /// The same, where the learning rate was too small to be sure.
     too_slow: Vec<String>,
 }
 
 impl Liveness {
-    /// Looks at the tensors as they are before the first update.
+    /// Records the tensors before the first update.
     pub fn begin<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<Liveness, DeviceError> {
         let places = adapter_places(executor.plan(), &job.request);
         let tensors = places.into_iter().map(|place| {
@@ -106,7 +106,7 @@ impl Liveness {
         Ok(())
     }
 
-    /// After an update; says whether it was the last to be looked at.
+    /// After an update; returns whether it was the last one to check.
     pub fn see_update(&mut self, lr: f64, grad_norm: f64) -> bool {
         if lr > 0.0 {
             let clipped = if self.clip > 0.0 { (self.clip / grad_norm).min(1.0) } else { 1.0 };
@@ -161,7 +161,7 @@ impl Liveness {
         if !right.is_empty() {
             let why = match self.attends {
                 _ if self.in_f16 => "so far they are too small for f16, which bf16 and f32 would hold",
-                true => "with this dropout that may be chance",
+                true => "with this dropout it may be chance",
                 false => "no token with a loss has another to attend to",
             };
             warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&right)));
@@ -169,7 +169,7 @@ impl Liveness {
         let failure = match (wrong.is_empty(), findings.stuck.is_empty()) {
             (true, true) => return Ok(warnings),
             (false, _) => Failure::world(format!(
-                "{UPDATES} updates gave no gradient to {}: it would not be trained",
+                "{UPDATES} updates gave no gradient to {}: they would not be trained",
                 listed(&wrong)
             ))
             .hint(match self.is_full {

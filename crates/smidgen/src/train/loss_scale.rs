@@ -1,8 +1,8 @@
-//! The factor of the loss where gradients pass through f16: too small and they vanish, too large and they overflow.
+//! The loss scale where gradients pass through f16: too small and they vanish, too large and they overflow.
 //!
-//! A power of two, so it comes off again without a trace (`Op::GradNorm` takes it off the gradients). A step that
-//! overflows changed nothing and is done again with half of it; after many that did not it doubles, as PyTorch's
-//! `GradScaler` has it. Checkpoints keep it: which small gradients vanish follows from it.
+//! A power of two, so dividing by it is exact (`Op::GradNorm` does that). A step that overflows changes nothing and is
+//! repeated with half the scale; after many steps without overflow the scale doubles, as in PyTorch's `GradScaler`.
+//! Checkpoints store it, because it decides which small gradients vanish.
 
 use serde::{Deserialize, Serialize};
 use smidgen_ir::Precision;
@@ -14,13 +14,13 @@ pub struct LossScale {
     steps: u32,
 }
 
-/// The first and the most: too large costs a few steps that are done again, too small gradients that nobody misses.
+/// The initial and the largest scale: too large costs a few repeated steps, too small loses gradients unnoticed.
 const MOST: f64 = 16_777_216.0;
-/// Steps without an overflow after which it doubles.
+/// Steps without an overflow after which the scale doubles.
 const DOUBLES_AFTER: u32 = 2000;
 
 impl LossScale {
-    /// Nothing where gradients have the range of f32.
+    /// `None` where gradients have the range of f32.
     pub fn of(precision: Precision) -> Option<LossScale> {
         match precision {
             Precision::F16 => Some(LossScale { scale: MOST, steps: 0 }),
@@ -32,7 +32,7 @@ impl LossScale {
         self.scale
     }
 
-    /// Halves it after an overflow; `false` where that is no way out any more.
+    /// Halves the scale after an overflow; `false` if it cannot get smaller.
     pub fn shrink(&mut self) -> bool {
         let can = self.scale > 1.0;
         if can {

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one JSON object a line for each optimizer step and each evaluation.
 //!
 //! A row is appended by one write of a whole line, so a killed run leaves at most a torn last line.
-//! Resume cuts what lies after its checkpoint, whole or not at all (new file, then rename).
+//! Resume cuts the rows after its checkpoint, whole or not at all (new file, then rename).
 //! Floats are written shortest-round-trip, so equal text is equal bits; non-finite ones are `null`.
 //! Also reads the process's own memory, which every row carries.
 //! Leaves out measuring the device, and what is done about a NaN.
@@ -20,7 +20,7 @@ pub struct MetricsRow {
     /// Updates done, this one included: the first row has 1.
     pub step: u64,
     pub epoch: f64,
-    /// The task's: summed over the step, divided by its supervised tokens.
+    /// The task's loss: summed over the step, divided by its supervised tokens.
     pub loss: f64,
     /// The regularizer of `ls-lora`, not part of `loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,18 +33,18 @@ pub struct MetricsRow {
     pub supervised_tokens: u64,
     pub step_ms: f64,
     pub tokens_per_s: f64,
-    /// Times that the step overflowed in f16 and was done again with a smaller factor of the loss.
+    /// Times that the step overflowed in f16 and was repeated with a smaller loss scale.
     #[serde(skip_serializing_if = "is_zero")]
     pub overflows: u64,
     pub device_bytes: Option<u64>,
     pub device_free_bytes: Option<u64>,
     pub device_peak_bytes: Option<u64>,
-    /// Alive in the reservation at the step's peak, by its plan: a run reserves once and measures no less.
+    /// Live bytes of the arena at the step's peak, from the plan.
     pub arena_peak_bytes: u64,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
     pub host_peak_bytes: Option<u64>,
-    /// What looking at memory took; it is part of the next step's time.
+    /// Time spent measuring memory; it counts towards the next step.
     pub monitor_ms: f64,
 }
 
@@ -111,7 +111,7 @@ impl MetricsWriter {
         self.file.sync_data().with_context(|| format!("cannot write `{}` to disk", self.path.display()))
     }
 
-    /// The lock says that the run goes on ([`is_being_written`]); where a file system has none, nobody is told.
+    /// The lock shows that the run is active ([`is_being_written`]); file systems without locks show nothing.
     fn over(path: &Path, file: File) -> Self {
         let _ = file.lock_shared();
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
@@ -145,7 +145,7 @@ pub struct Cut {
 
 /// Drops rows after `step` (0 drops all) and a torn last line. A file that needs no cut is not touched.
 ///
-/// Every line but the last was written whole, so one that is no row is an error: the file is not ours to guess at.
+/// Every line but the last was written whole, so a line that is not a row is an error.
 pub fn cut_after(path: &Path, step: u64) -> Result<Cut> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -230,13 +230,13 @@ pub fn last_step(path: &Path) -> Option<u64> {
 pub struct HostMemory {
     pub rss_bytes: u64,
     pub peak_bytes: u64,
-    /// Of `rss_bytes`, what no file could give back.
+    /// The part of `rss_bytes` that is not page cache.
     pub anonymous_bytes: u64,
 }
 
 /// Resident memory and its peak as the kernel counts them; `None` where there is no `/proc`.
 pub fn read_rss() -> Option<HostMemory> {
-    // Both lines stand in the first kilobyte; what follows may be long on machines with many processors.
+    // Both lines are in the first kilobyte; the rest may be long on machines with many processors.
     let mut buffer = [0u8; 4096];
     let mut file = File::open("/proc/self/status").ok()?;
     let mut filled = 0;

@@ -1,7 +1,7 @@
-//! What is looked at after every step: the memory of the process, of the device and of the machine.
+//! The memory of the process, the device and the machine, measured after every step.
 //!
-//! How long looking takes stands in every row, so that a run shows for itself what its monitor costs. It is time of the
-//! thread that lines up the work: a GPU that is busy in the meantime loses none of it.
+//! Every row says how long the measurement took, so a run shows what its monitor costs. It is time of the thread that
+//! queues the work; a GPU that is busy meanwhile loses nothing.
 
 use super::metrics::read_rss;
 use super::phases::PhaseMeter;
@@ -10,16 +10,16 @@ use smidgen_runtime::Device;
 use smidgen_runtime::device::DeviceMemory;
 use std::time::Instant;
 
-/// What was seen; nothing where the system does not tell, or nobody looked.
+/// The measurements; `None` where the system does not report them or monitoring is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Looked {
     /// Of a device with memory of its own.
     device: Option<DeviceMemory>,
     free_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
-    /// The most of the process so far.
+    /// Peak of the process so far.
     pub rss_peak_bytes: Option<u64>,
-    /// What looking took.
+    /// Time that measuring took.
     pub ms: f64,
 }
 
@@ -39,7 +39,7 @@ pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
 }
 
 impl Looked {
-    /// Taken by the run. On the CPU the device's memory is the process's.
+    /// Memory in use by the run; on the CPU that of the process.
     pub fn device_bytes(&self) -> Option<u64> {
         self.device.map_or(self.rss_bytes, |device| Some(device.bytes))
     }

@@ -1,8 +1,8 @@
-//! A step that was not finite, run again one operation at a time: which operation wrote the first number that is
-//! not one, in which sample, and whether a weight that it read held one already.
+//! A step that was not finite, replayed one operation at a time: which operation wrote the first NaN or infinity, in
+//! which sample, and whether a weight that it read was not finite already.
 //!
 //! The update of such a step changed nothing and set the gradients back to zero, so that the replay does what the
-//! step did. Nothing is written to disk. Weights in blocks are not looked into: the operation that reads them tells.
+//! step did. Nothing is written to disk. Quantized weights are not checked: the operation that reads them shows it.
 
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
@@ -24,7 +24,7 @@ pub struct Culprit {
 }
 
 impl Culprit {
-    /// In words, with the sample's place in the data.
+    /// As a sentence, with the sample's place in the data.
     pub fn describe(&self, set: &TokenSet) -> String {
         let Culprit { operation, value, what, sample, weight } = self;
         let sample = sample.map_or(String::new(), |sample| format!(", at {}", set.place(sample as usize)));

@@ -14,11 +14,11 @@ pub struct RunDir {
     path: PathBuf,
 }
 
-/// What a run leaves behind, any of which makes a folder a run folder.
+/// Files and folders of a run; any of them marks a run folder.
 const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
 
 impl RunDir {
-    /// The folder of a run, which need not be there yet. Nothing is written.
+    /// The folder of a run, which need not exist yet. Nothing is written.
     pub fn at(path: &Path) -> Result<RunDir, Failure> {
         if path.exists() && !path.is_dir() {
             return Err(Failure::world(format!("`{}` is a file, not a folder", path.display()))
@@ -31,7 +31,7 @@ impl RunDir {
     pub fn refuse_run(&self) -> Result<(), Failure> {
         if self.holds_run() {
             return Err(Failure::world(format!("`{}` already holds a run", self.path.display()))
-                .hint("`--resume` continues it; another `output.dir` starts anew"));
+                .hint("`--resume` continues it; choose another `output.dir` to start a new run"));
         }
         Ok(())
     }
@@ -50,16 +50,16 @@ impl RunDir {
             .hint("choose another `output.dir`: a run of `adapter.kind = \"full\"` writes `model` in it"))
     }
 
-    /// Makes the folder if it is not there.
+    /// Creates the folder if it does not exist.
     pub fn make(&self) -> Result<(), Failure> {
         fs::create_dir_all(&self.path).map_err(|error| {
-            Failure::world(format!("`{}` could not be made: {error}", self.path.display()))
-                .hint("choose another `output.dir`, or make the folder and let yourself write in it")
+            Failure::world(format!("`{}` could not be created: {error}", self.path.display()))
+                .hint("choose another `output.dir`, or create the folder with write permission")
         })
     }
 
-    /// Hides what a run has made that goes on, so that none is taken for the result before there is one.
-    /// Writing the new one removes it.
+    /// Hides the old result of a run that continues, so that it is not mistaken for the new one.
+    /// Writing the new result removes it.
     pub fn set_aside(&self, product: Product) -> Result<(), Failure> {
         let (made, old) = (self.file(product.folder()), self.file(&format!(".{}.old", product.folder())));
         let hide = || {
@@ -141,7 +141,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes what a killed run left of files and folders that it was writing or removing.
+    /// Removes the partial files and folders that a killed run left.
     pub fn sweep(&self) -> Result<(), Failure> {
         let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
         for entry in entries.flatten() {
@@ -157,7 +157,7 @@ impl RunDir {
     }
 
     /// Removes the oldest checkpoints until `keep` are left, but never the newest nor the best evaluated one.
-    /// One is hidden by a rename before it is taken apart.
+    /// A checkpoint is renamed before it is deleted, so that a partial one is never seen.
     pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
         for step in removable(&self.checkpoints(), keep, best) {
             let (path, hidden) = (self.checkpoint(step), self.file(".checkpoint.old"));
@@ -176,8 +176,8 @@ impl RunDir {
     }
 }
 
-/// Names under which a run writes before it renames, and hides before it removes. What was set aside is
-/// none of them: it goes when its successor is there.
+/// Names under which a run writes before it renames, and hides before it removes. A hidden result is
+/// not among them: it is removed when its successor exists.
 fn is_leftover(name: &str) -> bool {
     let files = [
         "recipe.toml.",
@@ -197,7 +197,7 @@ fn is_leftover(name: &str) -> bool {
     name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
 }
 
-/// Which of the ascending steps go: the best counts among those that are kept.
+/// Which of the ascending steps are removed; the best counts among those that are kept.
 fn removable(steps: &[u64], keep: usize, best: Option<u64>) -> Vec<u64> {
     let Some((_, older)) = steps.split_last() else { return vec![] };
     let excess = steps.len().saturating_sub(keep);

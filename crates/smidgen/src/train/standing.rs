@@ -1,9 +1,9 @@
-//! How evaluations stand: the lowest loss so far, the lowest that was saved, and when a run has seen enough.
+//! The best evaluation so far, the best that was saved, and when early stopping applies.
 //!
 //! Lower is better and equal is not. A checkpoint holds the standing, so that a resumed run stops where one that
 //! was never stopped would. With `train.early_stop` every new best is saved at once, and the final adapter is the
-//! best evaluated one: who asks to stop before the model gets worse does not want the worse one. Without it the
-//! final adapter is that of the last step, as trainers have it, and only `keep` minds the best.
+//! best evaluated one. Without it the final adapter is that of the last step, as in other trainers, and `keep` only
+//! protects the best checkpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Takes in an evaluation; says whether it is the best.
+    /// Records an evaluation; returns whether it is the best.
     pub fn record(&mut self, evaluated: Evaluated) -> bool {
         self.latest = Some(evaluated);
         let improved = is_lower(evaluated, self.best);
@@ -45,7 +45,7 @@ impl Standing {
         }
     }
 
-    /// The best that was saved is no longer there: what could not be had again is no longer the best.
+    /// The checkpoint of the best evaluation is gone, so it no longer counts as the best.
     pub fn forget_saved(&mut self) {
         if self.best == self.best_saved {
             self.best = None;

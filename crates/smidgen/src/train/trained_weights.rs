@@ -4,7 +4,7 @@
 //! has it in (f16 where that was quantized, as a merge writes it), trained ones rounded once and the others copied, so
 //! that it is a model like the base. Tensors pass through a small buffer one after the other, and what was trained is
 //! read back and compared.
-//! Left out: where the files beside the weights come from (`merge/sidecar.rs`).
+//! Left out: the files other than the weights (`merge/sidecar.rs`).
 
 use crate::failure::Failure;
 use crate::merge::fit::{Action, OutputTensor};
@@ -174,7 +174,7 @@ fn write_shards<D: Device>(
     Ok(())
 }
 
-/// Writes config, tokenizer and what else lies beside the weights; returns what the user should know of it.
+/// Writes config, tokenizer and the other files of the model folder; returns warnings.
 pub fn write_beside(model: &Model, folder: &Path) -> Result<Vec<String>, Failure> {
     let original = OriginalModel::open(model.path())?;
     let outputs = original.tensors().iter().map(|tensor| OutputTensor {

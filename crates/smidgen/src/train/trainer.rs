@@ -53,26 +53,26 @@ pub struct Trainer<'a, D> {
     standing: Standing,
     liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
-    /// What the device may be measured to take.
+    /// Measured device memory above this stops the run.
     pub(super) limit_bytes: Option<u64>,
-    /// Whether memory is looked at after every step; only what measures the cost of looking leaves it out.
+    /// Whether memory is measured after every step; only a benchmark of the monitor turns it off.
     is_monitored: bool,
-    /// Told where one phase ends and the next begins.
+    /// Gets the start of every phase.
     meter: Option<&'a mut PhaseMeter>,
-    /// Asked at checkpoints whether memory moved.
+    /// Checked at checkpoints: has free memory changed?
     watch: Option<Watch<'a>>,
     /// Of the plan.
     arena_peak_bytes: u64,
-    /// What it was measured to take, where that is more.
+    /// The measured memory, if it exceeded the limit.
     exceeded_bytes: Option<u64>,
-    /// The step whose report is under way.
+    /// The step whose report has not arrived yet.
     begun: Option<BegunStep>,
-    /// The samples of a step that is done, for the next to overwrite.
+    /// The sample list of a finished step, reused by the next.
     spare_samples: Vec<u32>,
     last_row: Instant,
 }
 
-/// A step whose work is lined up.
+/// A step whose work is queued on the device.
 #[derive(Debug)]
 struct BegunStep {
     step: u64,
@@ -141,22 +141,22 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    /// Stops and saves where more than a planned peak is measured, beyond what measuring itself is worth.
+    /// Stops and saves if measured memory exceeds the planned peak by more than the measuring error.
     pub fn with_planned_peak(self, peak_bytes: u64) -> Trainer<'a, D> {
         Trainer { limit_bytes: Some(measurable_peak(peak_bytes)), ..self }
     }
 
-    /// Whether to look at memory after every step.
+    /// Whether to measure memory after every step.
     pub fn with_monitor(self, is_monitored: bool) -> Trainer<'a, D> {
         Trainer { is_monitored, ..self }
     }
 
-    /// Tells the meter of every phase it goes through.
+    /// Reports every phase to the meter.
     pub fn with_meter(self, meter: &'a mut PhaseMeter) -> Trainer<'a, D> {
         Trainer { meter: Some(meter), ..self }
     }
 
-    /// Ends at a checkpoint where memory moved.
+    /// Ends at a checkpoint if free memory changed.
     pub fn with_watch(self, watch: Watch<'a>) -> Trainer<'a, D> {
         Trainer { watch: Some(watch), ..self }
     }
@@ -173,7 +173,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.run_and_return(batches, first, journal, progress, interrupt).map(|(outcome, _)| outcome)
     }
 
-    /// The same; where the run is to go on by another plan, the device comes back for it.
+    /// The same; returns the device if the run continues with another plan.
     pub fn run_and_return(
         mut self,
         batches: &mut BatchPlan,
@@ -218,7 +218,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             is_end: false,
             run_folder: &folder,
         };
-        // A run that was killed after it wrote a checkpoint had yet to remove another.
+        // A killed run may have left one checkpoint too many.
         self.dir.prune_checkpoints(settings.keep, self.standing.best_saved.map(|best| best.step))?;
         self.enter(Phase::Train);
         if first < total {
@@ -240,7 +240,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 journal.write_step(row).map_err(unwritten)
             };
             let begun = self.begin_step(batches, train, step, schedule.lr(step))?;
-            // The report of the step before has come while this one's work was lined up behind it.
+            // The previous step's report arrived while this step's work was queued behind it.
             if let Some(before) = self.begun.take() {
                 record(&self.finish_step(train, before, progress)?, progress)?;
             }
@@ -250,13 +250,13 @@ impl<'a, D: Device> Trainer<'a, D> {
             let evaluates =
                 settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || done == total);
             let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
-            // What follows looks at the state behind this step.
+            // Evaluation and saving need the state after this step.
             let settles = evaluates
                 || saves
                 || done == total
                 || interrupt.is_requested()
                 || self.exceeded_bytes.is_some();
-            // A step that overflows is done again before another.
+            // A step that overflowed is repeated before the next.
             let waits = self.liveness.is_some() || self.loss_scale.is_some();
             if (settles || waits || !self.executor.device().is_asynchronous())
                 && let Some(begun) = self.begun.take()
@@ -301,7 +301,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 outcome.ending = ending;
                 break;
             }
-            // What was done since belongs to no step.
+            // Time spent evaluating or saving does not count towards the next step.
             self.last_row = Instant::now();
         }
         (moment.standing, outcome.standing) = (self.standing, self.standing);
@@ -345,14 +345,14 @@ impl<'a, D: Device> Trainer<'a, D> {
                 Product::Adapter => adapters::save_adapter(&mut executor, job, folder)?,
                 Product::Model => trained_weights::write_model(&mut executor, job, folder)?,
             }
-            // The reservation goes first: a vocabulary in memory is no part of the plan.
+            // The arena is released first: the tokenizer's vocabulary is not part of the plan.
             drop(executor);
             match product {
-                // What was trained is worth more than the files beside it.
+                // A missing tokenizer is only a warning: the adapter is what counts.
                 Product::Adapter => warnings.extend(
                     save_beside(&job.model, folder)
                         .err()
-                        .map(|error| format!("the tokenizer is not beside the adapter: {error}")),
+                        .map(|error| format!("the tokenizer was not saved with the adapter: {error}")),
                 ),
                 Product::Model => warnings = trained_weights::write_beside(&job.model, folder)?,
             }
@@ -364,7 +364,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(())
     }
 
-    /// Lines up the micro-batches of an optimizer step.
+    /// Queues the micro-batches of an optimizer step.
     fn begin_step(
         &mut self,
         batches: &mut BatchPlan,
@@ -410,7 +410,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(())
     }
 
-    /// What the loss is multiplied with beside its weight.
+    /// The loss scale.
     fn scale(&self) -> f64 {
         self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale())
     }
@@ -420,7 +420,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::world)
     }
 
-    /// Lines up the update of a step whose micro-batches are, and its report.
+    /// Queues the update of a step and its report.
     fn begin_update(&mut self, begun: &BegunStep) -> Result<(), Failure> {
         let BegunStep { step, lr, .. } = *begun;
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
@@ -499,8 +499,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(row)
     }
 
-    /// Looks for the first operation of a step that wrote what is not finite. The step changed nothing but its
-    /// report, which the replay does not read.
+    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed nothing but its report, which
+    /// the replay does not read.
     fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
@@ -532,7 +532,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     }
 }
 
-/// The most that a run of a planned peak may be measured to take.
+/// The largest measured memory that a run with this planned peak may show.
 pub fn measurable_peak(planned_bytes: u64) -> u64 {
     const MEASURE_BYTES: u64 = 8 << 20;
     planned_bytes + planned_bytes / 100 + MEASURE_BYTES
@@ -566,7 +566,7 @@ fn not_finite(
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
     let first = culprit.as_ref().map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
     let failure = Failure::world(format!(
-        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; nothing trained was changed by it{first}",
+        "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; trained weights are unchanged{first}",
         report.loss,
         report.grad_norm,
         places.join(", ")

@@ -1,4 +1,4 @@
-//! `trainer_state.json` beside every saved adapter, in the shape that Hugging Face's trainer gives it.
+//! `trainer_state.json` next to every saved adapter, in the format of Hugging Face's trainer.
 //!
 //! Keys are sorted, two spaces of indent. The history is streamed from `metrics.jsonl`, one row at a time: a run of
 //! a hundred thousand steps holds none of it. Every step has a row, so that `logging_steps` is 1.
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub const FILE_NAME: &str = "trainer_state.json";
 
-/// What a run knows of itself when it saves.
+/// The state of a run when it saves.
 #[derive(Clone, Debug)]
 pub struct Moment<'a> {
     pub step: u64,
@@ -34,7 +34,7 @@ pub struct Moment<'a> {
     pub save_every: u64,
     pub early_stop: u64,
     pub standing: Standing,
-    /// No step will follow.
+    /// No further step will follow.
     pub is_end: bool,
     pub run_folder: &'a Path,
 }
@@ -140,7 +140,7 @@ fn callbacks(moment: &Moment<'_>) -> Value {
     }
 }
 
-/// What is added up while the history goes by.
+/// Totals over the history.
 #[derive(Default)]
 struct Totals {
     tokens: Cell<u64>,
@@ -231,7 +231,7 @@ fn eval_log(row: &Map<String, Value>) -> BTreeMap<String, Value> {
     log
 }
 
-/// Not a number becomes `null`.
+/// NaN becomes `null`.
 fn rounded(number: f64, decimals: i32) -> f64 {
     let scale = 10f64.powi(decimals);
     (number * scale).round() / scale

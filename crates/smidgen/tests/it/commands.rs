@@ -360,7 +360,7 @@ fn a_folder_that_holds_a_run_is_refused() {
         expect![[r#"
         error: `FOLDER/run` already holds a run
 
-        hint: `--resume` continues it; another `output.dir` starts anew
+        hint: `--resume` continues it; choose another `output.dir` to start a new run
     "#]],
     );
     // Also where only a part of a run is left.
@@ -407,7 +407,7 @@ fn resume_of_a_run_that_never_began_starts_at_step_0() {
     let scratch = Scratch::new();
     let ended = scratch.run(&["train", "recipe.toml", "--resume"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.starts_with("there is no checkpoint: starting at step 0\n"), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("no checkpoint found: starting at step 0\n"), "{}", ended.stderr);
     scratch.train("clean", &[]);
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
 }

@@ -54,7 +54,7 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
         assert_eq!(ended.status.code(), Some(1), "{signal}: {said}");
         let step = *scratch.checkpoints("run").last().unwrap();
         assert_eq!(scratch.metrics("run").len() as u64, step, "{signal}");
-        assert!(said.contains("finishing the step and saving; once more ends at once\n"), "{said}");
+        assert!(said.contains("finishing the step and saving; press Ctrl-C again to quit now\n"), "{said}");
         let words = format!(
             "error: interrupted after step {step} of 400; its state is in `checkpoint-{step}`\n\nhint: `smidgen train recipe.toml data.template=auto train.steps=400 "
         );

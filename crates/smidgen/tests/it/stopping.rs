@@ -127,7 +127,9 @@ fn a_best_checkpoint_that_was_removed_is_sought_anew() {
     std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
     std::fs::remove_dir_all(scratch.path(&format!("run/checkpoint-{step}"))).unwrap();
     let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
-    let words = format!("warning: `checkpoint-{step}`, the best evaluated, is gone: the best is sought anew");
+    let words = format!(
+        "warning: `checkpoint-{step}`, the best evaluated, is gone: best-checkpoint tracking restarts"
+    );
     assert!(ended.stderr.contains(&words), "{}", ended.stderr);
 }
 
