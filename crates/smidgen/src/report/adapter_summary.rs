@@ -1,7 +1,7 @@
 //! What is in an adapter: how large it is, and how far each module moves the base.
 //! The length of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so that the product, which
 //! has the size of a base weight, is never made. Sums are in f64; one module's A and B are in memory at a time.
-//! A DoRA magnitude says something only beside the base it began from, so it is compared where a base is given.
+//! A DoRA magnitude means something only relative to the base it started from, so it is compared where a base is given.
 //! Left out: words and columns (`adapter_table`).
 
 use super::fourier_table::FourierRow;
@@ -13,7 +13,7 @@ use smidgen_formats::tensor_ref::TensorRef;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Rows of the base that are in memory at a time.
+/// Rows of the base that are held in memory at a time.
 const BLOCK_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Debug, PartialEq)]

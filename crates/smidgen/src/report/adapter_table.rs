@@ -1,5 +1,5 @@
 //! An adapter's summary as text in 80 columns, and as JSON.
-//! A column whose cells are all the same is told once above the table and left out of it.
+//! A column whose cells are all the same is stated once above the table and left out of it.
 //! Left out: the numbers themselves (`adapter_summary`).
 
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};

@@ -1,6 +1,6 @@
-//! Base and adapter side by side: one metric a line, and how many rows the adapter changed.
+//! Base and adapter side by side: one metric per line, and how many rows the adapter changed.
 //!
-//! Left out: rows by themselves, which the JSON holds.
+//! Left out: single rows, which the JSON has.
 
 use crate::console::columns::{Side, render_columns};
 use crate::eval::results::{Metric, Results};

@@ -29,7 +29,7 @@ pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> Strin
         }
     }
     let context = match evaluation.plan.device {
-        DeviceKind::Cpu => "the program, its stacks and the data",
+        DeviceKind::Cpu => "the process: program, stacks and data",
         DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
     };
     line("context", evaluation.context_bytes, context);

@@ -1,5 +1,5 @@
 //! The coefficients that LS-LoRA learned, module by module, and how far they are from a plain LoRA's.
-//! With u = tanh(z/sigma) a module adds a0 + a1·u + a2·sin(πu) + a3·cos(πu); (0, 1, 0, 0) is where it begins.
+//! With u = tanh(z/sigma) a module adds a0 + a1·u + a2·sin(πu) + a3·cos(πu); it starts at (0, 1, 0, 0).
 //! It takes numbers, not files, so that a run can print it at its end and `inspect` at any time.
 //! Left out: A and B.
 
@@ -7,7 +7,7 @@ use crate::console::columns::{Side, render_columns};
 use serde_json::{Value, json};
 use smidgen_formats::peft::split_layer;
 
-/// Above this, |a2| + |a3| counts as a module that has left linearity.
+/// Above this value of |a2| + |a3| a module counts as non-linear.
 pub const NOTICEABLE: f32 = 0.01;
 const START: [f32; 4] = [0.0, 1.0, 0.0, 0.0];
 const STRONGEST: usize = 3;
@@ -22,13 +22,13 @@ pub struct FourierRow {
 }
 
 impl FourierRow {
-    /// The mean square distance of the coefficients from where they began.
+    /// The mean square distance of the coefficients from their start.
     pub fn deviation(&self) -> f32 {
         let squares = self.coefficients.iter().zip(START).map(|(now, start)| (now - start) * (now - start));
         squares.sum::<f32>() / 4.0
     }
 
-    /// |a2| + |a3|: what no linear adapter could do.
+    /// |a2| + |a3|: the non-linear part.
     pub fn non_linearity(&self) -> f32 {
         self.coefficients[2].abs() + self.coefficients[3].abs()
     }
@@ -41,7 +41,7 @@ impl FourierRow {
     }
 }
 
-/// The table, sorted by layer, and below it how many modules left linearity and which most.
+/// The table, sorted by layer, and below it how many modules are non-linear and which most.
 pub fn render_fourier_table(rows: &[FourierRow]) -> String {
     let headings = [
         ("layer", Side::Right),
@@ -58,7 +58,7 @@ pub fn render_fourier_table(rows: &[FourierRow]) -> String {
     format!("{}\n{}", render_columns(&headings, &cells), render_summary(rows))
 }
 
-/// One object a module, in the order of the table.
+/// One object per module, in the order of the table.
 pub fn fourier_json(rows: &[FourierRow]) -> Value {
     let object = |row: &FourierRow| {
         json!({

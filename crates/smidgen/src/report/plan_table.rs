@@ -34,7 +34,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         "context",
         format_bytes(planned.solution.context_bytes),
         match plan.device {
-            DeviceKind::Cpu => "the program, its stacks and the data",
+            DeviceKind::Cpu => "the process: program, stacks and data",
             DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
         }
     ));

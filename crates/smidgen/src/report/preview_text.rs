@@ -1,4 +1,4 @@
-//! A preview for people: samples with their supervised parts marked, lengths, batches.
+//! The preview as text: samples with their supervised parts marked, lengths, batches.
 //!
 //! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
 //! Left out: what is shown (`commands/preview.rs`).
@@ -11,7 +11,7 @@ use smidgen_data::tokens::{Sample, TokenSet};
 use smidgen_ir::grouped_digits::Grouped;
 use std::fmt::Write;
 
-/// Of longer samples the beginning and the end are shown.
+/// Longer samples show only their beginning and their end.
 const SHOWN_CHARACTERS: usize = 4000;
 const BAR_COLUMNS: usize = 50;
 const MOST_BARS: usize = 12;
@@ -72,10 +72,10 @@ pub fn render_preview(
         line(&bar);
     }
     let steps = rows.batches.first_epoch_steps();
-    line(&format!("steps      {} in all, {} an epoch", Grouped(rows.batches.total_steps()), Grouped(steps)));
+    line(&format!("steps      {} total, {} per epoch", Grouped(rows.batches.total_steps()), Grouped(steps)));
     let demand = &planned.solution.demand;
     line(&format!(
-        "a step     {:.1} samples, {:.0} tokens, in {:.1} micro-batches of up to {} tokens",
+        "per step   {:.1} samples, {:.0} tokens, {:.1} micro-batches of up to {} tokens",
         set.len() as f64 / steps as f64,
         planned.step_tokens,
         demand.micro_steps.max(1.0),
@@ -101,7 +101,7 @@ fn marked(parts: &[Part], colour: bool) -> String {
     let (begin, end) = if colour { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
     let characters: usize = parts.iter().map(|part| part.text.chars().count()).sum();
     let left_out = characters.saturating_sub(SHOWN_CHARACTERS);
-    // What is left out stands in the middle of the sample.
+    // The omitted part is in the middle of the sample.
     let (from, to) = ((characters - left_out) / 2, (characters - left_out) / 2 + left_out);
     let mut text = String::new();
     let mut at = 0;

@@ -1,8 +1,8 @@
 //! A run folder, read for a report: the plan, the rows of `metrics.jsonl`, the parts of the run, its phases and job.
 //!
 //! `plan.json` and `metrics.jsonl` have to be there; the others are left out of a report where they are missing. A last
-//! line without its end is one that was being written, or that a killed run left: it is no row yet. Any other line that
-//! is no row is refused by its number. Nothing is written and nothing is waited for, so a run that goes on can be read.
+//! line without a newline is still being written, or was left by a killed run, and is skipped. Any other line that is not
+//! a row is an error with its number. Nothing is written or locked, so a running run can be read.
 
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
@@ -23,7 +23,7 @@ const JOB: &str = "job.toml";
 /// Plans and phases are some ten KiB.
 const MAX_JSON_BYTES: u64 = 16_000_000;
 
-/// What is known of a run; of a plan alone, which has no rows and no folder.
+/// What is known of a run, or of a plan alone, which has no rows and no folder.
 #[derive(Clone, Debug, Default)]
 pub struct RunRecord {
     pub folder: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub struct StepRow {
     pub device_peak_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
-    /// What looking at memory took.
+    /// Time spent measuring memory.
     pub monitor_ms: f64,
 }
 
@@ -78,14 +78,14 @@ impl PhaseFacts {
     }
 }
 
-/// How a run stands.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// There is no run, only a plan.
     Planned,
     Running,
     Ended(PartEnd),
-    /// Its process is gone and said nothing.
+    /// Its process is gone without recording an end.
     Killed,
     /// An earlier version kept no parts.
     Unknown,
@@ -100,7 +100,7 @@ impl RunRecord {
         self.rows.last().map_or(0, |row| row.step)
     }
 
-    /// Steps that the run is to have; those it has where nothing says.
+    /// Total steps of the run, or the steps done where the total is unknown.
     pub fn total_steps(&self) -> u64 {
         self.history.as_ref().map_or(0, |history| history.total_steps).max(self.steps_done())
     }
@@ -118,7 +118,7 @@ impl RunRecord {
 
     /// Rows that were measured in the same process by the same plan, part by part.
     pub fn parts(&self) -> Vec<&[StepRow]> {
-        // A run goes on from a checkpoint: rows that a part wrote behind it are gone, and maybe all of them.
+        // A resumed run starts at a checkpoint: the rows that an earlier part wrote after it are gone.
         let begins = self.history.iter().flat_map(|history| &history.parts).map(|part| part.first_step);
         let begins: BTreeSet<u64> = begins.collect();
         self.rows.chunk_by(|one, _| !begins.contains(&one.step)).collect()
@@ -129,7 +129,7 @@ impl RunRecord {
 pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let has = |name: &str| folder.join(name).is_file();
     if !folder.is_dir() {
-        let what = if folder.exists() { "is not a folder" } else { "is not there" };
+        let what = if folder.exists() { "is not a folder" } else { "does not exist" };
         return Err(Failure::world(format!("`{}` {what}", folder.display()))
             .hint("`smidgen report` takes the folder of a run: the `output.dir` of its recipe"));
     }
@@ -140,21 +140,18 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
         )));
     }
     if !has(PLAN) {
-        return Err(Failure::world(format!(
-            "`{}` has no `{PLAN}`: there is nothing to compare its run with",
-            folder.display()
-        )));
+        return Err(Failure::world(format!("`{}` has no `{PLAN}`", folder.display())));
     }
     let plan: PlanFacts = read_json_file(&folder.join(PLAN), MAX_JSON_BYTES).map_err(Failure::world)?;
     let metrics = folder.join(METRICS);
     if !has(METRICS) {
         return Err(Failure::world(format!(
-            "`{}` has no `{METRICS}`: the run did not get to its first step",
+            "`{}` has no `{METRICS}`: the run never reached its first step",
             folder.display()
         ))
         .hint("`smidgen plan RECIPE --html FILE` draws its plan"));
     }
-    // Before the rows: a run that ends in between is then shown as it was.
+    // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
     let Metrics { rows, evaluations, has_torn_line } = read_metrics(&metrics)?;
     let history = History::read(folder).map_err(Failure::world)?;
@@ -163,7 +160,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
         false => BTreeMap::new(),
     };
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
-    // Named in full: a page is read elsewhere than it was made.
+    // An absolute path, because a page may be opened on another machine.
     let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
     Ok(RunRecord { folder, plan, rows, evaluations, history, phases, job, is_running, has_torn_line })
 }

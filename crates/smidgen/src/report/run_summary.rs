@@ -1,9 +1,9 @@
-//! A run in short: the most it took, whether it grew, how fast it was, what it learned, whether it was stable.
+//! A run in short: its peak memory, leaks, speed, loss and stability.
 //!
 //! One set of numbers for the lines that `train` ends with, for `report --json` and for the page. Memory is that of the
-//! device: the process where the device is the CPU. It grew by what the second half of a part took above the most of the
-//! first half; parts are processes, and are not compared with each other. A process takes some pages late, where code
-//! runs for the first time: so much is no growth. A GPU's memory is exact.
+//! device: of the process where the device is the CPU. Drift is the peak of the second half of a part minus the peak of
+//! the first half; parts are separate processes and are not compared. A process touches some pages late, when code runs
+//! for the first time; that much does not count as a leak. A GPU's memory is exact.
 
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
@@ -14,7 +14,7 @@ use smidgen_ir::bytes::format_bytes;
 #[derive(Clone, Debug, Default)]
 pub struct RunSummary {
     pub title: String,
-    /// How it stands, for people.
+    /// The state of the run, in words.
     pub standing: String,
     pub steps: u64,
     pub total_steps: u64,
@@ -32,7 +32,7 @@ pub struct MemorySummary {
     pub peak_bytes: Option<u64>,
     pub mean_bytes: Option<u64>,
     pub growth_bytes: Option<u64>,
-    /// Up to this it did not grow.
+    /// Drift up to this is not a leak.
     pub noise_bytes: u64,
     /// Least ÷ most used, over the steps.
     pub steadiness: Option<f64>,
@@ -50,9 +50,9 @@ pub struct SpeedSummary {
     pub planned_tokens_per_s: f64,
     pub planned_step_ms: f64,
     pub tokens: u64,
-    /// In steps; evaluations and checkpoints are beside them.
+    /// Time in steps, without evaluations and checkpoints.
     pub seconds: f64,
-    /// The part of it that looking at memory took.
+    /// The share of it spent measuring memory.
     pub monitor_part: f64,
 }
 
@@ -68,10 +68,10 @@ pub struct LossSummary {
 pub struct StabilitySummary {
     /// Steps whose loss or gradient was not finite: none reaches a weight.
     pub not_finite: usize,
-    /// Steps that overflowed in f16 and were done again.
+    /// Steps that overflowed in f16 and were repeated.
     pub overflowed: usize,
     pub resumes: usize,
-    /// Times that the plan changed with the memory that could be had.
+    /// Times that the plan changed because free memory changed.
     pub plan_changes: usize,
     /// Steps whose gradient was far above the usual.
     pub spikes: usize,
@@ -82,11 +82,11 @@ pub struct StabilitySummary {
     pub failure: Option<String>,
 }
 
-/// Pages that a process takes late: measured at some 20 KiB, where checkpoints are written and removed.
+/// Pages that a process touches late: measured at about 20 KiB where checkpoints are written and removed.
 const PAGES_BYTES: u64 = 256 << 10;
 
 impl MemorySummary {
-    /// Whether more was taken later than before; `None` where there are too few steps to say.
+    /// Whether memory leaked; `None` where there are too few steps to tell.
     pub fn has_grown(&self) -> Option<bool> {
         self.growth_bytes.map(|bytes| bytes > self.noise_bytes)
     }
@@ -94,10 +94,10 @@ impl MemorySummary {
     /// For people.
     pub fn render_growth(&self) -> String {
         match (self.has_grown(), self.growth_bytes.unwrap_or(0)) {
-            (None, _) => "too few steps to say whether it grew".into(),
-            (Some(false), 0) => "no growth".into(),
-            (Some(false), bytes) => format!("no growth but {} of pages", format_bytes(bytes)),
-            (Some(true), bytes) => format!("grew by {}", format_bytes(bytes)),
+            (None, _) => "too few steps to detect a leak".into(),
+            (Some(false), 0) => "no leak".into(),
+            (Some(false), bytes) => format!("no leak ({} drift)", format_bytes(bytes)),
+            (Some(true), bytes) => format!("leaked {}", format_bytes(bytes)),
         }
     }
 }
@@ -118,15 +118,15 @@ pub fn summarize(run: &RunRecord) -> RunSummary {
 fn standing(run: &RunRecord) -> String {
     let (done, total) = (run.steps_done(), run.total_steps());
     match run.state() {
-        State::Planned => "a plan: nothing has run".into(),
+        State::Planned => "planned only".into(),
         State::Running => format!("running, step {done} of {total}"),
-        State::Killed => format!("stopped without an end after step {done} of {total}"),
+        State::Killed => format!("killed or crashed after step {done} of {total}"),
         State::Unknown => format!("{done} steps"),
         State::Ended(PartEnd::Done) => format!("done, {total} steps"),
         State::Ended(PartEnd::StoppedEarly) => format!("stopped early after step {done} of {total}"),
         State::Ended(PartEnd::Interrupted) => format!("interrupted after step {done} of {total}"),
         State::Ended(PartEnd::AbovePlan) => format!("stopped above its plan after step {done} of {total}"),
-        State::Ended(PartEnd::PlanChanged) => format!("planned anew after step {done} of {total}"),
+        State::Ended(PartEnd::PlanChanged) => format!("replanned after step {done} of {total}"),
         State::Ended(PartEnd::Failed) => format!("failed after step {done} of {total}"),
     }
 }
@@ -152,7 +152,7 @@ fn memory(run: &RunRecord) -> MemorySummary {
     }
 }
 
-/// What the second half of a part took above the most of the first; `None` where there are too few steps to say.
+/// Peak of the second half of a part minus the peak of the first; `None` where there are too few steps.
 fn growth_bytes(part: &[StepRow]) -> Option<u64> {
     const FEWEST: usize = 8;
     let (first, second) = part.split_at_checked(part.len() / 2).filter(|_| part.len() >= FEWEST)?;
@@ -186,9 +186,9 @@ fn loss(run: &RunRecord) -> LossSummary {
     }
 }
 
-/// A gradient so many times the median one is a spike.
+/// A gradient this many times the median is a spike.
 const SPIKE: f64 = 10.0;
-/// A run whose loss ends so many times as high as it began has come apart, finite or not.
+/// A run whose loss ends this many times as high as it began has diverged.
 const RISE: f64 = 1.5;
 
 /// Gradients far above the usual: how many, and the worst with its step.
@@ -279,24 +279,19 @@ impl RunSummary {
         })
     }
 
-    /// What is said of the memory of a run that has ended, in a line or two of 80 columns.
+    /// The memory of a finished run, in a line or two of 80 columns.
     pub fn render_memory_lines(&self) -> Vec<String> {
         let memory = &self.memory;
         let Some(peak) = memory.peak_bytes else {
-            return vec!["memory: this system does not say what was taken".into()];
+            return vec!["memory: not measured on this system".into()];
         };
         let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
         let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
         let growth = memory.render_growth();
-        let steady =
-            memory.steadiness.map_or(String::new(), |part| format!(", least {} of most", percent(part)));
-        vec![
-            format!("memory: peak {peak}, planned {planned}{mean}, {growth}"),
-            format!("        arena {} alive at its peak{steady}", percent(memory.arena_efficiency)),
-        ]
+        vec![format!("memory: peak {peak}, planned {planned}{mean}, {growth}")]
     }
 
-    /// The run for people, a line for each question.
+    /// The run as text, one line per question.
     pub fn render_lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.title, self.standing)];
         if self.steps == 0 {
@@ -306,14 +301,12 @@ impl RunSummary {
         let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
         if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
             lines.push(format!(
-                "speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms a step, predicted {planned_step_ms:.1} ms"
+                "speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms per step, predicted {planned_step_ms:.1} ms"
             ));
         }
         if let (Some(first), Some(last)) = (self.loss.first, self.loss.last) {
-            let best = self
-                .loss
-                .best_eval
-                .map(|(step, loss)| format!(", eval {loss:.4} at best, after step {step}"));
+            let best =
+                self.loss.best_eval.map(|(step, loss)| format!(", best eval {loss:.4} after step {step}"));
             lines.push(format!("loss: {first:.4} to {last:.4}{}", best.unwrap_or_default()));
         }
         let answer = if self.stability.is_stable() { "yes" } else { "no" };
@@ -339,11 +332,11 @@ impl StabilitySummary {
             let plural = if self.spikes == 1 { "" } else { "s" };
             let count = self.spikes;
             words.push(format!(
-                "{count} gradient spike{plural}, the worst {times:.0} times the usual at step {step}"
+                "{count} gradient spike{plural}, the worst {times:.0} times the median at step {step}"
             ));
         }
         if self.overflowed > 0 {
-            words.push(format!("{} done again after an overflow", self.overflowed));
+            words.push(format!("{} repeated after an overflow", self.overflowed));
         }
         words.push(match self.resumes {
             0 => "never resumed".into(),
@@ -351,7 +344,7 @@ impl StabilitySummary {
             times => format!("resumed {times} times"),
         });
         if self.plan_changes > 0 {
-            words.push(format!("planned anew {} times", self.plan_changes));
+            words.push(format!("replanned {} times", self.plan_changes));
         }
         if self.failure.is_some() {
             words.push("failed".into());
@@ -426,15 +419,15 @@ mod tests {
         assert_eq!(summarize(&run("cpu", &[0], &late)).memory.has_grown(), Some(false));
         assert_eq!(summarize(&run("cuda", &[0], &late)).memory.has_grown(), Some(true));
         let words = summarize(&run("cpu", &[0], &late)).memory.render_growth();
-        assert_eq!(words, "no growth but 20.00 KiB of pages");
+        assert_eq!(words, "no leak (20.00 KiB drift)");
     }
 
     #[test]
     fn how_it_stands_is_said() {
         let mut record = run("cpu", &[0, 10], &[1; 20]);
-        assert_eq!(summarize(&record).standing, "stopped without an end after step 20 of 40");
+        assert_eq!(summarize(&record).standing, "killed or crashed after step 20 of 40");
         let stability = summarize(&record).stability;
-        assert_eq!(stability.render(), "every step finite, 1 done again after an overflow, resumed once");
+        assert_eq!(stability.render(), "every step finite, 1 repeated after an overflow, resumed once");
         record.is_running = true;
         assert_eq!(summarize(&record).standing, "running, step 20 of 40");
         record.rows[3].loss = f64::NAN;
@@ -470,7 +463,7 @@ mod tests {
         let stability = summarize(&record).stability;
         assert_eq!((stability.spikes, stability.worst_spike), (2, Some((13, 40.0))));
         assert!(stability.is_stable(), "a spike that clipping takes is no fault");
-        let words = "2 gradient spikes, the worst 40 times the usual at step 13";
+        let words = "2 gradient spikes, the worst 40 times the median at step 13";
         assert!(stability.render().contains(words), "{}", stability.render());
         // One high step at the end is noise, a quarter of them is not.
         record.rows[19].loss = 9.0;

@@ -1,10 +1,10 @@
-//! The memory of one step through time: what is alive, category by category, from the plan's own buffers.
+//! The memory of one step over time: live bytes by category, from the plan's own buffers.
 //!
 //! One micro-batch, then the update; where the peak lies in another entry point, that one follows. The time is what the
 //! plan predicts. A program of thousands of steps is cut into some stretches, each shown at its highest instant, so that
-//! the maximum is exact. The context lies below everything; alignment counts as workspace, as in the budget table, but
-//! what packing leaves unused does not: it is never alive.
-//! Also what is alive at the peak, largest first, in lines that add up to it.
+//! the maximum is exact. The context is at the bottom; alignment counts as workspace, as in the budget table, but
+//! unused gaps do not: nothing lives there.
+//! Also the contents of the peak, largest first, in lines that add up to it.
 
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Profile;

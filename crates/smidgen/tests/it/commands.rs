@@ -102,7 +102,7 @@ fn plan_prints_the_budget_table() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            23.71 MiB   the program, its stacks and the data
+              context            23.71 MiB   the process: program, stacks and data
               peak               25.69 MiB   fits, 38.31 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
@@ -163,7 +163,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
               workspace           1.48 MiB
-              context            23.71 MiB   the program, its stacks and the data
+              context            23.71 MiB   the process: program, stacks and data
               peak               26.49 MiB   fits, 37.51 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
@@ -217,7 +217,7 @@ fn train_talks_on_stderr() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            23.71 MiB   the program, its stacks and the data
+              context            23.71 MiB   the process: program, stacks and data
               peak               25.70 MiB   fits, 38.30 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB

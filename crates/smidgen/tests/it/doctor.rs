@@ -58,7 +58,12 @@ fn what_is_measured_is_kept_and_plans_go_by_it() {
     for name in ["profile", "recipe", "model", "data", "load", "plan", "checkpoints"] {
         assert_eq!(line(&report, name)["verdict"], "pass", "{report:#}");
     }
-    assert!(line(&report, "plan")["finding"].as_str().unwrap().ends_with("by the profile measured here"));
+    assert!(
+        line(&report, "plan")["finding"]
+            .as_str()
+            .unwrap()
+            .ends_with("by the profile measured on this machine")
+    );
 
     let path = PathBuf::from(report["profile"]["path"].as_str().unwrap());
     assert!(path.starts_with(scratch.cache()));

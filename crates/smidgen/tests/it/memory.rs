@@ -95,7 +95,7 @@ fn check_peak(scratch: &Scratch, case: &str, output: &str) {
     let Some(measured) = rows.iter().rev().find_map(|row| row.get("host_peak_bytes")?.as_u64()) else {
         match cfg!(target_os = "linux") {
             true => panic!("{case} {output}: no measurement where there is one to be had"),
-            false => eprintln!("skipped: this system does not say how much memory a process takes"),
+            false => eprintln!("skipped: not measured on this system how much memory a process takes"),
         }
         return;
     };

@@ -117,7 +117,7 @@ fn a_plan_alone_is_a_page() {
     let plan = scratch.plan(&["memory.recompute=[1]"]);
     let peak = format_bytes(plan["peak_bytes"].as_u64().unwrap());
     assert!(page.contains(&format!("<strong>peak {peak}</strong>")));
-    assert!(page.contains("a plan: nothing has run"));
+    assert!(page.contains("planned only"));
     assert!(page.contains("layer 1: activations recomputed, weights on the device"));
     assert!(page.contains("layer 0: activations kept, weights on the device"));
     // One that does not fit is drawn too.
@@ -153,7 +153,7 @@ fn a_run_that_goes_on_is_reported_as_far_as_it_got() {
     assert_eq!(report(&scratch, "run")["state"], json!("running, step 4 of 6"));
     drop(file);
     scratch.edit_json("run/run.json", |history| history["parts"][0]["ended"] = Value::Null);
-    assert_eq!(report(&scratch, "run")["state"], json!("stopped without an end after step 4 of 6"));
+    assert_eq!(report(&scratch, "run")["state"], json!("killed or crashed after step 4 of 6"));
     assert_eq!(scratch.run(&["report", "run"]).code, Some(0));
     assert!(scratch.text("run/report.html").contains("has no end and is left out"));
 }
@@ -218,7 +218,7 @@ fn folders_that_are_no_runs_are_refused() {
     // Rows that were never written are no mistake.
     scratch.write("run/metrics.jsonl", "");
     assert_eq!(scratch.run(&["report", "run"]).code, Some(0));
-    assert!(scratch.text("run/report.html").contains("No step is done yet"));
+    assert!(scratch.text("run/report.html").contains("No step has finished yet"));
 }
 
 /// Ends with the test, however that ends.

@@ -50,7 +50,7 @@ impl ChosenProfile {
     pub fn describe(&self) -> String {
         let name = &self.device.name;
         match &self.origin {
-            Origin::Measured => "the profile measured here".to_owned(),
+            Origin::Measured => "the profile measured on this machine".to_owned(),
             Origin::Nearest | Origin::Named => format!("the built-in profile `{name}`"),
             Origin::File(path) => format!("the profile in `{}`", path.display()),
         }

@@ -102,7 +102,7 @@ fn render_layers(plan: &PlanFacts) -> String {
 }
 
 fn describe(fate: Fate, is_streamed: bool) -> String {
-    let weights = if is_streamed { "weights brought ahead of use" } else { "weights on the device" };
+    let weights = if is_streamed { "weights prefetched" } else { "weights on the device" };
     format!("{}, {weights}", fate.words())
 }
 
@@ -124,11 +124,11 @@ fn render_prices(plan: &PlanFacts) -> String {
     let rows: String = plan.policy.prices.iter().map(render_price).collect();
     match rows.is_empty() {
         true => "<div><h3>What it costs</h3><p class=\"note\">Nothing: everything is kept on the device, and nothing is \
-                 computed twice.</p></div>"
+                 recomputed.</p></div>"
             .into(),
         false => format!(
             "<div><h3>What it costs</h3><table><thead><tr><th scope=\"col\">choice</th><th scope=\"col\">memory</th>\
-             <th scope=\"col\">time a step</th></tr></thead><tbody>{rows}</tbody></table>\
+             <th scope=\"col\">time per step</th></tr></thead><tbody>{rows}</tbody></table>\
              <p class=\"note\">Each against the same plan without it, as predicted.</p></div>"
         ),
     }

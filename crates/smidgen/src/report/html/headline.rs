@@ -81,14 +81,14 @@ fn peak(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
     let (planned, budget) = (memory.planned_bytes, memory.budget_bytes);
     let Some(peak) = memory.peak_bytes else {
-        let more = "this system does not say what a process takes".into();
+        let more = "not measured on this system".into();
         let answer = format!("{} planned", format_bytes(planned));
         return Card { question: "Peak memory", answer, more, below: String::new(), tone: Tone::Plain };
     };
     let more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
     let tone = match peak {
         _ if peak <= planned => Tone::Good,
-        // Measuring is not worth more.
+        // Within the measuring error.
         _ if peak <= measurable_peak(planned) => Tone::Plain,
         _ => Tone::Bad,
     };
@@ -125,23 +125,23 @@ fn holders(plan: &PlanFacts) -> Card {
     let then = if next.is_empty() { String::new() } else { format!("then {}; ", next.join(", ")) };
     let place = if plan.peak_at.is_empty() { "unknown" } else { &plan.peak_at };
     let more = format!("{then}the peak is at: {place}");
-    Card { question: "What held it at the peak?", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "What used it at the peak?", answer, more, below: String::new(), tone: Tone::Plain }
 }
 
 /// What the solver gave up to fit, in a line; the section below has the rest.
 fn chosen(plan: &PlanFacts) -> Card {
-    const QUESTION: &str = "What was chosen, and why?";
+    const QUESTION: &str = "Which plan, and why?";
     let budget = format_bytes(plan.budget_bytes);
     let prices = &plan.policy.prices;
     let Some(largest) = prices.iter().max_by_key(|price| price.saved_bytes) else {
-        let more = format!("all of it fits {budget}: nothing lies elsewhere, nothing is computed twice");
+        let more = format!("everything fits {budget}: nothing is offloaded or recomputed");
         let answer = "everything is kept".into();
         return Card { question: QUESTION, answer, more, below: String::new(), tone: Tone::Plain };
     };
     let names: Vec<&str> = prices.iter().map(|price| price.choice.as_str()).collect();
-    let fits = if plan.fits { "the fastest plan found that fits" } else { "the leanest plan found for" };
+    let fits = if plan.fits { "the fastest plan found that fits" } else { "the smallest plan found, for" };
     let more = format!(
-        "{fits} {budget}; most is saved by {}: {} for {} ms a step",
+        "{fits} {budget}; most is saved by {}: {} for {} ms per step",
         largest.choice,
         format_bytes(largest.saved_bytes.max(0) as u64),
         short(largest.cost_ms.max(0.0))
@@ -153,7 +153,7 @@ fn growth(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
     let grown = memory.growth_bytes.unwrap_or(0);
     let (answer, tone) = match memory.has_grown() {
-        None => ("too few steps to say".to_string(), Tone::Plain),
+        None => ("too few steps to tell".to_string(), Tone::Plain),
         Some(false) => ("no".to_string(), Tone::Good),
         Some(true) => (format!("by {}", format_bytes(grown)), Tone::Bad),
     };
@@ -162,20 +162,17 @@ fn growth(summary: &RunSummary) -> Card {
         _ => String::new(),
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
-    let steady = memory
-        .steadiness
-        .map_or(String::new(), |part| format!("least {} of most; ", run_summary::percent(part)));
     let arena = run_summary::percent(memory.arena_efficiency);
-    let more = format!("{pages}{mean}{steady}{arena} of the arena alive at its peak");
-    Card { question: "Did memory grow?", answer, more, below: String::new(), tone }
+    let more = format!("{pages}{mean}{arena} of the arena in use at its peak");
+    Card { question: "Did memory leak?", answer, more, below: String::new(), tone }
 }
 
 fn speed(summary: &RunSummary) -> Card {
     let speed = &summary.speed;
     let answer = speed.tokens_per_s.map_or("unknown".into(), |rate| format!("{} tok/s", short(rate)));
-    let step = speed.step_ms.map_or(String::new(), |ms| format!("{} ms a step", short(ms)));
+    let step = speed.step_ms.map_or(String::new(), |ms| format!("{} ms per step", short(ms)));
     let monitor = match speed.monitor_part > 0.0 {
-        true => format!("; memory was looked at in {:.2} % of it", 100.0 * speed.monitor_part),
+        true => format!("; {:.2} % of it measuring memory", 100.0 * speed.monitor_part),
         false => String::new(),
     };
     let more = format!(
@@ -196,7 +193,7 @@ fn loss(summary: &RunSummary) -> Card {
     let more = match (loss.best_eval, loss.last_eval) {
         (Some((step, best)), Some(last)) => {
             let step = grouped(step as i64);
-            format!("evaluated: {} at best, after step {step}; {} at last", short(best), short(last))
+            format!("evaluated: best {} after step {step}; last {}", short(best), short(last))
         }
         _ => "never evaluated".into(),
     };
@@ -231,10 +228,10 @@ fn planned_peak(run: &RunRecord) -> Card {
 fn planned_speed(run: &RunRecord) -> Card {
     let plan = &run.plan;
     let by = match plan.profile.origin.as_str() {
-        "measured" => "the profile measured here".to_string(),
+        "measured" => "the profile measured on this machine".to_string(),
         _ => format!("the profile `{}`", plan.profile.name),
     };
-    let more = format!("{} ms a step, by {by}", short(plan.step_ms));
+    let more = format!("{} ms per step, by {by}", short(plan.step_ms));
     let answer = format!("{} tok/s", short(plan.tokens_per_s));
     Card { question: "Speed, predicted", answer, more, below: String::new(), tone: Tone::Plain }
 }

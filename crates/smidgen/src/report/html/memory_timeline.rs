@@ -1,8 +1,8 @@
 //! The memory of one step as stacked areas, its peak marked and named, and what the peak is made of.
 //!
-//! Everything here is the plan's: what is measured stands elsewhere in the page. The dashed line is the reservation,
-//! which is the peak that the plan states; between it and the areas lies what packing leaves unused.
-//! Where what lies there for the whole run dwarfs the rest, a second picture shows what comes and goes.
+//! Everything here comes from the plan; measurements are elsewhere on the page. The dashed line is the reservation,
+//! which is the peak that the plan states; the gap between it and the areas is unused space.
+//! Where resident data dwarfs the rest, a second chart shows only what changes during a step.
 
 use super::charts::{Figure, at, grid, percent, render_ticks};
 use super::escape::escape;
@@ -38,7 +38,7 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         _ => "one micro-batch, then the update".to_string(),
     };
     let caption = format!(
-        "{batches}, as planned. {} alive at the peak of {peak}; packing leaves {} unused.",
+        "{batches}, as planned. {} in use at the peak of {peak}; {} of the arena is unused.",
         format_bytes(live),
         format_bytes(unused)
     );
@@ -65,11 +65,11 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
             .collect();
         let high = live - lasting;
         let caption = format!(
-            "the same without the {} that lie there all the time: at most {}",
+            "without the {} that stay allocated: at most {}",
             format_bytes(lasting),
             format_bytes(high)
         );
-        let (id, title) = ("timeline-moving", "What comes and goes");
+        let (id, title) = ("timeline-moving", "Transient memory");
         text += &Picture {
             plan,
             id,
@@ -272,10 +272,10 @@ fn render_rows(plan: &PlanFacts) -> String {
     format!(
         "<div><h3>By category, at the peak</h3><table class=\"rows\"><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">peak</th>\
          <td>{peak}</td><td></td><td></td></tr></tfoot></table>\
-         <p class=\"note\">Workspace counts inputs, scratch, alignment and what packing leaves unused; context is {}.</p></div>",
+         <p class=\"note\">Workspace counts inputs, scratch, alignment and unused space; context is {}.</p></div>",
         match plan.policy.device.as_str() {
-            "cpu" => "the program, its stacks and the data",
-            _ => "what the driver takes",
+            "cpu" => "the process: program, stacks and data",
+            _ => "the driver's",
         }
     )
 }
@@ -299,6 +299,6 @@ fn render_contents(plan: &PlanFacts) -> String {
         .expect("writing to a string");
     }
     format!(
-        "<div><h3>What is alive at the peak</h3><table class=\"rows contents\"><tbody>{rows}</tbody></table></div>"
+        "<div><h3>In memory at the peak</h3><table class=\"rows contents\"><tbody>{rows}</tbody></table></div>"
     )
 }

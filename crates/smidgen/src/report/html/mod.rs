@@ -1,6 +1,6 @@
 //! A run, or a plan alone, as one HTML file that needs nothing else: no network, no font, no library.
 //!
-//! Charts are drawn here, as SVG that stretches to any width, with words beside it that do not; what the page's script
+//! Charts are drawn here, as SVG that stretches to any width, with labels outside it that do not; what the page's script
 //! adds is a cursor that reads values off. Without it, or without seeing, every chart has its table.
 //! Everything that comes from a file passes through `escape.rs`.
 

@@ -1,4 +1,4 @@
-//! Numbers as people read them, and the round ones that stand at an axis.
+//! Numbers formatted for people, and round ticks for an axis.
 //!
 //! Bytes have binary units, as everywhere; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, of the unit
 //! that the largest is written in.

@@ -1,7 +1,7 @@
 //! The page: its frame, its sections in order, and the tables that need no chart.
 //!
 //! One file with its styles and its script inside; a policy in its head forbids it to load anything. The same content
-//! serves `report.html`, `plan --html` and the live page, which fetches it again while a run goes on.
+//! serves `report.html`, `plan --html` and the live page, which fetches it again during a run.
 
 use super::choices::render_choices;
 use super::escape::escape;
@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 const LIVE_SCRIPT: &str = include_str!("live.js");
 
-/// A page that stands for itself.
+/// A self-contained page.
 pub fn render_page(run: &RunRecord) -> String {
     render_frame(run, "")
 }
@@ -54,7 +54,7 @@ fn title(run: &RunRecord) -> String {
     }
 }
 
-/// Everything that changes while a run goes on.
+/// Everything that changes during a run.
 pub fn render_content(run: &RunRecord) -> String {
     let summary = summarize(run);
     let mut text = render_header(run, &summary);
@@ -63,12 +63,12 @@ pub fn render_content(run: &RunRecord) -> String {
             .expect("writing to a string");
     };
     section("answers", "In short", render_headline(run, &summary));
-    section("memory", "What holds the memory", render_memory(&run.plan));
-    section("choices", "What was chosen, and why", render_choices(&run.plan));
+    section("memory", "Memory", render_memory(&run.plan));
+    section("choices", "Choices and reasons", render_choices(&run.plan));
     if !run.rows.is_empty() {
-        section("course", "The course of the run", render_run_charts(run, &summary));
+        section("course", "Training curves", render_run_charts(run, &summary));
     }
-    section("phases", "Phases of its life", render_phases(run));
+    section("phases", "Memory by phase", render_phases(run));
     if let Some(history) = run.history.as_ref().filter(|history| history.parts.len() > 1) {
         section("parts", "Parts of the run", render_parts(&history.parts));
     }
@@ -104,11 +104,11 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
     }
     let mut notes = String::new();
     if run.folder.is_some() && run.rows.is_empty() {
-        notes.push_str("<p class=\"lead\">No step is done yet: what follows is the plan.</p>");
+        notes.push_str("<p class=\"lead\">No step has finished yet: this is the plan.</p>");
     }
     if run.has_torn_line && !run.is_running {
         notes.push_str(
-            "<p class=\"lead\">The last line of <code>metrics.jsonl</code> has no end and is left out.</p>",
+            "<p class=\"lead\">The last line of <code>metrics.jsonl</code> is incomplete and was skipped.</p>",
         );
     }
     format!(
@@ -167,7 +167,7 @@ fn render_phases(run: &RunRecord) -> String {
         false => "<th scope=\"col\">planned</th>".repeat(shown.len()),
     };
     format!(
-        "<p class=\"lead\">The most that each phase takes. \
+        "<p class=\"lead\">Peak memory of each phase. \
          Merging, exporting and generating are commands that may follow.</p>\
          <div class=\"scroll\"><table><thead><tr><td></td>{spaces}</tr><tr><th scope=\"col\">phase</th>{kinds}</tr></thead>\
          <tbody>{rows}</tbody></table></div>"
@@ -178,12 +178,12 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
     let mut rows = String::new();
     for part in parts {
         let how = match part.ended {
-            None => "no end: killed, or under way",
+            None => "no end recorded: killed, or still running",
             Some(PartEnd::Done) => "done",
             Some(PartEnd::StoppedEarly) => "stopped early",
             Some(PartEnd::Interrupted) => "interrupted",
             Some(PartEnd::AbovePlan) => "above its plan",
-            Some(PartEnd::PlanChanged) => "went on by another plan",
+            Some(PartEnd::PlanChanged) => "continued with another plan",
             Some(PartEnd::Failed) => "failed",
         };
         let last = part.last_step.map_or("–".to_string(), |step| grouped(step as i64));

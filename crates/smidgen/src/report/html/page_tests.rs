@@ -117,22 +117,22 @@ fn every_question_has_its_answer_at_the_top() {
         page[begin..].split("</div>").next().unwrap().to_owned()
     };
     let page = render_page(&run(60));
-    let held = card(&page, "What held it at the peak?");
+    let held = card(&page, "What used it at the peak?");
     assert!(held.contains("base weights, 57 %") && held.contains("backward of layers.2"), "{held}");
-    let chosen = card(&page, "What was chosen, and why?");
+    let chosen = card(&page, "Which plan, and why?");
     let mut free = run(60);
     free.plan.policy.prices.clear();
-    let kept = card(&render_page(&free), "What was chosen, and why?");
+    let kept = card(&render_page(&free), "Which plan, and why?");
     assert!(kept.contains("everything is kept") && kept.contains("fits 8.38 GiB"), "{kept}");
     let price = &run(60).plan.policy.prices[0];
     assert!(
         chosen.contains(&price.choice) && chosen.contains("the fastest plan found that fits"),
         "{chosen}"
     );
-    assert!(card(&page, "Did memory grow?").contains("no"));
+    assert!(card(&page, "Did memory leak?").contains("no"));
     assert!(card(&page, "Was it stable?").contains(">yes<"));
     let speed = card(&page, "Speed");
-    assert!(speed.contains("tok/s") && speed.contains("memory was looked at in 0.05 % of it"), "{speed}");
+    assert!(speed.contains("tok/s") && speed.contains("0.05 % of it measuring memory"), "{speed}");
     let mut apart = run(60);
     apart.rows[40..].iter_mut().for_each(|row| row.loss = 7.0);
     let unstable = card(&render_page(&apart), "Was it stable?");
@@ -218,11 +218,11 @@ fn runs_of_every_kind_are_drawn() {
     all_bad.rows.iter_mut().for_each(|row| (row.loss, row.grad_norm) = (f64::NAN, f64::NAN));
     let only_planned = RunRecord::of_plan(plan(), String::new());
     for (name, record, words) in [
-        ("none", run(0), "No step is done yet"),
-        ("one", run(1), "too few steps to say"),
+        ("none", run(0), "No step has finished yet"),
+        ("one", run(1), "too few steps to tell"),
         ("two", run(2), "done, 2 steps"),
         ("not finite", not_finite, "10 steps not finite"),
-        ("unmeasured", unmeasured, "this system does not say"),
+        ("unmeasured", unmeasured, "not measured on this system"),
         ("old", old, "kept no timeline"),
         ("all bad", all_bad, "5 steps not finite"),
         ("planned", only_planned, "Peak memory, planned"),

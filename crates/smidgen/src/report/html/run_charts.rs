@@ -1,7 +1,7 @@
 //! The charts of a run over its steps: loss, learning rate, gradient norm, speed, and the memory that was measured.
 //!
 //! Noisy series are shown twice, every value faintly and the trend over them. Gradient norms of very different sizes
-//! stand on a scale of powers of ten. Memory and speed begin at zero, so that what looks flat is.
+//! use a logarithmic axis. Memory and speed begin at zero, so that what looks flat is.
 
 use super::charts::{Chart, Level, Line, Look, render_chart};
 use super::numbers::{Axis, Unit, grouped, short};
@@ -25,7 +25,7 @@ pub fn render_run_charts(run: &RunRecord, summary: &RunSummary) -> String {
     ];
     let rendered: String = charts.iter().flatten().map(render_chart).collect();
     format!(
-        "<p class=\"lead\">{steps} optimizer steps. Of many steps, each stretch shows its lowest and its highest.</p>\
+        "<p class=\"lead\">{steps} optimizer steps. In long runs each interval shows its lowest and highest value.</p>\
          <div class=\"charts\">{rendered}</div>"
     )
 }
@@ -59,9 +59,10 @@ fn loss(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let (first, last) = (summary.loss.first?, summary.loss.last?);
     let mut lines = with_trend(&all, "loss", "loss, smoothed");
     let evaluated: Vec<Point> = run.evaluations.iter().map(|row| (row.step as f64, row.eval_loss)).collect();
-    let best = summary.loss.best_eval.map(|(step, loss)| {
-        format!("; evaluated at best {} after step {}", short(loss), grouped(step as i64))
-    });
+    let best = summary
+        .loss
+        .best_eval
+        .map(|(step, loss)| format!("; best evaluation {} after step {}", short(loss), grouped(step as i64)));
     if !evaluated.is_empty() {
         lines.push(Line {
             name: "evaluation",
@@ -111,7 +112,7 @@ fn norm(run: &RunRecord, x: &Axis) -> Option<Chart> {
     let lines = with_trend(&all, "gradient norm", "smoothed");
     let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
     let y = if is_spread { Axis::log_around(values) } else { Axis::from_zero(most * 1.06, Unit::Plain) };
-    let caption = format!("before clipping: usually {}, at most {}", short(usual), short(most));
+    let caption = format!("before clipping: median {}, at most {}", short(usual), short(most));
     Some(Chart {
         id: "chart-norm",
         title: "Gradient norm",
@@ -129,7 +130,7 @@ fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let (usual, planned) = (summary.speed.tokens_per_s?, summary.speed.planned_tokens_per_s);
     let most = all.iter().map(|point| point.1).filter(|speed| speed.is_finite()).fold(planned, f64::max);
     let lines = with_trend(&all, "tokens/s", "smoothed");
-    let caption = format!("usually {} tokens a second; the plan predicts {}", short(usual), short(planned));
+    let caption = format!("median {} tokens/s; the plan predicts {}", short(usual), short(planned));
     // A prediction far above would press the line to the ground.
     let is_near = planned.is_finite() && planned > 0.0 && planned < 3.0 * usual;
     let levels = match is_near {
