@@ -5,12 +5,12 @@
     python benches/attention_check.py time [fa2] [general]
                                                        # fa2: also PyTorch's flash attention and cuDNN's
 
-On a Hopper GPU its own kernels are taken where the device takes them; `general` takes those of all GPUs. Words that
-begin with -D go to the compiler.
+On a Hopper GPU the Hopper kernels are used wherever the device would use them; `general` uses the kernels for all GPUs.
+Arguments that begin with -D go to the compiler.
 
-Needs a GPU, PyTorch and CuPy, nothing of the crates but `kernels/`. Launch geometry and scratch are those of
+Needs a GPU, PyTorch and CuPy, and of the crates only `kernels/`. Launch geometry and scratch are those of
 `cuda/attention.rs`. A row of the check is one shape: relative errors of o, dq, dk and dv (root mean square), the
-largest of lse, whether spare columns were left alone, and whether a second run into poisoned memory gave the same bytes.
+largest of lse, whether spare columns stayed untouched, and whether a second run into poisoned memory gave the same bytes.
 Times are medians over events on one stream, list of tiles and preparation included; TFLOP/s count the visible
 scores, 4 D forward and 10 D backward each.
 """
@@ -227,7 +227,7 @@ class Problem:
             self.sum_parts()
 
     def hopper_gradient(self, items, kinds):
-        # The second number of the key list counts items: a launch without preparation begins anew.
+        # The second number of the key list counts items: a launch without preparation starts over.
         query_list, key_list = self.query_list, self.key_list
         if kinds == "keys":
             query_list = self.no_tiles

@@ -6,7 +6,7 @@
 Both get the same checkpoint (SmolLM2-135M shapes, random weights in the type of `--stored`, as a rule that of `--compute`), the same rows (4 x 256 tokens per
 step) and the same initial adapter; every round is a fresh process, smidgen first, then the peer, so that
 a slow minute of the machine hits both. Speed is the median over the steps after two warm-ups, then the
-median over rounds; memory is the largest resident set of the process. Both use all cores unless told.
+median over rounds; memory is the largest resident set of the process. Both use all cores by default.
 In bf16 the peer runs as whichever is faster in a first, uncounted run of each: with PEFT's f32 adapters, or with
 adapters in bf16; smidgen keeps f32 adapters. Left out: other models, other devices.
 """

@@ -5,9 +5,9 @@
 Both begin with the decoded weights of the GGUF file and compute in f32; the frozen layers of `smidgen` stay in
 blocks. Rows are the project's own documents in the model's tokens, all supervised. AdamW, clipping and the two
 groups of weight decay are those of the Trainer of transformers. Printed and written: every loss of both, their
-largest difference, and the memory that was planned and measured. What lies in WORK is not made again, so it can
-be stopped and called again.
-Left out: speed, for which `compare.py` is.
+largest difference, and the memory that was planned and measured. Files in WORK are reused, so the
+script can be stopped and called again.
+Left out: speed (`compare.py`).
 """
 
 import argparse

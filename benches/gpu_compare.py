@@ -1,13 +1,13 @@
-"""Runs the table of GPU benchmarks: `smidgen bench` beside HF transformers + PEFT, in turns, on one GPU.
+"""Runs the table of GPU benchmarks: `smidgen bench` and HF transformers + PEFT, in turns, on one GPU.
 
     python gpu_compare.py SMIDGEN_BINARY [--rows a,b] [--rounds 1] [--no-peer] [--peer-nf4] --out results/gpu-h200.json
     python gpu_compare.py --table results/gpu-h200.json
 
-Every measurement is a fresh process with a time limit; one that fails is recorded with its error and stops nothing.
-Odd rounds run smidgen first, even rounds the peer. A row that smidgen cuts into several micro-batches is run once
-more in one, with all the memory there is. Speed is the median over steps, then over rounds; memory is the largest.
-Unsloth is not run: its figures, and HF + PEFT's beside them, were taken once on an H200 (`RECORDED`), so a row has two
-ratios to Unsloth: to the recorded figure, which decides `reached`, and through the peer that ran here and now.
+Every measurement is a fresh process with a time limit; one that fails is recorded with its error, and the others go on.
+Odd rounds run smidgen first, even rounds the peer. A row that smidgen splits into several micro-batches is run once
+more as one, with all the memory there is. Speed is the median over steps, then over rounds; memory is the largest.
+Unsloth is not run: its figures, and HF + PEFT's, were recorded once on an H200 (`RECORDED`), so a row has two ratios to
+Unsloth: to the recorded figure, which decides `reached`, and through the peer that ran now.
 The file holds every round, and is written after each process. Left out: loading from disk, other GPUs' targets.
 """
 
@@ -320,7 +320,7 @@ def render_table(results: dict) -> str:
         lines += render_row(entry)
     peers = [entry for entry in results["rows"].values() if entry["summary"]["peer"]["tokens_per_s"]]
     if peers:
-        lines += ["", "| HF + PEFT beside it | checkpointing | tok/s here | recorded | GiB here | recorded |",
+        lines += ["", "| HF + PEFT | checkpointing | tok/s here | recorded | GiB here | recorded |",
                   "|---|---|--:|--:|--:|--:|"]
     for entry in peers:
         row, peer = entry["row"], entry["summary"]["peer"]

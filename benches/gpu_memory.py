@@ -4,7 +4,7 @@
 
 A row is one technique or one budget. `planned` and `measured` are bytes of the device without the driver's context,
 `elsewhere` is pinned host memory; `predicted` is the speed that the plan predicted.
-The script fails where a run takes more than its plan.
+The script fails if a run takes more than its plan.
 """
 
 import argparse

@@ -3,11 +3,11 @@
     python gpu_peer.py [--model qwen2.5-7b] [--base bf16|nf4] [--batch 4] [--tokens 2048] [--checkpointing]
                        [--no-autocast] [--steps 6] [--warm-up 2] [--device cuda|cpu]
 
-Weights are random, made on the device in bf16; nothing is fetched. r 16, alpha 32, all linears but the head, fused
-AdamW, clip 1.0, SDPA attention, labels = ids, one micro-batch a step. Adapters are f32 as PEFT makes them; by default
+Weights are random, made on the device in bf16; nothing is downloaded. r 16, alpha 32, all linears but the head, fused
+AdamW, clip 1.0, SDPA attention, labels = ids, one micro-batch per step. Adapters are f32 as PEFT makes them; by default
 they are multiplied under bf16 autocast, as HF's Trainer does with `bf16=True`; `--no-autocast` leaves PEFT's casts.
 `nf4` is bitsandbytes' double-quantized format without `prepare_model_for_kbit_training`, which would turn the embedding
-and the head to f32. Prints one JSON object; steps lie between CUDA events, with no wait in between.
+and the head to f32. Prints one JSON object; steps are timed by CUDA events, without a synchronization in between.
 Left out: torch.compile, Liger, packing, accumulation.
 """
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-7b", help="a shape by name, or a folder with a config.json")
     parser.add_argument("--base", choices=["bf16", "nf4"], default="bf16")
-    parser.add_argument("--batch", type=int, default=4, help="samples of a step")
+    parser.add_argument("--batch", type=int, default=4, help="samples per step")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a sample")
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--autocast", action=argparse.BooleanOptionalAction, default=True)

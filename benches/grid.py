@@ -2,11 +2,11 @@
 
     python grid.py SMIDGEN_BINARY [--device cpu|cuda:0] [--out results/grid-cpu.json] [--only WORD]
 
-Checkpoints are made up by `smidgen bench --write-model` from small configs of every family, tokens by a counter; GGUF
-files are those of `fixtures/`. Each run is `smidgen train` as anyone would start it. Budgets are `auto`, the least that
+Random checkpoints are written by `smidgen bench --write-model` from small configs of every family, tokens by a counter; GGUF
+files are those of `fixtures/`. Each run is a plain `smidgen train`. Budgets are `auto`, the least that
 a plan of an impossible budget names (`tight`), and the middle between that and the roomy plan. A row has the planned and
 the measured peak, their difference as a share of the plan, and what the process or the device held at the tenth and at
-the last step. Ends with 1 where a run takes more than its plan, grows by more than 1 %, or dies.
+the last step. The exit code is 1 if a run takes more than its plan, leaks more than 1 %, or fails.
 Left out: speed (`memory.py`, `gpu_compare.py`), and whether results are right (the tests).
 """
 

@@ -3,7 +3,7 @@
     python memory.py SMIDGEN_BINARY MODEL TOKENS.jsonl [--rounds 2] [--steps 4] [--out results/memory-cpu.json] [KEY=VALUE ...]
 
 A row is one technique or one budget; keys are those of recipes, for all rows. Rounds alternate over all rows, so that a
-slow minute of the machine hits several; each begins with `smidgen doctor`, so that predictions are of the same minutes.
+slow minute of the machine hits several; each begins with `smidgen doctor`, so that predictions and measurements are of the same time.
 Speed is the median over all steps but the first, memory the largest resident set of the process. Losses of rows
 with the same micro-batches, tiles and pieces of the head must be equal to the last bit, or the script fails.
 Left out: GPUs.

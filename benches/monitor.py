@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What looking at memory after every step costs: by the clock inside it, and by alternating runs with and without it.
+"""What measuring memory after every step costs: by its own clock, and by alternating runs with and without it.
 
     python3 benches/monitor.py --smidgen target/release/smidgen [--out results/monitor.json] [RECIPE [KEY=VALUE ...]]
 
-Every row of `metrics.jsonl` says how long looking took (`monitor_ms`): that over the time of the steps is the cost, and
-what others do on the machine disturbs both alike. Beside it each pair is a run as it is and one with `--unmonitored`,
-in changing order; the time of a step is the lower quartile of a run, which waits for nobody, and the cost the median of
-the pairs' differences with the spread of their middle half: where that is wider than the cost, the pairs say only that
-it is small. Without a recipe a tiny fixture is trained, whose steps are so short that the cost shows; `--out` adds the
+Every row of `metrics.jsonl` says how long measuring took (`monitor_ms`): divided by the time of the steps it is the cost,
+and other load on the machine affects both equally. In addition, each pair is a normal run and one with `--unmonitored`,
+in alternating order; the time of a step is the lower quartile of a run, and the cost is the median of the pairs'
+differences, with the spread of their middle half: if that is wider than the cost, the pairs only show that it is small.
+Without a recipe a tiny fixture is trained, whose steps are so short that the cost is visible; `--out` adds the
 result to a file under the name of the device and the recipe.
 """
 
@@ -85,7 +85,7 @@ def main():
                 (with_it if is_monitored else without).append(ms)
                 if is_monitored:
                     inside += [(1e3 * row["monitor_ms"], row["step_ms"]) for row in rows]
-                print(f"  {'with   ' if is_monitored else 'without'} {ms:10.4f} ms a step", file=sys.stderr)
+                print(f"  {'with   ' if is_monitored else 'without'} {ms:10.4f} ms per step", file=sys.stderr)
         costs = [1e3 * (one - other) for one, other in zip(with_it, without)]
         step = statistics.median(without)
         result = {

@@ -1,14 +1,14 @@
-"""Times `smidgen plan` on large Llama shapes from nothing but a config.json, and reads off the packing.
+"""Times `smidgen plan` on large Llama shapes from a config.json alone, and reports how full the arena is.
 
     python planning.py SMIDGEN_BINARY [--rounds 5] [--out results/planning.json]
 
 Each shape is planned at 2048 tokens with LoRA r=16 on all linears, recompute `none` and `all`, and once
-under a budget that lies between the two, so that the solver has to search. Utilization is the peak of
+under a budget between the two, so that the solver has to search. Utilization is the peak of
 the live bytes ÷ the reserved bytes of the transient region. Times are wall-clock of the whole process,
-the median over rounds. Then 70B under many budgets, some too small for any plan: for a CPU, an H200 and a card of
-24 GB, in bf16 and in 4 bits, with one size of micro-batch and with twelve; there the least processor time over rounds
-counts too, which other programs disturb less.
-Left out: devices and weights; there are none.
+the median over rounds. Then 70B under many budgets, some too small for any plan: for a CPU, an H200 and a GPU of
+24 GB, in bf16 and in 4 bits, with one size of micro-batch and with twelve; for these the smallest processor time over
+rounds is recorded too, which other programs disturb less.
+Left out: devices and weights, which planning does not need.
 """
 
 import argparse

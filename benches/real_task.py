@@ -4,7 +4,7 @@
                         [--train-rows N] [--test-rows N] [--check preview.json]
                         [--write-adapter DIR | --score-adapter DIR]
 
-LoRA r 16, alpha 32, all linears; AdamW, clip 1.0, linear schedule without warm-up; 16 rows a step in file
+LoRA r 16, alpha 32, all linears; AdamW, clip 1.0, linear schedule without warm-up; 16 rows per step in file
 order; the model's own chat template, loss on the completion: the sum over a step's supervised tokens divided
 by their number. TF32 is off. Before and after, the log-likelihood of each answer of every test row, scored as
 lm-eval does: tokens of the continuation, no end of turn. The start of the adapter is drawn by numpy, so that

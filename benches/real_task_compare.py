@@ -9,7 +9,7 @@ Everything is kept in WORK and made once: the initial adapter, the run, `eval.js
 labels are compared with the reference's own; so it can be stopped and called again. Without `--reference` it
 does smidgen's part and ends. Printed and written: differences of the losses step by step, of the
 log-likelihoods of the answers row by row before and after training, accuracies with their standard errors.
-Left out: speed, for which `compare.py` is.
+Left out: speed (`compare.py`).
 """
 
 import argparse

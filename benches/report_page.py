@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Looks at a report in Chromium: its size, how fast it opens, how it reads at 1280 and 400 pixels, light and dark.
+"""Checks a report in Chromium: its size, how fast it opens, how it looks at 1280 and 400 pixels, light and dark.
 
     python3 benches/report_page.py --smidgen target/release/smidgen --shots /tmp/shots
 
-Trains a fixture for six steps, writes the metrics of a run of 10,000 beside its plan, and opens the page that
-`smidgen report` makes of them; `--page FILE` opens a page that is there instead, `--run DIR` makes one of a run. Checks
+Trains a fixture for six steps, replaces its metrics by those of a run of 10,000 steps, and opens the page that
+`smidgen report` makes of them; `--page FILE` opens an existing page instead, `--run DIR` makes one of a run. Checks
 that the peak of `plan.json` is in the label of the chart, that nothing is wider than the window, that no two labels of
-a chart overlap, that nothing is asked of the network and nothing goes wrong in the console. Standard library alone;
-Chromium is spoken to over a pipe.
+a chart overlap, that nothing is requested from the network and the console shows no error. Uses only the standard library;
+Chromium is controlled over a pipe.
 """
 
 import argparse

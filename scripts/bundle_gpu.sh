@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Collects what a machine with a GPU needs that has neither Rust nor this repository.
+# Collects what a GPU machine without Rust and without this repository needs.
 #
 #     scripts/bundle_gpu.sh [--build] [--peft SITE_PACKAGES] DESTINATION
 #
-# DESTINATION is a folder (made, or refreshed where it is a bundle already) or a name that ends in `.tar.gz`.
-#   --build              build the release binary and the tests first; else what lies in the target folder is taken
+# DESTINATION is a folder (created, or refreshed if it is a bundle already) or a name that ends in `.tar.gz`.
+#   --build              build the release binary and the tests first; otherwise those in the target folder are used
 #   --peft SITE_PACKAGES also PEFT's Python package, for machines with PyTorch and transformers but without it
 #
 # The bundle: `smidgen` and `runtime-tests`, stripped; `benches/`, `recipes/` with the shapes; `run.sh`:
 #     run.sh report                 what is there: driver, GPU, CUDA libraries, Python packages
 #     run.sh test [FILTER]          the tests that need a GPU, one at a time; FILTER is part of a name
-#     run.sh bench [ARGUMENTS]      benches/gpu_compare.py, into gpu.json beside run.sh unless `--out` is given
+#     run.sh bench [ARGUMENTS]      benches/gpu_compare.py, into gpu.json next to run.sh unless `--out` is given
 #     run.sh train RECIPE [MORE]    smidgen train
 # Libraries are looked for as smidgen does: the loader's path, CUDA_HOME, pip's nvidia/*/lib.
-# Left out: models, the tests that read fixtures (they know their folder from the build).
+# Left out: models, the tests that read fixtures (their folder is compiled in).
 set -euo pipefail
 
 fail() { echo "error: $*" >&2; exit 1; }

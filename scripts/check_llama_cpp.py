@@ -5,15 +5,15 @@
 
 SMIDGEN is the program. Needs torch, transformers, peft, tokenizers, gguf and xllamacpp, which carries llama.cpp; no
 network and no GPU. For each architecture a tiny model with a tiny tokenizer and a random adapter are made with transformers and PEFT.
-They go through `smidgen export`, and llama.cpp loads the result: the whole model with the adapter folded in, in f32, f16
-and q8_0, and the base with the adapter beside it. Its log-probabilities after several prefixes of a sequence are compared
-with those of transformers + PEFT in f32; the distance is the largest difference over their standard deviation.
-With --gguf a real model takes part: transformers decodes it, and llama.cpp runs it as it lies with the exported adapter.
-llama.cpp rounds activations to 8 bits before it multiplies with quantized weights and to f16 before f16 ones, so that
-only f32 can be close. Of q8_0 it is the blocks that are judged: they have to be those that the gguf package makes of the
-f32 export, bit for bit. How far llama.cpp gets with quantized weights is its own arithmetic: those distances are printed
-beside the ones of the same model without the adapter, and not judged.
-One line a check, `ok` or `FAILED`, or `seen` where nothing is judged; the exit code is the number of failed checks.
+They go through `smidgen export`, and llama.cpp loads the result: the whole model with the adapter merged, in f32, f16
+and q8_0, and the base with a separate adapter file. Its log-probabilities after several prefixes of a sequence are compared
+with those of transformers + PEFT in f32; the distance is the largest difference divided by their standard deviation.
+With --gguf a real model is checked too: transformers decodes it, and llama.cpp runs it as stored with the exported adapter.
+llama.cpp rounds activations to 8 bits before it multiplies with quantized weights and to f16 before f16 ones, so
+only f32 can be close. For q8_0 the blocks are judged: they have to be those that the gguf package makes of the f32
+export, bit for bit. The distances of llama.cpp with quantized weights come from its own arithmetic: they are printed
+with those of the same model without the adapter, and not judged.
+One line per check, `ok` or `FAILED`, or `seen` if nothing is judged; the exit code is the number of failed checks.
 """
 
 import argparse
@@ -218,9 +218,9 @@ def check_adapted(report, program, name, root, base, expected, unadapted, kind, 
         found = distance(start_server(base, root / "adapter.gguf"), expected)
         return found, None, f", {alone:.1e} without the adapter; it moves {moved:.1f}"
 
-    report.check(f"{name}, {kind}, beside the base in f32", beside)
+    report.check(f"{name}, {kind}, separate adapter, base in f32", beside)
     if Path(base).is_file():
-        report.check(f"{name}, {kind}, beside the base as it lies", as_it_lies)
+        report.check(f"{name}, {kind}, separate adapter, base as stored", as_it_lies)
 
 
 def main():

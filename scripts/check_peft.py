@@ -3,12 +3,11 @@
     python scripts/check_peft.py SMIDGEN [--adapter FOLDER --base FOLDER] [--keep FOLDER]
 
 SMIDGEN is the program. Needs torch, transformers, peft and safetensors; no network and no GPU.
-For each kind of adapter PEFT makes a tiny model and an adapter with random values, `smidgen merge` folds one into the
-other, and the result is compared with PEFT's `merge_and_unload`: every tensor within one rounding of its type, and all
+For each kind of adapter PEFT makes a tiny model and an adapter with random values, `smidgen merge` merges them, and the result is compared with PEFT's `merge_and_unload`: every tensor within one rounding of its type, and all
 other tensors byte for byte. `smidgen inspect` has to agree with PEFT on what an adapter holds.
 With --adapter and --base an adapter that smidgen wrote is loaded with PEFT: no key may be missing or unexpected, and the
-logits have to be those of the model that `smidgen merge` makes of it.
-One line a check; the exit code is the number of failed checks.
+logits have to match those of the model that `smidgen merge` writes.
+One line per check; the exit code is the number of failed checks.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 RUN is a run folder. Needs the tensorboard package; no network and no GPU.
 TensorBoard reads the event file and checks its checksums: every row of `metrics.jsonl` has to be in the curves once,
 in order, with the values of the row as f32, and nothing else.
-One line a run, `ok` or `FAILED`; the exit code is the number of failed runs.
+One line per run, `ok` or `FAILED`; the exit code is the number of failed runs.
 """
 
 import json

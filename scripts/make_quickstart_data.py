@@ -3,8 +3,8 @@
     python scripts/make_quickstart_data.py OPENBOOKQA_DIR [--train 480] [--test 150]
 
 OPENBOOKQA_DIR holds `train.json` (4,957 rows), `test.json` (500 rows) and `LICENSE`, the rows in the format of
-LLM-Adapters. The choice looks at nothing but the text: rows are sorted by the SHA-256 of their instruction and
-the first are taken, so it is the same everywhere and no result had a say in it. Doubled questions count once.
+LLM-Adapters. The choice depends only on the text: rows are sorted by the SHA-256 of their instruction and the
+first ones are taken, so it is the same everywhere and no result influenced it. Duplicate questions count once.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every CUDA kernel for every GPU architecture that is meant to run it, without a GPU.
-# NVRTC comes from PyPI into a folder under target/, once; where it cannot be fetched, this says so and does nothing.
+# NVRTC is installed once from PyPI into a folder under target/; if that fails, the script says so and does nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,5 +12,5 @@ if [ ! -d "$folder/lib" ]; then
         exit 0
     fi
 fi
-# All of the workspace, as the gate has built it: one crate alone would be built anew with other features.
+# All of the workspace, as the gate has built it: a single crate would be rebuilt with other features.
 VIRTUAL_ENV="$PWD/$folder" cargo test --locked --workspace --test it -- --ignored kernels_compile
