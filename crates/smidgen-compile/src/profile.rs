@@ -5,7 +5,7 @@
 //! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
 //! what it takes to bring the matrices of a product into the form that the product wants.
 
-use smidgen_ir::{Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
+use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
 
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,10 +127,10 @@ impl Profile {
 
     pub fn seconds(&self, op: &Op, cost: Cost) -> f64 {
         let rates = &self.rates;
-        let flops_per_s = match work_of(op) {
-            Work::Outer => rates.outer_flops_per_s,
-            Work::Attention => rates.attention_flops_per_s,
-            Work::Product | Work::Memory => rates.product_flops_per_s,
+        let flops_per_s = match op.bound_by() {
+            BoundBy::OuterProduct => rates.outer_flops_per_s,
+            BoundBy::Attention => rates.attention_flops_per_s,
+            BoundBy::Matmul | BoundBy::Memory => rates.product_flops_per_s,
         };
         let flops_s =
             (cost.flops - cost.bf16_flops) / flops_per_s + cost.bf16_flops / rates.bf16_product_flops_per_s;
@@ -158,81 +158,27 @@ impl Profile {
         let mut over = vec![0.0; steps.len()];
         for (index, step) in steps.iter().enumerate() {
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
-            match step.op {
-                Op::Fetch => {
-                    inward = inward.max(awaited) + step.cost.bytes / self.fetch_rate(plan, step);
-                    over[index] = inward;
-                    now += step.cost.bytes * self.travel_s_per_byte;
-                }
-                Op::Stow => {
-                    outward = outward.max(awaited) + step.cost.bytes / self.stow_bytes_per_s;
-                    over[index] = outward;
-                    now += step.cost.bytes * self.travel_s_per_byte;
-                }
-                Op::Stowed => now = awaited,
-                _ => {
-                    // Steps that are alike begin at once.
-                    let before = index.checked_sub(1).map(|before| &steps[before].op);
-                    let is_begun = before.is_some_and(|before| step.op.is_alike(before));
-                    let begin_s = if is_begun { self.rates.step_s } else { 0.0 };
-                    now = awaited + self.seconds(&step.op, step.cost) - begin_s;
-                }
+            if step.op.is_transfer() {
+                let (lane, bytes_per_s) = if step.op == Op::Fetch {
+                    (&mut inward, self.fetch_rate(plan, step))
+                } else {
+                    (&mut outward, self.stow_bytes_per_s)
+                };
+                *lane = lane.max(awaited) + step.cost.bytes / bytes_per_s;
+                over[index] = *lane;
+                now += step.cost.bytes * self.travel_s_per_byte;
+            } else if step.op == Op::Stowed {
+                now = awaited;
+            } else {
+                // Steps that are launched together start once.
+                let before = index.checked_sub(1).map(|before| &steps[before].op);
+                let is_started = before.is_some_and(|before| step.op.joins(before));
+                let saved_s = if is_started { self.rates.step_s } else { 0.0 };
+                now = awaited + self.seconds(&step.op, step.cost) - saved_s;
             }
             see_end(now);
         }
         now.max(inward).max(outward)
-    }
-}
-
-/// What an operation is bound by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    Product,
-    Outer,
-    Attention,
-    Memory,
-}
-
-pub fn work_of(op: &Op) -> Work {
-    match op {
-        Op::Linear { .. }
-        | Op::LinearGrad { .. }
-        | Op::LmHeadLoss(_)
-        | Op::HeadSums(_)
-        | Op::HeadGrad { .. }
-        | Op::Logits { .. }
-        | Op::Fourier { .. }
-        | Op::FourierGrad { .. }
-        | Op::RowNorms { .. } => Work::Product,
-        Op::WeightGrad { .. } => Work::Outer,
-        Op::Attention(_) | Op::CachedAttention(_) | Op::AttentionGrad(_) => Work::Attention,
-        Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::ScatterRows
-        | Op::CacheRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => Work::Memory,
     }
 }
 

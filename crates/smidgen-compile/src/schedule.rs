@@ -7,11 +7,10 @@ use crate::options::Request;
 use crate::passes::lay_beside::{self, Layout};
 use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
 use smidgen_ir::plan::align_up;
-use smidgen_ir::workspace_cuda::StepTypes;
+use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     Buffer, BufferId, ByValue, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime,
-    Node, Op, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole, cost, workspace,
-    workspace_cuda,
+    Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole,
 };
 
 /// A plan whose buffers all lie at offset 0.
@@ -92,6 +91,7 @@ pub fn plan_lifetimes(
         let first_byte = (place.first_row * stride + place.first_column) * element;
         places[guest.index()] = Place { first_byte, ..host };
     }
+    let target = Target { device: request.device, precision: request.precision, threads: request.threads };
     for (entry, nodes) in std::mem::take(&mut graph.entries) {
         let extent = plan.extent_of(entry);
         let usual = request.workload.extent(&extent);
@@ -112,9 +112,8 @@ pub fn plan_lifetimes(
         let pairs: Vec<bool> = (0..nodes.len())
             .map(|index| is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]))
             .collect();
-        // Of the node at hand; there are many, and lists of their own would cost more than what is in them.
+        // One list for all nodes: allocating new ones for each would cost more than filling them.
         let mut types: [Vec<&Type>; 3] = Default::default();
-        let mut dims: Vec<(usize, usize)> = Vec::new();
         for (index, (node, awaits)) in nodes.into_iter().zip(awaits).enumerate() {
             for output in &node.outputs {
                 let owner = owner_of(&graph, shared, *output);
@@ -136,18 +135,7 @@ pub fn plan_lifetimes(
                 types.extend(ids.iter().map(|id| &graph.value(*id).ty));
             }
             let [inputs, outputs, updates] = &types;
-            dims.clear();
-            dims.extend(inputs.iter().map(|ty| ty.shape.at(&extent)));
-            let scratch = match request.device {
-                DeviceKind::Cpu => {
-                    workspace::workspace_bytes(&node.op, &dims, request.precision, request.threads)
-                }
-                DeviceKind::Cuda => {
-                    let precision = request.precision;
-                    let types = StepTypes { op: &node.op, inputs, extent: &extent, precision };
-                    workspace_cuda::workspace_bytes(&types)
-                }
-            };
+            let scratch = workspace_bytes(&node.op, inputs, &extent, target);
             let life = Lifetime::Steps { entry, first: index, last: index };
             let before: Option<&Step> = steps.last().filter(|_| pairs[index]);
             let workspace = match before {
@@ -167,7 +155,8 @@ pub fn plan_lifetimes(
                 }),
             };
             let keys_per_query = request.workload.keys_per_query;
-            let cost = cost::node_cost(&node.op, inputs, outputs, updates, &usual, keys_per_query);
+            let extent = &usual;
+            let cost = node.op.cost(&Operands { inputs, outputs, updates, extent, keys_per_query });
             let Node { op, inputs, outputs, updates, phase, layer } = node;
             steps.push(Step { op, inputs, outputs, updates, workspace, awaits, phase, layer, cost });
         }
@@ -193,9 +182,9 @@ pub fn plan_lifetimes(
 /// The row of the table in which a temporary counts: that of the leaf that it is a copy of, or a copy of rows of.
 fn category_of(graph: &Graph, producer: &Node) -> Category {
     let copied = producer.inputs.first().and_then(|input| graph.value(graph.whole(*input)).leaf());
-    match (&producer.op, copied) {
-        (Op::Fetch, Some(leaf)) => Category::of_leaf(leaf.kind),
-        _ => Category::Activations,
+    match copied.filter(|_| producer.op == Op::Fetch) {
+        Some(leaf) => Category::of_leaf(leaf.kind),
+        None => Category::Activations,
     }
 }
 

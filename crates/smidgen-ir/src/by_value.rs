@@ -1,13 +1,12 @@
-//! Tables over the values of a graph: one slot a value, no hashing.
+//! Maps and sets over the values of a graph: one slot per value, no hashing.
 //!
-//! Passes ask about values far more often than about anything else, and ids are dense, so what is known of each lies
-//! where its id says. Both walk in the order of ids, whatever the order of insertion: what is made from them is the same
-//! each time.
+//! Passes look up values more than anything else, and ids are dense, so the id is the index. Iteration is in the order of
+//! ids, whatever the order of insertion, so that the same input always gives the same plan.
 
 use crate::graph::ValueId;
 use std::ops::Index;
 
-/// Something for some of the values.
+/// A map from values to `T`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ByValue<T> {
     slots: Vec<Option<T>>,
@@ -40,7 +39,7 @@ impl<T> ByValue<T> {
         self.slots.get_mut(id.index())?.take()
     }
 
-    /// What is there, or else what `make` gives, which is there from now on.
+    /// The item of a value, inserted by `make` if there was none.
     pub fn get_or_insert_with(&mut self, id: ValueId, make: impl FnOnce() -> T) -> &mut T {
         self.slot(id).get_or_insert_with(make)
     }
@@ -82,7 +81,7 @@ impl<T> FromIterator<(ValueId, T)> for ByValue<T> {
     }
 }
 
-/// Some of the values.
+/// A set of values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValueSet {
     has: Vec<bool>,
@@ -93,7 +92,7 @@ impl ValueSet {
         self.has.get(id.index()).copied().unwrap_or(false)
     }
 
-    /// Whether it was not there before.
+    /// Returns whether the value is new in the set.
     pub fn insert(&mut self, id: ValueId) -> bool {
         if self.has.len() <= id.index() {
             self.has.resize(id.index() + 1, false);
@@ -140,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_holds_what_was_put_there_in_the_order_of_ids() {
+    fn a_map_iterates_in_the_order_of_ids() {
         let mut table: ByValue<char> = [(ValueId(5), 'e'), (ValueId(2), 'b')].into_iter().collect();
         assert_eq!(table.insert(ValueId(2), 'c'), Some('b'));
         assert_eq!(table.get(&ValueId(9)), None);
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_knows_whom_it_has() {
+    fn a_set_iterates_in_the_order_of_ids() {
         let mut set: ValueSet = [7, 0, 3].map(ValueId).into_iter().collect();
         assert!(!set.insert(ValueId(3)) && set.insert(ValueId(4)));
         set.remove(&ValueId(7));

@@ -1,25 +1,33 @@
-//! What an operation costs: arithmetic operations and bytes moved, from shapes alone.
+//! What an operation costs: arithmetic and bytes moved, from shapes alone.
 //!
-//! Bytes count each operand once, as an ideal kernel would touch it. Matrices that products multiply by are counted
-//! apart: a device may have to decode them, or lay them out anew, for every product. A device profile turns all of it
-//! into seconds; here there are no seconds.
+//! [`Operands`] offers the formulas that rows of the op table are written in. Bytes count each operand once, as an ideal
+//! kernel would touch it. Weight matrices are also counted in elements, because a device may have to decode or repack
+//! them for every matmul. A device profile turns a [`Cost`] into seconds; nothing here knows a device.
 
-use crate::op::{AttentionShape, Op};
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
-use std::iter::StepBy;
-use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     pub flops: f64,
-    /// Of these: products with a matrix that lies in bf16, which a device may form with less work.
+    /// The part of `flops` that multiplies by a bf16 matrix, which some devices do faster.
     pub bf16_flops: f64,
     pub bytes: f64,
-    /// Elements of matrices that are multiplied by, once for each time: those that lie as plain numbers, ...
+    /// Elements of weight matrices, counted once per use: those stored as plain numbers, ...
     pub plain_operands: f64,
-    /// ... and those that are stored in a code.
+    /// ... and those stored in a quantized format.
     pub coded_operands: f64,
+}
+
+impl Cost {
+    /// Only bytes, no arithmetic.
+    pub fn moving(bytes: usize) -> Cost {
+        Cost { bytes: bytes as f64, ..Cost::default() }
+    }
+
+    fn of_flops(flops: f64) -> Cost {
+        Cost { flops, ..Cost::default() }
+    }
 }
 
 impl std::ops::Add for Cost {
@@ -42,8 +50,8 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// What the tokens of a micro-batch are like, on average over the data: a cost is predicted for the usual
-/// micro-batch of a size, memory is planned for the worst.
+/// What the tokens of a micro-batch are like, on average over the data: time is predicted for the usual micro-batch,
+/// memory is planned for the worst.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// Keys that a query sees.
@@ -53,222 +61,111 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The usual micro-batch of so many tokens.
+    /// The usual micro-batch with as many tokens as the largest one.
     pub fn extent(&self, largest: &Extent) -> Extent {
         let rows = (largest.tokens as f64 * self.supervised).ceil() as usize;
         Extent { rows: rows.min(largest.rows), ..*largest }
     }
 }
 
-/// Cost of one node at an extent.
-pub fn node_cost(
-    op: &Op,
-    inputs: &[&Type],
-    outputs: &[&Type],
-    updates: &[&Type],
-    extent: &Extent,
-    keys_per_query: f64,
-) -> Cost {
-    let moved: usize = inputs.iter().chain(outputs).map(|ty| ty.bytes(extent)).sum::<usize>()
-        + updates.iter().map(|ty| 2 * ty.bytes(extent)).sum::<usize>();
-    let size = |ty: &Type| ty.elements(extent) as f64;
-    let columns = |ty: &Type| ty.shape.at(extent).1 as f64;
-    let flops = match op {
-        Op::Linear { lora, .. } => {
-            let adapter = if lora.is_some() { columns(inputs[inputs.len() - 1]) } else { 0.0 };
-            2.0 * size(outputs[0]) * (columns(inputs[0]) + adapter)
-        }
-        Op::LinearGrad { .. } => inputs.chunks(2).map(|term| 2.0 * size(term[0]) * columns(outputs[0])).sum(),
-        Op::WeightGrad { .. } => 2.0 * size(inputs[0]) * columns(inputs[1]),
-        Op::LmHeadLoss(head) => {
-            let vocabulary = inputs[1].shape.at(extent).0 as f64;
-            let adapter = if head.lora.is_some() { columns(inputs[4]) } else { 0.0 };
-            let passes = 1.0 + f64::from(u8::from(head.gradient)) + f64::from(u8::from(head.train_head));
-            2.0 * passes * vocabulary * (size(inputs[0]) + adapter * inputs[0].shape.at(extent).0 as f64)
-        }
-        // Two products forward; backward forms the scores again and four gradients.
-        Op::Attention(shape) | Op::CachedAttention(shape) => {
-            4.0 * size(inputs[0]) * visible(shape, keys_per_query)
-        }
-        Op::AttentionGrad(shape) => 10.0 * size(inputs[0]) * visible(shape, keys_per_query),
-        Op::HeadSums(_) => 2.0 * size(inputs[0]) * inputs[1].shape.at(extent).0 as f64,
-        Op::HeadGrad { .. } => 4.0 * size(inputs[0]) * inputs[1].shape.at(extent).0 as f64,
-        Op::Logits { lora, .. } => {
-            let adapter = if lora.is_some() { columns(inputs[2]) } else { 0.0 };
-            2.0 * logits(inputs, extent) as f64 * (columns(inputs[0]) + adapter)
-        }
-        Op::Fourier { .. } => 2.0 * size(outputs[0]) * columns(inputs[1]),
-        Op::FourierGrad { .. } => 2.0 * size(outputs[0]) * columns(inputs[0]),
-        Op::RowNorms { .. } => 2.0 * size(inputs[0]) * columns(inputs[2]),
-        Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::ScatterRows
-        | Op::CacheRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => 0.0,
-    };
-    let bytes = match op {
-        // Only the rows of the new tokens are written, not the whole caches.
-        Op::CacheRows => 2 * (inputs[0].bytes(extent) + inputs[1].bytes(extent)),
-        // Only the rows that are looked up are read, not the whole table.
-        Op::Embed { .. } => 2 * outputs[0].bytes(extent),
-        Op::EmbedGrad { .. } => 3 * inputs[1].bytes(extent),
-        // What passes between the spaces, once.
-        Op::Fetch | Op::Stow => inputs[0].bytes(extent),
-        Op::Stowed => 0,
-        // The columns of its own words.
-        Op::Logits { .. } => {
-            inputs.iter().map(|ty| ty.bytes(extent)).sum::<usize>() + 8 * logits(inputs, extent)
-        }
-        Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::Linear { .. }
-        | Op::ScaleColumns { .. }
-        | Op::Fourier { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::Attention(_)
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::LmHeadLoss(_)
-        | Op::HeadSums(_)
-        | Op::HeadLoss { .. }
-        | Op::HeadGrad { .. }
-        | Op::ScatterRows
-        | Op::CachedAttention(_)
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::LinearGrad { .. }
-        | Op::WeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::FourierGrad { .. }
-        | Op::AttentionGrad(_)
-        | Op::GatedActGrad(_)
-        | Op::FourierReg { .. }
-        | Op::RowNorms { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero => moved,
-    };
-    let mut cost = Cost { flops, bytes: bytes as f64, ..Cost::default() };
-    let Multiplied { matrices, times, passes } = multiplied(op, inputs, extent);
-    for matrix in matrices.filter_map(|input| inputs.get(input)) {
-        // It is read again each time.
-        cost.bytes += (times - 1.0).max(0.0) * matrix.bytes(extent) as f64;
-        match matrix.storage.plain() {
-            Some(_) => cost.plain_operands += times * size(matrix),
-            None => cost.coded_operands += times * size(matrix),
-        }
-        if matrix.storage == Storage::Plain(DType::Bf16) {
-            cost.bf16_flops += 2.0 * passes * inputs[0].shape.at(extent).0 as f64 * size(matrix);
+/// The operands of one node at an extent, and the formulas that costs are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    pub inputs: &'a [&'a Type],
+    pub outputs: &'a [&'a Type],
+    pub updates: &'a [&'a Type],
+    pub extent: &'a Extent,
+    pub keys_per_query: f64,
+}
+
+impl Operands<'_> {
+    /// Applies a row's formula.
+    pub(crate) fn price(&self, formula: impl FnOnce(&Self) -> Cost) -> Cost {
+        formula(self)
+    }
+
+    pub fn rows(&self, input: usize) -> usize {
+        self.inputs[input].shape.at(self.extent).0
+    }
+
+    pub fn input_bytes(&self, input: usize) -> usize {
+        self.inputs[input].bytes(self.extent)
+    }
+
+    pub fn output_bytes(&self, output: usize) -> usize {
+        self.outputs[output].bytes(self.extent)
+    }
+
+    pub fn inputs_bytes(&self) -> usize {
+        self.inputs.iter().map(|ty| ty.bytes(self.extent)).sum()
+    }
+
+    fn elements(&self, input: usize) -> f64 {
+        self.inputs[input].elements(self.extent) as f64
+    }
+
+    /// Every input is read and every output written once; updates are read and written.
+    pub fn traffic(&self) -> Cost {
+        let bytes = |types: &[&Type]| types.iter().map(|ty| ty.bytes(self.extent)).sum::<usize>();
+        Cost::moving(bytes(self.inputs) + bytes(self.outputs) + 2 * bytes(self.updates))
+    }
+
+    /// All rows of input 0 times a weight matrix.
+    pub fn matmul(&self, matrix: usize) -> Cost {
+        self.repeated_matmul(matrix, 1.0, 1.0)
+    }
+
+    /// `passes` such matmuls, each in chunks of rows: the matrix is read again for every chunk.
+    pub fn chunked_matmul(&self, matrix: usize, chunk: usize, passes: usize) -> Cost {
+        let chunks = self.rows(0).div_ceil(chunk.max(1));
+        self.repeated_matmul(matrix, (passes * chunks) as f64, passes as f64)
+    }
+
+    fn repeated_matmul(&self, matrix: usize, reads: f64, passes: f64) -> Cost {
+        let flops = 2.0 * passes * self.rows(0) as f64 * self.elements(matrix);
+        let is_bf16 = self.inputs[matrix].storage == Storage::Plain(DType::Bf16);
+        // The traffic counts the first read.
+        let bytes = (reads - 1.0).max(0.0) * self.input_bytes(matrix) as f64;
+        let bf16_flops = if is_bf16 { flops } else { 0.0 };
+        Cost { flops, bf16_flops, bytes, ..self.repeated_decoding(matrix, reads) }
+    }
+
+    /// A weight matrix that is read in the way of a matmul without being multiplied.
+    pub fn decoding(&self, matrix: usize) -> Cost {
+        self.repeated_decoding(matrix, 1.0)
+    }
+
+    fn repeated_decoding(&self, matrix: usize, reads: f64) -> Cost {
+        let elements = reads * self.elements(matrix);
+        match self.inputs[matrix].storage.plain() {
+            Some(_) => Cost { plain_operands: elements, ..Cost::default() },
+            None => Cost { coded_operands: elements, ..Cost::default() },
         }
     }
-    cost
-}
 
-/// Matrices that an operation multiplies by.
-struct Multiplied {
-    /// Which inputs they are.
-    matrices: StepBy<Range<usize>>,
-    /// How often each is taken, for some or all rows, ...
-    times: f64,
-    /// ... and how often all rows of the first input are multiplied by it.
-    passes: f64,
-}
+    /// Only the arithmetic of all rows of input 0 times a matrix, for adapters: their matrices are small and plain.
+    pub fn matmul_flops(&self, matrix: Option<usize>) -> Cost {
+        let flops = |matrix| 2.0 * self.rows(0) as f64 * self.elements(matrix);
+        Cost::of_flops(matrix.map_or(0.0, flops))
+    }
 
-fn multiplied(op: &Op, inputs: &[&Type], extent: &Extent) -> Multiplied {
-    let (matrices, chunks, passes) = match op {
-        Op::Linear { .. } | Op::Logits { .. } => (1..2, 1.0, 1.0),
-        Op::LinearGrad { .. } => (1..inputs.len(), 1.0, 1.0),
-        Op::LmHeadLoss(head) => {
-            (1..2, chunks(inputs[0], head.chunk, extent), 1.0 + f64::from(u8::from(head.gradient)))
-        }
-        Op::HeadSums(piece) => (1..2, chunks(inputs[0], piece.chunk, extent), 1.0),
-        Op::HeadGrad { piece, .. } => (1..2, chunks(inputs[0], piece.chunk, extent), 2.0),
-        // It is read as the products of others are, and added to one.
-        Op::RowNorms { .. } => return Multiplied { matrices: (0..1).step_by(2), times: 1.0, passes: 0.0 },
-        Op::WeightGrad { .. }
-        | Op::Attention(_)
-        | Op::CachedAttention(_)
-        | Op::AttentionGrad(_)
-        | Op::Fourier { .. }
-        | Op::FourierGrad { .. }
-        | Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::ScatterRows
-        | Op::CacheRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => (0..0, 0.0, 0.0),
-    };
-    // Those of a sum of products are every other one.
-    Multiplied { matrices: matrices.step_by(2), times: passes * chunks, passes }
-}
+    /// The arithmetic of leftᵀ·right, summed over rows.
+    pub fn outer_product(&self, left: usize, right: usize) -> Cost {
+        let columns = self.inputs[right].shape.at(self.extent).1;
+        Cost::of_flops(2.0 * self.elements(left) * columns as f64)
+    }
 
-/// Logits that a product of x with rows of the head gives.
-fn logits(inputs: &[&Type], extent: &Extent) -> usize {
-    inputs[0].shape.at(extent).0 * inputs[1].shape.at(extent).0
-}
-
-/// Times that the head is multiplied by for one product over all rows of x.
-fn chunks(x: &Type, chunk: usize, extent: &Extent) -> f64 {
-    x.shape.at(extent).0.div_ceil(chunk.max(1)) as f64
-}
-
-/// Keys that a query sees, where a window may hide some.
-fn visible(shape: &AttentionShape, keys_per_query: f64) -> f64 {
-    shape.window.map_or(keys_per_query, |window| keys_per_query.min(window as f64))
+    /// The arithmetic of `matmuls` matmuls between queries (input 0) and the keys that they see.
+    pub fn attention(&self, matmuls: usize, window: Option<usize>) -> Cost {
+        let keys = window.map_or(self.keys_per_query, |window| self.keys_per_query.min(window as f64));
+        Cost::of_flops(2.0 * matmuls as f64 * self.elements(0) * keys)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::LossHead;
+    use crate::op::{LossHead, Op};
     use crate::shape::{Dim, Shape};
 
     const EXTENT: Extent = Extent { tokens: 10, rows: 7, segments: 1 };
@@ -280,12 +177,19 @@ mod tests {
 
     fn cost(op: &Op, inputs: &[Type], output: &Type) -> Cost {
         let inputs: Vec<&Type> = inputs.iter().collect();
-        node_cost(op, &inputs, &[output], &[], &EXTENT, 1.0)
+        let outputs = [output];
+        op.cost(&Operands {
+            inputs: &inputs,
+            outputs: &outputs,
+            updates: &[],
+            extent: &EXTENT,
+            keys_per_query: 1.0,
+        })
     }
 
-    /// An adapter beside a weight is no matrix of bf16; it is the weight's numbers that count.
+    /// The storage of the weight decides, not that of the adapter.
     #[test]
-    fn products_with_matrices_of_bf16_are_told_apart() {
+    fn matmuls_with_bf16_weights_are_counted_separately() {
         let (x, y) = (matrix(Dim::Tokens, 6, Storage::F32), matrix(Dim::Tokens, 4, Storage::F32));
         let [a, b] =
             [(Dim::Tokens, 2), (Dim::Const(4), 2)].map(|(rows, columns)| matrix(rows, columns, Storage::F32));
@@ -304,9 +208,9 @@ mod tests {
         assert_eq!(cost(&gradient, &terms, &x).bf16_flops, base);
     }
 
-    /// In chunks of rows the head is taken more often, for the same arithmetic.
+    /// In chunks of rows the head is read more often, for the same arithmetic.
     #[test]
-    fn the_head_is_taken_for_every_chunk_and_pass() {
+    fn the_head_is_read_for_every_chunk_and_pass() {
         let x = matrix(Dim::Rows, 6, Storage::F32);
         for (gradient, train_head) in [(false, false), (true, false), (true, true)] {
             let head =

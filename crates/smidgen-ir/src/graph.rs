@@ -1,8 +1,8 @@
 //! A graph: values, and for each entry point the nodes that compute with them, in order.
 //!
-//! Leaves (weights, adapters, gradients, moments, inputs) are shared by all entry points and live as
-//! long as the run; temporaries belong to one entry point and are written exactly once, as a whole or tile by tile.
-//! Whether a leaf is trainable is a property of the leaf, not of its kind.
+//! Leaves (weights, adapters, gradients, moments, inputs) are shared by all entry points and exist for the whole run.
+//! Temporaries belong to one entry point and are written exactly once, as a whole or tile by tile.
+//! Whether a leaf is trainable is a property of the leaf, not of its kind. A graph says nothing about memory: see `plan.rs`.
 
 use crate::op::Op;
 use crate::shape::{Dim, Type};
@@ -17,20 +17,20 @@ impl ValueId {
     }
 }
 
-/// The programs of a run. All share the leaves; their temporaries overlay each other.
+/// The programs of a run. All share the leaves; their temporaries reuse the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Entry {
     /// Forward and backward of one micro-batch, gradients added up.
     MicroStep,
-    /// One optimizer step from the gradients, which are zero afterwards.
+    /// One optimizer step from the gradients, which are then set to zero.
     Update,
-    /// What is derived from trainable leaves; after load, resume and each update.
+    /// Recomputes what is derived from trainable leaves; runs after load, resume and each update.
     Refresh,
     /// The loss of one micro-batch without gradients or dropout.
     Eval,
-    /// The logits of chosen rows; only in plans made for looking at a model.
+    /// The logits of chosen rows; only in plans made for inspecting a model.
     Logits,
-    /// New tokens of some sequences, whose keys and values so far are cached, and the logits of chosen rows.
+    /// One step of generation: new tokens of some sequences over their KV cache, and the logits of chosen rows.
     Decode,
 }
 
@@ -77,10 +77,10 @@ pub enum LeafKind {
     Derived,
     /// Written by the host before an entry point runs.
     Input,
-    /// Small state that entry points hand on: the loss so far, the report.
+    /// Small state shared by entry points: the accumulated loss, the report.
     State,
-    /// What one run of `decode` leaves for the next, or for the host: keys, values, logits. Gone when another
-    /// entry point runs.
+    /// What one run of `decode` leaves for the next run or for the host: keys, values, logits. Other entry points
+    /// overwrite it.
     Cache,
 }
 
@@ -89,20 +89,20 @@ pub struct Leaf {
     pub kind: LeafKind,
     /// The leaf that holds the gradient, if this one is trained.
     pub gradient: Option<ValueId>,
-    /// What `refresh` rounds it from: what reaches its gradient belongs to that of the other.
+    /// Set where `refresh` computes this leaf by rounding another one; gradients then go to that other leaf.
     pub rounded: Option<Rounded>,
     pub shard: Shard,
 }
 
-/// A leaf in the numbers that products take: `scale` times another leaf.
+/// `scale` times another leaf, rounded to the element type of matmuls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounded {
     pub of: ValueId,
     pub scale: f32,
 }
 
-/// Rows of another value as a value of their own: one of several projections that a checkpoint stores as one matrix, or
-/// a tile of the tokens of an activation.
+/// A value that is some rows of another one: a projection that a checkpoint stores in a matrix with others, or a tile of
+/// an activation's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub of: ValueId,
@@ -119,7 +119,7 @@ pub enum ValueRole {
 }
 
 impl ValueRole {
-    /// What a value of this role is rows of, or itself.
+    /// The value that this one is a slice of, or the value itself.
     pub fn whole(&self, own: ValueId) -> ValueId {
         match self {
             ValueRole::Slice(slice) => slice.of,
@@ -128,15 +128,15 @@ impl ValueRole {
     }
 }
 
-/// Where the bytes of a value lie. Operations work on the device; what lies elsewhere is brought there and back.
+/// Where a value is stored. Operations work on the device; offloaded values are copied there and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Space {
-    /// The memory that the budget is about: a GPU's, or RAM where the device is the CPU.
+    /// The memory that the budget limits: the GPU's, or RAM if the device is the CPU.
     #[default]
     Device,
-    /// Pinned memory of the host beside a GPU.
+    /// Pinned host memory, if the device is a GPU.
     Host,
-    /// A file.
+    /// A file on disk.
     Disk,
 }
 
@@ -199,7 +199,7 @@ impl Node {
         self.inputs.iter().chain(&self.updates).copied()
     }
 
-    /// Every operand, as often as it occurs.
+    /// Every operand; one that occurs twice is listed twice.
     pub fn operands(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().chain(&self.outputs).chain(&self.updates).copied()
     }
@@ -220,12 +220,12 @@ impl Graph {
         self.entries.iter().find(|(e, _)| *e == entry).map_or(&[], |(_, nodes)| nodes)
     }
 
-    /// What the value is rows of, or itself.
+    /// The value that `id` is a slice of, or `id` itself.
     pub fn whole(&self, id: ValueId) -> ValueId {
         self.value(id).role.whole(id)
     }
 
-    /// A name that is made from a value's; none where names were let go.
+    /// A name derived from that of a value; empty after [`Graph::forget_names`].
     pub fn name_from(&self, id: ValueId, make: impl FnOnce(&str) -> String) -> String {
         match self.value(id).name.as_str() {
             "" => String::new(),
@@ -233,7 +233,7 @@ impl Graph {
         }
     }
 
-    /// Lets go of all names, which are the larger part of a graph and decide nothing once it is built.
+    /// Drops all names: they are the larger part of a graph, and nothing depends on them once it is built.
     pub fn forget_names(&mut self) {
         self.values.iter_mut().for_each(|value| value.name = String::new());
     }
@@ -263,7 +263,7 @@ impl Graph {
 
     /// A tile of the tokens of an activation or an input.
     pub fn add_tile(&mut self, of: ValueId, tile: Dim) -> ValueId {
-        let Dim::Tile { first, .. } = tile else { panic!("{tile} is no tile") };
+        let Dim::Tile { first, .. } = tile else { panic!("{tile} is not a tile") };
         let name = self.name_from(of, |name| format!("{name}[{first}..]"));
         let value = self.value(of);
         let mut ty = value.ty.clone();
@@ -293,7 +293,7 @@ impl Graph {
         assert_eq!(
             outputs.len(),
             output_names.len(),
-            "`{}` has other outputs than {output_names:?}",
+            "`{}` does not have the outputs {output_names:?}",
             op.name()
         );
         let ids: Vec<ValueId> = outputs
@@ -306,7 +306,7 @@ impl Graph {
         ids
     }
 
-    /// The leaf's gradient, if it is trained; that of what it is rounded from, where it is rounded.
+    /// The gradient of a leaf or slice, if it is trained. A rounded leaf has the gradient of the leaf it is rounded from.
     pub fn gradient_of(&self, id: ValueId) -> Option<ValueId> {
         match &self.value(id).role {
             ValueRole::Leaf(Leaf { rounded: Some(rounded), .. }) => self.gradient_of(rounded.of),
@@ -316,7 +316,7 @@ impl Graph {
         }
     }
 
-    /// What a gradient with respect to this value counts in [`Graph::gradient_of`] it.
+    /// The factor from a gradient with respect to this value to [`Graph::gradient_of`] it.
     pub fn gradient_scale(&self, id: ValueId) -> f32 {
         match &self.value(id).role {
             ValueRole::Leaf(leaf) => leaf.rounded.map_or(1.0, |rounded| rounded.scale),
@@ -325,7 +325,7 @@ impl Graph {
         }
     }
 
-    /// Leaves that are trained, in order.
+    /// Trained leaves with their gradients, in order.
     pub fn trainable(&self) -> impl Iterator<Item = (ValueId, ValueId)> + '_ {
         self.values.iter().enumerate().filter_map(|(i, value)| {
             let gradient = value.leaf()?.gradient?;

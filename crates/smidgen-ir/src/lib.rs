@@ -1,9 +1,9 @@
-//! The nouns of smidgen: what a fine-tuning run is made of, as plain data.
+//! The nouns of smidgen: what a fine-tuning run consists of, as plain data.
 //!
-//! A [`Graph`] says what is computed, a [`Plan`] says in which order and where in memory.
-//! One crate makes plans and touches nothing, another obeys them and decides nothing; this one
-//! holds what both must agree on, and the checks (`verify`) that keep them honest.
-//! It reads no file, knows no device and computes no number of a model.
+//! A [`Graph`] says what is computed: nodes over values, each node one [`Op`] of the op table (`op.rs`). A [`Plan`] says
+//! in which order, and where in memory. `smidgen-compile` makes plans and touches nothing else; `smidgen-runtime` obeys
+//! them and decides nothing. This crate holds what both must agree on: shapes, storage formats, costs, scratch sizes, the
+//! text form, and the checks between stages (`verify`). It reads no file, knows no device and computes no number of a model.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ pub mod graph;
 pub mod grouped_digits;
 pub mod op;
 mod op_shapes;
+mod op_table;
 pub mod plan;
 pub mod quant;
 pub mod rope;
@@ -23,14 +24,16 @@ pub mod text;
 pub mod verify;
 pub mod words;
 pub mod workspace;
+pub mod workspace_cpu;
 pub mod workspace_cuda;
 
 pub use by_value::{ByValue, ValueSet};
-pub use cost::{Cost, Workload};
+pub use cost::{Cost, Operands, Workload};
 pub use graph::{
     Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use op::{Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError};
+pub use op_table::{Batching, BoundBy};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,

@@ -1,14 +1,14 @@
-//! The shape rule of every operation: which operands fit, and what comes out.
+//! The shape rule of every operation: which operands fit, and the types of the outputs.
 //!
-//! A stage that builds a node asks here, and `verify` asks again between the stages. A rule that is broken is a
-//! bug of the stage, so the text names the operation and both sides, for the one who mends it.
+//! `Graph::emit` applies the rule when a stage builds a node, and `verify` applies it again between stages. A violation is
+//! a bug of the stage, so the message names the operation and both sides.
 
 use crate::op::{AttentionShape, HeadPiece, LossHead, Op, ShapeError};
 use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 
 impl Op {
-    /// The shape rule: output types from input types, or what does not fit.
+    /// Output types from the types of inputs and updates, or the operand that does not fit.
     pub fn infer(&self, inputs: &[&Type], updates: &[&Type]) -> Result<Vec<Type>, ShapeError> {
         let rule = Rule { op: self.name(), inputs, updates };
         match self {
@@ -77,7 +77,7 @@ impl Op {
                 let (table_rows, dim) = rule.f32_rows(1)?;
                 rule.equal("rows", rows, table_rows)?;
                 rule.require(c % heads == 0 && dim <= c / heads && dim % 2 == 0, || {
-                    format!("{c} channels in {heads} heads, {dim} of each turned")
+                    format!("{c} channels in {heads} heads, {dim} of each rotated")
                 })?;
                 Ok(vec![rule.like_first(Shape::of(rows, c))])
             }
@@ -345,7 +345,7 @@ impl Op {
     }
 }
 
-/// The operands of one node and the ways in which they can be wrong.
+/// The operands of one node, with the checks that rules are made of.
 struct Rule<'a> {
     op: &'static str,
     inputs: &'a [&'a Type],
@@ -375,12 +375,12 @@ impl Rule<'_> {
         self.require(left == right, || format!("{what}: {left:?} against {right:?}"))
     }
 
-    /// The type of an output in the numbers of the first input.
+    /// The type of an output with the storage of the first input.
     fn like_first(&self, shape: Shape) -> Type {
         Type::new(shape, self.inputs[0].storage)
     }
 
-    /// A matrix over T or S rows or a tile of T, in the same numbers as the other activations.
+    /// A matrix over T or S rows or a tile of T, stored like the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
         let is_number =
@@ -395,7 +395,7 @@ impl Rule<'_> {
         }
     }
 
-    /// An f32 matrix over T or S rows, whatever the activations are.
+    /// An f32 matrix over T or S rows, whatever the storage of activations.
     fn f32_rows(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let operand = self.inputs[input];
         match operand.shape.0.as_slice() {
@@ -425,7 +425,7 @@ impl Rule<'_> {
         self.require(*operand == expected, || format!("expected {expected}, got {operand}"))
     }
 
-    /// h, b, coefficients and sigma, from input `first` on, beside activations (rows, n).
+    /// h, b, coefficients and sigma, from input `first` on, for activations (rows, n).
     fn fourier_operands(&self, first: usize, rows: Dim, n: usize) -> Result<(), ShapeError> {
         let (h_rows, rank) = self.activation(first)?;
         self.equal("rows", rows, h_rows)?;
@@ -485,7 +485,7 @@ impl Rule<'_> {
         self.integers(first + 2, Dim::Tokens, DType::I32)
     }
 
-    /// x, rows of the head and labels, and from input `before` on (S, `columns`) of what came before.
+    /// x, rows of the head and labels; input `before` is the result (S, `columns`) of the pieces before.
     fn head_piece(&self, piece: &HeadPiece, before: usize, columns: usize) -> Result<(), ShapeError> {
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Rows)?;
@@ -502,7 +502,7 @@ impl Rule<'_> {
         let gradients = usize::from(head.gradient && adapted) + usize::from(head.train_head);
         self.count(if adapted { 6 } else { 4 }, 1 + gradients + usize::from(head.row_losses))?;
         self.require(head.gradient || !head.train_head, || "a trained head without a gradient".into())?;
-        self.require(!(head.gradient && head.row_losses), || "losses of rows with a gradient".into())?;
+        self.require(!(head.gradient && head.row_losses), || "row losses together with a gradient".into())?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Rows)?;
         let (v, head_c) = self.weight(1)?;

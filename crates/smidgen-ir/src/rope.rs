@@ -1,7 +1,7 @@
-//! Rotary embeddings as data: which frequencies a model turns its queries and keys by.
+//! Rotary embeddings as data: the frequencies by which a model rotates its queries and keys.
 //!
-//! The frequencies are computed here, in f32 and in the order in which PyTorch forms them, because
-//! the devices and the tests must agree on them to the last bit.
+//! The frequencies are computed here, in f32 and in the order of operations that PyTorch uses, because the devices and the
+//! tests must agree on them to the last bit. The rotation itself is an operation, with a kernel on each device.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ pub enum RopeScaling {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     pub theta: f32,
-    /// Channels of a head that are turned: the first `dim` of them, in two halves.
+    /// Channels of a head that are rotated: the first `dim`, in two halves.
     pub dim: usize,
     pub scaling: RopeScaling,
     /// Cosines and sines are multiplied by this.
@@ -46,7 +46,7 @@ impl RopeSpec {
         RopeSpec { theta, dim, scaling: RopeScaling::Default, attention_scale: 1.0 }
     }
 
-    /// `dim / 2` frequencies: of every sample, or of the short ones where the length decides.
+    /// `dim / 2` frequencies: of every sample, or of short samples where they depend on the length.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let plain = self.plain_frequencies().into_iter();
         match &self.scaling {
@@ -72,7 +72,7 @@ impl RopeSpec {
         }
     }
 
-    /// The frequencies of samples longer than a number of tokens, where the length decides.
+    /// The frequencies of long samples, and the number of tokens from which a sample is long, where they depend on it.
     pub fn long_frequencies(&self) -> Option<(Vec<f32>, usize)> {
         match &self.scaling {
             RopeScaling::LongRope { long, original_max_positions, .. } => {

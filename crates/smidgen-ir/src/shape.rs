@@ -1,8 +1,8 @@
-//! Shapes: dimensions are constants or follow from one of three numbers that vary from micro-batch to micro-batch.
+//! Shapes: a dimension is a constant or follows from one of three numbers that vary from micro-batch to micro-batch.
 //!
-//! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss
-//! ("supervised"), G segments (samples) packed into it. Every one has a planned maximum ([`Extent`]);
-//! at run time the same type holds the actual numbers.
+//! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss ("supervised"),
+//! G segments (samples) packed into it. A plan fixes the maximum of each ([`Extent`]); at run time the same type holds
+//! the actual numbers.
 
 use crate::storage::Storage;
 use std::fmt;
@@ -13,14 +13,14 @@ pub enum Dim {
     Const(usize),
     /// T: packed tokens.
     Tokens,
-    /// Some of the T: those from `first` on, at most `most`. A short micro-batch leaves the last tiles empty.
+    /// A tile of the T tokens: at most `most` from `first` on. A short micro-batch leaves the last tiles empty.
     Tile {
         first: usize,
         most: usize,
     },
     /// S: rows that carry a loss.
     Rows,
-    /// G + 1: boundaries of the segments.
+    /// G + 1: the boundaries of segments.
     Boundaries,
 }
 
@@ -37,7 +37,7 @@ impl Extent {
         other.tokens <= self.tokens && other.rows <= self.rows && other.segments <= self.segments
     }
 
-    /// The least that contains both.
+    /// The smallest extent that contains both.
     pub fn union(&self, other: &Extent) -> Extent {
         Extent {
             tokens: self.tokens.max(other.tokens),
@@ -75,11 +75,11 @@ impl fmt::Display for Dim {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shape(pub Dims);
 
-/// At most two dimensions, rows and channels, in place: graphs are copied often.
+/// At most two dimensions, rows and channels. Stored inline because graphs are copied often.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Dims {
     count: usize,
-    /// Those behind the count are all the same, so that equal dimensions are equal.
+    /// Unused entries are always `Const(0)`, so that the derived equality holds.
     dims: [Dim; 2],
 }
 
@@ -134,7 +134,7 @@ impl Shape {
         Shape(Dims::one(dim))
     }
 
-    /// Rows and columns, where a vector is one column.
+    /// Rows and columns; a vector is one column.
     pub fn at(&self, extent: &Extent) -> (usize, usize) {
         match self.0.as_slice() {
             [] => (1, 1),
@@ -157,7 +157,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A shape and how its elements lie.
+/// A shape and the format that its elements are stored in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
     pub shape: Shape,

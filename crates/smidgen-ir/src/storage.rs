@@ -1,12 +1,11 @@
-//! How numbers lie in memory: element types and the storage formats of frozen weights.
+//! Storage formats: element types, quantized weights and 8-bit optimizer state, with their exact sizes.
 //!
-//! A format is one enum variant with an exact size; the decoders live with the devices.
-//! Sizes count everything that a format needs beside the codes themselves (scales, nested scales,
-//! offsets), because a plan that forgets them is wrong by several percent.
+//! A format is one enum variant. Sizes count everything that a format stores (codes, scales, nested scales, offsets): a
+//! plan that forgets the scales is wrong by several percent. Decoders are part of the devices.
 
 use std::fmt;
 
-/// An element that operations compute or count with.
+/// The type of a plain element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
@@ -91,7 +90,7 @@ impl Block {
     }
 }
 
-/// What the sixteen codes of bitsandbytes' 4-bit formats mean.
+/// The meaning of the sixteen codes of bitsandbytes' 4-bit formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code4 {
     /// Quantiles of the normal distribution.
@@ -104,7 +103,7 @@ impl Code4 {
     pub const ALL: [Code4; 2] = [Code4::Nf4, Code4::Fp4];
 }
 
-/// How the elements of a value lie. Numbers of several bytes are little-endian and nowhere aligned.
+/// The format that a value is stored in. Numbers of several bytes are little-endian, and nothing inside is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// One element after the other.
@@ -112,9 +111,8 @@ pub enum Storage {
     /// Signed bytes row by row, then an f32 for each row, its largest magnitude: an element is
     /// byte · (largest · 1/127). [`int8_scales`] says where the second part begins.
     Int8Rows,
-    /// 4-bit codes over the flattened tensor, two a byte, the first in the high nibble; then the scale of
-    /// each block of [`BNB4_BLOCK`] elements, which runs on from one row to the next. An element is
-    /// code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
+    /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each
+    /// block of [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
     /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
     /// [`bnb4_parts`] says where the parts begin.
     Bnb4 { code: Code4, double: bool },
@@ -145,13 +143,13 @@ pub const fn int8_scales(rows: usize, columns: usize) -> usize {
     rows * columns
 }
 
-/// The parts of a tensor in [`Storage::Bnb4`], in bytes from its begin. Codes are the first part.
+/// Where the parts of a tensor in [`Storage::Bnb4`] begin, in bytes from its start. Codes are the first part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bnb4Parts {
     pub blocks: usize,
-    /// One scale a block.
+    /// One scale per block.
     pub scales: usize,
-    /// One f32 a group; here and in `offset` only where scales are bytes.
+    /// One f32 per group; this part and `offset` exist only where scales are bytes.
     pub group_scales: usize,
     pub offset: usize,
     pub end: usize,
@@ -185,7 +183,7 @@ impl Storage {
         }
     }
 
-    /// The element type, where elements can be addressed one by one.
+    /// The element type, if elements can be addressed one by one.
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
@@ -193,8 +191,8 @@ impl Storage {
         }
     }
 
-    /// Whether a row's bytes lie together, so that some rows of a matrix are a matrix of their own.
-    pub fn rows_lie_together(self) -> bool {
+    /// Whether the bytes of a row are contiguous, so that some rows of a matrix are a matrix too.
+    pub fn has_contiguous_rows(self) -> bool {
         match self {
             Storage::Plain(_) | Storage::Gguf(_) => true,
             Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => false,

@@ -1,4 +1,4 @@
-//! The text form of graphs and plans: one line a node, made to be read, diffed and kept in snapshots.
+//! The text form of graphs and plans: one line per node, made to be read, diffed and kept in snapshots.
 //!
 //! ```text
 //! entry micro_step
@@ -6,7 +6,7 @@
 //! ```
 
 use crate::graph::{Graph, Node, Phase, Space, ValueId, ValueRole};
-use crate::op::{AdamW, AttentionShape, HeadPiece, LossHead, Op};
+use crate::op::Op;
 use crate::plan::{Buffer, Lifetime, Plan, Step};
 use std::fmt::Write;
 
@@ -28,8 +28,7 @@ pub fn render_graph(graph: &Graph) -> String {
     text
 }
 
-/// The reservation, every buffer that lives for the whole run, and every step with the places of what
-/// it writes.
+/// The reservation, every leaf with its place in memory, and every step with the places of its results.
 pub fn render_plan(plan: &Plan) -> String {
     let mut text = String::new();
     let extent = plan.extent;
@@ -103,7 +102,7 @@ fn render_step(plan: &Plan, step: &Step) -> String {
     text
 }
 
-/// `@offset`, with the space before it where that is not the device.
+/// `@offset`, preceded by the space if that is not the device.
 fn render_place(buffer: &Buffer) -> String {
     match buffer.space {
         Space::Device => format!("@{}", buffer.offset),
@@ -139,81 +138,8 @@ fn render_node<'a>(
 
 /// Attributes in brackets, nothing where there are none.
 fn render_attributes(op: &Op) -> String {
-    let attention = |shape: &AttentionShape| {
-        let window = shape.window.map(|keys| format!(" window={keys}")).unwrap_or_default();
-        let cap = shape.softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
-        format!(
-            "[heads={}/{} dim={} scale={}{window}{cap}]",
-            shape.heads, shape.kv_heads, shape.head_dim, shape.scale
-        )
-    };
-    match op {
-        Op::RmsNorm(norm) | Op::RmsNormGrad { norm, .. } => {
-            format!("[eps={}{}]", norm.eps, if norm.plus_one { " 1+w" } else { "" })
-        }
-        Op::RmsNormWeightGrad { eps } => format!("[eps={eps}]"),
-        Op::Embed { scale, .. } | Op::EmbedGrad { scale } if *scale != 1.0 => format!("[scale={scale}]"),
-        Op::Dropout { p, stream, rest } => {
-            format!("[p={p} stream={stream}{}]", if *rest { " rest" } else { "" })
-        }
-        Op::Fourier { scale } | Op::FourierGrad { scale } | Op::RowNorms { scale } => {
-            format!("[scale={scale}]")
-        }
-        Op::FourierReg { weight } => format!("[weight={weight}]"),
-        Op::Logits { softcap, first_word, .. } => {
-            let first = (*first_word > 0).then(|| format!("from={first_word}"));
-            let words: Vec<String> =
-                first.into_iter().chain(softcap.map(|cap| format!("cap={cap}"))).collect();
-            if words.is_empty() { String::new() } else { format!("[{}]", words.join(" ")) }
-        }
-        Op::HeadSums(HeadPiece { chunk, first_word, softcap, .. })
-        | Op::HeadGrad { piece: HeadPiece { chunk, first_word, softcap, .. }, .. } => {
-            let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
-            format!("[chunk={chunk} from={first_word}{cap}]")
-        }
-        Op::HeadLoss { row_losses: true } => "[rows]".into(),
-        Op::Linear { lora: Some(scale), .. } => format!("[lora={scale}]"),
-        Op::RopeTable(rope) => format!("[{rope}]"),
-        Op::Rope { heads, inverse } => format!("[heads={heads}{}]", if *inverse { " inverse" } else { "" }),
-        Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) => attention(shape),
-        Op::GatedAct(act) | Op::GatedActGrad(act) => format!("[{act:?}]"),
-        Op::LmHeadLoss(LossHead { chunk, gradient, softcap, row_losses, .. }) => {
-            let cap = softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default();
-            let kind = match (gradient, row_losses) {
-                (true, _) => " gradient",
-                (false, true) => " rows",
-                (false, false) => "",
-            };
-            format!("[chunk={chunk}{kind}{cap}]")
-        }
-        Op::LinearGrad { scales } if scales.iter().any(|scale| *scale != 1.0) => {
-            format!("[scales={scales:?}]")
-        }
-        Op::WeightGrad { scale } | Op::Round { scale } if *scale != 1.0 => format!("[scale={scale}]"),
-        Op::GradNorm { clip } => format!("[clip={clip}]"),
-        Op::AdamW(AdamW { beta1, beta2, eps, weight_decay })
-        | Op::AdamW8(AdamW { beta1, beta2, eps, weight_decay }) => {
-            format!("[betas={beta1},{beta2} eps={eps} decay={weight_decay}]")
-        }
-        Op::Linear { .. }
-        | Op::LinearGrad { .. }
-        | Op::WeightGrad { .. }
-        | Op::Round { .. }
-        | Op::Embed { .. }
-        | Op::HeadLoss { row_losses: false }
-        | Op::ScaleColumns { .. }
-        | Op::MagnitudeGrad
-        | Op::Add
-        | Op::GatherRows
-        | Op::ScatterRows
-        | Op::CacheRows
-        | Op::BiasGrad
-        | Op::EmbedGrad { .. }
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => String::new(),
-    }
+    let attributes = op.attributes();
+    if attributes.is_empty() { attributes } else { format!("[{attributes}]") }
 }
 
 fn line(text: &mut String, content: std::fmt::Arguments<'_>) {

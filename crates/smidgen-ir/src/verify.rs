@@ -1,7 +1,7 @@
-//! The checks between the stages: a graph is well formed, a plan's memory is sound.
+//! The checks between stages: a graph is well formed, and no two values of a plan overwrite each other.
 //!
-//! A violation is a bug of the stage that ran last, never the user's mistake, so [`graph`] and [`plan`]
-//! return all findings as text and callers panic with the name of the stage.
+//! A violation is a bug of the stage that ran last, never the user's mistake: [`graph`] and [`plan`] return all findings as
+//! text, and callers panic with the name of the stage. Whether the computed numbers are right is not checked here.
 
 use crate::by_value::{ByValue, ValueSet};
 use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
@@ -16,7 +16,7 @@ pub fn expect_sound(stage: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{stage} broke an invariant:\n  {}", findings.join("\n  "));
 }
 
-/// A node or a step, in words only where something is found there.
+/// A node or a step; it becomes text only in a finding.
 #[derive(Clone, Copy)]
 struct Place {
     entry: Entry,
@@ -32,8 +32,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Definition before use, one definition, operands that fit their operation, entry points that touch
-/// no temporary of another.
+/// Every value is written once and before it is read, operands fit their operation, and no entry point touches a
+/// temporary of another.
 pub fn graph(graph: &Graph) -> Vec<String> {
     let mut findings = Vec::new();
     let mut written = ValueSet::default();
@@ -83,16 +83,16 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     findings
 }
 
-/// What has been written so far, as a whole or tile by tile.
+/// The values written so far, as a whole or tile by tile.
 #[derive(Default)]
 struct Defined {
     whole: ValueSet,
-    /// Tokens that the tiles of a value have covered.
+    /// How many tokens of a value its tiles have covered.
     covered: ByValue<usize>,
 }
 
 impl Defined {
-    /// Whether that is the next part of the value, or all of it, and was not there before.
+    /// Records a write. Returns whether it is the next tile of the value, or all of it, and was not written before.
     fn write(&mut self, whole: ValueId, tile: Option<(usize, usize)>) -> bool {
         let Some((first, most)) = tile else {
             return self.whole.insert(whole) && !self.covered.contains_key(&whole);
@@ -103,14 +103,14 @@ impl Defined {
         is_next
     }
 
-    /// Whether it may be read; all of it must be there if the tokens are known.
+    /// Whether a value may be read: all of its `tokens` must have been written, or those of the tile.
     fn holds(&self, whole: ValueId, tile: Option<(usize, usize)>, tokens: usize) -> bool {
         let needed = tile.map_or(tokens, |(first, most)| tokens.min(first + most).max(first + 1));
         self.whole.contains(&whole) || self.covered.get(&whole).is_some_and(|covered| *covered >= needed)
     }
 }
 
-/// First and most tokens of a tile.
+/// The first token of a tile and the most tokens it can have.
 fn tile_of(ty: &Type) -> Option<(usize, usize)> {
     match ty.shape.0.first() {
         Some(Dim::Tile { first, most }) => Some((*first, *most)),
@@ -118,7 +118,7 @@ fn tile_of(ty: &Type) -> Option<(usize, usize)> {
     }
 }
 
-/// A tile is some tokens of an activation or an input, in its numbers, width and place.
+/// A tile is some tokens of an activation or an input, with the same storage, width and space.
 fn check_tile(whole: &Value, tile: &Value, first_row: usize, findings: &mut Vec<String>) {
     let fits = !matches!(whole.role, ValueRole::Slice(_))
         && whole.ty.shape.0.first() == Some(&Dim::Tokens)
@@ -127,11 +127,11 @@ fn check_tile(whole: &Value, tile: &Value, first_row: usize, findings: &mut Vec<
         && whole.ty.storage == tile.ty.storage
         && whole.ty.shape.0[1..] == tile.ty.shape.0[1..];
     if !fits {
-        findings.push(format!("`{}` {} is no part of `{}` {}", tile.name, tile.ty, whole.name, whole.ty));
+        findings.push(format!("`{}` {} is not a part of `{}` {}", tile.name, tile.ty, whole.name, whole.ty));
     }
 }
 
-/// A slice is some rows of a leaf or of its copy, in the leaf's storage, width and place.
+/// A slice is some rows of a leaf or of its copy, with the same storage, width and space.
 fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec<String>) {
     let rows = |value: &Value| match value.ty.shape.0.first() {
         Some(Dim::Const(rows)) => *rows,
@@ -142,7 +142,7 @@ fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec
         && leaf.ty.shape.0[1..] == slice.ty.shape.0[1..]
         && first_row + rows(slice) <= rows(leaf);
     if !fits {
-        findings.push(format!("`{}` {} is no part of `{}` {}", slice.name, slice.ty, leaf.name, leaf.ty));
+        findings.push(format!("`{}` {} is not a part of `{}` {}", slice.name, slice.ty, leaf.name, leaf.ty));
     }
 }
 
@@ -176,7 +176,7 @@ fn check_node(
         Err(error) => findings.push(format!("{place}: {error}")),
         Ok(outputs) => {
             if outputs.iter().collect::<Vec<_>>() != types(&node.outputs) {
-                findings.push(format!("{place}: outputs do not have the types of the rule"));
+                findings.push(format!("{place}: outputs do not have the types of the shape rule"));
             }
         }
     }
@@ -187,28 +187,28 @@ fn check_node(
     }
 }
 
-/// Operations work on the device, but for those between the spaces and the tables that are read where they lie.
+/// Operands must be on the device, except those of transfers and inputs that an operation can read offloaded.
 fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
     let stows = node.op == Op::Stow;
-    let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_elsewhere(index)));
+    let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_offloaded(index)));
     let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, stows));
     for (id, may_be_elsewhere) in inputs.chain(results) {
         let value = graph.value(id);
         if value.space != Space::Device && !may_be_elsewhere {
-            findings.push(format!("{place}: `{}` lies on {}", value.name, value.space.name()));
+            findings.push(format!("{place}: `{}` is on {}", value.name, value.space.name()));
         }
     }
-    let moves = match node.op {
-        Op::Fetch => node.inputs.first(),
-        Op::Stow => node.outputs.first().or(node.updates.first()),
-        _ => None,
+    let offloaded = if stows {
+        node.outputs.first().or(node.updates.first())
+    } else {
+        node.inputs.first().filter(|_| node.op == Op::Fetch)
     };
-    if let Some(id) = moves.filter(|id| graph.value(**id).space == Space::Device) {
-        findings.push(format!("{place}: `{}` lies on the device already", graph.value(*id).name));
+    if let Some(id) = offloaded.filter(|id| graph.value(**id).space == Space::Device) {
+        findings.push(format!("{place}: `{}` is on the device already", graph.value(*id).name));
     }
 }
 
-/// Every access inside its buffer and its lifetime, regions in bounds, no two live buffers overlap.
+/// Every access is inside its buffer and its lifetime, regions are in bounds, and no two live buffers overlap.
 pub fn plan(plan: &Plan) -> Vec<String> {
     let mut findings = Vec::new();
     check_places(plan, &mut findings);
@@ -240,7 +240,7 @@ fn check_places(plan: &Plan, findings: &mut Vec<String>) {
     }
 }
 
-/// Sweeps the buffers by offset; only those whose bytes meet are compared in time.
+/// Sweeps the buffers by offset; lifetimes are compared only where the bytes overlap.
 fn check_overlaps(plan: &Plan, findings: &mut Vec<String>) {
     for space in Space::ALL {
         let here = |index: &usize| plan.buffers[*index].bytes > 0 && plan.buffers[*index].space == space;
@@ -310,8 +310,8 @@ enum Access {
     Write,
 }
 
-/// Until somebody waits for a transfer, nobody may touch what it writes, change what it reads, or take the place of
-/// either. What nobody waits for is over when the entry point is.
+/// Until a step waits for a transfer, no step may touch what it writes, change what it reads, or reuse the memory of
+/// either. A transfer that no step waits for ends with the entry point.
 fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     if !steps.iter().any(|step| step.op.is_transfer()) {
         return;
@@ -326,7 +326,7 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     for (index, step) in steps.iter().enumerate().rev() {
         step.awaits.iter().for_each(|transfer| ends[*transfer] = index);
     }
-    // Transfers under way that read or write each buffer.
+    // For each buffer, the transfers in progress that read or write it.
     let mut under_way: Vec<Vec<(usize, Access)>> = vec![vec![]; plan.buffers.len()];
     for (index, step) in steps.iter().enumerate() {
         let touched = touched_by(step);
@@ -370,11 +370,11 @@ fn check_alive(
     findings: &mut Vec<String>,
 ) {
     if !plan.buffer(id).lifetime.covers(entry, step) {
-        findings.push(format!("{place}: buffer {} is used outside its life", id.0));
+        findings.push(format!("{place}: buffer {} is used outside its lifetime", id.0));
     }
 }
 
-/// An output shares a buffer with an input only where the operation allows it, and with no other output.
+/// An output shares a buffer with an input only where the op table allows it, and never with another output.
 fn check_aliases(plan: &Plan, step: &Step, place: Place, findings: &mut Vec<String>) {
     let buffer = |id: &ValueId| plan.value(*id).buffer;
     for (o, output) in step.outputs.iter().enumerate() {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_leaf_are_sound() {
+    fn rows_of_a_leaf_are_accepted() {
         for (first_row, rows) in [(0, ROWS), (0, 1), (3, 7), (9, 1)] {
             assert_eq!(verified(&with_slice(first_row, rows).0), Vec::<String>::new());
         }
@@ -428,7 +428,10 @@ mod tests {
         for (first_row, rows) in [(0, 11), (4, 7), (10, 1)] {
             let (graph, _) = with_slice(first_row, rows);
             let name = format!("w[{first_row}..{}]", first_row + rows);
-            assert_eq!(finding(&graph), format!("`{name}` bf16 ({rows}, 6) is no part of `w` bf16 (10, 6)"));
+            assert_eq!(
+                finding(&graph),
+                format!("`{name}` bf16 ({rows}, 6) is not a part of `w` bf16 (10, 6)")
+            );
         }
     }
 
@@ -441,11 +444,11 @@ mod tests {
         ] {
             let (mut graph, slice) = with_slice(0, 2);
             graph.values[slice.index()].ty = ty;
-            assert!(finding(&graph).contains("is no part of `w`"));
+            assert!(finding(&graph).contains("is not a part of `w`"));
         }
     }
 
-    /// A slice is rows of a leaf: not of an activation, and not of another slice.
+    /// A slice is rows of a leaf, not of an activation or of another slice.
     #[test]
     fn rows_of_anything_but_a_leaf_are_found() {
         let (mut graph, slice) = with_slice(2, 4);
@@ -460,7 +463,7 @@ mod tests {
 
     /// A slice may be updated like its leaf, and never written as an output.
     #[test]
-    fn a_slice_is_no_output() {
+    fn a_slice_is_never_an_output() {
         let (mut graph, slice) = with_slice(2, 4);
         let node = |outputs, updates| Node {
             op: Op::Zero,

@@ -1,158 +1,121 @@
-//! Scratch memory that the CPU device is given for one step: a property of the operation and the target.
+//! Scratch memory of one step: the CPU's and the GPU's size of an operation stand next to each other.
 //!
-//! The planner reserves it and the device uses it, so the sizes live here, where both can see them; the
-//! device refuses a plan that gives it less. All counts are in f32 unless the name or its comment says otherwise.
+//! The planner reserves the scratch and a device refuses a plan that gives it less, so both call this function. The sizes
+//! themselves are in `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
-use crate::op::Op;
-use crate::plan::Precision;
+use crate::op::{HeadPiece, LossHead, Op};
+use crate::plan::{DeviceKind, Precision, align_up};
+use crate::shape::{Extent, Type};
+use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
+use crate::workspace_cuda::{self as gpu_sizes, CudaStep, PRODUCT_BYTES};
 
-/// Depth of a packed block of a product's right operand.
-pub const DEPTH_BLOCK: usize = 640;
-/// Columns of a packed block.
-pub const COLUMN_BLOCK: usize = 384;
-/// Rows of the left operand that one thread may copy.
-pub const ROW_BLOCK: usize = 64;
-/// Depth of a packed block of a bf16 product.
-pub const BF16_DEPTH: usize = 896;
-/// Elements of bf16 of a packed block of its left operand, ...
-pub const BF16_LEFT: usize = BF16_DEPTH * 512;
-/// ... and of its right operand.
-pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
-/// Depth of a packed block of a product of f32 that is formed of numbers of bf16, ...
-pub const SPLIT_DEPTH: usize = 320;
-/// ... rows of its left operand, and columns of the right one that a thread packs for itself.
-pub const SPLIT_ROWS: usize = 512;
-pub const SPLIT_COLUMNS: usize = 64;
-/// Numbers of bf16 that together are one of f32.
-pub const SPLIT_PLANES: usize = 3;
-/// Queries and keys of one tile of attention.
-pub const QUERY_BLOCK: usize = 128;
-pub const KEY_BLOCK: usize = 192;
-/// Rows of LS-LoRA's argument that exist at the same time in the forward pass.
-pub const FOURIER_ROWS: usize = 128;
-/// Parts of a workspace begin at multiples of this.
-pub const LINE_FLOATS: usize = 16;
-/// Elements that one partial sum of squares covers.
-pub const SQUARES_CHUNK: usize = 16_384;
-
-pub const fn aligned_floats(floats: usize) -> usize {
-    floats.next_multiple_of(LINE_FLOATS)
+/// What a plan is made for, as far as scratch depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub device: DeviceKind,
+    pub precision: Precision,
+    /// Threads of the CPU device; GPUs have no use for it.
+    pub threads: usize,
 }
 
-/// Floats between two rows of logits: not a multiple of 4 KiB, or the rows of a product's left operand would
-/// compete for the same places of the caches.
-pub const fn logit_stride(vocabulary: usize) -> usize {
-    let stride = aligned_floats(vocabulary);
-    if stride.is_multiple_of(1024) { stride + LINE_FLOATS } else { stride }
-}
-
-/// Scratch of a product of any shape in f32, whatever forms it.
-pub const fn product_floats(threads: usize) -> usize {
-    LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
-}
-
-// The blocks of either way fit into the same floats, on any number of threads.
-const _: () = assert!(
-    SPLIT_PLANES * SPLIT_DEPTH * SPLIT_ROWS / 2 <= DEPTH_BLOCK * COLUMN_BLOCK
-        && SPLIT_PLANES * SPLIT_DEPTH * SPLIT_COLUMNS / 2 <= ROW_BLOCK * DEPTH_BLOCK
-);
-
-/// Scratch of a product of any shape whose operands are rounded to bf16, on any number of threads.
-pub const fn bf16_product_floats() -> usize {
-    LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
-}
-
-/// Scratch of attention, forward or backward.
-pub const fn attention_floats(threads: usize, group: usize, head_dim: usize) -> usize {
-    LINE_FLOATS + threads * attention_thread_floats(group, head_dim)
-}
-
-/// One thread's part: six blocks of keys, values and their gradients, two of queries, two tiles of scores,
-/// and a maximum and a sum for each query of a tile and each of `group` heads that share a key head.
-pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
-    (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
-}
-
-/// What one thread of attention takes beside that where its products are of bf16: a packed operand on either side,
-/// of at most `KEY_BLOCK` rows or columns and a depth of `KEY_BLOCK` or a head.
-pub const fn bf16_attention_thread_floats(head_dim: usize) -> usize {
-    let depth = head_dim.next_multiple_of(32);
-    KEY_BLOCK * if depth > KEY_BLOCK { depth } else { KEY_BLOCK }
-}
-
-/// Partial sums of a norm's weight gradient: one row of them for each group of at least 32 rows, at most 64.
-/// The device may make fewer groups; this bound never falls as rows are added, so it serves every micro-batch.
-pub const fn norm_partials_floats(rows: usize, columns: usize) -> usize {
-    let groups = rows.div_ceil(32);
-    columns * if groups < 64 { groups } else { 64 }
-}
-
-/// Partial sums, in f64, of the gradients of a Fourier module's parameters: five for each group of rows. Groups
-/// have about `SQUARES_CHUNK` elements, and are at most 512; fewer rows never need more of them.
-pub const fn fourier_partials(rows: usize, columns: usize) -> usize {
-    let by_size = (rows * columns).div_ceil(SQUARES_CHUNK);
-    let groups = if by_size < rows { by_size } else { rows };
-    5 * if groups < 512 { groups } else { 512 }
-}
-
-/// Rows of a weight whose sum with its adapter exists at the same time, about 1 MiB of them.
-pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
-    let block = (1 << 18) / columns / 64 * 64;
-    let block = if block < 64 { 64 } else { block };
-    if block < rows { block } else { rows }
-}
-
-/// Bytes of scratch for one step on the CPU with `threads` threads; 0 = none. `inputs` are rows and columns
-/// of the operands at the planned extent.
-pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision, threads: usize) -> usize {
-    let product = match precision {
-        Precision::F32 => product_floats(threads),
-        // No processor of this device multiplies f16; it refuses such a plan.
-        Precision::Bf16 | Precision::F16 => bf16_product_floats(),
-    };
-    let floats = match op {
-        Op::Linear { bias, .. } => {
-            let bias = if *bias { inputs[2].0 } else { 0 };
-            aligned_floats(bias) + product
+/// Bytes of scratch for one step at the planned extent; 0 = none.
+pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Target) -> usize {
+    let step = StepInputs { inputs, extent, target };
+    match op {
+        Op::Linear { bias, lora } => step.scratch(
+            |cpu| aligned_floats(if *bias { cpu.size(2).0 } else { 0 }) + cpu.product_floats(),
+            |gpu| {
+                let h = 2 + usize::from(*bias);
+                let (rank, b) =
+                    if lora.is_some() { (gpu.size(h).1, gpu.decoded_bytes(h + 1, 0)) } else { (0, 0) };
+                gpu.decoded_bytes(1, rank) + b + PRODUCT_BYTES
+            },
+        ),
+        Op::LinearGrad { scales } => {
+            step.scratch(|cpu| cpu.product_floats(), |gpu| linear_grad_bytes(gpu, scales.len()))
         }
-        Op::LinearGrad { .. } | Op::WeightGrad { .. } => product,
-        Op::LmHeadLoss(head) => {
-            let (vocabulary, _) = inputs[1];
-            head.chunk * logit_stride(vocabulary) + aligned_floats(head.chunk) + product
+        Op::WeightGrad { .. } => step.scratch(|cpu| cpu.product_floats(), |_| PRODUCT_BYTES),
+        Op::LmHeadLoss(head) => step.scratch(
+            |cpu| {
+                let logits = head.chunk * cpu_sizes::logit_stride(cpu.size(1).0);
+                logits + aligned_floats(head.chunk) + cpu.product_floats()
+            },
+            |gpu| loss_bytes(gpu, head),
+        ),
+        Op::HeadSums(piece) => step.scratch(|cpu| piece_floats(cpu, piece), |gpu| piece_bytes(gpu, piece)),
+        Op::HeadGrad { piece, ends } => step.scratch(
+            |cpu| piece_floats(cpu, piece),
+            |gpu| {
+                let is_rounded = *ends && gpu.precision != Precision::F32;
+                let sums = if is_rounded { align_up(piece.chunk * gpu.size(0).1 * 4) } else { 0 };
+                piece_bytes(gpu, piece) + sums
+            },
+        ),
+        Op::Logits { lora, .. } => step.scratch(
+            |cpu| cpu.product_floats(),
+            |gpu| {
+                let logits = gpu.logits_bytes(gpu.size(0).0);
+                let b = if lora.is_some() { gpu.decoded_bytes(3, 0) } else { 0 };
+                gpu.decoded_head_bytes() + logits + b + PRODUCT_BYTES
+            },
+        ),
+        Op::Attention(shape) => {
+            step.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, false))
         }
-        Op::HeadSums(piece) | Op::HeadGrad { piece, .. } => piece.chunk * logit_stride(inputs[1].0) + product,
-        Op::RmsNormWeightGrad { .. } => norm_partials_floats(inputs[0].0, inputs[0].1),
-        Op::GradNorm { .. } => {
-            let largest = inputs[2..].iter().map(|(rows, columns)| rows * columns).max().unwrap_or(0);
-            2 * largest.div_ceil(SQUARES_CHUNK)
+        Op::AttentionGrad(shape) => {
+            step.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, true))
         }
-        Op::Attention(shape) | Op::AttentionGrad(shape) => {
-            let tiles = match precision {
-                Precision::F32 => 0,
-                Precision::Bf16 | Precision::F16 => threads * bf16_attention_thread_floats(shape.head_dim),
-            };
-            tiles + attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim)
+        Op::CachedAttention(shape) => step.scratch(|cpu| cpu.f32_attention_floats(shape), |_| 0),
+        Op::RmsNormWeightGrad { .. } => step.scratch(
+            |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
+            |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL),
+        ),
+        Op::BiasGrad => step.scratch(|_| 0, |gpu| gpu.partial_sums_bytes(gpu_sizes::BIAS_ROWS_PER_PARTIAL)),
+        Op::ScaleColumns { bias } => step.scratch(|cpu| if *bias { cpu.size(3).0 } else { 0 }, |_| 0),
+        Op::MagnitudeGrad => {
+            step.scratch(|_| 0, |gpu| gpu_sizes::magnitude_partials_bytes(gpu.size(0).0, gpu.size(0).1))
         }
-        Op::CachedAttention(shape) => attention_floats(threads, shape.heads / shape.kv_heads, shape.head_dim),
-        Op::Logits { .. } => product,
-        Op::ScaleColumns { bias: true } => inputs[3].0,
-        Op::Fourier { .. } => {
-            let (rows, n) = inputs[0];
-            aligned_floats(FOURIER_ROWS.min(rows) * n) + product
-        }
-        Op::FourierGrad { .. } => {
-            let (rows, n) = inputs[4];
-            aligned_floats(2 * fourier_partials(rows, n)) + product
-        }
-        Op::RowNorms { .. } => {
-            let (n, k) = inputs[0];
-            aligned_floats(norm_block_rows(n, k) * k) + product_floats(threads)
-        }
+        Op::RowNorms { .. } => step.scratch(
+            |cpu| {
+                let (n, k) = cpu.size(0);
+                let block = cpu_sizes::norm_block_rows(n, k);
+                aligned_floats(block * k) + cpu_sizes::product_floats(cpu.threads)
+            },
+            |gpu| {
+                let (n, k) = gpu.size(0);
+                4 * gpu_sizes::norm_block_rows(n, k) * k
+            },
+        ),
+        Op::Fourier { .. } => step.scratch(
+            |cpu| {
+                let (rows, n) = cpu.size(0);
+                aligned_floats(cpu_sizes::FOURIER_ROWS.min(rows) * n) + cpu.product_floats()
+            },
+            |_| 0,
+        ),
+        Op::FourierGrad { .. } => step.scratch(
+            |cpu| {
+                let (rows, n) = cpu.size(4);
+                aligned_floats(2 * cpu_sizes::fourier_partials(rows, n)) + cpu.product_floats()
+            },
+            |gpu| {
+                let (rows, n) = gpu.size(4);
+                let (across, down) = gpu_sizes::fourier_blocks(rows, n, gpu.element());
+                8 * across * down * gpu_sizes::FOURIER_SUMS
+            },
+        ),
+        Op::GradNorm { .. } => step.scratch(
+            |cpu| {
+                let elements = (2..inputs.len()).map(|input| cpu.size(input).0 * cpu.size(input).1);
+                2 * elements.max().unwrap_or(0).div_ceil(cpu_sizes::SQUARES_CHUNK)
+            },
+            |gpu| {
+                let elements = (2..inputs.len()).map(|input| gpu.size(input).0 * gpu.size(input).1);
+                8 * elements.map(gpu_sizes::squares_chunks).sum::<usize>()
+            },
+        ),
         Op::Embed { .. }
         | Op::RmsNorm(_)
-        | Op::ScaleColumns { bias: false }
-        | Op::MagnitudeGrad
-        | Op::FourierReg { .. }
         | Op::Dropout { .. }
         | Op::RopeTable(_)
         | Op::Rope { .. }
@@ -160,12 +123,12 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::Add
         | Op::GatherRows
         | Op::HeadLoss { .. }
-        | Op::ScatterRows
         | Op::CacheRows
+        | Op::ScatterRows
         | Op::RmsNormGrad { .. }
-        | Op::BiasGrad
         | Op::GatedActGrad(_)
         | Op::EmbedGrad { .. }
+        | Op::FourierReg { .. }
         | Op::Round { .. }
         | Op::AdamW(_)
         | Op::AdamW8(_)
@@ -173,20 +136,51 @@ pub fn workspace_bytes(op: &Op, inputs: &[(usize, usize)], precision: Precision,
         | Op::Fetch
         | Op::Stow
         | Op::Stowed => 0,
-    };
-    4 * floats
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+struct StepInputs<'a> {
+    inputs: &'a [&'a Type],
+    extent: &'a Extent,
+    target: Target,
+}
 
-    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
-    #[test]
-    fn partial_sums_never_fall_as_rows_are_added() {
-        for rows in 0..5000 {
-            assert!(norm_partials_floats(rows, 3) <= norm_partials_floats(rows + 1, 3), "{rows} rows");
-            assert!(fourier_partials(rows, 576) <= fourier_partials(rows + 1, 576), "{rows} rows");
+impl<'a> StepInputs<'a> {
+    /// Scratch on the target, in bytes: `cpu` counts floats, `gpu` counts bytes.
+    fn scratch(
+        &self,
+        cpu: impl FnOnce(&CpuStep<'a>) -> usize,
+        gpu: impl FnOnce(&CudaStep<'a>) -> usize,
+    ) -> usize {
+        let StepInputs { inputs, extent, target: Target { device, precision, threads } } = *self;
+        match device {
+            DeviceKind::Cpu => 4 * cpu(&CpuStep { inputs, extent, precision, threads }),
+            DeviceKind::Cuda => gpu(&CudaStep { inputs, extent, precision }),
         }
     }
+}
+
+fn linear_grad_bytes(gpu: &CudaStep<'_>, terms: usize) -> usize {
+    // The terms whose matrix needs no decoding belong to adapters.
+    let thin = (0..terms).filter(|term| gpu.decoded_bytes(2 * term + 1, 0) == 0);
+    let rank = thin.map(|term| gpu.size(2 * term).1).max().unwrap_or(0);
+    let decoded = (0..terms).map(|term| gpu.decoded_bytes(2 * term + 1, rank));
+    decoded.max().unwrap_or(0) + PRODUCT_BYTES
+}
+
+/// The decoded head, a chunk of logits, the loss of each row, and the scratch of a matmul.
+fn loss_bytes(gpu: &CudaStep<'_>, head: &LossHead) -> usize {
+    let b = if head.lora.is_some() { gpu.decoded_bytes(5, 0) } else { 0 };
+    let row_losses = align_up(gpu.size(0).0 * 4);
+    gpu.decoded_head_bytes() + gpu.logits_bytes(head.chunk) + b + row_losses + PRODUCT_BYTES
+}
+
+/// The decoded rows of the head, a chunk of their logits, and the scratch of a matmul.
+fn piece_bytes(gpu: &CudaStep<'_>, piece: &HeadPiece) -> usize {
+    gpu.decoded_head_bytes() + gpu.logits_bytes(piece.chunk) + PRODUCT_BYTES
+}
+
+/// A chunk of logits and the scratch of a matmul.
+fn piece_floats(cpu: &CpuStep<'_>, piece: &HeadPiece) -> usize {
+    piece.chunk * cpu_sizes::logit_stride(cpu.size(1).0) + cpu.product_floats()
 }

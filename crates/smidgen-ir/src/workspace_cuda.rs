@@ -1,41 +1,42 @@
-//! Scratch that a step gets on a GPU: one function that planner, device and kernels read.
+//! Sizes of the GPU kernels' scratch memory: decoded weights, tiles of attention, partial sums, cuBLASLt's workspace.
 //!
-//! A weight that is stored otherwise than products take it is decoded here before its product, with room for the
-//! adapter's matrices beside and beneath it. Products get a workspace of their own for sums that are cut along the
-//! depth. Nothing depends on the model of the GPU, so a plan is the same for all of them.
+//! A weight that is not stored in the plan's precision is decoded into scratch before its matmul, with room for the
+//! adapter's matrices to the right and below. The kernels cut their work by the constants here, and `workspace.rs` adds
+//! the sizes up for each operation. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
-use crate::op::{AttentionShape, HeadPiece, LossHead, Op};
+use crate::op::AttentionShape;
 use crate::plan::{Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
 
-/// Scratch of one product, for sums cut along the depth.
+/// Scratch of one matmul (cuBLASLt's workspace), for sums that are split along the depth.
 pub const PRODUCT_BYTES: usize = 32 << 20;
 /// Rows of a head that are decoded at a time.
 pub const HEAD_ROWS: usize = 16_384;
-/// Columns that an adapter takes beside a weight begin and end at multiples of this.
+/// The columns of an adapter next to a weight begin and end at multiples of this.
 pub const COLUMN_STEP: usize = 8;
 
-/// Columns beside a matrix that a term of so many columns takes.
+/// Columns that an adapter of a rank takes next to a matrix.
 pub const fn spare_columns(rank: usize) -> usize {
     rank.next_multiple_of(COLUMN_STEP)
 }
 
-/// What a step is made of, at the planned extent.
+/// The inputs of one step at the planned extent.
 #[derive(Clone, Copy, Debug)]
-pub struct StepTypes<'a> {
-    pub op: &'a Op,
+pub(crate) struct CudaStep<'a> {
     pub inputs: &'a [&'a Type],
     pub extent: &'a Extent,
     pub precision: Precision,
 }
 
-impl StepTypes<'_> {
-    fn input(&self, index: usize) -> (usize, usize) {
-        self.inputs[index].shape.at(self.extent)
+impl CudaStep<'_> {
+    /// Rows and columns of an input.
+    pub fn size(&self, input: usize) -> (usize, usize) {
+        self.inputs[input].shape.at(self.extent)
     }
 
-    fn activation(&self) -> DType {
+    /// The element type of activations and of matmuls.
+    pub fn element(&self) -> DType {
         match self.precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::Bf16,
@@ -43,140 +44,57 @@ impl StepTypes<'_> {
         }
     }
 
-    /// Bytes of a weight in the numbers of products, if it is not stored so already.
-    fn decoded_bytes(&self, input: usize, rank: usize) -> usize {
-        let (rows, columns) = self.input(input);
-        if self.inputs[input].storage == Storage::Plain(self.activation()) {
+    /// Bytes of a weight decoded to the element type of matmuls, with room for an adapter of that rank; 0 if the weight
+    /// is stored in that type.
+    pub fn decoded_bytes(&self, input: usize, rank: usize) -> usize {
+        let (rows, columns) = self.size(input);
+        if self.inputs[input].storage == Storage::Plain(self.element()) {
             return 0;
         }
         let spare = spare_columns(rank);
-        align_up((rows + spare) * (columns + spare) * self.activation().bytes())
+        align_up((rows + spare) * (columns + spare) * self.element().bytes())
     }
 
-    /// The same of the head, which is decoded some rows at a time.
-    fn decoded_head_bytes(&self) -> usize {
-        let (rows, columns) = self.input(1);
+    /// The same for the head (input 1), which is decoded some rows at a time.
+    pub fn decoded_head_bytes(&self) -> usize {
+        let (rows, columns) = self.size(1);
         if self.decoded_bytes(1, 0) == 0 {
             return 0;
         }
-        align_up(rows.min(HEAD_ROWS) * columns * self.activation().bytes())
+        align_up(rows.min(HEAD_ROWS) * columns * self.element().bytes())
     }
-}
 
-/// Bytes of scratch for one step; 0 = none.
-pub fn workspace_bytes(step: &StepTypes<'_>) -> usize {
-    match step.op {
-        Op::Linear { bias, lora } => {
-            let h = 2 + usize::from(*bias);
-            let (rank, b) =
-                if lora.is_some() { (step.input(h).1, step.decoded_bytes(h + 1, 0)) } else { (0, 0) };
-            step.decoded_bytes(1, rank) + b + PRODUCT_BYTES
-        }
-        Op::LinearGrad { scales } => {
-            // What is not decoded beside a decoded weight is an adapter's.
-            let thin = (0..scales.len()).filter(|term| step.decoded_bytes(2 * term + 1, 0) == 0);
-            let rank = thin.map(|term| step.input(2 * term).1).max().unwrap_or(0);
-            let decoded = (0..scales.len()).map(|term| step.decoded_bytes(2 * term + 1, rank));
-            decoded.max().unwrap_or(0) + PRODUCT_BYTES
-        }
-        Op::WeightGrad { .. } => PRODUCT_BYTES,
-        Op::LmHeadLoss(head) => loss_bytes(step, head),
-        Op::HeadSums(piece) => piece_bytes(step, piece),
-        Op::HeadGrad { piece, ends } => {
-            let is_rounded = *ends && step.activation() != DType::F32;
-            let summed = if is_rounded { align_up(piece.chunk * step.input(0).1 * 4) } else { 0 };
-            piece_bytes(step, piece) + summed
-        }
-        Op::Logits { lora, .. } => {
-            let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
-            let logits = align_up(rows * logit_stride(vocabulary) * step.activation().bytes());
-            let b = if lora.is_some() { step.decoded_bytes(3, 0) } else { 0 };
-            step.decoded_head_bytes() + logits + b + PRODUCT_BYTES
-        }
-        Op::Attention(shape) => attention_bytes(step.extent, shape, false),
-        Op::AttentionGrad(shape) => attention_bytes(step.extent, shape, true),
-        Op::RowNorms { .. } => {
-            let (rows, columns) = step.input(0);
-            norm_block_rows(rows, columns) * columns * 4
-        }
-        Op::MagnitudeGrad => {
-            let (rows, columns) = step.input(0);
-            magnitude_partials_bytes(rows, columns)
-        }
-        Op::FourierGrad { .. } => {
-            let (rows, columns) = step.input(4);
-            let (across, down) = fourier_blocks(rows, columns, step.activation());
-            across * down * FOURIER_SUMS * 8
-        }
-        Op::GradNorm { .. } => {
-            let elements = (2..step.inputs.len()).map(|input| step.input(input));
-            8 * elements.map(|(rows, columns)| squares_chunks(rows * columns)).sum::<usize>()
-        }
-        Op::RmsNormWeightGrad { .. } => {
-            let (rows, columns) = step.input(0);
-            partial_sums_bytes(rows, columns, NORM_GROUPS_PER_PARTIAL)
-        }
-        Op::BiasGrad => {
-            let (rows, columns) = step.input(0);
-            partial_sums_bytes(rows, columns, BIAS_ROWS_PER_PARTIAL)
-        }
-        Op::Fourier { .. }
-        | Op::FourierReg { .. }
-        | Op::EmbedGrad { .. }
-        | Op::Embed { .. }
-        | Op::RmsNorm(_)
-        | Op::ScaleColumns { .. }
-        | Op::Dropout { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::ScatterRows
-        | Op::CacheRows
-        | Op::CachedAttention(_)
-        | Op::RmsNormGrad { .. }
-        | Op::GatedActGrad(_)
-        | Op::Round { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => 0,
+    /// Logits of some rows by all words of the head (input 1).
+    pub fn logits_bytes(&self, rows: usize) -> usize {
+        align_up(rows * logit_stride(self.size(1).0) * self.element().bytes())
     }
-}
 
-/// The head in the numbers of products, a chunk of logits, the loss of each row, and a product's own.
-fn loss_bytes(step: &StepTypes<'_>, head: &LossHead) -> usize {
-    let (rows, vocabulary) = (step.input(0).0, step.input(1).0);
-    let logits = align_up(head.chunk * logit_stride(vocabulary) * step.activation().bytes());
-    let b = if head.lora.is_some() { step.decoded_bytes(5, 0) } else { 0 };
-    step.decoded_head_bytes() + logits + b + align_up(rows * 4) + PRODUCT_BYTES
-}
+    /// Partial sums over the rows of input 0; see [`partial_sums_bytes`].
+    pub fn partial_sums_bytes(&self, least: usize) -> usize {
+        let (rows, columns) = self.size(0);
+        partial_sums_bytes(rows, columns, least)
+    }
 
-/// Rows of the head in the numbers of products, a chunk of their logits, and a product's own.
-fn piece_bytes(step: &StepTypes<'_>, piece: &HeadPiece) -> usize {
-    let logits = piece.chunk * logit_stride(step.input(1).0) * step.activation().bytes();
-    step.decoded_head_bytes() + align_up(logits) + PRODUCT_BYTES
+    pub fn attention_bytes(&self, shape: &AttentionShape, gradient: bool) -> usize {
+        attention_workspace_bytes(self.extent.tokens, self.extent.segments, shape, gradient)
+    }
 }
 
 /// Most partial sums of a column.
 const MOST_PARTIALS: usize = 256;
-/// Groups of channels, of a norm whose weight learns, that one partial sum covers at least.
+/// Groups of channels that one partial sum of a norm's weight gradient covers at least.
 pub const NORM_GROUPS_PER_PARTIAL: usize = 32;
-/// Rows that one partial sum of a bias covers at least.
+/// Rows that one partial sum of a bias gradient covers at least.
 pub const BIAS_ROWS_PER_PARTIAL: usize = 128;
 
-/// Rows that one partial sum covers, of so many.
+/// Rows that one partial sum covers.
 pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
     let even = rows.div_ceil(MOST_PARTIALS);
     if even > least { even } else { least }
 }
 
-/// Partial sums of columns in f32. It bounds the sums over groups of a row's columns too: there are more of these
-/// rows, and they are narrower by as much. It never falls as rows are added.
+/// Partial sums of columns in f32. The bound also holds for sums over groups of a row's columns: those rows are more and
+/// narrower by the same factor. It never falls as rows are added.
 pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> usize {
     let partials = rows.div_ceil(least);
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
@@ -187,10 +105,11 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(64)
 }
 
-/// How the attention kernels cut their work, by head size; `kernels/attention.cu` and `attention_grad.cu` say the same.
+/// How the attention kernels cut their work, by head size; `kernels/attention.cu` and `attention_grad.cu` have the same
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionTiles {
-    /// The head size that kernels are compiled for; what is missing is zeros in shared memory.
+    /// The head size that kernels are compiled for; smaller heads are padded with zeros in shared memory.
     pub padded_head: usize,
     /// Queries of a block, forward and for the gradient of q.
     pub queries: usize,
@@ -210,7 +129,7 @@ impl AttentionTiles {
     }
 }
 
-/// Tiles of `rows` tokens that segments can have at most, each segment its own.
+/// The most tiles of `rows` tokens that segments can have; a tile never spans two segments.
 pub const fn attention_tile_bound(tokens: usize, segments: usize, rows: usize) -> usize {
     tokens.div_ceil(rows) + segments
 }
@@ -225,11 +144,11 @@ pub const fn attention_floats_bytes(tokens: usize, shape: &AttentionShape) -> us
     align_up(4 * shape.heads * tokens)
 }
 
-/// Blocks for the gradients of k and v that fill a large GPU twice over, whatever the segments: a block's work is
-/// then half of the mean work of 264 of them at most.
+/// Blocks for the gradients of k and v that fill a large GPU twice, whatever the segments: one block then has at most half
+/// of the average work of 264 blocks.
 const KEY_BLOCKS: usize = 1024;
 
-/// Parts that the query heads of a key head are in for the gradients of k and v, each part with blocks of its own.
+/// Into how many parts the query heads of a key head are split for the gradients of k and v; each part has its own blocks.
 pub const fn attention_parts(tokens: usize, shape: &AttentionShape) -> usize {
     let blocks = tokens.div_ceil(AttentionTiles::of(shape.head_dim).keys) * shape.kv_heads;
     let (group, parts) =
@@ -237,7 +156,7 @@ pub const fn attention_parts(tokens: usize, shape: &AttentionShape) -> usize {
     if parts < group { parts } else { group }
 }
 
-/// The parts' gradients of k and v in 16 bits, where there are several; f32 is never cut so.
+/// The gradients of k and v of each part in 16 bits, if there are several parts; f32 is never split.
 pub const fn attention_parts_bytes(tokens: usize, shape: &AttentionShape) -> usize {
     match attention_parts(tokens, shape) {
         1 => 0,
@@ -245,8 +164,8 @@ pub const fn attention_parts_bytes(tokens: usize, shape: &AttentionShape) -> usi
     }
 }
 
-/// Lists of tiles; for the gradient also two floats for each query and head, and the parts of the gradients of k
-/// and v. Everything lies by planned sizes: fewer tokens may be cut into more parts and so take more.
+/// Lists of tiles; for the gradient also two floats for each query and head, and the parts of the gradients of k and v.
+/// Offsets follow from the planned sizes, because fewer tokens may be split into more parts and so need more.
 pub const fn attention_workspace_bytes(
     tokens: usize,
     segments: usize,
@@ -266,10 +185,6 @@ pub const fn attention_workspace_bytes(
     }
 }
 
-fn attention_bytes(extent: &Extent, shape: &AttentionShape, gradient: bool) -> usize {
-    attention_workspace_bytes(extent.tokens, extent.segments, shape, gradient)
-}
-
 /// Rows that one partial sum of the gradient of DoRA's magnitudes covers.
 pub const SUM_ROWS: usize = 128;
 
@@ -278,7 +193,7 @@ pub const fn magnitude_partials_bytes(rows: usize, columns: usize) -> usize {
     rows.div_ceil(SUM_ROWS) * columns * 4
 }
 
-/// Rows of a weight that are decoded to f32 at a time for their norms: about 32 MiB, which a cache may hold.
+/// Rows of a weight that are decoded to f32 at a time for their norms: about 32 MiB, which fits a large cache.
 pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
     let block = (8 << 20) / columns / 8 * 8;
     let block = if block < 8 { 8 } else { block };
@@ -288,12 +203,12 @@ pub const fn norm_block_rows(rows: usize, columns: usize) -> usize {
 /// Elements that one partial sum of squares covers.
 const SQUARES_CHUNK: usize = 16_384;
 
-/// Partial sums of squares, in f64, of so many elements.
+/// Number of partial sums of squares, in f64.
 pub const fn squares_chunks(elements: usize) -> usize {
     elements.div_ceil(SQUARES_CHUNK)
 }
 
-/// Sums, in f64, that every block of a Fourier module's gradient leaves.
+/// Sums, in f64, that every block of a Fourier module's gradient writes.
 pub const FOURIER_SUMS: usize = 5;
 /// Rows of such a block.
 const FOURIER_BLOCK_ROWS: usize = 128;
@@ -311,19 +226,19 @@ pub const fn fourier_blocks(rows: usize, columns: usize, activations: DType) -> 
     (columns.div_ceil(fourier_block_columns(activations)), rows.div_ceil(FOURIER_BLOCK_ROWS))
 }
 
-/// Ranks that the kernels of thin products take, in eights.
+/// The largest rank of the thin matmul kernels; ranks are multiples of eight.
 pub const MOST_THIN_RANK: usize = 32;
-/// Blocks of a thin product where there is work for so many: two for each multiprocessor of a large GPU.
+/// Blocks of a thin matmul, if there is enough work: two for each multiprocessor of a large GPU.
 const THIN_BLOCKS: usize = 264;
-/// Tokens that one partial sum of a thin product covers at least, and the step of their number.
+/// Tokens that one partial sum of a thin matmul covers at least, and their granularity.
 const LEAST_RANGE_TOKENS: usize = 64;
 const RANGE_TOKEN_STEP: usize = 32;
-/// Most partial sums of a gradient: adding more takes longer than forming them.
+/// Most partial sums of a gradient: adding up more takes longer than computing them.
 const MOST_RANGES: usize = 64;
-/// Most scratch for the partial products of an adapter's gradient; its partial sums take what is left.
+/// Most scratch for the partial dh of an adapter's gradient; its partial dB get the rest.
 const MOST_PARTIAL_PRODUCTS: usize = PRODUCT_BYTES / 4 * 3;
 
-/// The rank that a kernel of thin products is compiled for.
+/// The rank that a thin matmul kernel is compiled for.
 pub const fn padded_thin_rank(rank: usize) -> usize {
     match rank {
         0..=16 => 16,
@@ -332,24 +247,25 @@ pub const fn padded_thin_rank(rank: usize) -> usize {
     }
 }
 
-/// How dB += dyᵀ·h and dh = dy·B of one reading of dy (T, N) are cut; `kernels/thin.cu` knows both widths.
+/// How dB += dyᵀ·h and dh = dy·B are split when one kernel reads dy (T, N) once for both; `kernels/thin.cu` has the same
+/// two widths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdapterGradCut {
     /// Columns of a block: each has its partial dh.
     pub block_columns: usize,
-    /// Tokens of a launch: more are taken one launch after the other.
+    /// Tokens of a launch; more tokens take several launches.
     pub launch_tokens: usize,
     /// Tokens of a block: each range has its partial dB.
     pub range_tokens: usize,
 }
 
 impl AdapterGradCut {
-    /// At higher ranks partial sums are so large that reading dy twice takes less: no cut.
+    /// `None` at higher ranks: their partial sums are so large that reading dy twice is faster.
     pub const fn of(tokens: usize, columns: usize, rank: usize) -> Option<AdapterGradCut> {
         if rank > 32 {
             return None;
         }
-        // Wide blocks leave fewer partial dh and, as there are fewer of them, more partial dB.
+        // Wide blocks mean fewer partial dh and, because there are fewer blocks, more partial dB.
         let elements = tokens * columns;
         let block_columns = if columns >= 1024 && elements >= 1 << 24 { 512 } else { 256 };
         let blocks = match block_columns {
@@ -359,7 +275,7 @@ impl AdapterGradCut {
         let across = columns.div_ceil(block_columns);
         let token_bytes = across * rank * 4;
         let most_tokens = MOST_PARTIAL_PRODUCTS / token_bytes / RANGE_TOKEN_STEP * RANGE_TOKEN_STEP;
-        assert!(most_tokens > 0, "so many columns have no partial products");
+        assert!(most_tokens > 0, "the partial sums of one token exceed the scratch");
         let launches = at_least(tokens.div_ceil(most_tokens), 1);
         let launch_tokens = at_least(tokens.div_ceil(launches), 1).next_multiple_of(RANGE_TOKEN_STEP);
         let left = PRODUCT_BYTES - align_up(launch_tokens * token_bytes);
@@ -367,7 +283,7 @@ impl AdapterGradCut {
         Some(AdapterGradCut { block_columns, launch_tokens, range_tokens })
     }
 
-    /// Partial dB of a launch; a single one is added to the gradient at once.
+    /// Partial dB of a launch; a single one is added to the gradient directly.
     pub const fn ranges(&self) -> usize {
         self.launch_tokens.div_ceil(self.range_tokens)
     }
@@ -378,7 +294,7 @@ impl AdapterGradCut {
     }
 }
 
-/// Tokens of one partial sum, where `wanted` are wanted and `most` have room.
+/// Tokens of one partial sum, if `wanted` sums are wanted and there is room for `most`.
 const fn range_tokens(tokens: usize, wanted: usize, most: usize) -> usize {
     let most = if most < MOST_RANGES { most } else { MOST_RANGES };
     let ranges = at_least(if wanted < most { wanted } else { most }, 1);
@@ -389,7 +305,7 @@ const fn at_least(number: usize, least: usize) -> usize {
     if number > least { number } else { least }
 }
 
-/// Scratch of [`AdapterGradCut`], or of the two products in its place.
+/// Scratch of [`AdapterGradCut`], or of the two matmuls that replace it.
 pub const fn adapter_grad_bytes(tokens: usize, columns: usize, rank: usize) -> usize {
     match AdapterGradCut::of(tokens, columns, rank) {
         Some(cut) => {
@@ -406,23 +322,23 @@ pub const fn adapter_grad_bytes(tokens: usize, columns: usize, rank: usize) -> u
 /// Columns of a block that sums over tokens.
 pub const OUTER_SUM_COLUMNS: usize = 256;
 
-/// Tokens of a block that sums the product of a wide matrix (T, N) and a thin one over tokens.
+/// Tokens of a block that multiplies a wide matrix (T, N) with a thin one and sums over tokens.
 pub const fn outer_sum_range_tokens(tokens: usize, columns: usize, rank: usize) -> usize {
     let wanted = THIN_BLOCKS / columns.div_ceil(OUTER_SUM_COLUMNS);
     range_tokens(tokens, wanted, PRODUCT_BYTES / (columns * rank * 4))
 }
 
-/// Partial sums over tokens; a single one is added to the gradient at once.
+/// Partial sums over tokens; a single one is added to the gradient directly.
 pub const fn outer_sum_bytes(tokens: usize, columns: usize, rank: usize) -> usize {
     let ranges = tokens.div_ceil(outer_sum_range_tokens(tokens, columns, rank));
     if ranges > 1 { align_up(ranges * columns * rank * 4) } else { 0 }
 }
 
-/// How the product of a wide matrix (T, N) with a thin one is cut.
+/// How the matmul of a wide matrix (T, N) with a thin one is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThinProductCut {
     pub block_tokens: usize,
-    /// Columns that a block sums over: each range has its partial product.
+    /// Columns that a block sums over: each range has its own partial result.
     pub range_columns: usize,
 }
 
@@ -432,13 +348,13 @@ impl ThinProductCut {
         let (block_tokens, tile_columns) = if padded <= 32 { (64, 128) } else { (128, 64) };
         let blocks = at_least(tokens.div_ceil(block_tokens), 1);
         let ranges = at_least(THIN_BLOCKS / blocks, 1);
-        // What a partial product takes stays a small part of what is read for it.
+        // A partial result stays small compared to what is read for it.
         let least = at_least(128, 8 * padded);
         let even = columns.div_ceil(ranges).next_multiple_of(tile_columns);
         ThinProductCut { block_tokens, range_columns: at_least(even, least) }
     }
 
-    /// Partial products; a single one is the result.
+    /// Number of partial results; a single one is the result.
     pub const fn ranges(&self, columns: usize) -> usize {
         columns.div_ceil(self.range_columns)
     }
@@ -472,7 +388,7 @@ mod tests {
         }
     }
 
-    /// A micro-batch may have fewer rows than the plan; what the plan gave must then still be enough.
+    /// A micro-batch may have fewer rows than the plan, and must then fit into the same scratch.
     #[test]
     fn partial_sums_never_fall_as_rows_are_added() {
         let fourier = |rows| fourier_blocks(rows, 576, DType::Bf16);
@@ -493,7 +409,8 @@ mod tests {
         assert_eq!(norm_block_rows(100, 18944), 100);
         assert_eq!(norm_block_rows(100, 1 << 24), 8);
     }
-    /// Whatever the segments are, each has its own tiles, and the list was planned before they were known.
+
+    /// Each segment has its own tiles, and the list is planned before the segments are known.
     #[test]
     fn a_list_holds_the_tiles_of_any_segments() {
         for rows in [32_usize, 64, 128] {
@@ -530,7 +447,7 @@ mod tests {
         }
     }
 
-    /// But for the parts, which lie by planned sizes.
+    /// Except for the parts, whose offsets follow from the planned sizes.
     #[test]
     fn attention_scratch_never_falls_as_tokens_and_segments_are_added() {
         let shape = AttentionShape { heads: 3, kv_heads: 3, head_dim: 256, ..GROUPED };
@@ -541,7 +458,7 @@ mod tests {
         }
     }
 
-    /// Thin products live in the scratch that the library's products have, whatever their sizes.
+    /// Thin matmuls use the scratch of cuBLASLt's matmuls, whatever their sizes.
     #[test]
     fn thin_products_fit_the_scratch_of_products() {
         for tokens in [0, 1, 63, 64, 1000, 2048, 6144, 8192, 20_000, 32_768, 131_072] {

@@ -3,7 +3,11 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::{DType, Dim, Entry, Extent, Op, Plan, Precision, Space, Storage, ValueId, ValueRole};
+use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::{
+    DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Space, Storage, Type, ValueId,
+    ValueRole,
+};
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -120,7 +124,7 @@ impl Operand {
         if value.stride.is_some() {
             return place;
         }
-        if storage.rows_lie_together() {
+        if storage.has_contiguous_rows() {
             return Operand { offset: buffer.offset + storage.bytes(slice.first_row, columns), ..place };
         }
         let whole = &plan.value(slice.of).ty;
@@ -155,6 +159,14 @@ impl Operand {
     pub fn bytes_at(&self, extent: &Extent) -> usize {
         let rows = self.part.map_or_else(|| self.rows.at(extent), |part| part.total_rows);
         self.storage.bytes(rows, self.columns)
+    }
+
+    fn ty(&self) -> Type {
+        let shape = match self.columns {
+            1 => Shape::rows_of(self.rows),
+            columns => Shape::of(self.rows, columns),
+        };
+        Type::new(shape, self.storage)
     }
 }
 
@@ -218,11 +230,17 @@ impl BoundStep {
     /// What the step moves, if that is what it does.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
-        match self.op {
-            Op::Fetch => Some(Transfer { here: copy(), there: &self.inputs[0], is_inward: true }),
-            Op::Stow => Some(Transfer { here: &self.inputs[0], there: copy(), is_inward: false }),
-            _ => None,
-        }
+        self.op.is_transfer().then(|| match self.op == Op::Fetch {
+            true => Transfer { here: copy(), there: &self.inputs[0], is_inward: true },
+            false => Transfer { here: &self.inputs[0], there: copy(), is_inward: false },
+        })
+    }
+
+    /// Bytes of scratch that a device needs for the step at an extent.
+    pub fn workspace_bytes(&self, device: DeviceKind, threads: usize, extent: &Extent) -> usize {
+        let types: Vec<Type> = self.inputs.iter().map(Operand::ty).collect();
+        let inputs: Vec<&Type> = types.iter().collect();
+        workspace_bytes(&self.op, &inputs, extent, Target { device, precision: self.precision, threads })
     }
 }
 

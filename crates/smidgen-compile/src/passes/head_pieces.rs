@@ -23,7 +23,7 @@ pub fn count(request: &Request) -> usize {
     let is_trained = request.trained.contains(request.spec.head_tensor());
     let bytes = storage.bytes(request.spec.vocabulary, request.spec.hidden);
     let pieces = (bytes / LEAST_BYTES).min(MOST_PIECES);
-    if storage.rows_lie_together() && !is_adapted && !is_trained && pieces > 1 { pieces } else { 0 }
+    if storage.has_contiguous_rows() && !is_adapted && !is_trained && pieces > 1 { pieces } else { 0 }
 }
 
 /// Cuts the head of every entry point into `count` pieces, where it is neither trained nor adapted.
@@ -42,10 +42,12 @@ pub fn apply(graph: &mut Graph, count: usize) {
                 continue;
             }
             let pieces = pieces_of.get_or_insert_with(node.inputs[1], || cut(graph, node.inputs[1], count));
-            match node.op {
-                Op::LmHeadLoss(head) => emit_loss(graph, &mut all, &node, &head, pieces),
-                Op::Logits { softcap, .. } => emit_logits(graph, &mut all, &node, softcap, pieces),
-                _ => unreachable!("only heads can be cut"),
+            if let Op::LmHeadLoss(head) = node.op {
+                emit_loss(graph, &mut all, &node, &head, pieces);
+            } else if let Op::Logits { softcap, .. } = node.op {
+                emit_logits(graph, &mut all, &node, softcap, pieces);
+            } else {
+                unreachable!("only heads can be cut");
             }
         }
         graph.entries[index].1 = all;
@@ -53,15 +55,15 @@ pub fn apply(graph: &mut Graph, count: usize) {
 }
 
 fn can_be_cut(graph: &Graph, node: &Node) -> bool {
-    let is_plain = match node.op {
-        Op::LmHeadLoss(LossHead { lora, train_head, .. }) => lora.is_none() && !train_head,
-        Op::Logits { lora, .. } => lora.is_none(),
-        _ => false,
+    let is_plain = if let Op::LmHeadLoss(LossHead { lora, train_head, .. }) = node.op {
+        lora.is_none() && !train_head
+    } else {
+        matches!(node.op, Op::Logits { lora: None, .. })
     };
     // What is trained stays on the device, also for entry points that do not train it.
     let comes = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
     let head = || graph.value(node.inputs[1]);
-    is_plain && comes(head()) && head().ty.storage.rows_lie_together()
+    is_plain && comes(head()) && head().ty.storage.has_contiguous_rows()
 }
 
 /// Rows of the head, and the word that the first stands for.

@@ -32,7 +32,7 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
     let mut away = ValueSet::default();
     let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let heads: ValueSet =
-        all().filter(|node| is_head(&node.op)).map(|node| graph.whole(node.inputs[1])).collect();
+        all().filter(|node| node.op.reads_head()).map(|node| graph.whole(node.inputs[1])).collect();
     for node in all() {
         for operand in node.reads() {
             let whole = graph.whole(operand);
@@ -44,13 +44,12 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
                     Some(layer) => choice.weights.binary_search(&layer).is_ok(),
                     // Rows are looked up where they lie, so they have to lie in one piece.
                     None => {
-                        let goes = match &node.op {
-                            Op::Embed { .. } => {
-                                choice.tables || (choice.embedding && !heads.contains(&whole))
-                            }
-                            _ => choice.tables && is_head(&node.op),
+                        let goes = if let Op::Embed { .. } = node.op {
+                            choice.tables || (choice.embedding && !heads.contains(&whole))
+                        } else {
+                            choice.tables && node.op.reads_head()
                         };
-                        goes && graph.value(whole).ty.storage.rows_lie_together()
+                        goes && graph.value(whole).ty.storage.has_contiguous_rows()
                     }
                 },
                 LeafKind::Moment => choice.moments,
@@ -80,13 +79,9 @@ fn brought_weights(graph: &Graph, away: &ValueSet) -> ValueSet {
     away.iter().filter(|id| !looked_up.contains(id) && is_weight(id)).collect()
 }
 
-fn is_head(op: &Op) -> bool {
-    matches!(op, Op::LmHeadLoss(_) | Op::Logits { .. } | Op::HeadSums(_) | Op::HeadGrad { .. })
-}
-
 /// What comes for an operand: the leaf that it is rows of, or a piece of the head by itself.
 fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
-    if is_head(op) { operand } else { graph.whole(operand) }
+    if op.reads_head() { operand } else { graph.whole(operand) }
 }
 
 /// A leaf, or a piece of the head, that nodes `need.first..=need.last` of one layer's turn read, or change.
@@ -135,7 +130,7 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
             turn += 1;
         }
         let inputs = node.inputs.iter().enumerate();
-        let needed = inputs.filter(|(input, _)| !node.op.reads_elsewhere(*input)).map(|(_, id)| (*id, false));
+        let needed = inputs.filter(|(input, _)| !node.op.reads_offloaded(*input)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
             let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
             if graph.value(leaf).space == Space::Device {

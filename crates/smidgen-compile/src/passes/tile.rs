@@ -5,7 +5,7 @@
 //! tile at a time. What others read is written tile by tile into one value. Gradients of weights are added up over the
 //! tiles, as they are over micro-batches.
 
-use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, Op, ValueId, ValueRole};
+use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -49,13 +49,12 @@ fn stretches(nodes: &[Node]) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut first = 0;
     for end in 1..=nodes.len() {
-        let goes_on = |node: &Node| node.op.treats_tokens_alone() && node.layer.is_some();
+        let goes_on = |node: &Node| node.op.is_token_local() && node.layer.is_some();
         let begun = goes_on(&nodes[first]);
         if begun && nodes.get(end).is_some_and(|node| goes_on(node) && node.layer == nodes[first].layer) {
             continue;
         }
-        let is_wide = |node: &Node| matches!(node.op, Op::GatedAct(_) | Op::GatedActGrad(_));
-        if begun && nodes[first..end].iter().any(is_wide) {
+        if begun && nodes[first..end].iter().any(|node| node.op.is_feed_forward()) {
             found.push(first..end);
         }
         first = end;

@@ -15,7 +15,7 @@ use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite};
 use super::packing::{Transpose, transpose_with};
 use super::tasks::{aligned_floats, current_threads, run_tasks};
-use smidgen_ir::workspace::{attention_floats, bf16_attention_thread_floats};
+use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
 use std::ops::Range;
 
 /// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary

@@ -38,7 +38,7 @@ pub struct AttentionGradientBuffers {
 unsafe impl Sync for AttentionGradientBuffers {}
 
 /// Computes the gradients of q, k and v in the current pool, with the workspace that
-/// `smidgen_ir::workspace::attention_floats` tells.
+/// `smidgen_ir::workspace_cpu::attention_floats` tells.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, the gradients of q, k and v writable, for T

@@ -12,9 +12,9 @@ use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
 use super::kernel::{TileProduct, tile_product};
 use super::tasks::current_thread;
-use smidgen_ir::workspace::{attention_thread_floats, bf16_attention_thread_floats};
+use smidgen_ir::workspace_cpu::{attention_thread_floats, bf16_attention_thread_floats};
 
-pub use smidgen_ir::workspace::{KEY_BLOCK, QUERY_BLOCK};
+pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 
 /// The workspace of all threads.
 pub struct AttentionScratch {

@@ -15,7 +15,7 @@ use super::bf16_unit::{
 use super::kernel::{OutputView, TileWrite};
 use super::product::{Init, Output, Term, even_block};
 use super::tasks::{aligned_floats, run_tasks};
-use smidgen_ir::workspace::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
+use smidgen_ir::workspace_cpu::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
 use std::ops::Range;
 
 /// Most pieces of terms in one block of depth.

@@ -10,7 +10,7 @@ use super::{Bf16Unit, bf16_product};
 use half::bf16;
 use smidgen_ir::Storage;
 use smidgen_ir::quant;
-use smidgen_ir::workspace::bf16_product_floats;
+use smidgen_ir::workspace_cpu::bf16_product_floats;
 
 fn supported() -> Vec<Bf16Unit> {
     Bf16Unit::ALL.into_iter().filter(|unit| unit.is_supported()).collect()

@@ -15,7 +15,7 @@ use super::chunk::{Chunk, for_each_chunk, for_each_row_chunk};
 use super::footprint::{assert_apart, assert_apart_or_same};
 use super::simd::{Isa, LANES, Lanes, for_each_block, kernel, sin_cos_pi_lanes, sum_wide_lanes, tanh_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
-use smidgen_ir::workspace::fourier_partials;
+use smidgen_ir::workspace_cpu::fourier_partials;
 use std::f32::consts::PI;
 
 /// One module's parameters, and the scale of its low-rank product.

@@ -18,7 +18,7 @@ use super::run::Run;
 use super::run_loss::LossChunk;
 use super::simd::{Isa, LANES, exp, for_each_block, kernel};
 use super::view::{Dst, DstRows, Src};
-use smidgen_ir::{HeadPiece, workspace};
+use smidgen_ir::{HeadPiece, workspace_cpu};
 
 impl Run<'_> {
     /// What this piece adds to the sums of the ones before.
@@ -76,7 +76,7 @@ impl Run<'_> {
     /// Forms the logits of some rows after the others; they lie in front of the workspace.
     fn for_each_chunk_of_logits(&self, piece: &HeadPiece, visit: impl Fn(&LossChunk, DstRows)) {
         let (rows, words) = (self.rows_of(self.input(0)), self.rows_of(self.input(1)));
-        let stride = workspace::logit_stride(words);
+        let stride = workspace_cpu::logit_stride(words);
         for first in (0..rows).step_by(piece.chunk) {
             let count = piece.chunk.min(rows - first);
             let logits = self.workspace_floats().part(0, count * stride);

@@ -70,7 +70,7 @@ use crate::device::{
 use arena::Arena;
 use bf16_unit::{Bf16Unit, F32Unit};
 use pool::Pool;
-use smidgen_ir::{DType, Extent, Op, Precision, Space, Storage};
+use smidgen_ir::{DType, DeviceKind, Extent, Op, Precision, Space, Storage};
 use spill::{Direction, Spill};
 use std::io;
 use std::path::PathBuf;
@@ -158,7 +158,7 @@ impl Device for Cpu {
             return Ok(());
         }
         for (index, operand) in step.inputs.iter().enumerate() {
-            check_storage(&step.op, operand, run::decodes_any_storage(&step.op, index))?;
+            check_storage(&step.op, operand, step.op.decodes(index))?;
         }
         for operand in &step.outputs {
             check_storage(&step.op, operand, false)?;
@@ -174,7 +174,7 @@ impl Device for Cpu {
         if !multiplies {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
         }
-        let needed = run::workspace_bytes(step, extent, self.threads());
+        let needed = step.workspace_bytes(DeviceKind::Cpu, self.threads(), extent);
         let given = step.workspace.map_or(0, |(_, bytes)| bytes);
         if given < needed {
             return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
@@ -255,10 +255,10 @@ impl Device for Cpu {
 
 /// Only moments are updated in another storage than plain numbers.
 fn check_updated_storage(op: &Op, operand: &Operand) -> Result<(), DeviceError> {
-    match (op, operand.storage) {
-        (Op::AdamW8(_), Storage::Dynamic8 { .. }) => Ok(()),
-        _ => check_storage(op, operand, false),
+    if let (Op::AdamW8(_), Storage::Dynamic8 { .. }) = (op, operand.storage) {
+        return Ok(());
     }
+    check_storage(op, operand, false)
 }
 
 fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), DeviceError> {

@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn the_planned_scratch_is_enough_for_every_row_count() {
         for rows in 0..5000 {
-            let planned = smidgen_ir::workspace::norm_partials_floats(rows, 3);
+            let planned = smidgen_ir::workspace_cpu::norm_partials_floats(rows, 3);
             assert!(rms_norm_weight_grad_scratch_len(rows, 3) <= planned, "{rows} rows");
         }
     }

@@ -13,7 +13,7 @@ use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right
 use super::stored::{SPAN_STEP, Stored};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
 use smidgen_ir::Storage;
-use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
+use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
 
 /// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
 #[derive(Clone, Copy, Debug)]

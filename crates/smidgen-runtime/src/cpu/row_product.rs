@@ -12,7 +12,7 @@ use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, 
 use super::packing::{PACK_DEPTH, RightPiece, pack_right, panel_width};
 use super::product::{Chunk, Cursor, DEPTH_STEP, Init, MOST_RUNS, Output, Term, even_block, next_chunk};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
-use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
+use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
 
 /// Most rows for which this is the faster way.
 pub const FEW_ROWS: usize = 16;

@@ -1,7 +1,7 @@
-//! One step on the CPU: operands become views, the operation becomes a call.
+//! One step on the CPU: operands become views, and each operation calls its kernel.
 //!
-//! Every match over operations is complete. Views are built from planned offsets, which `verify` has
-//! shown not to overlap while both are in use, except where an operation works in place.
+//! Views are built from planned offsets. `verify` has shown that they do not overlap while both are in use, except where
+//! an operation works in place.
 
 use super::arena::Arena;
 #[cfg(target_arch = "x86_64")]
@@ -19,61 +19,8 @@ use super::split_product::{FEWEST_COLUMNS, split_product};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{Units, act, elementwise, embed, norm, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, workspace};
-
-/// Scratch bytes that [`run_step`] will use at the planned extent.
-pub fn workspace_bytes(step: &BoundStep, extent: &Extent, threads: usize) -> usize {
-    let dims: Vec<(usize, usize)> =
-        step.inputs.iter().map(|operand| (operand.rows_at(extent), operand.columns)).collect();
-    workspace::workspace_bytes(&step.op, &dims, step.precision, threads)
-}
-
-/// Whether the operation decodes that input span by span, whatever its storage. The others take plain
-/// numbers.
-pub fn decodes_any_storage(op: &Op, input: usize) -> bool {
-    match op {
-        Op::Embed { .. }
-        | Op::Linear { .. }
-        | Op::LmHeadLoss(_)
-        | Op::HeadSums(_)
-        | Op::HeadGrad { .. }
-        | Op::Logits { .. } => input == 1,
-        Op::LinearGrad { .. } => input % 2 == 1,
-        Op::RowNorms { .. } => input == 0,
-        Op::RmsNorm(_)
-        | Op::Dropout { .. }
-        | Op::ScaleColumns { .. }
-        | Op::Fourier { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::Attention(_)
-        | Op::GatedAct(_)
-        | Op::Add
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::CacheRows
-        | Op::CachedAttention(_)
-        | Op::ScatterRows
-        | Op::RmsNormGrad { .. }
-        | Op::RmsNormWeightGrad { .. }
-        | Op::WeightGrad { .. }
-        | Op::BiasGrad
-        | Op::MagnitudeGrad
-        | Op::FourierGrad { .. }
-        | Op::AttentionGrad(_)
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::Round { .. }
-        | Op::GradNorm { .. }
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed => false,
-    }
-}
+use smidgen_ir::workspace_cpu::aligned_floats;
+use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage};
 
 pub fn run_step(
     arena: &Arena,
@@ -149,7 +96,7 @@ pub fn run_step(
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
-        Op::Fetch | Op::Stow => unreachable!("transfers are begun by the device"),
+        Op::Fetch | Op::Stow => unreachable!("the device itself starts transfers"),
         Op::Stowed => {}
     }
     Ok(())
@@ -395,7 +342,7 @@ impl Run<'_> {
     /// The bias, and how many floats of the workspace it takes.
     fn bias_row(&self, operand: &Operand) -> (Init, usize) {
         let row = self.decoded_vector(operand);
-        (Init::Bias(row.address()), workspace::aligned_floats(row.len()))
+        (Init::Bias(row.address()), aligned_floats(row.len()))
     }
 
     /// A vector as f32, decoded into the front of the workspace.

@@ -11,7 +11,7 @@ use super::product::{Init, Output};
 use super::run::Run;
 use super::view::Dst;
 use super::{columns, fourier};
-use smidgen_ir::workspace::{self, FOURIER_ROWS};
+use smidgen_ir::workspace_cpu::{self, FOURIER_ROWS};
 
 impl Run<'_> {
     /// y = z·magnitude/norm + bias.
@@ -35,8 +35,8 @@ impl Run<'_> {
     pub(super) fn row_norms(&self, scale: f32) {
         let (weight, b, norms) = (self.input(0), self.input(2), self.floats_mut(self.update(0)));
         let (n, k) = (self.rows_of(weight), weight.columns);
-        let block = workspace::norm_block_rows(n, k);
-        let taken = workspace::aligned_floats(block * k);
+        let block = workspace_cpu::norm_block_rows(n, k);
+        let taken = workspace_cpu::aligned_floats(block * k);
         for first in (0..n).step_by(block) {
             let rows = block.min(n - first);
             let sum = self.workspace_floats().part(0, rows * k);
@@ -55,7 +55,7 @@ impl Run<'_> {
         let (base, y) = (self.floats(self.input(0)), self.floats_mut(self.output(0)));
         let (all, n) = (self.rows_of(self.input(0)), self.input(0).columns);
         let block = FOURIER_ROWS.min(all).max(1);
-        let taken = workspace::aligned_floats(block * n);
+        let taken = workspace_cpu::aligned_floats(block * n);
         let module = self.fourier_module(3, scale);
         for first in (0..all).step_by(block) {
             let rows = block.min(all - first);
@@ -79,8 +79,8 @@ impl Run<'_> {
     /// The argument is formed in the buffer of its gradient.
     pub(super) fn fourier_grad(&self, scale: f32) {
         let dz = self.output_rows(0);
-        let partials = workspace::fourier_partials(dz.rows(), dz.columns());
-        let taken = workspace::aligned_floats(2 * partials);
+        let partials = workspace_cpu::fourier_partials(dz.rows(), dz.columns());
+        let taken = workspace_cpu::aligned_floats(2 * partials);
         self.fourier_argument(0, 0, dz.rows(), self.floats_mut(self.output(0)), taken);
         let sums = self.workspace_doubles(partials);
         let module = self.fourier_module(2, scale);

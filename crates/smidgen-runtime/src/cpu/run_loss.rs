@@ -7,7 +7,7 @@ use super::kernel::OutputView;
 use super::loss;
 use super::product::{Init, Left, Output, Term};
 use super::run::{Factor, Run};
-use smidgen_ir::{LossHead, workspace};
+use smidgen_ir::{LossHead, workspace_cpu};
 
 impl Run<'_> {
     /// Chunks of rows: logits, softmax and its gradient in place, gradients at once.
@@ -17,9 +17,9 @@ impl Run<'_> {
         let labels = self.i32s(2);
         let weight = self.elements::<f64>(self.input(3)).src().get(0);
         let total = self.elements::<f64>(self.update(0));
-        let stride = workspace::logit_stride(vocabulary);
+        let stride = workspace_cpu::logit_stride(vocabulary);
         let logit_floats = head.chunk * stride;
-        let taken = logit_floats + workspace::aligned_floats(head.chunk);
+        let taken = logit_floats + workspace_cpu::aligned_floats(head.chunk);
         let scratch = self.workspace_floats();
         let mut sum = 0.0;
         for first in (0..rows).step_by(head.chunk) {

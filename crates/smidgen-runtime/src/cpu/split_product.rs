@@ -18,7 +18,7 @@ use super::kernel::TileWrite;
 use super::product::{Init, Output, Term, even_block};
 use super::stored::SPAN_STEP;
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
-use smidgen_ir::workspace::{SPLIT_COLUMNS, SPLIT_DEPTH, SPLIT_PLANES, SPLIT_ROWS, product_floats};
+use smidgen_ir::workspace_cpu::{SPLIT_COLUMNS, SPLIT_DEPTH, SPLIT_PLANES, SPLIT_ROWS, product_floats};
 use std::ops::Range;
 
 /// Fewest columns of C for which this is the faster way. Rows have no say: how many there are must not show.

@@ -11,7 +11,7 @@ use super::super::stored::Stored;
 use super::super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use super::split_product;
 use smidgen_ir::quant;
-use smidgen_ir::workspace::product_floats;
+use smidgen_ir::workspace_cpu::product_floats;
 use smidgen_ir::{DType, Storage};
 
 const BF16: Storage = Storage::Plain(DType::Bf16);

@@ -9,7 +9,7 @@ use super::stored::{SPAN_STEP, Stored};
 use super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use smidgen_ir::Storage;
 use smidgen_ir::quant;
-use smidgen_ir::workspace::product_floats;
+use smidgen_ir::workspace_cpu::product_floats;
 
 on_each_isa! {
     /// # Safety

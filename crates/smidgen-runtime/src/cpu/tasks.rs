@@ -4,7 +4,7 @@
 //! part of a workspace that has its number (`pool.rs`).
 
 pub use super::pool::{current_thread, current_threads, run_tasks};
-use smidgen_ir::workspace::LINE_FLOATS;
+use smidgen_ir::workspace_cpu::LINE_FLOATS;
 
 /// The workspace from its first whole cache line on: vectors that straddle lines cost the kernel speed.
 /// Takes less than [`LINE_FLOATS`] floats away.

@@ -42,8 +42,8 @@ fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
         return vec![];
     }
     let mut first = 0;
-    let parts = steps.split_inclusive(|step| step.op.is_of_head()).map(|part| {
-        let ends_there = part.last().is_some_and(|step| step.op.is_of_head());
+    let parts = steps.split_inclusive(|step| step.op.is_of_loss()).map(|part| {
+        let ends_there = part.last().is_some_and(|step| step.op.is_of_loss());
         let recorded = first..first + part.len() - usize::from(ends_there);
         first += part.len();
         recorded

@@ -1,6 +1,6 @@
-//! One step on a GPU: the operation becomes a call of its launcher.
+//! One step on a GPU: each operation calls its launcher.
 //!
-//! Every match over operations is complete. What a launcher could not run is refused here, before any step has run.
+//! A step that a launcher cannot run is refused here, before any step has run.
 
 use super::driver::NAME;
 use super::stage::{KernelFile, Stage};
@@ -8,16 +8,15 @@ use super::{
     act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
     head_pieces, linear, loss, norm, optimizer, rope, thin,
 };
-use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::workspace_cuda::{StepTypes, workspace_bytes};
-use smidgen_ir::{Extent, Op, Shape, Storage, Type};
+use crate::device::{BoundStep, DeviceError};
+use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
     files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE]).collect()
 }
 
-/// The files of kernels that any plan may need.
+/// The files of kernels that every plan loads.
 pub fn files_of_all() -> Vec<KernelFile> {
     vec![
         act::FILE,
@@ -36,28 +35,23 @@ pub fn files_of_all() -> Vec<KernelFile> {
     ]
 }
 
-/// Those that an operation needs beside them.
+/// The files that an operation needs in addition.
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
-    match op {
-        Op::Attention(shape) | Op::AttentionGrad(shape) => attention::files(shape),
-        _ => vec![],
-    }
+    attention_of(op).map_or_else(Vec::new, attention::files)
 }
 
-/// Those of Hopper GPUs that an operation may be computed by.
+/// The files that can compute an operation on Hopper GPUs.
 pub fn hopper_files_of(op: &Op) -> Vec<KernelFile> {
-    match op {
-        Op::Attention(shape) | Op::AttentionGrad(shape) => attention_hopper::files(shape),
-        _ => vec![],
-    }
+    attention_of(op).map_or_else(Vec::new, attention_hopper::files)
 }
 
-/// Refuses a step that has too little scratch, or a weight whose rows are no whole blocks.
+fn attention_of(op: &Op) -> Option<&AttentionShape> {
+    if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
+}
+
+/// Refuses a step with too little scratch, heads that are too large, or a weight whose rows are not whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-    let types: Vec<Type> = step.inputs.iter().map(type_of).collect();
-    let inputs: Vec<&Type> = types.iter().collect();
-    let needed =
-        workspace_bytes(&StepTypes { op: &step.op, inputs: &inputs, extent, precision: step.precision });
+    let needed = step.workspace_bytes(DeviceKind::Cuda, 0, extent);
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
@@ -80,16 +74,9 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     Ok(())
 }
 
-fn type_of(operand: &Operand) -> Type {
-    let shape = match operand.columns {
-        1 => Shape::rows_of(operand.rows),
-        columns => Shape::of(operand.rows, columns),
-    };
-    Type::new(shape, operand.storage)
-}
-
-/// Launches a step.
-pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+/// Launches steps that are the same operation on different tensors; several only where the op table allows it.
+fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    let step = &steps[0];
     match &step.op {
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
         Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm),
@@ -126,22 +113,23 @@ pub fn run_step(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> 
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
         Op::GradNorm { clip } => optimizer::grad_norm(stage, step, *clip),
-        Op::Round { .. } | Op::AdamW(_) | Op::AdamW8(_) | Op::Zero => {
-            run_alike(stage, std::slice::from_ref(step))
-        }
-        Op::Fetch | Op::Stow => unreachable!("transfers are begun by the device"),
+        Op::Round { .. } => optimizer::round(stage, steps),
+        Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
+        Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
+        Op::Zero => optimizer::zero(stage, steps),
+        Op::Fetch | Op::Stow => unreachable!("the device itself starts transfers"),
         Op::Stowed => Ok(()),
     }
 }
 
-/// How many steps at the begin of `steps` do the same to other tensors, so that they can be launched together.
-fn count_alike(steps: &[BoundStep]) -> usize {
+/// How many steps at the front of `steps` can be launched together.
+fn count_joined(steps: &[BoundStep]) -> usize {
     let Some(first) = steps.first() else { return 0 };
-    1 + steps[1..].iter().take_while(|step| step.op.is_alike(&first.op)).count()
+    1 + steps[1..].iter().take_while(|step| step.op.joins(&first.op)).count()
 }
 
-/// Launches the first steps of some as one, and says how many they were: tensors that are treated alike, a product
-/// and the sum that follows it in place, or the gradients of B and of h.
+/// Launches the first steps as one and returns how many they were: the same operation on several tensors, a matmul and
+/// the sum that follows it in place, or the gradients of B and of h.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [product, sum, ..] = steps
         && let Op::Linear { bias, lora } = product.op
@@ -156,17 +144,6 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
         let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
         return thin::adapter_grad(stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
-    let count = count_alike(steps);
-    run_alike(stage, &steps[..count]).map(|()| count)
-}
-
-/// Launches steps that do the same to other tensors.
-fn run_alike(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
-    match &steps[0].op {
-        Op::Round { .. } => optimizer::round(stage, steps),
-        Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
-        Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
-        Op::Zero => optimizer::zero(stage, steps),
-        _ => run_step(stage, &steps[0]),
-    }
+    let count = count_joined(steps);
+    run_joined(stage, &steps[..count]).map(|()| count)
 }

@@ -7,7 +7,7 @@ use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals, encode, random_reals, stored};
 use crate::subject::{Scalar, Subject};
-use smidgen_ir::workspace::{FOURIER_ROWS, norm_block_rows};
+use smidgen_ir::workspace_cpu::{FOURIER_ROWS, norm_block_rows};
 use smidgen_ir::{DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId};
 use std::collections::BTreeSet;
 

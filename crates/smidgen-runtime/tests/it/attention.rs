@@ -5,7 +5,7 @@
 //! Buffers have rows wider than their heads, filled with a mark that must survive.
 //! Left out: speed.
 
-use smidgen_ir::workspace::{attention_floats, bf16_attention_thread_floats};
+use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
 use smidgen_runtime::cpu::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use smidgen_runtime::cpu::attention_gradient::{AttentionGradientBuffers, attention_gradient};
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;

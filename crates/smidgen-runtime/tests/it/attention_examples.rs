@@ -8,7 +8,7 @@ use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals};
 use crate::subject::{Scalar, Subject};
-use smidgen_ir::workspace::{KEY_BLOCK, QUERY_BLOCK};
+use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use smidgen_ir::{
     AttentionShape, DType, Dim, Entry, Extent, Graph, LeafKind, Op, Phase, RopeScaling, RopeSpec, Shape,
     Storage, Type,

@@ -58,7 +58,7 @@ fn prove(examples: Vec<Example>) {
 #[test]
 fn every_operation_has_an_example() {
     let covered: BTreeSet<&str> = all().iter().flat_map(|example| example.covers).copied().collect();
-    let known: BTreeSet<&str> = Op::NAMES.into_iter().collect();
+    let known: BTreeSet<&str> = Op::NAMES.iter().copied().collect();
     assert_eq!(known.len(), Op::NAMES.len(), "two operations share a name");
     let missing: Vec<&&str> = known.difference(&covered).collect();
     assert!(missing.is_empty(), "no example for {missing:?}");

@@ -7,7 +7,7 @@ use crate::draft::Draft;
 use crate::examples::{Example, gradient};
 use crate::numbers::random_reals;
 use crate::subject::Subject;
-use smidgen_ir::workspace::{COLUMN_BLOCK, DEPTH_BLOCK};
+use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK};
 use smidgen_ir::{AttentionShape, Block, Code4, DType, Op, Storage, ValueId};
 
 const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];

@@ -5,7 +5,7 @@
 //! serves all formats.
 //! Left out: speed.
 
-use smidgen_ir::workspace::product_floats;
+use smidgen_ir::workspace_cpu::product_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;

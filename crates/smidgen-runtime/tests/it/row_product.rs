@@ -3,7 +3,7 @@
 //! Numbers are such that the order of a sum shows in its last bits.
 
 use crate::numbers::random_reals;
-use smidgen_ir::workspace::product_floats;
+use smidgen_ir::workspace_cpu::product_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;

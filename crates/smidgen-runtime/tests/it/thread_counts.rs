@@ -6,7 +6,7 @@
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
 use smidgen_compile::passes::head_pieces;
-use smidgen_ir::workspace::fourier_partials;
+use smidgen_ir::workspace_cpu::fourier_partials;
 use smidgen_ir::{AttentionShape, DType, Dim, LossHead, Norm, Op};
 
 #[test]

@@ -5,9 +5,10 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
+use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan, Precision,
-    Shape, Space, Storage, Type, workspace,
+    AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan,
+    Precision, Shape, Space, Storage, Type,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -48,8 +49,8 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
 
 /// The planned size passes the device's check, one byte less does not.
 fn check_exact(cpu: &Cpu, op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) {
-    let dims: Vec<(usize, usize)> = inputs.iter().map(|ty| ty.shape.at(extent)).collect();
-    let planned = workspace::workspace_bytes(&op, &dims, Precision::F32, cpu.threads());
+    let target = Target { device: DeviceKind::Cpu, precision: Precision::F32, threads: cpu.threads() };
+    let planned = workspace_bytes(&op, &inputs.iter().collect::<Vec<_>>(), extent, target);
     let mut step = bound_step(op, inputs, updates, extent);
     if planned > 0 {
         step.workspace = Some((0, planned));

@@ -17,9 +17,8 @@ use crate::plan::devices::Place;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
 use crate::plan::profiles::device_name;
-use smidgen_compile::profile::{Work, work_of};
 use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
-use smidgen_ir::{Cost, DeviceKind, Entry, Op, Precision};
+use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Precision};
 use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
@@ -289,12 +288,12 @@ fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Res
 fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     const TRAFFIC_BYTES: f64 = (1 << 20) as f64;
     let BySize { large, small } = plain;
-    let of = |times: &Times, work: Work| -> Vec<Timed> {
-        times.micro_step.iter().filter(|step| work_of(&step.op) == work).cloned().collect()
+    let of = |times: &Times, bound_by: BoundBy| -> Vec<Timed> {
+        times.micro_step.iter().filter(|step| step.op.bound_by() == bound_by).cloned().collect()
     };
     let traffic: Vec<Timed> =
-        of(large, Work::Memory).into_iter().filter(|step| step.cost.bytes >= TRAFFIC_BYTES).collect();
-    let traffic = if traffic.is_empty() { of(large, Work::Memory) } else { traffic };
+        of(large, BoundBy::Memory).into_iter().filter(|step| step.cost.bytes >= TRAFFIC_BYTES).collect();
+    let traffic = if traffic.is_empty() { of(large, BoundBy::Memory) } else { traffic };
     // The shortest step does next to nothing.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
@@ -305,8 +304,8 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     let rates = Rates {
         product_flops_per_s: 1.0 / flop_s,
         bf16_product_flops_per_s: 1.0 / bf16_flop_s,
-        outer_flops_per_s: rate(&of(large, Work::Outer), |cost| cost.flops, step_s),
-        attention_flops_per_s: rate(&of(large, Work::Attention), |cost| cost.flops, step_s),
+        outer_flops_per_s: rate(&of(large, BoundBy::OuterProduct), |cost| cost.flops, step_s),
+        attention_flops_per_s: rate(&of(large, BoundBy::Attention), |cost| cost.flops, step_s),
         bytes_per_s,
         step_s,
         plain_operand_s,
@@ -358,7 +357,7 @@ fn products_as_they_lie(plain: &BySize, coded: &BySize, step_s: f64) -> ProductT
 
 /// Seconds of the products that count, without what any step takes, and their work.
 fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, Cost) {
-    let of_products = times.micro_step.iter().filter(|step| work_of(&step.op) == Work::Product);
+    let of_products = times.micro_step.iter().filter(|step| step.op.bound_by() == BoundBy::Matmul);
     let steps: Vec<&Timed> = of_products.filter(|step| is_counted(&step.cost)).collect();
     let seconds = steps.iter().map(|step| step.seconds - step_s).sum();
     (seconds, steps.iter().map(|step| step.cost).sum())

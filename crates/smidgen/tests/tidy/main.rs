@@ -8,6 +8,7 @@
 
 mod benchmarks;
 mod documents;
+mod op_sites;
 
 use regex::Regex;
 use serde_json::Value;
