@@ -8,6 +8,7 @@
 mod bad_data;
 mod bad_model;
 mod bad_recipe;
+mod coated_devices;
 mod commands;
 mod doctor;
 mod evaluating;
@@ -24,6 +25,8 @@ mod hub_server;
 mod inspecting;
 mod memory;
 mod merging;
+mod moving_memory;
+mod parity;
 mod plan_json;
 mod profiles;
 #[cfg(unix)]
@@ -36,6 +39,7 @@ mod resume;
 mod scratch;
 #[cfg(unix)]
 mod signals;
+mod smollm2;
 mod stopping;
 mod text_data;
 mod torture;

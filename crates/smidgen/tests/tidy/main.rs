@@ -9,6 +9,7 @@
 mod benchmarks;
 mod documents;
 mod op_sites;
+mod rooms;
 
 use regex::Regex;
 use serde_json::Value;

@@ -5,8 +5,6 @@
 //! has been lined up behind it. A narrow coat: gradients overflow where the loss is scaled by more than it bears, as in
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use smidgen::console::progress::Progress;
 use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::plan_job;

@@ -3,8 +3,6 @@
 //! What can be had is told by the test. Whatever happens, a run has the losses of one that was left alone, within the
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use smidgen::console::progress::Progress;
 use smidgen::plan::job::{Job, Purpose};
 use smidgen::plan::planning::plan_job;

@@ -6,8 +6,6 @@
 //! `lib.rs`, `main.rs` and a folder's own `mod.rs` are not rooms of that folder. Test code is not read.
 //! This is a reader of tokens, not a compiler: names that a macro makes up stay unseen.
 
-#![allow(clippy::unwrap_used)]
-
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;

@@ -3,8 +3,6 @@
 //! Each folder of `fixtures/` is one case; `fixtures/README.md` says how it was recorded. The tolerances
 //! stand about ten times above the recorded distance between f32 and f64 in the reference itself.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use serde_json::Value;
 use smidgen::plan::job::{Job, Purpose};
 use smidgen::rows::data::{Data, Rows};
