@@ -1,4 +1,7 @@
 //! The budget table of an evaluation.
+//!
+//! Weights, activations and workspace of the `eval` entry point, and where offloaded weights are stored.
+//! Left out: the scores (`eval_table.rs`).
 
 use super::plan_table::elsewhere_lines;
 use crate::eval::evaluator::{EvalPlan, Means};

@@ -1,4 +1,7 @@
-//! The budget table of a generation: what is reserved for weights, the cache and one pass.
+//! The budget table of a generation: what is reserved for weights, the KV cache and one pass.
+//!
+//! The rows are those of the `decode` entry point; offloaded weights are listed below them.
+//! Left out: the generated text and its speed.
 
 use super::plan_table::elsewhere_lines;
 use crate::plan::generation::GenerationPlan;
