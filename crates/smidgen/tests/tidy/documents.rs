@@ -147,6 +147,32 @@ fn every_invariant_names_what_holds_it() {
     }
 }
 
+/// `error:` lines of the page on troubleshooting are messages of the program; `…` stands for names and numbers.
+#[test]
+fn quoted_messages_exist() {
+    const FEWEST_LETTERS: usize = 8;
+    let continued = Regex::new(r"\\\n *").unwrap();
+    let code: Vec<String> = sources()
+        .iter()
+        .filter(|(path, _)| path.contains("/src/"))
+        .map(|(_, text)| continued.replace_all(text, "").replace("\\\"", "\""))
+        .collect();
+    let page = read("docs/troubleshooting.md");
+    let messages: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("error: ")).collect();
+    assert!(messages.len() >= 10, "{messages:?}");
+    let mut violations = Vec::new();
+    for message in messages {
+        // Causes are joined by colons, where one error is inside another.
+        let pieces = message.split('…').flat_map(|piece| piece.split(": ")).map(str::trim);
+        let pieces: Vec<&str> = pieces.filter(|piece| piece.len() >= FEWEST_LETTERS).collect();
+        assert!(!pieces.is_empty(), "too little of a message to look for: {message}");
+        for piece in pieces.iter().filter(|piece| !code.iter().any(|text| text.contains(**piece))) {
+            violations.push(format!("`{piece}` of `{message}`"));
+        }
+    }
+    expect_none("`docs/troubleshooting.md` quotes messages of the program", &violations);
+}
+
 #[test]
 fn the_changelog_begins_with_this_version() {
     let changelog = read("CHANGELOG.md");
@@ -223,13 +249,17 @@ fn the_file_map_is_what_the_headers_say() {
 fn first_sentence(text: &str) -> String {
     let header = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
     let paragraph: Vec<&str> = header.take_while(|line| !line.is_empty()).collect();
-    let paragraph = paragraph.join(" ");
+    // Links of rustdoc are plain names here.
+    let paragraph = paragraph.join(" ").replace("[`", "`").replace("`]", "`");
     let end = paragraph.find(". ").unwrap_or(paragraph.len());
     paragraph[..end].trim_end_matches('.').to_owned()
 }
 
 #[test]
 fn a_first_sentence_may_have_several_lines() {
-    assert_eq!(first_sentence("//! One, `a.rs` and\n//! two. Three.\n//!\n//! Four.\n"), "One, `a.rs` and two");
-    assert_eq!(first_sentence("//! All.\n\nuse x;"), "All");
+    assert_eq!(
+        first_sentence("//! One, `a.rs` and\n//! two. Three.\n//!\n//! Four.\n"),
+        "One, `a.rs` and two"
+    );
+    assert_eq!(first_sentence("//! All [`Types`].\n\nuse x;"), "All `Types`");
 }
