@@ -129,6 +129,13 @@ impl ModelFolder {
         Ok(ModelFolder { path, config_path, config, files, tensors })
     }
 
+    /// A model that exists only as its config, for planning and measuring; `name` stands for its path.
+    pub fn from_config(name: &str, config: serde_json::Value) -> ModelFolder {
+        let path = PathBuf::from(name);
+        let config_path = path.join("config.json");
+        ModelFolder { path, config_path, config, files: Vec::new(), tensors: BTreeMap::new() }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -39,6 +39,12 @@ impl Model {
         Ok(Model::Folder { folder, bnb })
     }
 
+    /// A model that exists only as its config, for planning and measuring; `name` stands for its path.
+    pub fn from_config(name: &str, config: serde_json::Value) -> Model {
+        let folder = Box::new(ModelFolder::from_config(name, config));
+        Model::Folder { folder, bnb: BnbWeights::default() }
+    }
+
     pub fn open_gguf(path: &Path) -> Result<Model, ModelOpenError> {
         let mut file = GgufFile::open(path)?;
         let model = Box::new(GgufModel::read(&file)?);

@@ -92,6 +92,30 @@ pub fn parse_recipe(
     Err(RecipeErrors { file: source.file.clone(), mistakes })
 }
 
+impl Recipe {
+    /// Sets one key from text, as an override on the command line does: `recipe.set("memory.budget", "8GiB")`.
+    /// Relative paths start at `folder`.
+    pub fn set(&mut self, key: &str, text: &str, folder: &Path) -> Result<(), RecipeErrors> {
+        let mut reading = Reading {
+            recipe: self.clone(),
+            seen: HashMap::new(),
+            mistakes: Vec::new(),
+            working_directory: folder,
+        };
+        let place = Place::Override(format!("{key}={text}"));
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        reading.read_key(place, section, name, &Value::Bare(text.to_owned()), folder);
+        if !reading.mistakes.is_empty() {
+            return Err(RecipeErrors { file: "the command line".to_owned(), mistakes: reading.mistakes });
+        }
+        if self.adapter.alpha == default_alpha(self.adapter.rank) && key == "adapter.rank" {
+            reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
+        }
+        *self = reading.recipe;
+        Ok(())
+    }
+}
+
 /// The defaults with one override, whose paths start at `folder`, but for that of the output.
 pub(super) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
     let mut reading = Reading {

@@ -170,10 +170,7 @@ pub enum ModelPath {
 impl ModelPath {
     /// A checkpoint in a folder.
     pub fn folder(folder: &Path) -> ModelPath {
-        ModelPath::Folder(RecipePath {
-            written: folder.display().to_string(),
-            resolved: folder.to_path_buf(),
-        })
+        ModelPath::Folder(RecipePath::at(folder))
     }
 }
 
@@ -324,6 +321,19 @@ pub enum WeightPlacement {
 }
 
 impl Recipe {
+    /// A recipe for a model, with the default of every other key: no data yet, and no output folder.
+    pub fn new(model: ModelPath) -> Recipe {
+        let mut recipe = Recipe::with_defaults();
+        recipe.model.path = model;
+        recipe
+    }
+
+    /// The rank of the adapter, and its default alpha.
+    pub fn set_rank(&mut self, rank: usize) {
+        self.adapter.rank = rank;
+        self.adapter.alpha = default_alpha(rank);
+    }
+
     /// The default of every key. The required ones (`model.path`, `data.train`, `output.dir`) are empty.
     pub(super) fn with_defaults() -> Recipe {
         let rank = 16;
@@ -424,6 +434,11 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl RecipePath {
+    /// A path that is already resolved.
+    pub fn at(path: &Path) -> RecipePath {
+        RecipePath { written: path.display().to_string(), resolved: path.to_path_buf() }
+    }
+
     /// `text` seen from `folder`.
     pub(super) fn resolve(text: &str, folder: &Path) -> RecipePath {
         let resolved = if text.starts_with("hf:") || text.starts_with("pypi:") {

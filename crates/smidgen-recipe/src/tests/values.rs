@@ -319,3 +319,22 @@ fn the_last_override_wins_and_removes_the_rival_of_the_file() {
     let with_eval = REQUIRED.replace("train = \"train.json\"", "train = \"train.json\"\neval = \"e.json\"");
     assert!(parse(&with_eval, &["data.eval="]).expect("fine").data.eval.is_empty());
 }
+
+#[test]
+fn a_recipe_is_built_from_values() {
+    let mut recipe = Recipe::new(ModelPath::folder(Path::new("/models/a")));
+    let mut set = |key: &str, text: &str| recipe.set(key, text, Path::new("/here"));
+    set("adapter.rank", "8").unwrap();
+    set("memory.budget", "8GiB").unwrap();
+    set("data.train", "rows.jsonl").unwrap();
+    let message = set("memory.recompute", "sometimes").unwrap_err().to_string();
+    assert!(message.contains("`memory.recompute=sometimes`: `memory.recompute` must be"), "{message}");
+    assert!(set("rank", "8").is_err());
+    assert_eq!((recipe.adapter.rank, recipe.adapter.alpha), (8, 16.0));
+    assert_eq!(recipe.memory.budget, Budget::Bytes(8 << 30));
+    assert_eq!(recipe.data.train[0].resolved, Path::new("/here/rows.jsonl"));
+    // An alpha that was given stays.
+    recipe.adapter.alpha = 3.0;
+    recipe.set("adapter.rank", "4", Path::new("")).unwrap();
+    assert_eq!((recipe.adapter.rank, recipe.adapter.alpha), (4, 3.0));
+}

@@ -2,21 +2,58 @@
 //!
 //! The same files serve the recipes' tests; weights are nowhere.
 
-/// A name, and the model's `config.json` as far as it describes sizes.
-pub const SHAPES: [(&str, &str); 7] = [
-    ("qwen2.5-7b", include_str!("../../../../recipes/shapes/qwen2.5-7b-instruct/config.json")),
-    ("qwen2.5-1.5b", include_str!("../../../../recipes/shapes/qwen2.5-1.5b-instruct/config.json")),
-    ("qwen2.5-0.5b", include_str!("../../../../recipes/shapes/qwen2.5-0.5b-instruct/config.json")),
-    ("llama3.1-8b", include_str!("../../../../recipes/shapes/llama-3.1-8b-instruct/config.json")),
-    ("phi3-mini", include_str!("../../../../recipes/shapes/phi-3-mini-4k-instruct/config.json")),
-    ("phi4-mini", include_str!("../../../../recipes/shapes/phi-4-mini-instruct/config.json")),
-    ("smollm2-135m", include_str!("../../../../recipes/shapes/smollm2-135m/config.json")),
+use smidgen_formats::model::Model;
+
+/// A published model without its weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub name: &'static str,
+    /// The model's `config.json`, as far as it describes sizes.
+    pub config: &'static str,
+}
+
+pub const SHAPES: [Shape; 7] = [
+    Shape {
+        name: "qwen2.5-7b",
+        config: include_str!("../../../../recipes/shapes/qwen2.5-7b-instruct/config.json"),
+    },
+    Shape {
+        name: "qwen2.5-1.5b",
+        config: include_str!("../../../../recipes/shapes/qwen2.5-1.5b-instruct/config.json"),
+    },
+    Shape {
+        name: "qwen2.5-0.5b",
+        config: include_str!("../../../../recipes/shapes/qwen2.5-0.5b-instruct/config.json"),
+    },
+    Shape {
+        name: "llama3.1-8b",
+        config: include_str!("../../../../recipes/shapes/llama-3.1-8b-instruct/config.json"),
+    },
+    Shape {
+        name: "phi3-mini",
+        config: include_str!("../../../../recipes/shapes/phi-3-mini-4k-instruct/config.json"),
+    },
+    Shape {
+        name: "phi4-mini",
+        config: include_str!("../../../../recipes/shapes/phi-4-mini-instruct/config.json"),
+    },
+    Shape {
+        name: "smollm2-135m",
+        config: include_str!("../../../../recipes/shapes/smollm2-135m/config.json"),
+    },
 ];
 
-pub fn find(name: &str) -> Option<&'static str> {
-    SHAPES.iter().find(|(own, _)| *own == name).map(|(_, config)| *config)
+impl Shape {
+    pub fn find(name: &str) -> Option<&'static Shape> {
+        SHAPES.iter().find(|shape| shape.name == name)
+    }
+
+    /// The model, with nothing but its config.
+    pub fn model(&self) -> Model {
+        Model::from_config(self.name, serde_json::from_str(self.config).expect("shapes are JSON"))
+    }
 }
 
 pub fn names() -> String {
-    SHAPES.map(|(name, _)| name).join(", ")
+    SHAPES.map(|shape| shape.name).join(", ")
 }

@@ -7,21 +7,26 @@
 //! context that the plan counted.
 //! `--write-model` makes a checkpoint of random numbers of a shape instead.
 
+use crate::bench::shapes::{self, Shape};
+use crate::bench::synthetic;
 use crate::bench::synthetic::Synthetic;
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
-use crate::bench::{shapes, synthetic};
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job};
+use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::read_spec;
 use smidgen_formats::element::Element;
+use smidgen_formats::json_file::{MAX_CONFIG_BYTES, read_json_file};
+use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Extent, Storage};
-use smidgen_recipe::{RecipeSource, parse_recipe};
+use smidgen_recipe::{self as recipe, MicroTokens, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -37,19 +42,19 @@ pub struct Args {
     /// lora, dora or ls-lora
     #[arg(long, default_value = "lora")]
     adapter: String,
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rank: usize,
     /// adamw or adamw-8bit
     #[arg(long, default_value = "adamw")]
     optimizer: String,
     /// Samples of a step
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
     /// Tokens of a sample
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     tokens: usize,
     /// Samples of a micro-batch; all of them by default where they fit
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     together: Option<usize>,
     /// auto, none, all, every:N
     #[arg(long, default_value = "auto")]
@@ -73,7 +78,7 @@ pub struct Args {
     /// auto, f32, bf16, f16
     #[arg(long, default_value = "auto")]
     compute: String,
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     steps: usize,
     #[arg(long, default_value_t = 3)]
     warm_up: usize,
@@ -92,78 +97,64 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let config = match shapes::find(&args.model) {
-        Some(config) => config.to_owned(),
-        None => std::fs::read_to_string(Path::new(&args.model).join("config.json")).map_err(|error| {
-            Failure::recipe(format!(
-                "`--model {}` is no known shape and no folder with a config.json ({error})",
-                args.model
-            ))
-            .hint(format!("shapes are {}", shapes::names()))
-        })?,
-    };
-    if let Some(folder) = &args.write_model {
-        return write_model(&config, folder);
+    let config = read_config(&args.model)?;
+    match &args.write_model {
+        Some(folder) => write_model(&config, folder),
+        None => measure(args, Model::from_config(&args.model, config)),
     }
-    let folder = std::env::temp_dir().join(format!("smidgen-bench-{}", std::process::id()));
-    write_file(&folder, "config.json", config.as_bytes())?;
-    let result = measure(args, &folder);
-    // A folder that stays behind in the temporary place harms no one.
-    let _ = std::fs::remove_dir_all(&folder);
-    result
 }
 
-fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
-    let path = folder.join(name);
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&path, bytes))
-        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", path.display())))
+/// The config of a known shape, or that of a folder.
+fn read_config(model: &str) -> Result<Value, Failure> {
+    if let Some(shape) = Shape::find(model) {
+        return Ok(shape.model().config().clone());
+    }
+    let path = Path::new(model).join("config.json");
+    read_json_file(&path, MAX_CONFIG_BYTES).map_err(|error| {
+        Failure::recipe(format!(
+            "`--model {model}` is not a known shape or a folder with a config.json: {error}"
+        ))
+        .hint(format!("known shapes: {}", shapes::names()))
+    })
 }
 
-fn recipe_text(args: &Args, folder: &Path) -> String {
-    let micro_tokens =
-        args.together.map_or("\"auto\"".to_owned(), |together| (together * args.tokens).to_string());
-    let tile_tokens = match args.tile_tokens.parse::<usize>() {
-        Ok(tokens) => tokens.to_string(),
-        Err(_) => format!("{:?}", args.tile_tokens),
-    };
-    format!(
-        "[model]\npath = {:?}\nbase = {:?}\ncompute = {:?}\n\
-         [adapter]\nkind = {:?}\nrank = {}\n\
-         [data]\ntrain = \"none.jsonl\"\nmax_tokens = {}\n\
-         [train]\nbatch = {}\nsteps = {}\noptimizer = {:?}\n\
-         [memory]\ndevice = {:?}\nbudget = {:?}\nrecompute = {:?}\nmicro_tokens = {micro_tokens}\ntile_tokens = {tile_tokens}\n\
-         weights = {:?}\nactivations = {:?}\noptimizer_state = {:?}\n\
-         [output]\ndir = \"none\"\n",
-        folder.display().to_string(),
-        args.base,
-        args.compute,
-        args.adapter,
-        args.rank,
-        args.tokens,
-        args.batch,
-        args.steps,
-        args.optimizer,
-        args.device,
-        args.budget,
-        args.recompute,
-        args.weights,
-        args.activations,
-        args.optimizer_state,
-    )
+/// What is measured, as the recipe of a run would have it.
+fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
+    let mut recipe = Recipe::new(ModelPath::folder(Path::new(&args.model)));
+    recipe.output.dir = RecipePath::at(&std::env::temp_dir());
+    recipe.set_rank(args.rank);
+    recipe.data.max_tokens = args.tokens;
+    recipe.train.batch = recipe::Batch::Samples(args.batch);
+    if let Some(together) = args.together {
+        recipe.memory.micro_tokens = MicroTokens::Tokens(together * args.tokens);
+    }
+    for (key, text) in [
+        ("model.base", &args.base),
+        ("model.compute", &args.compute),
+        ("adapter.kind", &args.adapter),
+        ("train.optimizer", &args.optimizer),
+        ("memory.device", &args.device),
+        ("memory.budget", &args.budget),
+        ("memory.recompute", &args.recompute),
+        ("memory.tile_tokens", &args.tile_tokens),
+        ("memory.weights", &args.weights),
+        ("memory.activations", &args.activations),
+        ("memory.optimizer_state", &args.optimizer_state),
+    ] {
+        recipe.set(key, text, Path::new("")).map_err(Failure::recipe)?;
+    }
+    Ok(recipe)
 }
 
-fn measure(args: &Args, folder: &Path) -> Result<(), Failure> {
-    let source =
-        RecipeSource { file: "bench".into(), folder: folder.to_path_buf(), text: recipe_text(args, folder) };
-    let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
+fn measure(args: &Args, model: Model) -> Result<(), Failure> {
+    let recipe = build_recipe(args)?;
     // Predicted as a run would be.
     let access = Access { measured_profiles: true, ..Access::cache_only() };
-    let mut job = Job::prepare_with(recipe, Purpose::Plan, &access)?;
+    let mut job = Job::prepare_model(recipe, model, Purpose::Plan, &access)?;
     let begin = Instant::now();
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
-    let device = device.with_spill_folder(folder.to_path_buf());
+    let device = device.with_spill_folder(std::env::temp_dir());
     let device = if args.launch_singly { device.launching_singly() } else { device };
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
@@ -298,12 +289,13 @@ fn render(figures: &Value) -> String {
 }
 
 /// A checkpoint of random numbers in bf16, one file.
-fn write_model(config: &str, folder: &Path) -> Result<(), Failure> {
-    let broken =
-        |error: &dyn std::fmt::Display| Failure::world(format!("the config cannot be read: {error}"));
-    let config_json: Value = serde_json::from_str(config).map_err(|error| broken(&error))?;
-    let spec = smidgen_compile::model::read_spec(&config_json).map_err(|error| broken(&error))?;
-    write_file(folder, "config.json", config.as_bytes())?;
+fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
+    let spec =
+        read_spec(config).map_err(|error| Failure::world(format!("cannot read the config: {error}")))?;
+    let path = folder.join("config.json");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&path, format!("{config:#}\n")))
+        .map_err(|error| Failure::world(format!("cannot write `{}`: {error}", path.display())))?;
     let tensors: Vec<(String, (usize, usize), Vec<usize>)> = spec
         .tensors()
         .into_iter()

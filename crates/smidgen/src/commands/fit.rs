@@ -5,7 +5,7 @@
 //! Left out: data; samples are taken to have `max_tokens` tokens.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
-use crate::bench::shapes;
+use crate::bench::shapes::{SHAPES, Shape};
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
@@ -15,7 +15,8 @@ use crate::plan::planning::{DemandShape, Terms, plan_job};
 use serde_json::{Value, json};
 use smidgen_compile::Solution;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::Recipe;
+use smidgen_recipe::{ModelPath, Recipe};
+use std::path::Path;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -68,8 +69,8 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let rank = largest(most, |rank| terms.can_fit(&with_rank(&job.request, rank), smallest)).unwrap_or(0);
     let has_rank = job.request.trained.is_empty();
     let mut models = Vec::new();
-    for (name, config) in shapes::SHAPES {
-        models.push(fit_shape(name, config, recipe, access)?);
+    for shape in &SHAPES {
+        models.push(fit_shape(shape, recipe, access)?);
     }
     models.sort_by_key(|model| model["parameters"].as_u64());
     let largest_model = models.iter().rev().find(|model| model["fits"] == json!(true));
@@ -98,16 +99,12 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
 }
 
 /// A model of a known shape under the recipe.
-fn fit_shape(name: &str, config: &str, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
-    let folder = std::env::temp_dir().join(format!("smidgen-fit-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(folder.join("config.json"), config))
-        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
+fn fit_shape(shape: &Shape, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     let mut recipe = assumed(recipe);
-    recipe.model.path = smidgen_recipe::ModelPath::folder(&folder);
-    let planned = Job::prepare_with(recipe, Purpose::Plan, access).and_then(|job| Ok((plan_job(&job)?, job)));
-    // A folder that stays behind in the temporary place harms no one.
-    let _ = std::fs::remove_dir_all(&folder);
+    recipe.model.path = ModelPath::folder(Path::new(shape.name));
+    let planned = Job::prepare_model(recipe, shape.model(), Purpose::Plan, access)
+        .and_then(|job| Ok((plan_job(&job)?, job)));
+    let name = shape.name;
     Ok(match planned {
         Ok((planned, job)) => json!({
             "name": name,

@@ -12,14 +12,20 @@
 use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
 use crate::plan::profiles::device_name;
+use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
-use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Precision};
-use smidgen_recipe::{RecipeSource, parse_recipe};
+use smidgen_formats::model::Model;
+use smidgen_ir::{BoundBy, Cost, Entry, Op, Precision};
+use smidgen_recipe::{
+    self as recipe, BaseFormat, Compute, DeviceChoice, Memory, MicroTokens, ModelPath, Placement, Recipe,
+    RecipePath, Recompute, WeightPlacement,
+};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cuda::transfer_rates::transfer_rates;
@@ -61,11 +67,13 @@ fn measure_cpu(
         Effort::Usual => (8, (2, 256), (1, 64), 4, 3.0),
         Effort::Little => (1, (2, 32), (1, 16), 2, 0.0),
     };
-    let sizes = Sizes { config: CPU_SHAPE, layers, large, small, repeats: 1, passes, sustained_s };
-    let rates = |compute| measure_rates(&Trial { device: "cpu", compute, base: "bf16", threads }, &sizes);
-    let f32 = rates("f32")?;
+    let sizes = Sizes { config: cpu_shape, layers, large, small, repeats: 1, passes, sustained_s };
+    let rates = |compute| {
+        measure_rates(&Trial { device: DeviceChoice::Cpu, compute, base: BaseFormat::Bf16, threads }, &sizes)
+    };
+    let f32 = rates(Compute::F32)?;
     // Without a unit for bf16 nothing is ever computed in it.
-    let half = if Bf16Unit::detect().is_some() { rates("bf16")? } else { f32 };
+    let half = if Bf16Unit::detect().is_some() { rates(Compute::Bf16)? } else { f32 };
     let disk = disk_rates::measure(folder, disk_bytes(effort))?;
     let travel = disk.busy_s_per_byte.map(|seconds| seconds / threads as f64);
     Ok(DeviceProfile {
@@ -95,7 +103,7 @@ fn measure_cuda(
     let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
         return Err(Failure::world("only a device that is here can be measured"));
     };
-    let device = format!("cuda:{ordinal}");
+    let device = DeviceChoice::Cuda(*ordinal);
     let usual = cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile();
     let memory_bytes = Some(facts.total_bytes);
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
@@ -115,15 +123,15 @@ fn measure_cuda(
         (Effort::Little, _) => ((1, 512), (1, 256)),
     };
     let sizes =
-        Sizes { config: CUDA_SHAPE, layers: 2, large, small, repeats: 8, passes: 3, sustained_s: 2.0 };
-    let tiny = Sizes { config: CPU_SHAPE, layers: 8, large: (1, 256), ..sizes };
+        Sizes { config: cuda_shape, layers: 2, large, small, repeats: 8, passes: 3, sustained_s: 2.0 };
+    let tiny = Sizes { config: cpu_shape, layers: 8, large: (1, 256), ..sizes };
     let rates = |compute, base, sizes: &Sizes| -> Result<Rates, Failure> {
-        let trial = Trial { device: &device, compute, base, threads };
+        let trial = Trial { device, compute, base, threads };
         let rates = measure_rates(&trial, sizes)?;
         Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large, 0.0)?))
     };
-    let half = rates("bf16", "bf16", &sizes)?;
-    let f32 = rates("f32", "f32", &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
+    let half = rates(Compute::Bf16, BaseFormat::Bf16, &sizes)?;
+    let f32 = rates(Compute::F32, BaseFormat::F32, &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
     Ok(DeviceProfile {
         name,
         memory_bytes,
@@ -137,20 +145,31 @@ fn measure_cuda(
     })
 }
 
-/// Some layers of SmolLM2-135M, and of Qwen2.5-7B, each with a small vocabulary.
-const CPU_SHAPE: &str = r#"{"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192,
-    "tie_word_embeddings": true, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 100000,
-    "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
-const CUDA_SHAPE: &str = r#"{"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 32768,
-    "tie_word_embeddings": false, "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
-    "use_sliding_window": false, "hidden_act": "silu", "torch_dtype": "bfloat16"}"#;
+/// Some layers of SmolLM2-135M, with a small vocabulary.
+fn cpu_shape(layers: usize) -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": layers,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192, "tie_word_embeddings": true,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000, "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    })
+}
+
+/// Some layers of Qwen2.5-7B, with a small vocabulary.
+fn cuda_shape(layers: usize) -> Value {
+    json!({
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": layers,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 32768, "tie_word_embeddings": false,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+        "use_sliding_window": false, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    })
+}
 
 /// What is run, and how often.
 #[derive(Clone, Copy)]
 struct Sizes {
-    config: &'static str,
+    /// The config for a number of layers.
+    config: fn(usize) -> Value,
     layers: usize,
     /// Samples, and tokens of each.
     large: (usize, usize),
@@ -163,10 +182,10 @@ struct Sizes {
 
 /// As which a decoder is run.
 #[derive(Clone, Copy)]
-struct Trial<'a> {
-    device: &'a str,
-    compute: &'a str,
-    base: &'a str,
+struct Trial {
+    device: DeviceChoice,
+    compute: Compute,
+    base: BaseFormat,
     threads: usize,
 }
 
@@ -176,8 +195,8 @@ fn measure_rates(trial: &Trial, sizes: &Sizes) -> Result<Rates, Failure> {
         let large = run(&trial, sizes, sizes.large, sizes.sustained_s)?;
         Ok(BySize { large, small: run(&trial, sizes, sizes.small, 0.0)? })
     };
-    let lays_out = trial.device == DeviceKind::Cpu.name();
-    let (plain, coded) = (of_base(trial.base)?, of_base("nf4")?);
+    let lays_out = trial.device == DeviceChoice::Cpu;
+    let (plain, coded) = (of_base(trial.base)?, of_base(BaseFormat::Nf4)?);
     Ok(fit(&plain, &coded, lays_out))
 }
 
@@ -204,38 +223,14 @@ struct BySize {
 }
 
 /// Plans the decoder for a size and times it.
-fn run(trial: &Trial, sizes: &Sizes, size: (usize, usize), sustained_s: f64) -> Result<Times, Failure> {
-    let folder = std::env::temp_dir().join(format!("smidgen-measure-{}", std::process::id()));
-    let config = sizes.config.replace("LAYERS", &sizes.layers.to_string());
-    std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(folder.join("config.json"), config))
-        .map_err(|error| Failure::world(format!("`{}` could not be written: {error}", folder.display())))?;
-    let times = time(trial, sizes, size, sustained_s, &folder);
-    // A folder that stays behind in the temporary place harms no one.
-    let _ = std::fs::remove_dir_all(&folder);
-    times
-}
-
-fn time(
+fn run(
     trial: &Trial,
     sizes: &Sizes,
     (samples, tokens): (usize, usize),
     sustained_s: f64,
-    folder: &Path,
 ) -> Result<Times, Failure> {
-    let Trial { device, compute, base, threads } = *trial;
-    let text = format!(
-        "[model]\npath = {:?}\nbase = {base:?}\ncompute = {compute:?}\n\
-         [data]\ntrain = \"none.jsonl\"\nmax_tokens = {tokens}\n[train]\nbatch = {samples}\n\
-         [memory]\ndevice = {device:?}\nthreads = {threads}\nmicro_tokens = {}\nrecompute = \"none\"\n\
-         weights = \"device\"\nactivations = \"device\"\noptimizer_state = \"device\"\n[output]\ndir = \"none\"\n",
-        folder.display().to_string(),
-        samples * tokens,
-    );
-    let source = RecipeSource { file: "measure".into(), folder: folder.to_path_buf(), text };
-    let recipe = parse_recipe(&source, &[], folder).map_err(Failure::recipe)?;
-    let mut job = Job::prepare(recipe, Purpose::Plan)?;
-    let device = job.place.open_and_measure(threads, job.arithmetic)?;
+    let mut job = build_job(trial, sizes, samples, tokens)?;
+    let device = job.place.open_and_measure(trial.threads, job.arithmetic)?;
     let planned = plan_job(&job)?;
     if !planned.fits {
         return Err(planned.refusal());
@@ -268,6 +263,29 @@ fn time(
     }
     let [micro_step, update] = steps;
     Ok(Times { micro_step, update, whole_s })
+}
+
+/// The job of a run with this decoder, with everything on the device.
+fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Result<Job, Failure> {
+    let Trial { device, compute, base, threads } = *trial;
+    const NAME: &str = "measured";
+    let mut recipe = Recipe::new(ModelPath::folder(Path::new(NAME)));
+    (recipe.model.base, recipe.model.compute) = (base, compute);
+    recipe.data.max_tokens = tokens;
+    recipe.train.batch = recipe::Batch::Samples(samples);
+    recipe.memory = Memory {
+        device,
+        threads,
+        micro_tokens: MicroTokens::Tokens(samples * tokens),
+        recompute: Recompute::None,
+        weights: WeightPlacement::Device,
+        activations: Placement::Device,
+        optimizer_state: Placement::Device,
+        ..recipe.memory
+    };
+    recipe.output.dir = RecipePath::at(&std::env::temp_dir());
+    let model = Model::from_config(NAME, (sizes.config)(sizes.layers));
+    Job::prepare_model(recipe, model, Purpose::Plan, &Access::cache_only())
 }
 
 /// The usual time of one run while the device is at work, the first half of `seconds` left out.

@@ -63,6 +63,16 @@ impl Job {
             Purpose::Train => Want::Weights,
         };
         let model = open_model(&recipe.model.path, want, access)?;
+        Job::prepare_model(recipe, model, purpose, access)
+    }
+
+    /// With a model that is open already, or that exists only as its config.
+    pub fn prepare_model(
+        recipe: Recipe,
+        model: Model,
+        purpose: Purpose,
+        access: &Access,
+    ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
