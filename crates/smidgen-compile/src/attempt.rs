@@ -4,12 +4,15 @@
 //! the end is packed. Every measurement is kept, so that a search may ask twice, and is counted in a [`Workshop`]
 //! that all sizes share: the work of a search is bounded by what it did, never by a clock.
 
+use crate::context::Context;
 use crate::ladder::{Choices, Freedom, Ladder, Waiting};
 use crate::options::{Policy, Recompute, Request};
 use crate::profile::Profile;
+use crate::question::{Budget, Demand};
 use crate::schedule::Schedule;
-use crate::solve::{Budget, Context, Demand, elsewhere_bytes};
-use crate::{arena, computed, differentiated, forward, moved};
+use crate::solution::elsewhere_bytes;
+use crate::stages::{computed, differentiated, moved};
+use crate::{arena, forward};
 use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
 

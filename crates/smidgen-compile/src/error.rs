@@ -3,7 +3,6 @@
 //! Both are the user's to mend, so they carry names and numbers. A graph or a plan that is not sound is
 //! our own mistake and a panic in `verify`, not an error here.
 
-use crate::solve::Solution;
 use thiserror::Error;
 
 /// A `config.json` that cannot be compiled, or an adapter that does not fit it.
@@ -27,13 +26,4 @@ pub enum ModelError {
     TooManyLayers { count: usize, layers: usize },
     #[error("recompute layer {layer} does not exist, the model has layers 0 to {last}")]
     UnknownRecomputeLayer { layer: usize, last: usize },
-}
-
-/// A run that no policy fits into the budget.
-#[derive(Clone, Debug, Error)]
-#[error("the leanest plan needs {} bytes, the budget is {budget_bytes}", leanest.peak_bytes)]
-pub struct SolveError {
-    pub budget_bytes: u64,
-    /// The plan that needs least.
-    pub leanest: Box<Solution>,
 }

@@ -8,50 +8,10 @@
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
+use crate::names::{input, state};
 use crate::options::{AdapterForm, Request};
 use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
-
-/// Names of the inputs that the host writes.
-pub mod input {
-    pub const IDS: &str = "ids";
-    pub const POSITIONS: &str = "positions";
-    pub const BOUNDARIES: &str = "boundaries";
-    pub const ROWS: &str = "rows";
-    pub const LABELS: &str = "labels";
-    pub const DROPOUT_KEYS: &str = "dropout_keys";
-    /// The dropout keys of the rows that carry a loss; there when the head has an adapter.
-    pub const DROPOUT_ROW_KEYS: &str = "dropout_row_keys";
-    /// 1 ÷ supervised tokens of the whole optimizer step.
-    pub const LOSS_WEIGHT: &str = "loss_weight";
-    /// Learning rate and number of the update, counted from 1.
-    pub const HYPER: &str = "hyper";
-    /// Row of the caches for each position of each slot (L, P).
-    pub const CACHE_TABLE: &str = "cache_table";
-    /// The slot of each new token.
-    pub const SLOTS: &str = "slots";
-    /// Tokens of each new token's sequence, itself and what follows it in the run included; there where a rotary
-    /// embedding goes by the length.
-    pub const LENGTHS: &str = "lengths";
-}
-
-/// Names of the state that the host reads.
-pub mod state {
-    /// Loss of the micro-steps so far; the host clears it before a step.
-    pub const LOSS: &str = "loss";
-    /// Loss, gradient norm, clip factor, 1 if finite.
-    pub const REPORT: &str = "report";
-    /// Summed NLL of an evaluation; the host clears it before.
-    pub const EVAL_LOSS: &str = "eval_loss";
-    /// Negative log-likelihood of each supervised row of the last `eval` (S), where it was asked for.
-    pub const ROW_LOSSES: &str = "row_losses";
-    /// What LS-LoRA's regularizer adds to the loss of a step.
-    pub const REG_LOSS: &str = "reg_loss";
-    /// Logits of the chosen rows (S, V).
-    pub const LOGITS: &str = "logits";
-    /// The same of `decode`; gone when another entry point runs.
-    pub const DECODED_LOGITS: &str = "decoded_logits";
-}
 
 /// All leaves, and the forward nodes of `micro_step` and `eval`.
 pub fn build_graph(request: &Request, loss_chunk: usize) -> Graph {

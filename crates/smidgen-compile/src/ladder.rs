@@ -9,7 +9,7 @@
 use crate::options::{Away, Policy, Recompute, Request, spread};
 use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
-use crate::solve::Pins;
+use crate::question::Pins;
 use smidgen_ir::{DeviceKind, Extent};
 
 /// Layers of weights that may be on the device at the same time, unless memory presses.

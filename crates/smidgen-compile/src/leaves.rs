@@ -2,12 +2,12 @@
 //!
 //! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, never elsewhere than on the
 //! device, and where products take other numbers, with a copy in them.
-//! A leaf is found by its name, which is that of the checkpoint's tensor or one of `forward::input` and
-//! `forward::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
+//! A leaf is found by its name, which is that of the checkpoint's tensor or one of `names::input` and
+//! `names::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
 use crate::adapter::LoraModule;
-use crate::forward::{input, state};
 use crate::model::spec::{EMBEDDING, HEAD};
+use crate::names::{input, state};
 use crate::options::{AdapterForm, DecodeShape, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};

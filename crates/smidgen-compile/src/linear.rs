@@ -9,9 +9,10 @@
 //!          Dropout reaches the weight's share of the gain too: y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
 //! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
 
-use crate::forward::{Builder, input};
+use crate::forward::Builder;
 use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
 use crate::model::spec::{DecoderSpec, HEAD};
+use crate::names::input;
 use crate::options::AdapterForm;
 use smidgen_ir::{Op, ValueId};
 

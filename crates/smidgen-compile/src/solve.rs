@@ -7,152 +7,17 @@
 //! checked. Only memory choices are searched: nothing here changes a result.
 
 use crate::attempt::{Attempt, Workshop};
-use crate::compile;
-use crate::error::SolveError;
+use crate::context::Context;
 use crate::improve::improve;
 use crate::ladder::{Choices, Freedom};
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
-use smidgen_ir::{Extent, Plan, Space, Step};
-
-/// What the data asks for at one size of micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Demand {
-    pub micro_tokens: usize,
-    /// Largest micro-batch at that size.
-    pub extent: Extent,
-    /// Micro-batches of an average optimizer step.
-    pub micro_steps: f64,
-}
-
-/// What the process or the driver takes beside the reservation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Context {
-    pub bytes: u64,
-    /// Whether the plan itself is there, ...
-    pub holds_plan: bool,
-    /// ... and for every step of it, and every value of a step: what the runtime makes of them.
-    pub step_bytes: u64,
-    pub operand_bytes: u64,
-    /// For every step of an entry point without transfers: a device's record of what it launches.
-    pub recorded_step_bytes: u64,
-    /// For those of them that multiply with a coded matrix beside it: they launch more.
-    pub recorded_code_bytes: u64,
-    /// For every token of a micro-batch: the batch itself, before it is on the device.
-    pub token_bytes: u64,
-    /// Where a plan has values on disk: what that takes, ...
-    pub spill_bytes: u64,
-    /// ... and beside it the largest of them on its way there, in pieces of this.
-    pub spill_piece_bytes: u64,
-    /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
-    pub host_bytes_a_table_byte: u64,
-    /// The reservation and such tables are taken in steps of this; 0 = to the byte.
-    pub granule_bytes: u64,
-}
-
-impl Context {
-    pub fn bytes_for(&self, plan: &Plan) -> u64 {
-        let count = |steps: &[Step]| steps.len() as u64;
-        let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
-        let recorded = || plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
-        let codes = recorded().flat_map(|entry| &entry.steps).filter(|step| step.cost.coded_operands > 0.0);
-        let recorded_bytes = self.recorded_step_bytes
-            * recorded().map(|entry| count(&entry.steps)).sum::<u64>()
-            + self.recorded_code_bytes * codes.count() as u64;
-        let on_disk = plan.buffers.iter().filter(|buffer| buffer.space == Space::Disk);
-        let largest_on_disk = on_disk.map(|buffer| buffer.bytes as u64).max();
-        let spill_bytes =
-            largest_on_disk.map_or(0, |largest| self.spill_bytes + self.spill_piece_bytes.min(largest));
-        let host_bytes = plan.host.bytes() as u64;
-        let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
-        let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
-        let reserved = plan.reserved_bytes() as u64;
-        let rounded_up = whole(reserved) - reserved;
-        let of_steps = self.plan_bytes(plan) + recorded_bytes;
-        let of_tokens = self.token_bytes * plan.extent.tokens as u64;
-        self.bytes + of_steps + of_tokens + spill_bytes + whole(tables) + rounded_up
-    }
-
-    /// The plan, and what the runtime makes of it.
-    fn plan_bytes(&self, plan: &Plan) -> u64 {
-        let own_bytes = if self.holds_plan { plan.own_bytes() as u64 } else { 0 };
-        // Its lists lie between what was freed while planning; measured.
-        let gaps = own_bytes / 12;
-        let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
-        let operands = |step: &Step| (step.inputs.len() + step.outputs.len() + step.updates.len()) as u64;
-        let of_step = |step: &Step| self.step_bytes + self.operand_bytes * operands(step);
-        own_bytes + gaps + steps.map(of_step).sum::<u64>()
-    }
-}
-
-/// Bytes that a plan may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// Reservation and context on the device.
-    pub device_bytes: u64,
-    /// What may lie elsewhere: pinned memory beside a GPU, disk beside a CPU.
-    pub elsewhere_bytes: u64,
-}
-
-impl Budget {
-    /// So much on the device, and room enough elsewhere.
-    pub fn device(device_bytes: u64) -> Budget {
-        Budget { device_bytes, elsewhere_bytes: u64::MAX }
-    }
-}
-
-/// Choices that the user has made.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pins {
-    /// All of them, as in a plan that was made before.
-    pub policy: Option<Policy>,
-    pub recompute: Option<Recompute>,
-    pub loss_chunk: Option<usize>,
-    /// Tokens for which wide activations exist at the same time; 0 = all.
-    pub tile_tokens: Option<usize>,
-    /// How many layers' weights lie elsewhere, and whether the tables do.
-    pub weights_away: Option<usize>,
-    pub tables_away: Option<bool>,
-    /// Whether those that are away are on disk, also beside a GPU.
-    pub weights_on_disk: bool,
-    /// Whether activations for the backward pass wait elsewhere.
-    pub activations_away: Option<bool>,
-    pub moments_away: Option<bool>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Solution {
-    pub plan: Plan,
-    pub policy: Policy,
-    pub demand: Demand,
-    /// Reservation and context.
-    pub peak_bytes: u64,
-    pub context_bytes: u64,
-    pub step_ms: f64,
-    /// Why this plan: one sentence a choice.
-    pub reasons: Vec<String>,
-    /// What each choice saves and costs; only of what [`solve`] returns.
-    pub prices: Vec<Price>,
-}
-
-/// A choice, against the same plan without it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Price {
-    pub choice: &'static str,
-    /// Of the device; below zero where it takes more.
-    pub saved_bytes: i64,
-    /// Of a step, as predicted.
-    pub cost_ms: f64,
-}
-
-impl Solution {
-    /// Bytes that lie in pinned memory beside a GPU, on disk beside a CPU.
-    pub fn elsewhere_bytes(&self) -> u64 {
-        elsewhere_bytes(&self.plan)
-    }
-}
+use crate::question::{Budget, Demand, Pins};
+use crate::solution::{Price, Solution, SolveError};
+use crate::stages::compile;
+use smidgen_ir::{Plan, Space};
 
 /// Plans the request for the fastest of `demands` (largest micro-batch first) under a budget.
 pub fn solve(
@@ -370,11 +235,6 @@ fn refusal(attempts: &[Attempt], budget: Budget, within: Option<(&Attempt, Leane
     let plan = compile(&attempt.request, &least.policy);
     let leanest = Box::new(solution(attempt, plan, least.policy));
     SolveError { budget_bytes: budget.device_bytes, leanest }
-}
-
-/// What the budget for elsewhere counts: pinned memory beside a GPU, where disk is bounded by the disk alone.
-pub(crate) fn elsewhere_bytes(plan: &Plan) -> u64 {
-    plan.size(plan.device.elsewhere()).bytes() as u64
 }
 
 /// Rows of logits to try: the usual number, then halves of it down to the fewest.

@@ -4,8 +4,8 @@
 //! nothing that is not a number ever reaches a weight. LS-LoRA's regularizer is part of it: once a step, however
 //! many micro-batches the step has.
 
-use crate::forward::{input, state};
 use crate::leaves::FOURIER_COEFFICIENTS;
+use crate::names::{input, state};
 use crate::options::{AdapterForm, Request};
 use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Storage, Type, ValueId};
 

@@ -4,7 +4,7 @@
 //! trained; every node keeps the shape rules by construction.
 
 use proptest::prelude::*;
-use smidgen_compile::{forward, leaves};
+use smidgen_compile::{leaves, names};
 use smidgen_ir::{
     Activation, AttentionShape, DType, Dim, Entry, Graph, LeafKind, LossHead, Node, Norm, Op, Phase, Shape,
     Storage, Type, ValueId,
@@ -179,10 +179,10 @@ impl Grower {
         let graph = &mut self.graph;
         let rows = leaf(graph, "rows", Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
         let labels = leaf(graph, "labels", Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
-        let weight = leaf(graph, forward::input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
-        leaf(graph, forward::input::HYPER, Shape::vector(3), DType::F64, LeafKind::Input);
-        let loss = leaf(graph, forward::state::LOSS, Shape::vector(1), DType::F64, LeafKind::State);
-        leaf(graph, forward::state::REPORT, Shape::vector(4), DType::F64, LeafKind::State);
+        let weight = leaf(graph, names::input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
+        leaf(graph, names::input::HYPER, Shape::vector(3), DType::F64, LeafKind::Input);
+        let loss = leaf(graph, names::state::LOSS, Shape::vector(1), DType::F64, LeafKind::State);
+        leaf(graph, names::state::REPORT, Shape::vector(4), DType::F64, LeafKind::State);
         let x = self.emit(Op::GatherRows, vec![newest, rows], &["rows"])[0];
         let columns = self.graph.value(x).ty.shape.at(&Default::default()).1;
         let head = self.weight("head", Shape::matrix(10, columns), true);

@@ -8,7 +8,7 @@ use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, lea
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
-use smidgen_compile::forward::state;
+use smidgen_compile::names::state;
 use smidgen_compile::options::{Away, Moments, Policy};
 use smidgen_compile::passes::{head_pieces, offload, recompute, stream, tile};
 use smidgen_compile::{AdapterForm, Recompute};

@@ -5,10 +5,10 @@
 
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
 use smidgen_compile::adapter::LoraModule;
-use smidgen_compile::forward::state;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::names::state;
 use smidgen_compile::{
     AdapterForm, Away, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode,
     compile_eval,

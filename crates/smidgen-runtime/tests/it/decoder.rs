@@ -6,9 +6,10 @@
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
-use smidgen_compile::forward::{self, input, state};
+use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::names::{input, state};
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{head_pieces, remove_dead};

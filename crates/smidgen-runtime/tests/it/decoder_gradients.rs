@@ -118,7 +118,7 @@ fn evaluation_is_the_loss_of_training() {
     let mut executor = subject.load(subject.roomy_plan(2), 2);
     let evaluated = subject.evaluate(&mut executor);
     assert!(evaluated > 1.0, "a loss of {evaluated} over 8 rows");
-    let loss = crate::decoder::leaf_named(&subject.graph, smidgen_compile::forward::state::LOSS);
+    let loss = crate::decoder::leaf_named(&subject.graph, smidgen_compile::names::state::LOSS);
     executor.run(Entry::MicroStep, &subject.extent).unwrap();
     let trained = crate::numbers::decode_doubles(&subject.read_bytes(&mut executor, loss))[0];
     assert_eq!(trained.to_bits(), evaluated.to_bits());

@@ -5,7 +5,7 @@
 use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
-use smidgen_compile::forward::{input, state};
+use smidgen_compile::names::{input, state};
 use smidgen_compile::{AdapterForm, Recompute, Request, TrainedBiases, compile_logits};
 use smidgen_ir::{Entry, Extent, LeafKind, ValueId};
 use smidgen_runtime::{Cpu, Executor, Null};

@@ -5,8 +5,8 @@
 use crate::decoder::{Choice, leaf_named};
 use crate::numbers::{decode_doubles, decode_reals, random_reals};
 use crate::subject::{Subject, optimizer};
-use smidgen_compile::forward::state;
 use smidgen_compile::leaves::FOURIER_COEFFICIENTS;
+use smidgen_compile::names::state;
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{Entry, Op, ValueId};
 use smidgen_runtime::{Cpu, Executor};

@@ -7,8 +7,8 @@ use crate::finite_difference::check_gradient;
 use crate::numbers::{Content, decode_doubles, decode_reals, random_reals};
 use crate::subject::{Scalar, Subject, plain_request};
 use smidgen_compile::Request;
-use smidgen_compile::forward::{input, state};
 use smidgen_compile::leaves::train_leaf;
+use smidgen_compile::names::{input, state};
 use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::{

@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::session::feed::Feed;
 use crate::session::weights::clear;
-use smidgen_compile::forward::input;
+use smidgen_compile::names::input;
 use smidgen_ir::{Entry, Extent, LeafKind, Plan, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor, counter};

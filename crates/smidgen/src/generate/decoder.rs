@@ -9,7 +9,7 @@
 //! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
 
 use super::slots::Slots;
-use smidgen_compile::forward::{input, state};
+use smidgen_compile::names::{input, state};
 use smidgen_compile::{DecodeShape, DecoderSpec};
 use smidgen_ir::{Entry, Extent, Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};

@@ -10,7 +10,7 @@ use crate::plan::budget::JobBudget;
 use crate::plan::generation::SHORTEST;
 use crate::session::logits::LogitsRun;
 use serde_json::Value as Json;
-use smidgen_compile::forward::state;
+use smidgen_compile::names::state;
 use smidgen_ir::{DeviceKind, Extent, Precision, verify};
 use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;

@@ -3,7 +3,7 @@
 //! Elements go through a small buffer in little-endian order; nothing is allocated after the first
 //! micro-batch.
 
-use smidgen_compile::forward::{input, state};
+use smidgen_compile::names::{input, state};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};

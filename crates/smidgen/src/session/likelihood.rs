@@ -55,7 +55,7 @@ pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Resu
 mod tests {
     use super::*;
     use crate::session::adapted::build_adapted_request;
-    use smidgen_compile::forward::state;
+    use smidgen_compile::names::state;
     use smidgen_compile::{Policy, Recompute, Request, compile_eval};
     use smidgen_formats::model::Model;
     use smidgen_ir::Extent;

@@ -6,7 +6,7 @@
 
 use crate::failure::Failure;
 use crate::session::weights::{leaf, load_weights};
-use smidgen_compile::forward::{input, state};
+use smidgen_compile::names::{input, state};
 use smidgen_compile::{Request, compile_logits};
 use smidgen_formats::model::Model;
 use smidgen_ir::{Entry, Extent};
