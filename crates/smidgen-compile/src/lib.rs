@@ -37,6 +37,6 @@ pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
 pub use profile::{DeviceProfile, Profile, Rates};
 pub use question::{Budget, Demand, Pins};
-pub use solution::{Price, Solution, SolveError};
+pub use solution::{Choice, Price, Reason, Solution, SolveError, Why};
 pub use solve::{can_fit, peaks_by, roomiest, solve};
 pub use stages::{compile, compile_decode, compile_eval, compile_logits};

@@ -1,4 +1,6 @@
-//! What the solver answers: the plan with its policy, what it takes and why; or that nothing fits.
+//! What the solver answers: the plan with its policy, what it needs and why; or that nothing fits.
+//!
+//! Reasons and prices are data. Whoever shows a plan makes sentences of them.
 
 use crate::options::Policy;
 use crate::question::Demand;
@@ -14,19 +16,56 @@ pub struct Solution {
     pub peak_bytes: u64,
     pub context_bytes: u64,
     pub step_ms: f64,
-    /// Why this plan: one sentence a choice.
-    pub reasons: Vec<String>,
-    /// What each choice saves and costs; only of what [`solve`] returns.
+    /// Why each choice is as it is.
+    pub reasons: Vec<Reason>,
+    /// What each choice saves and costs; empty where nothing fits.
     pub prices: Vec<Price>,
 }
 
-/// A choice, against the same plan without it.
+/// The memory choices that a plan explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Recompute,
+    MicroBatch,
+    LossChunk,
+    Tiles,
+    /// Weights of layers, or embedding and head, that are offloaded.
+    Weights,
+    /// The offloaded head in pieces.
+    HeadPieces,
+    /// The embedding alone.
+    Embedding,
+    Activations,
+    OptimizerState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reason {
+    pub choice: Choice,
+    pub why: Why,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// The user pinned it.
+    Pinned,
+    /// The plan fits without saving anything here.
+    Fits,
+    /// Part of the fastest policy found that needs at most these bytes.
+    FastestWithin { budget_bytes: u64 },
+    /// No policy fits; this one needs the fewest bytes.
+    NeedsLeast { peak_bytes: u64 },
+    /// An adapter on the head rules it out.
+    HeadHasAdapter,
+}
+
+/// A choice, compared with the same plan without it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
-    pub choice: &'static str,
-    /// Of the device; below zero where it takes more.
+    pub choice: Choice,
+    /// On the device; negative where the choice needs more.
     pub saved_bytes: i64,
-    /// Of a step, as predicted.
+    /// Predicted, per step.
     pub cost_ms: f64,
 }
 

@@ -15,9 +15,9 @@ use crate::model::spec::HEAD;
 use crate::options::{Away, Policy, Recompute, Request, default_loss_chunk};
 use crate::profile::Profile;
 use crate::question::{Budget, Demand, Pins};
-use crate::solution::{Price, Solution, SolveError};
+use crate::solution::{Choice, Price, Reason, Solution, SolveError, Why};
 use crate::stages::compile;
-use smidgen_ir::{Plan, Space};
+use smidgen_ir::Plan;
 
 /// Plans the request for the fastest of `demands` (largest micro-batch first) under a budget.
 pub fn solve(
@@ -250,109 +250,82 @@ fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
 
 fn solution(attempt: &Attempt, plan: Plan, policy: Policy) -> Solution {
     let (peak_bytes, context_bytes) = (attempt.peak_bytes(&plan), attempt.context.bytes_for(&plan));
-    let reasons = reasons(attempt, &policy, peak_bytes <= attempt.budget.device_bytes);
+    let reasons = reasons(attempt, &policy, peak_bytes);
     let step_ms = 1e3 * attempt.step_seconds(&plan);
     let (demand, prices) = (attempt.demand, vec![]);
     Solution { plan, policy, demand, peak_bytes, context_bytes, step_ms, reasons, prices }
 }
 
-/// What each choice of a policy saves and costs, by what is alive without it.
+/// What each choice of a policy saves and costs, before packing.
 fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
     let away = &policy.away;
     let without = |change: Away| Policy { away: change, ..policy.clone() };
+    let no_weights = Away { weights: vec![], tables: false, head_pieces: 0, ..away.clone() };
     let choices = [
-        (
-            "recompute",
-            !policy.recompute.layers.is_empty(),
-            Policy { recompute: Recompute::none(), ..policy.clone() },
-        ),
-        (
-            "weights away",
-            !away.weights.is_empty() || away.tables,
-            without(Away { weights: vec![], tables: false, head_pieces: 0, ..away.clone() }),
-        ),
-        ("head in pieces", away.head_pieces > 1, without(Away { head_pieces: 0, ..away.clone() })),
-        ("embedding away", away.embedding, without(Away { embedding: false, ..away.clone() })),
-        (
-            "activations away",
-            !away.activations.is_empty(),
-            without(Away { activations: vec![], ..away.clone() }),
-        ),
-        ("tiles", policy.tile_tokens.is_some(), Policy { tile_tokens: None, ..policy.clone() }),
-        ("moments away", away.moments, without(Away { moments: false, ..away.clone() })),
+        (Choice::Recompute, Policy { recompute: Recompute::none(), ..policy.clone() }),
+        (Choice::Weights, without(no_weights)),
+        (Choice::HeadPieces, without(Away { head_pieces: 0, ..away.clone() })),
+        (Choice::Embedding, without(Away { embedding: false, ..away.clone() })),
+        (Choice::Activations, without(Away { activations: vec![], ..away.clone() })),
+        (Choice::Tiles, Policy { tile_tokens: None, ..policy.clone() }),
+        (Choice::OptimizerState, without(Away { moments: false, ..away.clone() })),
     ];
     let taken = attempt.taken_by(policy);
-    let price = |(choice, _, other): (&'static str, bool, Policy)| {
+    let price = |(choice, other): (Choice, Policy)| {
         let other = attempt.taken_by(&other);
         let saved_bytes = other.bytes as i64 - taken.bytes as i64;
         Price { choice, saved_bytes, cost_ms: taken.ms - other.ms }
     };
-    choices.into_iter().filter(|choice| choice.1).map(price).collect()
+    choices.into_iter().filter(|(choice, _)| is_active(*choice, policy)).map(price).collect()
 }
 
-fn place_of(space: Space) -> &'static str {
-    match space {
-        Space::Disk => "on disk",
-        Space::Host | Space::Device => "in pinned memory of the host",
-    }
-}
-
-fn reasons(attempt: &Attempt, policy: &Policy, fits: bool) -> Vec<String> {
-    let (recomputed, layers) = (policy.recompute.layers.len(), attempt.request.spec.layers);
-    let is_pinned = attempt.freedom.pins.recompute.is_some() || attempt.freedom.pins.policy.is_some();
-    let recompute = match recomputed {
-        _ if is_pinned => format!("recompute: {recomputed} of {layers} layers, as pinned"),
-        0 if policy.away.activations.is_empty() => "recompute: none, all activations fit".into(),
-        0 => "recompute: none".into(),
-        _ if fits => {
-            format!("recompute: the first {recomputed} of {layers} layers, the fewest that fit")
-        }
-        _ => format!("recompute: the first {recomputed} of {layers} layers, which needs least"),
-    };
-    let (tokens, steps) = (attempt.demand.extent.tokens, attempt.demand.micro_steps);
-    let micro = match steps {
-        steps if steps <= 1.0 => format!("micro-batch: a step in one, at most {tokens} tokens"),
-        steps => format!("micro-batch: at most {tokens} tokens, {steps:.1} a step"),
-    };
-    let mut reasons = vec![recompute, micro, format!("loss: {} rows of logits at a time", policy.loss_chunk)];
-    let place = place_of(attempt.request.elsewhere());
-    let weights_place = if policy.away.on_disk { place_of(Space::Disk) } else { place };
-    if let Some(tokens) = policy.tile_tokens {
-        reasons.push(format!("tiles: wide activations for {tokens} tokens at a time"));
-    }
+/// Whether a policy makes use of a choice.
+fn is_active(choice: Choice, policy: &Policy) -> bool {
     let away = &policy.away;
-    if !away.weights.is_empty() {
-        let (count, tables) = (away.weights.len(), if away.tables { ", and embedding and head" } else { "" });
-        reasons.push(format!(
-            "weights: those of {count} of {layers} layers {weights_place}{tables}, brought ahead of use"
-        ));
-    } else if away.tables {
-        reasons.push(format!("weights: embedding and head {place}"));
+    match choice {
+        Choice::MicroBatch | Choice::LossChunk => true,
+        Choice::Recompute => !policy.recompute.layers.is_empty(),
+        Choice::Tiles => policy.tile_tokens.is_some(),
+        Choice::Weights => !away.weights.is_empty() || away.tables,
+        Choice::HeadPieces => away.head_pieces > 1,
+        Choice::Embedding => away.embedding,
+        Choice::Activations => !away.activations.is_empty(),
+        Choice::OptimizerState => away.moments,
     }
-    if away.tables {
-        reasons.extend(head_reason(&attempt.request, away));
-    }
-    if away.embedding {
-        reasons.push(format!("embedding: {place}, its rows looked up there"));
-    }
-    if !away.activations.is_empty() {
-        let count = away.activations.len();
-        reasons.push(format!("activations: those of {count} of {layers} layers wait {place} for backward"));
-    }
-    if away.moments {
-        reasons.push(format!("optimizer: its moments lie {place}"));
-    }
-    reasons
 }
 
-/// How the head comes, where it lies elsewhere and that is not as usual.
-fn head_reason(request: &Request, away: &Away) -> Option<String> {
-    let pieces = away.head_pieces;
-    if pieces > 1 {
-        return Some(format!(
-            "head: in {pieces} pieces, with one more product and sums that round otherwise"
-        ));
-    }
-    let is_adapted = request.adapters.iter().any(|module| module.path == HEAD);
-    is_adapted.then(|| "head: brought whole, since it has an adapter".into())
+/// One reason for each choice that a policy makes use of, and for those that every plan has.
+fn reasons(attempt: &Attempt, policy: &Policy, peak_bytes: u64) -> Vec<Reason> {
+    let (pins, budget_bytes) = (attempt.freedom.pins, attempt.budget.device_bytes);
+    let chosen = match peak_bytes <= budget_bytes {
+        true => Why::FastestWithin { budget_bytes },
+        false => Why::NeedsLeast { peak_bytes },
+    };
+    let all = [
+        (Choice::Recompute, pins.recompute.is_some()),
+        (Choice::MicroBatch, false),
+        (Choice::LossChunk, pins.loss_chunk.is_some()),
+        (Choice::Tiles, pins.tile_tokens.is_some()),
+        (Choice::Weights, pins.weights_away.is_some() || pins.tables_away.is_some()),
+        (Choice::HeadPieces, false),
+        (Choice::Embedding, false),
+        (Choice::Activations, pins.activations_away.is_some()),
+        (Choice::OptimizerState, pins.moments_away.is_some()),
+    ];
+    let has_adapter = attempt.request.adapters.iter().any(|module| module.path == HEAD);
+    let reason = |(choice, is_pinned): (Choice, bool)| {
+        let why = match (choice, is_active(choice, policy)) {
+            (Choice::HeadPieces, false) if policy.away.tables && has_adapter => Why::HeadHasAdapter,
+            (_, is_active)
+                if (is_pinned || pins.policy.is_some()) && (is_active || choice == Choice::Recompute) =>
+            {
+                Why::Pinned
+            }
+            (Choice::Recompute, false) if policy.away.activations.is_empty() => Why::Fits,
+            (Choice::Recompute, false) | (_, true) => chosen,
+            (_, false) => return None,
+        };
+        Some(Reason { choice, why })
+    };
+    all.into_iter().filter_map(reason).collect()
 }

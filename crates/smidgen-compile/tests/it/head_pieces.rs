@@ -7,7 +7,8 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::passes::head_pieces;
 use smidgen_compile::{
-    Away, Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, compile, solve,
+    Away, Budget, Choice, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, Why,
+    compile, solve,
 };
 use smidgen_ir::{Code4, DType, DeviceKind, Entry, Extent, Op, Plan, Precision, Storage};
 
@@ -35,6 +36,12 @@ fn count(plan: &Plan, entry: Entry, is_it: fn(&Op) -> bool) -> usize {
     plan.entry(entry).steps.iter().filter(|step| is_it(&step.op)).count()
 }
 
+/// Why the head is in pieces, or is not.
+fn why(solution: &Solution) -> Option<Why> {
+    let mut reasons = solution.reasons.iter();
+    reasons.find(|reason| reason.choice == Choice::HeadPieces).map(|reason| reason.why)
+}
+
 /// The same policy with a head that comes as one.
 fn whole(request: &Request, policy: &Policy) -> (Plan, f64) {
     let away = Away { head_pieces: 0, ..policy.away.clone() };
@@ -56,7 +63,7 @@ fn a_head_in_pieces_is_the_leanest_and_taken_where_it_is_needed_or_faster() {
             let (with_whole, _) = whole(&request, &leanest.policy);
             let saved = peak_of(&with_whole) - leanest.peak_bytes;
             assert!(saved > 40 << 20, "{device:?}: {saved} bytes of 64 MiB");
-            assert!(leanest.reasons.iter().any(|reason| reason.starts_with("head: in 4 pieces")));
+            assert_eq!(why(&leanest), Some(Why::NeedsLeast { peak_bytes: leanest.peak_bytes }));
             let mut needed = 0;
             for part in 0..=8 {
                 let budget = leanest.peak_bytes + (roomy.peak_bytes - leanest.peak_bytes) * part / 8;
@@ -65,7 +72,7 @@ fn a_head_in_pieces_is_the_leanest_and_taken_where_it_is_needed_or_faster() {
                 let pieces = solution.policy.away.head_pieces;
                 let sums = |entry| count(&solution.plan, entry, |op| matches!(op, Op::HeadSums(_)));
                 assert_eq!([sums(Entry::MicroStep), sums(Entry::Eval)], [pieces; 2]);
-                let priced = solution.prices.iter().any(|price| price.choice == "head in pieces");
+                let priced = solution.prices.iter().any(|price| price.choice == Choice::HeadPieces);
                 assert_eq!(priced, pieces > 0);
                 if pieces > 0 {
                     let (plan, step_ms) = whole(&request, &solution.policy);
@@ -89,7 +96,7 @@ fn a_head_that_cannot_be_cut_comes_whole() {
     assert_eq!(head_pieces::count(&adapted), 0);
     let leanest = solved(&adapted, 1).unwrap_err().leanest;
     assert!(leanest.policy.away.tables && leanest.policy.away.head_pieces == 0);
-    assert!(leanest.reasons.iter().any(|reason| reason == "head: brought whole, since it has an adapter"));
+    assert_eq!(why(&leanest), Some(Why::HeadHasAdapter));
     let mut coded = plain.clone();
     coded.storage.insert("lm_head.weight".into(), Storage::Bnb4 { code: Code4::Nf4, double: true });
     assert_eq!(head_pieces::count(&coded), 0);

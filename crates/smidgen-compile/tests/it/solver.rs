@@ -5,7 +5,8 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
-    Budget, Context, Demand, Pins, Policy, Profile, Rates, Recompute, Request, Solution, compile, solve,
+    Budget, Choice, Context, Demand, Pins, Policy, Profile, Rates, Recompute, Request, Solution, Why,
+    compile, solve,
 };
 use smidgen_ir::{Entry, Extent, Plan, Precision, Space};
 
@@ -166,6 +167,33 @@ fn pins_are_obeyed_and_never_traded() {
     assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
 }
 
+/// Every choice of a plan has one reason, in numbers.
+#[test]
+fn reasons_say_why_a_choice_was_made() {
+    let demands = [demand(512, 1.0)];
+    let why = |solution: &Solution, choice: Choice| {
+        let mut reasons = solution.reasons.iter().filter(|reason| reason.choice == choice);
+        let first = reasons.next().map(|reason| reason.why);
+        assert_eq!(reasons.next(), None, "two reasons for {choice:?}");
+        first
+    };
+    let roomy = solved(&demands, &Pins::default(), u64::MAX).unwrap();
+    assert_eq!(why(&roomy, Choice::Recompute), Some(Why::Fits));
+    assert_eq!(why(&roomy, Choice::MicroBatch), Some(Why::FastestWithin { budget_bytes: u64::MAX }));
+    assert_eq!(why(&roomy, Choice::Weights), None);
+    let pins = Pins { recompute: Some(Recompute::first(2)), ..Pins::default() };
+    let pinned = solved(&demands, &pins, u64::MAX).unwrap();
+    assert_eq!(why(&pinned, Choice::Recompute), Some(Why::Pinned));
+    let leanest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest;
+    let (needs_least, budget_bytes) =
+        (Why::NeedsLeast { peak_bytes: leanest.peak_bytes }, leanest.peak_bytes);
+    let within = solved(&demands, &Pins::default(), budget_bytes).unwrap();
+    for choice in [Choice::Recompute, Choice::Weights, Choice::Activations, Choice::OptimizerState] {
+        assert_eq!(why(&leanest, choice), Some(needs_least));
+        assert_eq!(why(&within, choice), Some(Why::FastestWithin { budget_bytes }));
+    }
+}
+
 /// What a choice saves and costs is what a plan without it takes more and is faster by.
 #[test]
 fn prices_are_those_of_plans_without_a_choice() {
@@ -173,8 +201,8 @@ fn prices_are_those_of_plans_without_a_choice() {
     assert_eq!(solved(&demands, &Pins::default(), u64::MAX).unwrap().prices, []);
     let lowest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest.peak_bytes;
     let solution = solved(&demands, &Pins::default(), lowest).unwrap();
-    let names: Vec<&str> = solution.prices.iter().map(|price| price.choice).collect();
-    assert_eq!(names, ["recompute", "weights away", "activations away", "moments away"]);
+    let choices: Vec<Choice> = solution.prices.iter().map(|price| price.choice).collect();
+    assert_eq!(choices, [Choice::Recompute, Choice::Weights, Choice::Activations, Choice::OptimizerState]);
     let profile = Profile::cpu(2, Precision::F32);
     let step_ms = |plan: &Plan| {
         1e3 * (profile.entry_seconds(plan, Entry::MicroStep) + profile.entry_seconds(plan, Entry::Update))
@@ -182,9 +210,9 @@ fn prices_are_those_of_plans_without_a_choice() {
     for price in &solution.prices {
         let mut policy = solution.policy.clone();
         match price.choice {
-            "recompute" => policy.recompute = Recompute::none(),
-            "weights away" => (policy.away.weights, policy.away.tables) = (vec![], false),
-            "activations away" => policy.away.activations = vec![],
+            Choice::Recompute => policy.recompute = Recompute::none(),
+            Choice::Weights => (policy.away.weights, policy.away.tables) = (vec![], false),
+            Choice::Activations => policy.away.activations = vec![],
             _ => policy.away.moments = false,
         }
         let plan = compile(&Request { extent: demands[0].extent, ..request() }, &policy);

@@ -6,6 +6,7 @@
 
 pub mod adapter_summary;
 pub mod adapter_table;
+pub mod choices;
 pub mod command_reference;
 pub mod doctor_table;
 pub mod eval_table;

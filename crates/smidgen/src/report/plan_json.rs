@@ -4,6 +4,7 @@
 //! (`timeline.rs`): some hundred numbers a column, so that a page needs no second planning.
 //! Left out: buffers and steps, which the text form shows (`plan --text`).
 
+use super::choices::{describe, layer_count, render_reasons};
 use super::timeline::draw_timeline;
 use crate::plan::life::must_fit;
 use crate::plan::planning::{Planned, pinned_bytes};
@@ -29,11 +30,10 @@ pub fn render_json(planned: &Planned) -> Value {
         true if away.on_disk => Space::Disk.name(),
         is_away => place_of(is_away),
     };
-    let layers = plan.entries.iter().flat_map(|entry| &entry.steps).filter_map(|step| step.layer).max();
     let profile = planned.profile.device.at(plan.precision);
     json!({
         "title": plan.title,
-        "layers": layers.map_or(0, |last| last + 1),
+        "layers": layer_count(plan),
         "trains_base": planned.trains_base,
         "fits": planned.fits,
         "budget_bytes": planned.budget_bytes,
@@ -63,9 +63,9 @@ pub fn render_json(planned: &Planned) -> Value {
             "head_pieces": away.head_pieces,
             "optimizer_state": place_of(away.moments),
             "window_bytes": away.window_bytes,
-            "reasons": solution.reasons,
+            "reasons": render_reasons(solution),
             "prices": solution.prices.iter().map(|price| json!({
-                "choice": price.choice,
+                "choice": describe(price.choice),
                 "saved_bytes": price.saved_bytes,
                 "cost_ms": price.cost_ms,
             })).collect::<Vec<_>>(),

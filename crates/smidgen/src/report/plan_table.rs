@@ -3,6 +3,7 @@
 //! Rows are what lives at the peak; the last lines say which choices were made and why.
 //! Left out: colour, so that it reads the same in a file.
 
+use super::choices::{render_price, render_reasons};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
 use smidgen_ir::bytes::format_bytes;
@@ -59,15 +60,11 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
         .collect();
     line(format!("  largest at the peak: {}", largest.join(", ")));
-    for reason in &solution.reasons {
+    for reason in render_reasons(solution) {
         line(format!("  {reason}"));
     }
     for price in &solution.prices {
-        let saved = match u64::try_from(price.saved_bytes) {
-            Ok(bytes) => format!("saves {}", format_bytes(bytes)),
-            Err(_) => format!("takes {}", format_bytes(price.saved_bytes.unsigned_abs())),
-        };
-        line(format!("  price of {}: {saved}, costs {:.0} ms a step", price.choice, price.cost_ms.max(0.0)));
+        line(format!("  {}", render_price(price)));
     }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
     let by = planned.profile.describe();

@@ -1,7 +1,7 @@
 //! What the solver chose, layer by layer, why, and what each choice saves and costs.
 //!
 //! A layer's activations are kept until backward, computed again there, or wait elsewhere; its weights lie on the device
-//! or are brought ahead of use. The reasons and prices are the solver's own words and numbers.
+//! or are brought ahead of use. The sentences are those of the table (`report/choices.rs`).
 
 use super::escape::{escape, marked};
 use super::numbers::short;

@@ -1,0 +1,122 @@
+//! The solver's choices in words: what was chosen, why, and what it saves and costs.
+//!
+//! The solver answers in data (`Reason`, `Price`); these are the only sentences about it, and the table, `plan.json` and
+//! the page all show them.
+
+use smidgen_compile::{Choice, Price, Reason, Solution, Why};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::{Plan, Space};
+
+/// One line per choice: its name, a colon, and what was chosen.
+pub fn render_reasons(solution: &Solution) -> Vec<String> {
+    solution.reasons.iter().map(|reason| render_reason(solution, reason)).collect()
+}
+
+/// What a choice saves on the device and adds to each step.
+pub fn render_price(price: &Price) -> String {
+    let size = format_bytes(price.saved_bytes.unsigned_abs());
+    let verb = if price.saved_bytes >= 0 { "saves" } else { "needs another" };
+    format!("{} {verb} {size} and adds {:.0} ms per step", describe(price.choice), price.cost_ms.max(0.0))
+}
+
+/// A choice as something that is done.
+pub fn describe(choice: Choice) -> &'static str {
+    match choice {
+        Choice::Recompute => "recomputing activations",
+        Choice::MicroBatch => "splitting the batch",
+        Choice::LossChunk => "computing the loss in chunks",
+        Choice::Tiles => "tiling feed-forward blocks",
+        Choice::Weights => "offloading weights",
+        Choice::HeadPieces => "splitting the head",
+        Choice::Embedding => "offloading the embedding",
+        Choice::Activations => "offloading activations",
+        Choice::OptimizerState => "offloading optimizer state",
+    }
+}
+
+/// Layers of the model that a plan is for.
+pub fn layer_count(plan: &Plan) -> usize {
+    let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
+    steps.filter_map(|step| step.layer).max().map_or(0, |last| last + 1)
+}
+
+fn render_reason(solution: &Solution, reason: &Reason) -> String {
+    let (policy, layers) = (&solution.policy, layer_count(&solution.plan));
+    let away = &policy.away;
+    let place = describe_place(solution.plan.device.elsewhere());
+    let of_layers = |count: usize| format!("{count} of {layers} layers");
+    let what = match reason.choice {
+        Choice::Recompute => match policy.recompute.layers.len() {
+            0 => "recompute: none".to_owned(),
+            count => format!("recompute: {}", of_layers(count)),
+        },
+        Choice::MicroBatch => render_micro_batches(solution),
+        Choice::LossChunk => format!("loss: computed in chunks of {} tokens", policy.loss_chunk),
+        Choice::Tiles => {
+            let tokens = policy.tile_tokens.unwrap_or(solution.plan.extent.tokens);
+            format!("tiles: feed-forward blocks run on {tokens} tokens at a time")
+        }
+        Choice::Weights => {
+            let place = if away.on_disk { describe_place(Space::Disk) } else { place };
+            match (away.weights.len(), away.tables) {
+                (0, _) => format!("weights: embedding and head {place}"),
+                (count, false) => format!("weights: {} {place}, prefetched", of_layers(count)),
+                (count, true) => {
+                    format!("weights: {}, embedding and head {place}, prefetched", of_layers(count))
+                }
+            }
+        }
+        Choice::HeadPieces if reason.why == Why::HeadHasAdapter => "head: not split".to_owned(),
+        Choice::HeadPieces => format!(
+            "head: split into {} pieces, with one more matmul; results differ by rounding",
+            away.head_pieces
+        ),
+        Choice::Embedding => format!("embedding: {place}, rows are looked up there"),
+        Choice::Activations => {
+            format!("activations: {} offloaded until backward, {place}", of_layers(away.activations.len()))
+        }
+        Choice::OptimizerState => format!("optimizer state: {place}"),
+    };
+    match reason.why {
+        Why::Pinned => format!("{what} (pinned)"),
+        Why::Fits => format!("{what}, everything fits"),
+        Why::HeadHasAdapter => format!("{what}: it has an adapter"),
+        Why::NeedsLeast { .. } if reason.choice == Choice::Recompute => {
+            format!("{what}, which needs the least memory")
+        }
+        Why::NeedsLeast { .. } | Why::FastestWithin { .. } => what,
+    }
+}
+
+fn render_micro_batches(solution: &Solution) -> String {
+    let (tokens, per_step) = (solution.plan.extent.tokens, solution.demand.micro_steps);
+    match per_step {
+        one if one <= 1.0 => format!("micro-batches: 1 per step, up to {tokens} tokens"),
+        many => {
+            let many = format!("{many:.1}");
+            let many = many.strip_suffix(".0").unwrap_or(&many);
+            format!("micro-batches: {many} per step, up to {tokens} tokens each")
+        }
+    }
+}
+
+fn describe_place(space: Space) -> &'static str {
+    match space {
+        Space::Device => "on the device",
+        Space::Host => "in host RAM",
+        Space::Disk => "on disk",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_read_as_sentences() {
+        let price = Price { choice: Choice::Weights, saved_bytes: 3 << 20, cost_ms: 178.4 };
+        assert_eq!(render_price(&price), "offloading weights saves 3.00 MiB and adds 178 ms per step");
+        let larger = Price { saved_bytes: -(1 << 20), cost_ms: -0.2, ..price };
+        assert_eq!(render_price(&larger), "offloading weights needs another 1.00 MiB and adds 0 ms per step");
+    }
+}
