@@ -79,7 +79,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),
-        Why::Fits => format!("{what}, everything fits"),
+        Why::Fits => format!("{what}, all activations fit"),
         Why::HeadHasAdapter => format!("{what}: it has an adapter"),
         Why::NeedsLeast { .. } if reason.choice == Choice::Recompute => {
             format!("{what}, which needs the least memory")

@@ -107,8 +107,8 @@ fn plan_prints_the_budget_table() {
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
-              micro-batch: a step in one, at most 100 tokens
-              loss: 77 rows of logits at a time
+              micro-batches: 1 per step, up to 100 tokens
+              loss: computed in chunks of 77 tokens
               predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
         "#]],
     );
@@ -168,8 +168,8 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
-              micro-batch: a step in one, at most 256 tokens
-              loss: 256 rows of logits at a time
+              micro-batches: 1 per step, up to 256 tokens
+              loss: computed in chunks of 256 tokens
               predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
         "#]],
@@ -222,8 +222,8 @@ fn train_talks_on_stderr() {
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
-              micro-batch: a step in one, at most 100 tokens
-              loss: 77 rows of logits at a time
+              micro-batches: 1 per step, up to 100 tokens
+              loss: computed in chunks of 77 tokens
               predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
             step 1/6  loss X lr 0.000e0 N tok/s
             step 2/6  loss X lr 1.000e-2 N tok/s
