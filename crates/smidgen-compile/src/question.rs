@@ -1,4 +1,6 @@
 //! What the solver is asked: the sizes of micro-batch that the data allows, the budget, and what the user pinned.
+//!
+//! Plain data, so that everything that answers (`solve.rs`) and everything that searches can use it.
 
 use crate::options::{Policy, Recompute};
 use smidgen_ir::Extent;
