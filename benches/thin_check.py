@@ -102,7 +102,7 @@ def sum_cut(tokens, columns, rank):
     return range_tokens(tokens, BLOCKS // ceil(columns, 256), SCRATCH_BYTES // (columns * rank * 4))
 
 
-def product_cut(tokens, columns, rank):
+def matmul_cut(tokens, columns, rank):
     """Tokens of a block, columns of a range."""
     block, tile = (64, 128) if padded(rank) <= 32 else (128, 64)
     ranges = max(BLOCKS // max(ceil(tokens, block), 1), 1)
@@ -132,13 +132,13 @@ class Kernels:
         with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
             function(grid, (threads,), args, shared_mem=shared)
 
-    def total(self, sums=None, products=None):
-        """`sums`: address, parts, rows, width, gradient, scale; `products`: address, parts, rows, width, output."""
+    def total(self, sums=None, matmuls=None):
+        """`sums`: address, parts, rows, width, gradient, scale; `matmuls`: address, parts, rows, width, output."""
         first, count, rows, width, gradient, scale = sums or (0, 0, 0, 4, None, 0.0)
         blocks = ceil(rows * width // 4, 64)
         args = [cupy.uint64(first), cupy.int32(count), cupy.int64(rows * width), cupy.int32(rows), cupy.int32(width),
                 *place(gradient), cupy.float32(scale), cupy.int32(blocks)]
-        first, count, rows, width, output = products or (0, 0, 0, 4, None)
+        first, count, rows, width, output = matmuls or (0, 0, 0, 4, None)
         args += [cupy.uint64(first), cupy.int32(count), cupy.int64(rows * width), cupy.int32(rows), cupy.int32(width),
                  *place(output)]
         self.launch("thin_total", (blocks + ceil(rows * width // 4, 64), 1), 256, 0, *args)
@@ -146,12 +146,12 @@ class Kernels:
     def adapter_grad(self, dy, h, b, dh, db, scale, planned, width=None, blocks=None):
         (rows, columns), rank = dy.shape, h.shape[1]
         if rank > 32:
-            self.product(dy, b, False, dh, planned)
+            self.matmul(dy, b, False, dh, planned)
             return self.outer_sum(dy, h, db, scale, planned)
         width, launch, tokens = adapter_cut(planned, columns, rank, width, blocks)
         across, partial = ceil(columns, width), ceil(launch, tokens) > 1
-        products = self.scratch.data_ptr()
-        sums = products + multiple(across * launch * rank * 4, 256)
+        matmuls = self.scratch.data_ptr()
+        sums = matmuls + multiple(across * launch * rank * 4, 256)
         size, tile = padded(rank), TILE_BYTES // 2 // width
         shared = 2 * (width // 64) * tile * size * 4 + stages(rank) * (TILE_BYTES + tile * size * 2)
         for first in range(0, rows, launch):
@@ -162,10 +162,10 @@ class Kernels:
                 cupy.uint64(db.data_ptr()), cupy.int64(columns * rank), cupy.int64(db.stride(0)))
             self.launch(f"adapter_grad_{width}_{size}", (across, ranges), width // 2, shared,
                         *place(dy[part]), *place(h[part]), *place(b), cupy.int32(count), cupy.int32(columns),
-                        cupy.int32(rank), cupy.int32(tokens), cupy.uint64(products), *target,
+                        cupy.int32(rank), cupy.int32(tokens), cupy.uint64(matmuls), *target,
                         cupy.int32(not partial), cupy.float32(scale))
             self.total((sums, ranges, columns, rank, db, scale) if partial else None,
-                       (products, across, count, rank, dh[part]))
+                       (matmuls, across, count, rank, dh[part]))
 
     def outer_sum(self, left, right, gradient, scale, planned):
         rows, width = gradient.shape
@@ -185,14 +185,14 @@ class Kernels:
         if partial:
             self.total((self.scratch.data_ptr(), ranges, rows, width, gradient, scale))
 
-    def product(self, wide, thin, of_rows, output, planned):
+    def matmul(self, wide, thin, of_rows, output, planned):
         (rows, columns), rank = wide.shape, output.shape[1]
         if rows == 0:
             return
-        block, range_columns = product_cut(planned, columns, rank)
+        block, range_columns = matmul_cut(planned, columns, rank)
         ranges, size = ceil(columns, range_columns), padded(rank)
         parts = self.scratch.data_ptr() if ranges > 1 else 0
-        self.launch(f"thin_product_of_{'rows' if of_rows else 'columns'}_{size}", (ranges, ceil(rows, block)), 128,
+        self.launch(f"thin_matmul_of_{'rows' if of_rows else 'columns'}_{size}", (ranges, ceil(rows, block)), 128,
                     stages(rank) * (TILE_BYTES + TILE_BYTES // 2 // block * size * 2), *place(wide), *place(thin),
                     cupy.int32(rows), cupy.int32(columns), cupy.int32(rank), cupy.int32(range_columns),
                     cupy.uint64(parts), *place(output))
@@ -228,7 +228,7 @@ def check_shape(dtype, kind, rows, planned, columns, rank, spare, of_rows=True):
     make = lambda r, c: random(generator, r, c, spare, dtype)
     scale = 0.75
     wide, thin = make(rows, columns), make(rows, rank)
-    side = make(rank, columns) if of_rows and kind == "product" else make(columns, rank)
+    side = make(rank, columns) if of_rows and kind == "matmul" else make(columns, rank)
     gradient_shape = (rank, columns) if kind == "sum" and of_rows else (columns, rank)
     before = torch.randn(*gradient_shape, device="cuda", generator=generator)
     runs = []
@@ -244,7 +244,7 @@ def check_shape(dtype, kind, rows, planned, columns, rank, spare, of_rows=True):
             left, right = (thin, wide) if of_rows else (wide, thin)
             kernels.outer_sum(left, right, sums, scale, planned)
         else:
-            kernels.product(wide, side, of_rows, result, planned)
+            kernels.matmul(wide, side, of_rows, result, planned)
         torch.cuda.synchronize()
         runs.append((output, gradient))
     same = all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*runs))
@@ -254,12 +254,12 @@ def check_shape(dtype, kind, rows, planned, columns, rank, spare, of_rows=True):
     alone = alone and spared(gradient, gradient_shape[0], gradient_shape[1])
     errors = {}
     if kind != "sum" and rows:
-        errors["product"] = error(result, wide.double() @ (side.double().T if kind == "product" and of_rows else side.double()))
-    if kind != "product":
+        errors["matmul"] = error(result, wide.double() @ (side.double().T if kind == "matmul" and of_rows else side.double()))
+    if kind != "matmul":
         total = thin.double().T @ wide.double() if kind == "sum" and of_rows else wide.double().T @ thin.double()
         errors["sums"] = error(sums, before.double() + scale * total)
     # The matrix unit cuts sums off where it does not round them.
-    limits = {"product": {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype], "sums": 3e-5}
+    limits = {"matmul": {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype], "sums": 3e-5}
     good = same and alone and all(e < limits[name] for name, e in errors.items())
     text = " ".join(f"{name} {e:.1e}" for name, e in errors.items())
     print(f"{'ok  ' if good else 'FAIL'} {str(dtype)[6:]:9} {kind:9} T={rows} of {planned} N={columns} R={rank} spare={spare} "
@@ -283,7 +283,7 @@ def check(dtypes):
                     # A square gradient has its thin side on the left.
                     if of_rows or rank != columns:
                         failures += check_shape(dtype, "sum", rows, planned, columns, rank, spare, of_rows)
-                    failures += check_shape(dtype, "product", rows, planned, columns, rank, spare, of_rows)
+                    failures += check_shape(dtype, "matmul", rows, planned, columns, rank, spare, of_rows)
     print(f"{failures} failures")
     return failures
 
@@ -328,7 +328,7 @@ def time_all():
                 o = Operands(tokens, columns, rank)
                 read = tokens * columns * 2 / 4.2e6
                 ours = [
-                    median_us(lambda i: kernels.product(o.wide[i], o.a, True, o.output, tokens), o.copies),
+                    median_us(lambda i: kernels.matmul(o.wide[i], o.a, True, o.output, tokens), o.copies),
                     median_us(lambda i: kernels.adapter_grad(o.wide[i], o.h, o.b, o.output, o.db, 1.0, tokens), o.copies),
                     median_us(lambda i: kernels.outer_sum(o.h, o.wide[i], o.da, 1.0, tokens), o.copies),
                     median_us(lambda i: kernels.outer_sum(o.wide[i], o.h, o.db, 1.0, tokens), o.copies),
@@ -339,7 +339,7 @@ def time_all():
                     median_us(lambda i: torch.matmul(o.h.T, o.wide[i]), o.copies),
                     median_us(lambda i: torch.matmul(o.wide[i].T, o.h), o.copies),
                 ]
-                names = ("product", "gradient", "sum dA", "sum dB")
+                names = ("matmul", "gradient", "sum dA", "sum dB")
                 text = ", ".join(f"{n} {a:.1f} ({b:.1f})" for n, a, b in zip(names, ours, torchs))
                 print(f"T={tokens} N={columns} R={rank}: read {read:.1f}; ours (PyTorch): {text}", flush=True)
 

@@ -7,7 +7,7 @@ use crate::op::{HeadPiece, LossHead, Op};
 use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
-use crate::workspace_cuda::{self as gpu_sizes, CudaStep, PRODUCT_BYTES};
+use crate::workspace_cuda::{self as gpu_sizes, CudaStep, MATMUL_BYTES};
 
 /// What a plan is made for, as far as scratch depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,22 +23,22 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
     let step = StepInputs { inputs, extent, target };
     match op {
         Op::Linear { bias, lora } => step.scratch(
-            |cpu| aligned_floats(if *bias { cpu.size(2).0 } else { 0 }) + cpu.product_floats(),
+            |cpu| aligned_floats(if *bias { cpu.size(2).0 } else { 0 }) + cpu.matmul_floats(),
             |gpu| {
                 let h = 2 + usize::from(*bias);
                 let (rank, b) =
                     if lora.is_some() { (gpu.size(h).1, gpu.decoded_bytes(h + 1, 0)) } else { (0, 0) };
-                gpu.decoded_bytes(1, rank) + b + PRODUCT_BYTES
+                gpu.decoded_bytes(1, rank) + b + MATMUL_BYTES
             },
         ),
         Op::LinearGrad { scales } => {
-            step.scratch(|cpu| cpu.product_floats(), |gpu| linear_grad_bytes(gpu, scales.len()))
+            step.scratch(|cpu| cpu.matmul_floats(), |gpu| linear_grad_bytes(gpu, scales.len()))
         }
-        Op::WeightGrad { .. } => step.scratch(|cpu| cpu.product_floats(), |_| PRODUCT_BYTES),
+        Op::WeightGrad { .. } => step.scratch(|cpu| cpu.matmul_floats(), |_| MATMUL_BYTES),
         Op::LmHeadLoss(head) => step.scratch(
             |cpu| {
                 let logits = head.chunk * cpu_sizes::logit_stride(cpu.size(1).0);
-                logits + aligned_floats(head.chunk) + cpu.product_floats()
+                logits + aligned_floats(head.chunk) + cpu.matmul_floats()
             },
             |gpu| loss_bytes(gpu, head),
         ),
@@ -52,11 +52,11 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
             },
         ),
         Op::Logits { lora, .. } => step.scratch(
-            |cpu| cpu.product_floats(),
+            |cpu| cpu.matmul_floats(),
             |gpu| {
                 let logits = gpu.logits_bytes(gpu.size(0).0);
                 let b = if lora.is_some() { gpu.decoded_bytes(3, 0) } else { 0 };
-                gpu.decoded_head_bytes() + logits + b + PRODUCT_BYTES
+                gpu.decoded_head_bytes() + logits + b + MATMUL_BYTES
             },
         ),
         Op::Attention(shape) => {
@@ -79,7 +79,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
             |cpu| {
                 let (n, k) = cpu.size(0);
                 let block = cpu_sizes::norm_block_rows(n, k);
-                aligned_floats(block * k) + cpu_sizes::product_floats(cpu.threads)
+                aligned_floats(block * k) + cpu_sizes::matmul_floats(cpu.threads)
             },
             |gpu| {
                 let (n, k) = gpu.size(0);
@@ -89,14 +89,14 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         Op::Fourier { .. } => step.scratch(
             |cpu| {
                 let (rows, n) = cpu.size(0);
-                aligned_floats(cpu_sizes::FOURIER_ROWS.min(rows) * n) + cpu.product_floats()
+                aligned_floats(cpu_sizes::FOURIER_ROWS.min(rows) * n) + cpu.matmul_floats()
             },
             |_| 0,
         ),
         Op::FourierGrad { .. } => step.scratch(
             |cpu| {
                 let (rows, n) = cpu.size(4);
-                aligned_floats(2 * cpu_sizes::fourier_partials(rows, n)) + cpu.product_floats()
+                aligned_floats(2 * cpu_sizes::fourier_partials(rows, n)) + cpu.matmul_floats()
             },
             |gpu| {
                 let (rows, n) = gpu.size(4);
@@ -165,22 +165,22 @@ fn linear_grad_bytes(gpu: &CudaStep<'_>, terms: usize) -> usize {
     let thin = (0..terms).filter(|term| gpu.decoded_bytes(2 * term + 1, 0) == 0);
     let rank = thin.map(|term| gpu.size(2 * term).1).max().unwrap_or(0);
     let decoded = (0..terms).map(|term| gpu.decoded_bytes(2 * term + 1, rank));
-    decoded.max().unwrap_or(0) + PRODUCT_BYTES
+    decoded.max().unwrap_or(0) + MATMUL_BYTES
 }
 
 /// The decoded head, a chunk of logits, the loss of each row, and the scratch of a matmul.
 fn loss_bytes(gpu: &CudaStep<'_>, head: &LossHead) -> usize {
     let b = if head.lora.is_some() { gpu.decoded_bytes(5, 0) } else { 0 };
     let row_losses = align_up(gpu.size(0).0 * 4);
-    gpu.decoded_head_bytes() + gpu.logits_bytes(head.chunk) + b + row_losses + PRODUCT_BYTES
+    gpu.decoded_head_bytes() + gpu.logits_bytes(head.chunk) + b + row_losses + MATMUL_BYTES
 }
 
 /// The decoded rows of the head, a chunk of their logits, and the scratch of a matmul.
 fn piece_bytes(gpu: &CudaStep<'_>, piece: &HeadPiece) -> usize {
-    gpu.decoded_head_bytes() + gpu.logits_bytes(piece.chunk) + PRODUCT_BYTES
+    gpu.decoded_head_bytes() + gpu.logits_bytes(piece.chunk) + MATMUL_BYTES
 }
 
 /// A chunk of logits and the scratch of a matmul.
 fn piece_floats(cpu: &CpuStep<'_>, piece: &HeadPiece) -> usize {
-    piece.chunk * cpu_sizes::logit_stride(cpu.size(1).0) + cpu.product_floats()
+    piece.chunk * cpu_sizes::logit_stride(cpu.size(1).0) + cpu.matmul_floats()
 }

@@ -48,7 +48,7 @@ pub const fn logit_stride(vocabulary: usize) -> usize {
 }
 
 /// Scratch of an f32 matmul of any shape, on any instruction set.
-pub const fn product_floats(threads: usize) -> usize {
+pub const fn matmul_floats(threads: usize) -> usize {
     LINE_FLOATS + DEPTH_BLOCK * COLUMN_BLOCK + threads * ROW_BLOCK * DEPTH_BLOCK
 }
 
@@ -59,7 +59,7 @@ const _: () = assert!(
 );
 
 /// Scratch of a matmul of any shape whose operands are rounded to bf16, for any number of threads.
-pub const fn bf16_product_floats() -> usize {
+pub const fn bf16_matmul_floats() -> usize {
     LINE_FLOATS + (BF16_LEFT + BF16_RIGHT) / 2
 }
 
@@ -119,10 +119,10 @@ impl CpuStep<'_> {
     }
 
     /// Scratch of a matmul in the plan's precision. The device refuses plans in f16.
-    pub fn product_floats(&self) -> usize {
+    pub fn matmul_floats(&self) -> usize {
         match self.precision {
-            Precision::F32 => product_floats(self.threads),
-            Precision::Bf16 | Precision::F16 => bf16_product_floats(),
+            Precision::F32 => matmul_floats(self.threads),
+            Precision::Bf16 | Precision::F16 => bf16_matmul_floats(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
 
 /// Scratch of one matmul (cuBLASLt's workspace), for sums that are split along the depth.
-pub const PRODUCT_BYTES: usize = 32 << 20;
+pub const MATMUL_BYTES: usize = 32 << 20;
 /// Rows of a head that are decoded at a time.
 pub const HEAD_ROWS: usize = 16_384;
 /// The columns of an adapter next to a weight begin and end at multiples of this.
@@ -236,7 +236,7 @@ const RANGE_TOKEN_STEP: usize = 32;
 /// Most partial sums of a gradient: adding up more takes longer than computing them.
 const MOST_RANGES: usize = 64;
 /// Most scratch for the partial dh of an adapter's gradient; its partial dB get the rest.
-const MOST_PARTIAL_PRODUCTS: usize = PRODUCT_BYTES / 4 * 3;
+const MOST_PARTIAL_BYTES: usize = MATMUL_BYTES / 4 * 3;
 
 /// The rank that a thin matmul kernel is compiled for.
 pub const fn padded_thin_rank(rank: usize) -> usize {
@@ -274,11 +274,11 @@ impl AdapterGradCut {
         };
         let across = columns.div_ceil(block_columns);
         let token_bytes = across * rank * 4;
-        let most_tokens = MOST_PARTIAL_PRODUCTS / token_bytes / RANGE_TOKEN_STEP * RANGE_TOKEN_STEP;
+        let most_tokens = MOST_PARTIAL_BYTES / token_bytes / RANGE_TOKEN_STEP * RANGE_TOKEN_STEP;
         assert!(most_tokens > 0, "the partial sums of one token exceed the scratch");
         let launches = at_least(tokens.div_ceil(most_tokens), 1);
         let launch_tokens = at_least(tokens.div_ceil(launches), 1).next_multiple_of(RANGE_TOKEN_STEP);
-        let left = PRODUCT_BYTES - align_up(launch_tokens * token_bytes);
+        let left = MATMUL_BYTES - align_up(launch_tokens * token_bytes);
         let range_tokens = range_tokens(launch_tokens, blocks / across, left / (columns * rank * 4));
         Some(AdapterGradCut { block_columns, launch_tokens, range_tokens })
     }
@@ -289,7 +289,7 @@ impl AdapterGradCut {
     }
 
     /// Bytes of the partial dh, which come before the partial dB.
-    pub const fn product_bytes(&self, columns: usize, rank: usize) -> usize {
+    pub const fn matmul_bytes(&self, columns: usize, rank: usize) -> usize {
         align_up(columns.div_ceil(self.block_columns) * self.launch_tokens * rank * 4)
     }
 }
@@ -310,11 +310,11 @@ pub const fn adapter_grad_bytes(tokens: usize, columns: usize, rank: usize) -> u
     match AdapterGradCut::of(tokens, columns, rank) {
         Some(cut) => {
             let sums = if cut.ranges() > 1 { cut.ranges() * columns * rank * 4 } else { 0 };
-            cut.product_bytes(columns, rank) + align_up(sums)
+            cut.matmul_bytes(columns, rank) + align_up(sums)
         }
         None => at_least(
             outer_sum_bytes(tokens, columns, rank),
-            ThinProductCut::of(tokens, columns, rank).bytes(tokens, columns, rank),
+            ThinMatmulCut::of(tokens, columns, rank).bytes(tokens, columns, rank),
         ),
     }
 }
@@ -325,7 +325,7 @@ pub const OUTER_SUM_COLUMNS: usize = 256;
 /// Tokens of a block that multiplies a wide matrix (T, N) with a thin one and sums over tokens.
 pub const fn outer_sum_range_tokens(tokens: usize, columns: usize, rank: usize) -> usize {
     let wanted = THIN_BLOCKS / columns.div_ceil(OUTER_SUM_COLUMNS);
-    range_tokens(tokens, wanted, PRODUCT_BYTES / (columns * rank * 4))
+    range_tokens(tokens, wanted, MATMUL_BYTES / (columns * rank * 4))
 }
 
 /// Partial sums over tokens; a single one is added to the gradient directly.
@@ -336,14 +336,14 @@ pub const fn outer_sum_bytes(tokens: usize, columns: usize, rank: usize) -> usiz
 
 /// How the matmul of a wide matrix (T, N) with a thin one is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThinProductCut {
+pub struct ThinMatmulCut {
     pub block_tokens: usize,
     /// Columns that a block sums over: each range has its own partial result.
     pub range_columns: usize,
 }
 
-impl ThinProductCut {
-    pub const fn of(tokens: usize, columns: usize, rank: usize) -> ThinProductCut {
+impl ThinMatmulCut {
+    pub const fn of(tokens: usize, columns: usize, rank: usize) -> ThinMatmulCut {
         let padded = padded_thin_rank(rank);
         let (block_tokens, tile_columns) = if padded <= 32 { (64, 128) } else { (128, 64) };
         let blocks = at_least(tokens.div_ceil(block_tokens), 1);
@@ -351,7 +351,7 @@ impl ThinProductCut {
         // A partial result stays small compared to what is read for it.
         let least = at_least(128, 8 * padded);
         let even = columns.div_ceil(ranges).next_multiple_of(tile_columns);
-        ThinProductCut { block_tokens, range_columns: at_least(even, least) }
+        ThinMatmulCut { block_tokens, range_columns: at_least(even, least) }
     }
 
     /// Number of partial results; a single one is the result.
@@ -465,10 +465,10 @@ mod tests {
             for columns in [8, 248, 512, 1536, 3584, 8960, 18_944, 65_536, 262_144] {
                 for rank in [8, 16, 24, 32, 48, 64] {
                     let what = format!("{tokens} tokens, {columns} columns, rank {rank}");
-                    let product = ThinProductCut::of(tokens, columns, rank);
-                    assert!(product.bytes(tokens, columns, rank) <= PRODUCT_BYTES, "product of {what}");
-                    assert!(outer_sum_bytes(tokens, columns, rank) <= PRODUCT_BYTES, "sum of {what}");
-                    assert!(adapter_grad_bytes(tokens, columns, rank) <= PRODUCT_BYTES, "gradient of {what}");
+                    let product = ThinMatmulCut::of(tokens, columns, rank);
+                    assert!(product.bytes(tokens, columns, rank) <= MATMUL_BYTES, "product of {what}");
+                    assert!(outer_sum_bytes(tokens, columns, rank) <= MATMUL_BYTES, "sum of {what}");
+                    assert!(adapter_grad_bytes(tokens, columns, rank) <= MATMUL_BYTES, "gradient of {what}");
                     let tile = if rank <= 32 { 128 } else { 64 };
                     assert!(product.range_columns.is_multiple_of(tile), "{product:?} of {what}");
                     if let Some(cut) = AdapterGradCut::of(tokens, columns, rank) {

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             continue;
         const u32 keys = ring + step % 2 * 2 * KEY_BYTES, values = keys + KEY_BYTES;
         float score[ROW_FRAGMENTS][KEY_FRAGMENTS][4]; // (queries, keys)
-        tile_product(score, queries, warp * WARP_QUERIES, keys, 0, places);
+        tile_matmul(score, queries, warp * WARP_QUERIES, keys, 0, places);
         if (cap > 0.0f) {
             const float inner = scale / cap;
 #pragma unroll
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int part = 0; part < KEYS / 16; ++part) {
             u32 left[ROW_FRAGMENTS][4];
             as_left(left, score, part);
-            add_product(output, left, values, part * 16, 0, places);
+            add_matmul(output, left, values, part * 16, 0, places);
         }
     }
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, cons
         read_row(own, q + query * q_stride + column, head_dim);
         for (int key = max(tile.begin, query + 1 - window); key <= query; ++key) {
             read_row(other, k + key * k_stride + kv_column, head_dim);
-            float score = row_product(own, other) * scale;
+            float score = dot(own, other) * scale;
             if (cap > 0.0f)
                 score = cap * tanhf(score / cap);
             const float next = fmaxf(most, score), factor = expf(most - next), power = expf(score - next);

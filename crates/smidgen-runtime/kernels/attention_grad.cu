@@ -213,10 +213,10 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
             copy_async_commit();
 
         float score[KEY_ROWS][HALF_STEPS * 2][4], gradient[KEY_ROWS][HALF_STEPS * 2][4]; // (keys, queries)
-        tile_product(score, keys, pair * WARP_KEYS, queries, half * HALF_QUERIES, places);
+        tile_matmul(score, keys, pair * WARP_KEYS, queries, half * HALF_QUERIES, places);
         copy_async_wait<1>();
         __syncthreads();
-        tile_product(gradient, values, pair * WARP_KEYS, outputs, half * HALF_QUERIES, places);
+        tile_matmul(gradient, values, pair * WARP_KEYS, outputs, half * HALF_QUERIES, places);
 
         const bool whole =
             this_query >= tile.first + KEYS - 1 && this_query + QUERY_STEP - 1 - tile.first < scores.window;
@@ -249,8 +249,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #pragma unroll
         for (int part = 0; part < HALF_STEPS; ++part) {
             const int row = half * HALF_QUERIES + part * 16;
-            add_product(dv, p[part], outputs, row, half * HALF_CHUNKS, places);
-            add_product(dk, ds[part], queries, row, half * HALF_CHUNKS, places);
+            add_matmul(dv, p[part], outputs, row, half * HALF_CHUNKS, places);
+            add_matmul(dk, ds[part], queries, row, half * HALF_CHUNKS, places);
         }
         barrier_of(1 + pair, 2 * WARP);
 #pragma unroll
@@ -260,11 +260,11 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #pragma unroll
             for (int m = 0; m < KEY_ROWS; ++m)
                 shared_load_16(left[m], theirs + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
-            add_product(dv, left, outputs, row, half * HALF_CHUNKS, places);
+            add_matmul(dv, left, outputs, row, half * HALF_CHUNKS, places);
 #pragma unroll
             for (int m = 0; m < KEY_ROWS; ++m)
                 shared_load_16(left[m], theirs + EXCHANGE_BYTES + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
-            add_product(dk, left, queries, row, half * HALF_CHUNKS, places);
+            add_matmul(dk, left, queries, row, half * HALF_CHUNKS, places);
         }
     }
 
@@ -346,8 +346,8 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
             continue;
         const u32 keys = ring + step % 2 * 2 * STEP_BYTES, values = keys + STEP_BYTES;
         float score[ROW_FRAGMENTS][KEY_FRAGMENTS][4], gradient[ROW_FRAGMENTS][KEY_FRAGMENTS][4]; // (queries, keys)
-        tile_product(score, queries, warp * WARP_QUERIES, keys, 0, places);
-        tile_product(gradient, outputs, warp * WARP_QUERIES, values, 0, places);
+        tile_matmul(score, queries, warp * WARP_QUERIES, keys, 0, places);
+        tile_matmul(gradient, outputs, warp * WARP_QUERIES, values, 0, places);
         const bool whole = key + KEY_STEP - 1 <= warp_query && key > warp_query + WARP_QUERIES - 1 - scores.window;
         const int apart = warp_query + g - (key + 2 * t);
         differentiate(
@@ -358,7 +358,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         for (int part = 0; part < KEY_STEP / 16; ++part) {
             u32 left[ROW_FRAGMENTS][4];
             as_left(left, gradient, part);
-            add_product(dq, left, keys, part * 16, 0, places);
+            add_matmul(dq, left, keys, part * 16, 0, places);
         }
     }
 
@@ -381,8 +381,8 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
 // p and ds of one query and one key.
 __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (&k)[OWN], const float (&v)[OWN],
                                             const float (&dout)[OWN], float power, float delta, const Scores &scores) {
-    float score = row_product(q, k) * scores.scale, slope = 1.0f;
-    const float gradient = row_product(dout, v);
+    float score = dot(q, k) * scores.scale, slope = 1.0f;
+    const float gradient = dot(dout, v);
     if (scores.cap > 0.0f) {
         const float t = tanhf(score / scores.cap);
         score = t * scores.cap;

@@ -114,14 +114,14 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             for (int step = 0; step < HEAD_STEPS; ++step)
                 multiply_rows(score, further(queries, STEP_AT(ITEM_ROWS, step)), further(keys, STEP_AT(KEYS, step)),
                               step > 0);
-            products_commit();
+            wgmma_commit();
         };
         auto begin_outputs = [&](u32 slot) {
             const u32 values = columns_descriptor(base + RING_AT + slot * TILE_BYTES(KEYS), PANEL_BYTES(KEYS));
 #pragma unroll
             for (int part = 0; part < KEYS / 16; ++part)
                 multiply_columns(output, weights[part], further(values, part * 2048));
-            products_commit();
+            wgmma_commit();
         };
         // Scores become weights in f32; what the sums so far are to be multiplied by, and whether by other than one.
         float factor[2];
@@ -160,9 +160,9 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
 
         // On the diagonal, where later keys are not seen.
         barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
-        products_begin();
+        wgmma_fence();
         begin_scores(ring.slot);
-        products_wait<0>();
+        wgmma_wait<0>();
         settle(score);
         warp_arrive(control + SLOT_EMPTY(ring.slot));
         if (steps == 1)
@@ -188,11 +188,11 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             barrier_wait(control + SLOT_FULL(keys), ring.pass);
             ring.advance();
             TAKE_TURN;
-            products_begin();
+            wgmma_fence();
             begin_scores(keys);
             begin_outputs(values);
             PASS_TURN;
-            products_wait<1>();
+            wgmma_wait<1>();
             settle(score);
             warp_arrive(control + SLOT_EMPTY(keys));
             if (step == steps - 1)
@@ -201,7 +201,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             // This wait's loop is what keeps the exponentials before the next wait.
             settle(score);
             barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
-            products_wait<0>();
+            wgmma_wait<0>();
             settle(weights);
             settle(output);
             warp_arrive(control + SLOT_EMPTY(values));
@@ -213,9 +213,9 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             round_weights();
         }
 
-        products_begin();
+        wgmma_fence();
         begin_outputs(ring.slot);
-        products_wait<0>();
+        wgmma_wait<0>();
         settle(weights);
         settle(output);
         warp_arrive(control + SLOT_EMPTY(ring.slot));

@@ -196,7 +196,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         const u32 pair = base + RING_AT + slot * PAIR_BYTES;
         const u32 first_right = rows_descriptor(pair), second_right = rows_descriptor(pair + TILE_BYTES(STEP));
         float score[STEP / 2], gradient[STEP / 2]; // (rows, those that pass by)
-        products_begin();
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HEAD_STEPS; ++i) {
             if constexpr (KIND == OF_KEYS)
@@ -205,16 +205,16 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
             else
                 multiply_rows(score, left[i], further(first_right, STEP_AT(STEP, i)), i > 0);
         }
-        products_commit();
+        wgmma_commit();
         PASS_TURN;
-        products_wait<0>();
+        wgmma_wait<0>();
         settle(score);
         settle(ds);
         settle(p);
         if (held >= 0)
             warp_arrive(control + SLOT_EMPTY(held));
         held = slot;
-        products_begin();
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HEAD_STEPS; ++i) {
             if constexpr (KIND == OF_KEYS)
@@ -223,7 +223,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
             else
                 multiply_rows(gradient, left[HEAD_STEPS + i], further(second_right, STEP_AT(STEP, i)), i > 0);
         }
-        products_commit();
+        wgmma_commit();
 
         if (KIND == OF_KEYS ? these < first + 63 : these + STEP - 1 > first) {
             const int from = KIND == OF_KEYS ? these + apart : apart - these;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
                 score[n * 4 + i] = power_of_two(fmaf(score[n * 4 + i], to_power, -less));
             }
         }
-        products_wait<0>();
+        wgmma_wait<0>();
         settle(gradient);
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n) {
@@ -268,7 +268,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
             round_left(ds[part], gradient, part);
         }
         TAKE_TURN;
-        products_begin();
+        wgmma_fence();
         if constexpr (KIND == OF_KEYS) {
             const u32 outputs = columns_descriptor(pair + TILE_BYTES(STEP), PANEL_BYTES(STEP));
 #pragma unroll
@@ -279,10 +279,10 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
 #pragma unroll
         for (int part = 0; part < STEP / 16; ++part)
             multiply_columns(along, ds[part], further(right, part * 2048));
-        products_commit();
+        wgmma_commit();
     } while (--steps > 0);
     PASS_TURN;
-    products_wait<0>();
+    wgmma_wait<0>();
     settle(ds);
     settle(p);
     settle(along);

@@ -135,7 +135,7 @@ __device__ __forceinline__ void write_row(act *to, const float (&row)[OWN], floa
     }
 }
 
-__device__ __forceinline__ float row_product(const float (&a)[OWN], const float (&b)[OWN]) {
+__device__ __forceinline__ float dot(const float (&a)[OWN], const float (&b)[OWN]) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < OWN; ++i)
@@ -248,7 +248,7 @@ __device__ __forceinline__ void load_right(u32 (&b)[4], u32 tile, const LanePlac
 
 // c = left·rightᵀ over the head: rows `left_row`.. of one tile, `right_row`.. of the other.
 template <int M, int N>
-__device__ __forceinline__ void tile_product(float (&c)[M][N][4], u32 left, int left_row, u32 right, int right_row,
+__device__ __forceinline__ void tile_matmul(float (&c)[M][N][4], u32 left, int left_row, u32 right, int right_row,
                                              const LanePlaces &lane) {
     static_assert(N % 2 == 0, "right fragments come in pairs");
 #pragma unroll
@@ -279,7 +279,7 @@ __device__ __forceinline__ void tile_product(float (&c)[M][N][4], u32 left, int 
 
 // c += a·tile: `a` is 16 columns, summed over the rows `row`.. of the tile; N chunks from `chunk` on.
 template <int M, int N>
-__device__ __forceinline__ void add_product(float (&c)[M][N][4], const u32 (&a)[M][4], u32 tile, int row, int chunk,
+__device__ __forceinline__ void add_matmul(float (&c)[M][N][4], const u32 (&a)[M][4], u32 tile, int row, int chunk,
                                             const LanePlaces &lane) {
     static_assert(N % 2 == 0, "right fragments come in pairs");
 #pragma unroll

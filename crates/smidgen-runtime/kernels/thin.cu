@@ -265,9 +265,9 @@ THIN_SUMS(64)
 
 // ── products with a thin matrix ──────────────────────────────────────────────────────────────────
 
-#define PRODUCT_THREADS 128
+#define MATMUL_THREADS 128
 
-template <int RANK> struct ProductTiles {
+template <int RANK> struct MatmulTiles {
     // Rows of 16 tokens that a warp takes: the thin matrix is read from shared memory once for them all.
     static constexpr int M = RANK <= 32 ? 1 : 2;
     static constexpr int TOKENS = 64 * M;
@@ -279,10 +279,10 @@ template <int RANK> struct ProductTiles {
 // A block takes the columns blockIdx.x and the tokens blockIdx.y. The thin matrix is (rank, columns) if BY_ROWS, else
 // (columns, rank). Where there are several column ranges, sums go to (ranges, rows, rank) in `parts`.
 template <int RANK, bool BY_ROWS>
-__device__ __forceinline__ void form_product(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows,
+__device__ __forceinline__ void form_matmul(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows,
                                              int columns, int rank, int range_columns, float *parts, act *output,
                                              i64 output_stride) {
-    using Tiles = ProductTiles<RANK>;
+    using Tiles = MatmulTiles<RANK>;
     constexpr int M = Tiles::M, TOKENS = Tiles::TOKENS, COLUMNS = Tiles::COLUMNS, STAGES = Tiles::STAGES, N = RANK / 8;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_column = blockIdx.x * range_columns, token = blockIdx.y * TOKENS;
@@ -294,11 +294,11 @@ __device__ __forceinline__ void form_product(const act *wide, i64 wide_stride, c
     auto copy = [&](int tile) {
         const u32 stage = stages + tile % STAGES * Tiles::STAGE_BYTES;
         const int column = first_column + tile * COLUMNS, left = last_column - column;
-        copy_tile<TOKENS, COLUMNS, PRODUCT_THREADS>(stage, from + column, wide_stride, rows - token, left);
+        copy_tile<TOKENS, COLUMNS, MATMUL_THREADS>(stage, from + column, wide_stride, rows - token, left);
         if (BY_ROWS)
-            copy_tile<RANK, COLUMNS, PRODUCT_THREADS>(stage + TILE_BYTES, thin + column, thin_stride, rank, left);
+            copy_tile<RANK, COLUMNS, MATMUL_THREADS>(stage + TILE_BYTES, thin + column, thin_stride, rank, left);
         else
-            copy_tile<COLUMNS, RANK, PRODUCT_THREADS>(stage + TILE_BYTES, thin + column * thin_stride, thin_stride,
+            copy_tile<COLUMNS, RANK, MATMUL_THREADS>(stage + TILE_BYTES, thin + column * thin_stride, thin_stride,
                                                       left, rank);
     };
 
@@ -361,10 +361,10 @@ __device__ __forceinline__ void form_product(const act *wide, i64 wide_stride, c
 
 // Grid: column ranges, blocks of tokens that have rows. Dynamic shared memory: STAGES · STAGE_BYTES.
 #define THIN_PRODUCT(RANK, FORM, BY_ROWS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 2) thin_product_##FORM##_##RANK(                     \
+    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2) thin_matmul_##FORM##_##RANK(                     \
         const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows, int columns, int rank,           \
         int range_columns, float *parts, act *output, i64 output_stride) {                                             \
-        form_product<RANK, BY_ROWS>(wide, wide_stride, thin, thin_stride, rows, columns, rank, range_columns, parts,   \
+        form_matmul<RANK, BY_ROWS>(wide, wide_stride, thin, thin_stride, rows, columns, rank, range_columns, parts,   \
                                     output, output_stride);                                                            \
     }
 

@@ -6,7 +6,7 @@
 // whose rows are 128 bytes, the chunks of 16 bytes exchanged by the row's place among 8 (an address' bits 4 to 6 are
 // xored with its bits 7 to 9), so that a tile begins at a multiple of 1024.
 // The instructions only begin the product: registers of the result and of a left side are not to be touched between
-// `products_begin` and the wait that says they are done, and `settle` keeps the compiler from it.
+// `wgmma_fence` and the wait that says they are done, and `settle` keeps the compiler from it.
 // Leaves out the copy engine: tiles come by `copy_async_16`.
 
 // ── barriers that count arrivals ─────────────────────────────────────────────────────────────────
@@ -79,12 +79,12 @@ template <int COUNT> __device__ __forceinline__ void give_registers() {
 
 // ── products ─────────────────────────────────────────────────────────────────────────────────────
 
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Until at most so many of the newest groups are under way.
-template <int PENDING> __device__ __forceinline__ void products_wait() {
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 

@@ -3,7 +3,7 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::workspace_cpu::{Target, workspace_bytes};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Space, Storage, Type, ValueId,
     ValueRole,

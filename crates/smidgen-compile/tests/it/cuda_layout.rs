@@ -11,7 +11,7 @@ use smidgen_compile::leaves::rounded_name;
 use smidgen_compile::model::read_spec;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, compile};
 use smidgen_ir::plan::align_up;
-use smidgen_ir::workspace_cuda::{COLUMN_STEP, PRODUCT_BYTES, spare_columns};
+use smidgen_ir::workspace_cuda::{COLUMN_STEP, MATMUL_BYTES, spare_columns};
 use smidgen_ir::{
     Block, Code4, DType, DeviceKind, Extent, Lifetime, Op, Plan, PlannedValue, Precision, Step, Storage,
     ValueId, ValueRole, verify,
@@ -253,7 +253,7 @@ fn weights_in_other_storages_have_scratch_to_be_decoded_in() {
                 true => 0,
                 false => align_up(2 * (rows + spare) * (columns + spare)),
             };
-            assert_eq!(given, decoded + PRODUCT_BYTES, "{name}: `{}`", weight.name);
+            assert_eq!(given, decoded + MATMUL_BYTES, "{name}: `{}`", weight.name);
         }
     });
 }

@@ -12,7 +12,7 @@ use super::attention_tiles::{
 };
 use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
-use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite};
+use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::{Transpose, transpose_with};
 use super::tasks::{aligned_floats, current_threads, run_tasks};
 use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
@@ -314,7 +314,7 @@ pub(super) unsafe fn attend(
                     scratch.multiply(
                         isa,
                         options.unit,
-                        &TileProduct {
+                        &TileMatmul {
                             rows: piece.rows,
                             columns: piece.keys,
                             runs: &[LeftRun::strided(left, q.row_stride, 1, head_dim)],
@@ -353,7 +353,7 @@ pub(super) unsafe fn attend(
                     scratch.multiply(
                         isa,
                         options.unit,
-                        &TileProduct {
+                        &TileMatmul {
                             rows: piece.rows,
                             columns: head_dim,
                             runs: &[LeftRun::strided(probabilities, KEY_BLOCK, 1, piece.keys)],

@@ -14,7 +14,7 @@ use super::attention_tiles::{
     clear_hidden, is_on_diagonal, keys_of_piece, row_pieces, visible_columns,
 };
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
-use super::kernel::{LeftRun, OutputView, RightRows, TileProduct, TileWrite};
+use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::Transpose;
 use super::tasks::run_tasks;
 use std::ops::Range;
@@ -169,7 +169,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
                 scratch.multiply(
                     isa,
                     unit,
-                    &TileProduct {
+                    &TileMatmul {
                         rows: piece.rows,
                         columns: piece.keys,
                         runs: &[LeftRun::strided(left, head_dim, 1, head_dim)],
@@ -201,7 +201,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
                 scratch.multiply(
                     isa,
                     unit,
-                    &TileProduct {
+                    &TileMatmul {
                         rows: key_step.min(keys - first),
                         columns: head_dim,
                         runs: &[LeftRun::strided(left, 1, KEY_BLOCK, rows - hidden)],
@@ -223,7 +223,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
             scratch.multiply(
                 isa,
                 unit,
-                &TileProduct {
+                &TileMatmul {
                     rows: piece.rows,
                     columns: head_dim,
                     runs: &[LeftRun::strided(left, KEY_BLOCK, 1, piece.keys)],

@@ -7,10 +7,10 @@
 
 use super::attention::AttentionOptions;
 #[cfg(target_arch = "x86_64")]
-use super::bf16_attention::bf16_tile_product;
+use super::bf16_attention::bf16_tile_matmul;
 use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
-use super::kernel::{TileProduct, tile_product};
+use super::kernel::{TileMatmul, tile_matmul};
 use super::tasks::current_thread;
 use smidgen_ir::workspace_cpu::{attention_thread_floats, bf16_attention_thread_floats};
 
@@ -64,14 +64,14 @@ impl ThreadScratch {
     /// A product of one tile, on the unit for bf16 where attention has one.
     ///
     /// # Safety
-    /// As for `tile_product`, and the scratch is the calling thread's; `unit` is the one it was made for.
-    pub unsafe fn multiply(&self, isa: Isa, unit: Option<Bf16Unit>, product: &TileProduct<'_>) {
+    /// As for `tile_matmul`, and the scratch is the calling thread's; `unit` is the one it was made for.
+    pub unsafe fn multiply(&self, isa: Isa, unit: Option<Bf16Unit>, matmul: &TileMatmul<'_>) {
         match unit {
             // SAFETY: the caller's promises are passed on.
-            None => unsafe { tile_product(isa, product) },
+            None => unsafe { tile_matmul(isa, matmul) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Some(unit) => unsafe { bf16_tile_product(unit, product, self.tiles, self.tile_elements) },
+            Some(unit) => unsafe { bf16_tile_matmul(unit, matmul, self.tiles, self.tile_elements) },
             #[cfg(not(target_arch = "x86_64"))]
             Some(unit) => unreachable!("{} was not detected", unit.name()),
         }

@@ -1,17 +1,17 @@
 //! The products of attention's tiles on the unit for bf16: a thread packs both operands and multiplies them.
 //!
-//! A drop-in for `tile_product` of `kernel.rs`, with operands rounded to bf16 and sums in f32. What attention does
+//! A drop-in for `tile_matmul` of `kernel.rs`, with operands rounded to bf16 and sums in f32. What attention does
 //! between its products stays f32. A tile on the diagonal is not cut into pieces here: the unit is done with the
 //! hidden half sooner than a right operand is packed twice.
 //! Left out: attention itself (`attention.rs`, `attention_gradient.rs`).
 
+use super::bf16_matmul::{SquareOfC, write_square};
 use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
-use super::bf16_product::{SquareOfC, write_square};
 use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
-use super::kernel::TileProduct;
-use super::product::Left;
+use super::kernel::TileMatmul;
+use super::matmul::Left;
 use super::stored::Stored;
 
 /// Computes a product of one run on the calling thread, with a workspace for `tile_elements` of either operand.
@@ -19,14 +19,14 @@ use super::stored::Stored;
 /// # Safety
 /// The machine supports `unit`; the operands are readable and C is writable for the shape and strides; C overlaps
 /// no operand; the workspace is the calling thread's and has room for both packed operands.
-pub unsafe fn bf16_tile_product(
+pub unsafe fn bf16_tile_matmul(
     unit: Bf16Unit,
-    product: &TileProduct<'_>,
+    matmul: &TileMatmul<'_>,
     workspace: *mut u16,
     tile_elements: usize,
 ) {
-    let [run] = product.runs else { panic!("a tile of attention has one left operand") };
-    let (rows, columns, depth) = (product.rows, product.columns, run.depth);
+    let [run] = matmul.runs else { panic!("a tile of attention has one left operand") };
+    let (rows, columns, depth) = (matmul.rows, matmul.columns, run.depth);
     let depth_tiles = depth.div_ceil(TILE_DEPTH);
     let strip_elements = depth_tiles * TILE_ELEMENTS;
     assert!(
@@ -39,8 +39,8 @@ pub unsafe fn bf16_tile_product(
         let left = Left { pointer: run.pointer, row_stride: run.row_stride, depth_stride: run.depth_stride };
         pack_left::<1>(&LeftPiece { left, rows, depth, tiles: lefts, strip_elements });
         let stored = Stored {
-            row_stride: product.right.row_stride,
-            ..Stored::dense_f32(product.right.pointer, depth, columns)
+            row_stride: matmul.right.row_stride,
+            ..Stored::dense_f32(matmul.right.pointer, depth, columns)
         };
         for first_depth in (0..depth).step_by(PACK_DEPTH) {
             for first_column in (0..columns).step_by(PACK_COLUMNS) {
@@ -70,10 +70,10 @@ pub unsafe fn bf16_tile_product(
                     // Where there is no second strip the first serves as well: its rows are not written out.
                     let below = lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
                     let square = SquareOfC {
-                        view: product.output.at(row, column),
+                        view: matmul.output.at(row, column),
                         rows: SQUARE.min(rows - row),
                         columns: SQUARE.min(columns - column),
-                        write: product.write,
+                        write: matmul.write,
                     };
                     write_square(square, |output, output_stride, accumulate| {
                         let (left, right, asked_for) = ([left, below], [right, beside], output.cast_const());

@@ -9,7 +9,7 @@
 
 use super::bf16_unit::{TILE, TILE_DEPTH, TILE_ELEMENTS};
 use super::isa::Avx512Lanes;
-use super::product::Left;
+use super::matmul::Left;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::{DType, Storage};
 use std::arch::x86_64::*;

@@ -6,7 +6,7 @@
 //! AMX is written as assembly because its intrinsics are not stable; the kernel has to be asked once for
 //! leave to use its registers, which then holds for all threads of the process.
 //! AMX also multiplies f32, split into planes of bf16; AVX-512 would gain nothing from that.
-//! Left out: cutting a product into tiles (`bf16_product.rs`, `split_product.rs`).
+//! Left out: cutting a product into tiles (`bf16_matmul.rs`, `split_matmul.rs`).
 
 use std::sync::OnceLock;
 
@@ -61,7 +61,7 @@ impl Bf16Unit {
 pub enum F32Unit {
     /// Fused multiply-adds of whatever vectors there are.
     Vectors,
-    /// AMX, from numbers that are split into three of bf16 each: `split_product.rs`.
+    /// AMX, from numbers that are split into three of bf16 each: `split_matmul.rs`.
     Amx,
 }
 

@@ -13,7 +13,7 @@ use super::chunk::for_each_row_chunk;
 use super::footprint::assert_apart;
 use super::kernel::OutputView;
 use super::loss::{IGNORED_LABEL, cap_lanes, cap_slope, capped, exp_below, largest_of, sum_below};
-use super::product::{Init, Left, Output, Term};
+use super::matmul::{Init, Left, Output, Term};
 use super::run::Run;
 use super::run_loss::LossChunk;
 use super::simd::{Isa, LANES, exp, for_each_block, kernel};
@@ -69,7 +69,7 @@ impl Run<'_> {
             let pointer = self.row_address(dx, first);
             let view = OutputView { pointer, row_stride: dx.columns, column_stride: 1 };
             let output = Output { view, rows: count, columns: dx.columns };
-            self.product(&[term], init, output, piece.chunk * chunk.stride);
+            self.matmul(&[term], init, output, piece.chunk * chunk.stride);
         });
     }
 

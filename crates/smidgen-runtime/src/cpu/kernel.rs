@@ -4,7 +4,7 @@
 //! The right operand is read as rows of whole vectors, from a packed panel or a plain row-major matrix.
 //! A product may have several left operands one after the other along K ([`LeftRun`]), so a sum of
 //! products passes over C once. Each element of C is summed in the order of K, whatever the tiling.
-//! Left out: threads, packing and cache blocking (`product.rs`, `packing.rs`).
+//! Left out: threads, packing and cache blocking (`matmul.rs`, `packing.rs`).
 
 use super::isa::{Lanes, on_each_isa};
 
@@ -86,7 +86,7 @@ pub enum TileWrite {
 /// A serial product C (rows, columns) of the `runs`, laid one after the other along depth, with the
 /// rows of `right`.
 #[derive(Clone, Copy)]
-pub struct TileProduct<'a> {
+pub struct TileMatmul<'a> {
     pub rows: usize,
     pub columns: usize,
     pub runs: &'a [LeftRun],
@@ -101,19 +101,19 @@ on_each_isa! {
     /// # Safety
     /// The machine supports `isa`; the operands are readable and C is writable for the given shape and
     /// strides; C overlaps no operand.
-    pub unsafe fn tile_product(product: &TileProduct<'_>) = tile_product_with;
+    pub unsafe fn tile_matmul(matmul: &TileMatmul<'_>) = tile_matmul_with;
 }
 
 #[inline(always)]
-unsafe fn tile_product_with<V: Lanes>(product: &TileProduct<'_>) {
+unsafe fn tile_matmul_with<V: Lanes>(matmul: &TileMatmul<'_>) {
     // As many accumulators as the registers hold beside the vectors of a right row and one broadcast:
     // 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32 with NEON.
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match V::WIDTH {
-            16 => columns_by_vectors::<V, 8, 3>(product),
-            8 => columns_by_vectors::<V, 4, 3>(product),
-            _ => columns_by_vectors::<V, 4, 2>(product),
+            16 => columns_by_vectors::<V, 8, 3>(matmul),
+            8 => columns_by_vectors::<V, 4, 3>(matmul),
+            _ => columns_by_vectors::<V, 4, 2>(matmul),
         }
     }
 }
@@ -121,23 +121,23 @@ unsafe fn tile_product_with<V: Lanes>(product: &TileProduct<'_>) {
 /// Walks over groups of at most `MOST` vectors of columns, of even width, and for each over all rows:
 /// the part of the right operand under one group stays in the first-level cache.
 #[inline(always)]
-unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(product: &TileProduct<'_>) {
-    let mut vectors_left = product.columns.div_ceil(V::WIDTH);
+unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(matmul: &TileMatmul<'_>) {
+    let mut vectors_left = matmul.columns.div_ceil(V::WIDTH);
     let mut column = 0;
     while vectors_left > 0 {
         let vectors = vectors_left.div_ceil(vectors_left.div_ceil(MOST));
-        let last_lanes = V::WIDTH.min(product.columns - column - (vectors - 1) * V::WIDTH);
-        let partial = last_lanes < V::WIDTH && !product.right.padded;
+        let last_lanes = V::WIDTH.min(matmul.columns - column - (vectors - 1) * V::WIDTH);
+        let partial = last_lanes < V::WIDTH && !matmul.right.padded;
         let strip = Strip { column, last_lanes };
         // SAFETY: the strip lies inside the columns of the product.
         unsafe {
             match (vectors, partial) {
-                (1, false) => strip_of_rows::<V, ROWS, 1, false>(product, strip),
-                (1, true) => strip_of_rows::<V, ROWS, 1, true>(product, strip),
-                (2, false) => strip_of_rows::<V, ROWS, 2, false>(product, strip),
-                (2, true) => strip_of_rows::<V, ROWS, 2, true>(product, strip),
-                (_, false) => strip_of_rows::<V, ROWS, MOST, false>(product, strip),
-                (_, true) => strip_of_rows::<V, ROWS, MOST, true>(product, strip),
+                (1, false) => strip_of_rows::<V, ROWS, 1, false>(matmul, strip),
+                (1, true) => strip_of_rows::<V, ROWS, 1, true>(matmul, strip),
+                (2, false) => strip_of_rows::<V, ROWS, 2, false>(matmul, strip),
+                (2, true) => strip_of_rows::<V, ROWS, 2, true>(matmul, strip),
+                (_, false) => strip_of_rows::<V, ROWS, MOST, false>(matmul, strip),
+                (_, true) => strip_of_rows::<V, ROWS, MOST, true>(matmul, strip),
             }
         }
         column += vectors * V::WIDTH;
@@ -154,26 +154,26 @@ struct Strip {
 
 #[inline(always)]
 unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
-    product: &TileProduct<'_>,
+    matmul: &TileMatmul<'_>,
     strip: Strip,
 ) {
     // SAFETY: every tile lies inside the rows of the product.
     unsafe {
         let mut row = 0;
-        while product.rows - row >= ROWS {
-            tile_anywhere::<V, ROWS, NV, PARTIAL>(product, strip, row);
+        while matmul.rows - row >= ROWS {
+            tile_anywhere::<V, ROWS, NV, PARTIAL>(matmul, strip, row);
             row += ROWS;
         }
-        if ROWS > 4 && product.rows - row >= 4 {
-            tile_anywhere::<V, 4, NV, PARTIAL>(product, strip, row);
+        if ROWS > 4 && matmul.rows - row >= 4 {
+            tile_anywhere::<V, 4, NV, PARTIAL>(matmul, strip, row);
             row += 4;
         }
-        if product.rows - row >= 2 {
-            tile_anywhere::<V, 2, NV, PARTIAL>(product, strip, row);
+        if matmul.rows - row >= 2 {
+            tile_anywhere::<V, 2, NV, PARTIAL>(matmul, strip, row);
             row += 2;
         }
-        if product.rows > row {
-            tile_anywhere::<V, 1, NV, PARTIAL>(product, strip, row);
+        if matmul.rows > row {
+            tile_anywhere::<V, 1, NV, PARTIAL>(matmul, strip, row);
         }
     }
 }
@@ -181,20 +181,20 @@ unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PART
 /// A tile whose C may have any column stride: where it is not 1, the tile is made on the stack.
 #[inline(always)]
 unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
-    product: &TileProduct<'_>,
+    matmul: &TileMatmul<'_>,
     strip: Strip,
     row: usize,
 ) {
     // SAFETY: the tile at (row, strip.column) lies inside C, and the stack tile holds 8 × 48 floats.
     unsafe {
-        let output = product.output.at(row, strip.column);
-        let write = match product.write {
+        let output = matmul.output.at(row, strip.column);
+        let write = match matmul.write {
             TileWrite::Bias(bias) => TileWrite::Bias(bias.add(strip.column)),
             other => other,
         };
         if output.column_stride == 1 {
             let target = (output.pointer, output.row_stride);
-            tile::<V, ROWS, NV, PARTIAL>(product, strip, row, target, write);
+            tile::<V, ROWS, NV, PARTIAL>(matmul, strip, row, target, write);
             return;
         }
         let mut local = [0.0f32; TILE_ROWS * PANEL_COLUMNS];
@@ -203,7 +203,7 @@ unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PART
             TileWrite::Add => TileWrite::Overwrite,
             other => other,
         };
-        tile::<V, ROWS, NV, PARTIAL>(product, strip, row, target, first);
+        tile::<V, ROWS, NV, PARTIAL>(matmul, strip, row, target, first);
         for j in 0..(NV - 1) * V::WIDTH + strip.last_lanes {
             for i in 0..ROWS {
                 let element = output.at(i, j).pointer;
@@ -219,7 +219,7 @@ unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PART
 
 #[inline(always)]
 unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
-    product: &TileProduct<'_>,
+    matmul: &TileMatmul<'_>,
     strip: Strip,
     row: usize,
     (target, target_stride): (*mut f32, usize),
@@ -229,8 +229,8 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
     // SAFETY: the operands are readable for the rows and columns of the tile and the depth of the
     // runs; the last vector of a right row is read in full only where it is full or padded.
     unsafe {
-        let mut right = product.right.pointer.add(strip.column);
-        let right_stride = product.right.row_stride;
+        let mut right = matmul.right.pointer.add(strip.column);
+        let right_stride = matmul.right.row_stride;
         // C is needed after thousands of cycles: ask for it now. Rows may begin inside a cache line, so
         // the last float of the tile is asked for as well.
         for i in 0..ROWS {
@@ -240,7 +240,7 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
             prefetch(target.wrapping_add(i * target_stride + NV * V::WIDTH - 1));
         }
         let mut sums = [[V::splat(0.0); NV]; ROWS];
-        for run in product.runs {
+        for run in matmul.runs {
             let (octet, inside) = (row / TILE_ROWS, row % TILE_ROWS);
             let mut left = run.pointer.add(octet * run.octet_stride + inside * run.row_stride);
             let (row_stride, depth_stride) = (run.row_stride, run.depth_stride);

@@ -13,9 +13,9 @@ mod attention_tiles;
 #[cfg(target_arch = "x86_64")]
 mod bf16_attention;
 #[cfg(target_arch = "x86_64")]
-mod bf16_packing;
+pub mod bf16_matmul;
 #[cfg(target_arch = "x86_64")]
-pub mod bf16_product;
+mod bf16_packing;
 pub mod bf16_unit;
 pub mod cached_attention;
 pub mod chunk;
@@ -37,14 +37,14 @@ mod isa_portable;
 mod isa_x86;
 pub mod kernel;
 pub mod loss;
+pub mod matmul;
 pub mod norm;
 pub mod optimizer;
 pub mod optimizer8;
 pub mod packing;
 pub mod pool;
-pub mod product;
 pub mod rope;
-pub mod row_product;
+pub mod row_matmul;
 mod run;
 mod run_adapter;
 mod run_attention;
@@ -53,7 +53,7 @@ mod run_update;
 pub mod simd;
 pub mod spill;
 #[cfg(target_arch = "x86_64")]
-pub mod split_product;
+pub mod split_matmul;
 pub mod stored;
 mod stored_bnb;
 mod stored_gguf;

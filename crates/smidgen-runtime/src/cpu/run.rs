@@ -5,17 +5,17 @@
 
 use super::arena::Arena;
 #[cfg(target_arch = "x86_64")]
-use super::bf16_product::bf16_product;
+use super::bf16_matmul::bf16_matmul;
 #[cfg(target_arch = "x86_64")]
 use super::bf16_unit::F32Unit;
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
 use super::kernel::OutputView;
-use super::product::{Init, Left, Output, Term, product};
-use super::row_product::{FEW_ROWS, row_product};
+use super::matmul::{Init, Left, Output, Term, matmul};
+use super::row_matmul::{FEW_ROWS, row_matmul};
 use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]
-use super::split_product::{FEWEST_COLUMNS, split_product};
+use super::split_matmul::{FEWEST_COLUMNS, split_matmul};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{Units, act, elementwise, embed, norm, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
@@ -242,7 +242,7 @@ impl Run<'_> {
         Left { pointer: self.address(operand), row_stride: operand.columns, depth_stride: 1 }
     }
 
-    pub(super) fn product_output(&self, operand: &Operand) -> Output {
+    pub(super) fn matmul_output(&self, operand: &Operand) -> Output {
         Output {
             view: OutputView {
                 pointer: self.address(operand),
@@ -277,16 +277,16 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+    pub(super) fn matmul(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         match self.step.precision {
             Precision::F32 => {
                 #[cfg(target_arch = "x86_64")]
                 if self.units.f32 == F32Unit::Amx && output.columns >= FEWEST_COLUMNS {
                     // SAFETY: operands are views of planned memory, the output overlaps none of them, and AMX was
                     // detected.
-                    return unsafe { split_product(terms, init, output, self.workspace_from(floats_taken)) };
+                    return unsafe { split_matmul(terms, init, output, self.workspace_from(floats_taken)) };
                 }
-                self.f32_product(terms, init, output, floats_taken)
+                self.f32_matmul(terms, init, output, floats_taken)
             }
             Precision::F16 => unreachable!("`check` refuses f16"),
             Precision::Bf16 => {
@@ -295,7 +295,7 @@ impl Run<'_> {
                 // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
                 // unit is one that was detected.
                 unsafe {
-                    bf16_product(unit, terms, init, output, self.workspace_from(floats_taken))
+                    bf16_matmul(unit, terms, init, output, self.workspace_from(floats_taken))
                 }
                 #[cfg(not(target_arch = "x86_64"))]
                 unreachable!("{} was not detected", unit.name());
@@ -304,15 +304,15 @@ impl Run<'_> {
     }
 
     /// A product by vectors of f32, whatever the plan's precision.
-    pub(super) fn f32_product(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+    pub(super) fn f32_matmul(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
         unsafe {
             let (isa, workspace) = (Isa::detect(), self.workspace_from(floats_taken));
             if output.rows <= FEW_ROWS && terms.iter().all(|term| term.right_transposed) {
-                row_product(isa, terms, init, output, workspace);
+                row_matmul(isa, terms, init, output, workspace);
             } else {
-                product(isa, terms, init, output, workspace);
+                matmul(isa, terms, init, output, workspace);
             }
         }
     }
@@ -328,7 +328,7 @@ impl Run<'_> {
             count = 2;
         }
         let (init, taken) = if bias { self.bias_row(self.input(2)) } else { (Init::Overwrite, 0) };
-        self.product(&terms[..count], init, self.product_output(self.output(0)), taken);
+        self.matmul(&terms[..count], init, self.matmul_output(self.output(0)), taken);
     }
 
     pub(super) fn transposed_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
@@ -366,11 +366,11 @@ impl Run<'_> {
     /// dx = Σ scale·d·matrix.
     fn linear_grad(&self, scales: &[f32]) {
         let mut terms = [Term::NOTHING; MOST_TERMS];
-        assert!(scales.len() <= MOST_TERMS, "{} terms in one product", scales.len());
+        assert!(scales.len() <= MOST_TERMS, "{} terms in one matmul", scales.len());
         for (index, scale) in scales.iter().enumerate() {
             terms[index] = self.plain_term(self.input(2 * index), self.input(2 * index + 1), *scale);
         }
-        self.product(&terms[..scales.len()], Init::Overwrite, self.product_output(self.output(0)), 0);
+        self.matmul(&terms[..scales.len()], Init::Overwrite, self.matmul_output(self.output(0)), 0);
     }
 
     /// dW (N, K) += scale·dyᵀ·x.
@@ -421,7 +421,7 @@ impl Run<'_> {
             scale,
         };
         let output = Output { view, rows: first.columns, columns: second.columns };
-        self.product(&[term], Init::Accumulate, output, floats_taken);
+        self.matmul(&[term], Init::Accumulate, output, floats_taken);
     }
 
     /// A matrix times `scale` in other numbers.

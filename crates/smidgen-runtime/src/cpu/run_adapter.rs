@@ -7,7 +7,7 @@ use super::decode_rows::decode_rows;
 use super::fourier::FourierModule;
 use super::isa::Isa;
 use super::kernel::OutputView;
-use super::product::{Init, Output};
+use super::matmul::{Init, Output};
 use super::run::Run;
 use super::view::Dst;
 use super::{columns, fourier};
@@ -45,7 +45,7 @@ impl Run<'_> {
             let mut term = self.plain_term(b, self.input(1), scale);
             term.left.pointer = self.row_address(b, first);
             let view = OutputView { pointer: sum.address(), row_stride: k, column_stride: 1 };
-            self.f32_product(&[term], Init::Accumulate, Output { view, rows, columns: k }, taken);
+            self.f32_matmul(&[term], Init::Accumulate, Output { view, rows, columns: k }, taken);
             columns::row_norms(sum.src().rows(k), norms.part(first, rows));
         }
     }
@@ -73,7 +73,7 @@ impl Run<'_> {
         term.left.pointer = self.row_address(h, first);
         let columns = self.rows_of(b);
         let view = OutputView { pointer: z.address(), row_stride: columns, column_stride: 1 };
-        self.product(&[term], Init::Overwrite, Output { view, rows, columns }, taken);
+        self.matmul(&[term], Init::Overwrite, Output { view, rows, columns }, taken);
     }
 
     /// The argument is formed in the buffer of its gradient.

@@ -5,7 +5,7 @@
 
 use super::kernel::OutputView;
 use super::loss;
-use super::product::{Init, Left, Output, Term};
+use super::matmul::{Init, Left, Output, Term};
 use super::run::{Factor, Run};
 use smidgen_ir::{LossHead, workspace_cpu};
 
@@ -60,9 +60,9 @@ impl Run<'_> {
         let words = self.rows_of(self.input(1));
         let logits = self.floats_mut(self.update(0)).rows(self.update(0).columns);
         let logits = logits.column_part(first_word, words);
-        let whole = self.product_output(self.update(0));
+        let whole = self.matmul_output(self.update(0));
         let view = OutputView { pointer: whole.view.pointer.wrapping_add(first_word), ..whole.view };
-        self.product(&terms[..count], Init::Overwrite, Output { view, columns: words, ..whole }, 0);
+        self.matmul(&terms[..count], Init::Overwrite, Output { view, columns: words, ..whole }, 0);
         if let Some(cap) = softcap {
             (0..logits.rows()).for_each(|row| loss::cap_logits(logits.row(row), cap));
         }
@@ -80,7 +80,7 @@ impl Run<'_> {
         }
         let view = OutputView { pointer: chunk.logits, row_stride: chunk.stride, column_stride: 1 };
         let output = Output { view, rows: chunk.count, columns: vocabulary };
-        self.product(&terms[..count], Init::Overwrite, output, taken);
+        self.matmul(&terms[..count], Init::Overwrite, output, taken);
     }
 
     /// Rows of an input from `chunk.first` on, times a transposed matrix.
@@ -109,7 +109,7 @@ impl Run<'_> {
                 right_transposed: false,
                 scale,
             };
-            self.product(&[term], Init::Overwrite, output, taken);
+            self.matmul(&[term], Init::Overwrite, output, taken);
         };
         into(0, 1, 1.0);
         let mut update = 1;

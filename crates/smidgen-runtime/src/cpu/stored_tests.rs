@@ -3,13 +3,13 @@
 
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::OutputView;
+use super::matmul::{Init, Left, Output, Term, matmul};
 use super::pool::Pool;
-use super::product::{Init, Left, Output, Term, product};
 use super::stored::{SPAN_STEP, Stored};
 use super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use smidgen_ir::Storage;
 use smidgen_ir::quant;
-use smidgen_ir::workspace_cpu::product_floats;
+use smidgen_ir::workspace_cpu::matmul_floats;
 
 on_each_isa! {
     /// # Safety
@@ -77,14 +77,14 @@ fn multiply(isa: Isa, right: Stored, right_transposed: bool) -> Vec<f32> {
     let (n, k) = if right_transposed { (right.rows, right.columns) } else { (right.columns, right.rows) };
     let left = numbers(5, M * k);
     let mut c = vec![f32::NAN; M * n];
-    let mut workspace = vec![f32::NAN; product_floats(2)];
+    let mut workspace = vec![f32::NAN; matmul_floats(2)];
     let left = Left { pointer: left.as_ptr(), row_stride: k, depth_stride: 1 };
     let term = Term { left, right, right_transposed, scale: 0.5 };
     let view = OutputView { pointer: c.as_mut_ptr(), row_stride: n, column_stride: 1 };
     let output = Output { view, rows: M, columns: n };
     Pool::new(2).unwrap().enter(|| {
         // SAFETY: the buffers have the shapes of the product, and C overlaps nothing.
-        unsafe { product(isa, &[term], Init::Overwrite, output, &mut workspace) }
+        unsafe { matmul(isa, &[term], Init::Overwrite, output, &mut workspace) }
     });
     c
 }

@@ -92,7 +92,7 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
 fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
     for matrix in [h, b] {
         let expected = Storage::Plain(stage.activations());
-        assert_eq!(matrix.storage, expected, "factors of a product in the numbers of activations");
+        assert_eq!(matrix.storage, expected, "factors of a matmul in the numbers of activations");
     }
     let pointer = stage.pointer(h);
     // Two 16-bit numbers in one read.

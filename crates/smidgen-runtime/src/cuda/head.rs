@@ -7,10 +7,10 @@
 use super::decode::decode_rows;
 use super::linear::{Room, Scratch, Tokens, matrix, outer_sum, weight_matrix};
 use super::loss::{LogitMatrix, LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
-use super::product::{Matrix, Product, Sizes};
+use super::matmul::{Matmul, Matrix, Sizes};
 use super::stage::Stage;
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::workspace_cuda::{HEAD_ROWS, PRODUCT_BYTES, logit_stride};
+use smidgen_ir::workspace_cuda::{HEAD_ROWS, MATMUL_BYTES, logit_stride};
 use smidgen_ir::{DType, LossHead, Storage};
 
 /// The head's weight, whole or some rows at a time.
@@ -72,7 +72,7 @@ pub fn form_logits(
         let right = head.block(stage, first_word, words)?;
         let whole = |rows: usize, depth: usize| Sizes { rows, columns: words, depth };
         let output = logits.at(0, first_word);
-        let product = Product {
+        let matmul = Matmul {
             left: matrix(stage, x).at(first, 0),
             left_transposed: false,
             right,
@@ -85,18 +85,18 @@ pub fn form_logits(
             planned: whole(tokens.planned, x.columns),
             scratch,
         };
-        stage.products.run(stage.gpu, &product)?;
+        stage.cublas.run(stage.gpu, &matmul)?;
         if let Some((h, b, scale)) = adapter {
-            let product = Product {
+            let matmul = Matmul {
                 left: matrix(stage, h).at(first, 0),
                 right: b.at(first_word, 0),
                 addend: Some(output),
                 alpha: scale,
                 sizes: whole(tokens.rows, h.columns),
                 planned: whole(tokens.planned, h.columns),
-                ..product
+                ..matmul
             };
-            stage.products.run(stage.gpu, &product)?;
+            stage.cublas.run(stage.gpu, &matmul)?;
         }
     }
     Ok(())
@@ -117,7 +117,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
         true => stage.pointer(&step.updates[1]),
         false => scratch.take(4 * rows),
     };
-    let scratch = scratch.take(PRODUCT_BYTES);
+    let scratch = scratch.take(MATMUL_BYTES);
     for first in (0..rows).step_by(head.chunk) {
         let tokens = Tokens { rows: head.chunk.min(rows - first), planned: head.chunk };
         form_logits(stage, &head_weight, x, adapter, (first, tokens), logits, scratch)?;
@@ -157,7 +157,7 @@ fn chunk_gradients(
     for (first_word, words) in head_weight.blocks() {
         let output = into(&step.outputs[0]);
         let whole = |rows: usize| Sizes { rows, columns: x.columns, depth: words };
-        let product = Product {
+        let matmul = Matmul {
             left: dlogits.at(0, first_word),
             left_transposed: false,
             right: head_weight.block(stage, first_word, words)?,
@@ -170,13 +170,13 @@ fn chunk_gradients(
             planned: whole(tokens.planned),
             scratch,
         };
-        stage.products.run(stage.gpu, &product)?;
+        stage.cublas.run(stage.gpu, &matmul)?;
         addend = Some(output);
     }
     let vocabulary = head_weight.rows;
     if let Some((h, b, scale)) = adapter {
         let whole = |rows: usize| Sizes { rows, columns: h.columns, depth: vocabulary };
-        let product = Product {
+        let matmul = Matmul {
             left: dlogits,
             left_transposed: false,
             right: b,
@@ -189,7 +189,7 @@ fn chunk_gradients(
             planned: whole(tokens.planned),
             scratch,
         };
-        stage.products.run(stage.gpu, &product)?;
+        stage.cublas.run(stage.gpu, &matmul)?;
         outer_sum(stage, dlogits, into(h), tokens, scale, &step.updates[1], scratch)?;
     }
     if head.train_head {
@@ -216,7 +216,7 @@ pub fn all_logits(
     let planned = x.rows_at(stage.planned());
     let logits = Matrix { pointer: scratch.take(planned * stride * element.bytes()), stride, element };
     let tokens = Tokens { rows: stage.rows(x), planned };
-    let scratch = scratch.take(PRODUCT_BYTES);
+    let scratch = scratch.take(MATMUL_BYTES);
     form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
     let target = &step.updates[0];
     let from = LogitMatrix { pointer: logits.pointer, stride, element };

@@ -7,10 +7,10 @@
 use super::head::{Head, form_logits};
 use super::linear::{Scratch, Tokens, matrix};
 use super::loss::{PieceChunk, loss_of_sums, round_rows};
-use super::product::{Matrix, Product, Sizes};
+use super::matmul::{Matmul, Matrix, Sizes};
 use super::stage::Stage;
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, logit_stride};
+use smidgen_ir::workspace_cuda::{MATMUL_BYTES, logit_stride};
 use smidgen_ir::{DType, HeadPiece};
 
 /// Sums of three f32 a row.
@@ -58,7 +58,7 @@ pub fn head_grad(
         let mut addend = before.map(|before| before.at(first, 0));
         for (first_word, words) in room.head.blocks() {
             let whole = |rows: usize| Sizes { rows, columns, depth: words };
-            let product = Product {
+            let matmul = Matmul {
                 left: room.logits.at(0, first_word),
                 left_transposed: false,
                 right: room.head.block(stage, first_word, words)?,
@@ -71,7 +71,7 @@ pub fn head_grad(
                 planned: whole(room.planned),
                 scratch: room.scratch,
             };
-            stage.products.run(stage.gpu, &product)?;
+            stage.cublas.run(stage.gpu, &matmul)?;
             addend = Some(summed);
         }
         if is_rounded { round_rows(stage, summed, dx, chunk.rows, columns) } else { Ok(()) }
@@ -105,7 +105,7 @@ fn for_each_chunk_of_logits(
     let (words, element) = (head.rows, stage.activations());
     let stride = logit_stride(words);
     let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
-    let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(PRODUCT_BYTES));
+    let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(MATMUL_BYTES));
     let planned = piece.chunk.min(x.rows_at(stage.planned()));
     let room = Room { head, logits, summed, scratch, planned };
     let rows = stage.rows(x);

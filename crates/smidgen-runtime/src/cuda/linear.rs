@@ -6,17 +6,17 @@
 //! Otherwise the adapter is a second product, added to the first.
 
 use super::decode::decode_rows;
-use super::product::{Matrix, Product, Sizes};
+use super::matmul::{Matmul, Matrix, Sizes};
 use super::stage::{Arg, KernelFile, Stage};
 use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::plan::align_up;
-use smidgen_ir::workspace_cuda::{PRODUCT_BYTES, spare_columns};
+use smidgen_ir::workspace_cuda::{MATMUL_BYTES, spare_columns};
 use smidgen_ir::{DType, Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
-    name: "product.cu",
-    source: include_str!("../../kernels/product.cu"),
+    name: "matmul.cu",
+    source: include_str!("../../kernels/matmul.cu"),
     kernels: &["lay_beside", "broadcast_row", "fill_with_noise"],
 };
 
@@ -152,8 +152,8 @@ pub fn linear(
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    if !bias && lora.is_none() && residual.is_none() && thin::thin_product_fits(stage, x, weight, y) {
-        return thin::thin_product(stage, x, weight, y);
+    if !bias && lora.is_none() && residual.is_none() && thin::thin_matmul_fits(stage, x, weight, y) {
+        return thin::thin_matmul(stage, x, weight, y);
     }
     let adapter = lora.map(|scale| {
         let first = 2 + usize::from(bias);
@@ -179,7 +179,7 @@ pub fn linear(
         }
     }
     let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, Room::None)).transpose()?;
-    let scratch = scratch.take(PRODUCT_BYTES);
+    let scratch = scratch.take(MATMUL_BYTES);
     let left = matrix(stage, x);
     let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
     let (rows, planned) = (stage.rows(y), y.rows_at(stage.planned()));
@@ -201,7 +201,7 @@ pub fn linear(
         }
     }
     let output = matrix(stage, y);
-    let product = Product {
+    let matmul = Matmul {
         left,
         left_transposed: false,
         right: w,
@@ -214,9 +214,9 @@ pub fn linear(
         planned: whole(planned, depth),
         scratch,
     };
-    stage.products.run(stage.gpu, &product)?;
+    stage.cublas.run(stage.gpu, &matmul)?;
     let (Some((h, _, scale)), Some(right)) = (apart, b_apart) else { return Ok(()) };
-    let product = Product {
+    let matmul = Matmul {
         left: matrix(stage, h),
         right,
         addend: Some(output),
@@ -224,9 +224,9 @@ pub fn linear(
         alpha: scale,
         sizes: whole(rows, rank),
         planned: whole(planned, rank),
-        ..product
+        ..matmul
     };
-    stage.products.run(stage.gpu, &product)
+    stage.cublas.run(stage.gpu, &matmul)
 }
 
 /// Whether cuBLASLt can add the bias itself.
@@ -239,12 +239,12 @@ fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
 /// in `Op::in_place`), so this follows from the graph, and a layer computed again gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
-    product: &BoundStep,
+    matmul: &BoundStep,
     bias: bool,
     sum: &'a BoundStep,
 ) -> Option<&'a Operand> {
-    let y = &product.outputs[0];
-    if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &product.inputs[2])) {
+    let y = &matmul.outputs[0];
+    if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &matmul.inputs[2])) {
         return None;
     }
     let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
@@ -283,9 +283,9 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
             depth += spare;
         }
         let whole = |rows: usize| Sizes { rows, columns: output.columns, depth };
-        stage.products.run(
+        stage.cublas.run(
             stage.gpu,
-            &Product {
+            &Matmul {
                 left: matrix(stage, d),
                 left_transposed: false,
                 right,
@@ -296,7 +296,7 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
                 alpha: scale,
                 sizes: whole(rows),
                 planned: whole(planned),
-                scratch: scratch.take(PRODUCT_BYTES),
+                scratch: scratch.take(MATMUL_BYTES),
             },
         )?;
         addend = Some(target);
@@ -345,7 +345,7 @@ fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Opt
 pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
     let (dy, x) = (&step.inputs[0], &step.inputs[1]);
     let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
-    let scratch = Scratch::of(stage).take(PRODUCT_BYTES);
+    let scratch = Scratch::of(stage).take(MATMUL_BYTES);
     outer_sum(stage, matrix(stage, dy), matrix(stage, x), tokens, scale, &step.updates[0], scratch)
 }
 
@@ -387,9 +387,9 @@ pub fn outer_sum(
     }
     let target = matrix(stage, gradient);
     let whole = |depth: usize| Sizes { rows: stage.rows(gradient), columns: gradient.columns, depth };
-    stage.products.run(
+    stage.cublas.run(
         stage.gpu,
-        &Product {
+        &Matmul {
             left,
             left_transposed: true,
             right,

@@ -5,7 +5,7 @@
 //! [`PieceChunk`] has the logits of one. Kernels: `kernels/loss.cu`.
 
 use super::decode::is_aligned;
-use super::product::Matrix;
+use super::matmul::Matrix;
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::DeviceError;
 use smidgen_ir::DType;

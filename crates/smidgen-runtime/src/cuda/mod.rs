@@ -23,11 +23,11 @@ mod head_pieces;
 pub mod libraries;
 pub mod linear;
 pub mod loss;
+pub mod matmul;
 pub mod modules;
 pub mod norm;
 pub mod optimizer;
 mod own_memory;
-pub mod product;
 pub mod rope;
 mod run;
 pub mod spans;
@@ -47,9 +47,9 @@ pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
 use graphs::Graphs;
+use matmul::CublasLt;
 use modules::Kernels;
 use own_memory::OwnMemory;
-use product::Products;
 pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
 use stage::Stage;
@@ -73,7 +73,7 @@ pub struct Cuda {
     graphs: Graphs,
     staging: Staging,
     transfers: Transfers,
-    products: Products,
+    cublas: CublasLt,
     kernels: Kernels,
     gpu: Gpu,
     /// Address and bytes of the reservation.
@@ -111,7 +111,7 @@ impl Cuda {
         if activations != DType::F32 {
             kernels.require(&[thin::FILE])?;
         }
-        let products = Products::open(&gpu, options.cache.as_deref())?;
+        let cublas = CublasLt::open(&gpu, options.cache.as_deref())?;
         let (staging, transfers) = (Staging::new()?, Transfers::new()?);
         let after = gpu.free_bytes();
         let context_bytes = before.zip(after).map(|(before, after)| before.saturating_sub(after));
@@ -123,7 +123,7 @@ impl Cuda {
             graphs: Graphs::default(),
             staging,
             transfers,
-            products,
+            cublas,
             kernels,
             gpu,
             arena: (0, 0),
@@ -165,7 +165,7 @@ impl Cuda {
         Stage {
             gpu: &self.gpu,
             kernels: &self.kernels,
-            products: &self.products,
+            cublas: &self.cublas,
             arena: self.arena.0,
             host: self.transfers.address(),
             step,
@@ -277,12 +277,12 @@ impl Device for Cuda {
         };
         self.transfers.prepare(steps.iter().flat_map(|(_, steps)| *steps))?;
         self.fill_with_noise(step, &extent)?;
-        self.products.begin_plan();
-        self.products.set_timing(true);
+        self.cublas.begin_plan();
+        self.cublas.set_timing(true);
         let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
-        self.products.set_timing(false);
+        self.cublas.set_timing(false);
         timed?;
-        self.products.keep();
+        self.cublas.keep();
         self.clear()?;
         let mut graphs = Graphs::default();
         for (extent, steps) in steps.iter().filter(|_| self.records_launches) {
@@ -293,11 +293,11 @@ impl Device for Cuda {
     }
 
     fn chosen(&self) -> Option<String> {
-        Some(self.products.chosen())
+        Some(self.cublas.chosen())
     }
 
     fn adopt(&mut self, chosen: &str) -> bool {
-        self.products.adopt(chosen)
+        self.cublas.adopt(chosen)
     }
 
     fn write(&mut self, at: Address, from: &[u8]) {

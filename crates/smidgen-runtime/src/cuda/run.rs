@@ -131,11 +131,11 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 /// Launches the first steps as one and returns how many they were: the same operation on several tensors, a matmul and
 /// the sum that follows it in place, or the gradients of B and of h.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
-    if let [product, sum, ..] = steps
-        && let Op::Linear { bias, lora } = product.op
-        && let Some(residual) = linear::residual_of(stage, product, bias, sum)
+    if let [matmul, sum, ..] = steps
+        && let Op::Linear { bias, lora } = matmul.op
+        && let Some(residual) = linear::residual_of(stage, matmul, bias, sum)
     {
-        return linear::linear(stage, product, bias, lora, Some(residual)).map(|()| 2);
+        return linear::linear(stage, matmul, bias, lora, Some(residual)).map(|()| 2);
     }
     if let [outer, inner, ..] = steps
         && let Op::WeightGrad { scale } = outer.op

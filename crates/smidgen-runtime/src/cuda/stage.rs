@@ -4,8 +4,8 @@
 //! nothing here waits for the GPU. The stream runs the launches in order.
 
 use super::driver::{self, Gpu};
+use super::matmul::CublasLt;
 use super::modules::Kernels;
-use super::product::Products;
 use crate::device::{BoundStep, DeviceError, Operand};
 use cudarc::driver::sys;
 use smidgen_ir::{DType, Extent, Space};
@@ -36,7 +36,7 @@ pub enum Arg {
 pub struct Stage<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) kernels: &'a Kernels,
-    pub(super) products: &'a Products,
+    pub(super) cublas: &'a CublasLt,
     /// Addresses of the reservations on the device and on the host.
     pub(super) arena: u64,
     pub(super) host: u64,
@@ -122,7 +122,7 @@ impl Stage<'_> {
         first: Option<*mut c_void>,
         args: &[Arg],
     ) -> Result<(), DeviceError> {
-        if self.products.is_timing() {
+        if self.cublas.is_timing() {
             return Ok(());
         }
         debug_assert!(grid.iter().all(|side| *side > 0), "`{kernel}` with an empty grid {grid:?}");
@@ -163,7 +163,7 @@ impl Stage<'_> {
 
     /// Writes zeros.
     pub fn clear(&self, pointer: u64, bytes: usize) -> Result<(), DeviceError> {
-        if self.products.is_timing() {
+        if self.cublas.is_timing() {
             return Ok(());
         }
         // SAFETY: the range lies in the reservation.

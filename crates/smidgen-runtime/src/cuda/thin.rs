@@ -8,11 +8,11 @@
 //! Kernels: `kernels/thin.cu`.
 
 use super::linear::{Tokens, matrix};
-use super::product::Matrix;
+use super::matmul::Matrix;
 use super::stage::{Arg, KernelFile, Stage};
 use crate::device::{DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
-    AdapterGradCut, MOST_THIN_RANK, OUTER_SUM_COLUMNS, PRODUCT_BYTES, ThinProductCut, adapter_grad_bytes,
+    AdapterGradCut, MATMUL_BYTES, MOST_THIN_RANK, OUTER_SUM_COLUMNS, ThinMatmulCut, adapter_grad_bytes,
     outer_sum_bytes, outer_sum_range_tokens, padded_thin_rank,
 };
 use smidgen_ir::{DType, Storage};
@@ -29,12 +29,12 @@ pub const FILE: KernelFile = KernelFile {
         "thin_sums_16",
         "thin_sums_32",
         "thin_sums_64",
-        "thin_product_of_rows_16",
-        "thin_product_of_rows_32",
-        "thin_product_of_rows_64",
-        "thin_product_of_columns_16",
-        "thin_product_of_columns_32",
-        "thin_product_of_columns_64",
+        "thin_matmul_of_rows_16",
+        "thin_matmul_of_rows_32",
+        "thin_matmul_of_rows_64",
+        "thin_matmul_of_columns_16",
+        "thin_matmul_of_columns_32",
+        "thin_matmul_of_columns_64",
         "thin_total",
     ],
 };
@@ -76,8 +76,8 @@ pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: 
         )
 }
 
-/// Whether [`thin_product`] takes these.
-pub fn thin_product_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
+/// Whether [`thin_matmul`] takes these.
+pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
     are_activations(stage, &[x, a, h])
         && fits(stage.activations(), h.columns, x.columns, &[x, a, h].map(|operand| matrix(stage, operand)))
 }
@@ -98,10 +98,10 @@ pub fn adapter_grad(
 ) -> Result<(), DeviceError> {
     let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
     let (columns, rank) = (dy.columns, h.columns);
-    let scratch = product_scratch(stage);
+    let scratch = matmul_scratch(stage);
     let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| matrix(stage, operand));
     let Some(cut) = AdapterGradCut::of(tokens.planned, columns, rank) else {
-        product(
+        matmul(
             stage,
             Factors { wide, thin: right, form: Form::OfColumns, columns, rank },
             tokens,
@@ -111,7 +111,7 @@ pub fn adapter_grad(
         return outer_sum(stage, wide, thin, tokens, scale, db, scratch);
     };
     let needed = adapter_grad_bytes(tokens.planned, columns, rank);
-    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial sums");
+    assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial sums");
     let kernel = match (cut.block_columns, padded_thin_rank(rank)) {
         (256, 16) => "adapter_grad_256_16",
         (256, _) => "adapter_grad_256_32",
@@ -119,7 +119,7 @@ pub fn adapter_grad(
         (_, _) => "adapter_grad_512_32",
     };
     let across = columns.div_ceil(cut.block_columns);
-    let sums = scratch + cut.product_bytes(columns, rank) as u64;
+    let sums = scratch + cut.matmul_bytes(columns, rank) as u64;
     for first in (0..tokens.rows).step_by(cut.launch_tokens) {
         let rows = cut.launch_tokens.min(tokens.rows - first);
         let places = SumPlaces::of(gradient, sums, scale, cut.ranges(), columns * rank, rank);
@@ -163,7 +163,7 @@ pub fn outer_sum(
     let (wide, thin) = if across { (right, left) } else { (left, right) };
     let (columns, rank) = (rows.max(width), rows.min(width));
     let needed = outer_sum_bytes(tokens.planned, columns, rank);
-    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial sums");
+    assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial sums");
     let range_tokens = outer_sum_range_tokens(tokens.planned, columns, rank);
     let target = matrix(stage, gradient);
     let planned_ranges = tokens.planned.div_ceil(range_tokens);
@@ -192,12 +192,12 @@ pub fn outer_sum(
 }
 
 /// h (T, R) = x (T, K)·a (R, K)ᵀ.
-pub fn thin_product(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> Result<(), DeviceError> {
+pub fn thin_matmul(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> Result<(), DeviceError> {
     let tokens = Tokens { rows: stage.rows(x), planned: x.rows_at(stage.planned()) };
     let [wide, thin, output] = [x, a, h].map(|operand| matrix(stage, operand));
-    let scratch = product_scratch(stage);
+    let scratch = matmul_scratch(stage);
     let (columns, rank) = (x.columns, h.columns);
-    product(stage, Factors { wide, thin, form: Form::OfRows, columns, rank }, tokens, output, scratch)
+    matmul(stage, Factors { wide, thin, form: Form::OfRows, columns, rank }, tokens, output, scratch)
 }
 
 /// How the thin side of a product lies.
@@ -219,7 +219,7 @@ struct Factors {
     rank: usize,
 }
 
-fn product(
+fn matmul(
     stage: &Stage<'_>,
     Factors { wide, thin, form, columns, rank }: Factors,
     tokens: Tokens,
@@ -229,17 +229,17 @@ fn product(
     if tokens.rows == 0 {
         return Ok(());
     }
-    let cut = ThinProductCut::of(tokens.planned, columns, rank);
+    let cut = ThinMatmulCut::of(tokens.planned, columns, rank);
     let needed = cut.bytes(tokens.planned, columns, rank);
-    assert!(needed <= PRODUCT_BYTES, "{needed} bytes of partial products");
+    assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial products");
     let padded = padded_thin_rank(rank);
     let kernel = match (form, padded) {
-        (Form::OfRows, 16) => "thin_product_of_rows_16",
-        (Form::OfRows, 32) => "thin_product_of_rows_32",
-        (Form::OfRows, _) => "thin_product_of_rows_64",
-        (Form::OfColumns, 16) => "thin_product_of_columns_16",
-        (Form::OfColumns, 32) => "thin_product_of_columns_32",
-        (Form::OfColumns, _) => "thin_product_of_columns_64",
+        (Form::OfRows, 16) => "thin_matmul_of_rows_16",
+        (Form::OfRows, 32) => "thin_matmul_of_rows_32",
+        (Form::OfRows, _) => "thin_matmul_of_rows_64",
+        (Form::OfColumns, 16) => "thin_matmul_of_columns_16",
+        (Form::OfColumns, 32) => "thin_matmul_of_columns_32",
+        (Form::OfColumns, _) => "thin_matmul_of_columns_64",
     };
     let ranges = cut.ranges(columns);
     let mut args = Vec::with_capacity(11);
@@ -250,7 +250,7 @@ fn product(
     let parts = if ranges > 1 { scratch } else { 0 };
     args.extend([Arg::Pointer(parts), Arg::Pointer(output.pointer), long(output.stride)]);
     let grid = [ranges as u32, tokens.rows.div_ceil(cut.block_tokens) as u32, 1];
-    stage.launch(kernel, grid, 128, product_shared_bytes(&cut, padded), &args)?;
+    stage.launch(kernel, grid, 128, matmul_shared_bytes(&cut, padded), &args)?;
     if ranges == 1 {
         return Ok(());
     }
@@ -334,10 +334,10 @@ fn total(
 }
 
 /// The part of the step's scratch that is the products'.
-fn product_scratch(stage: &Stage<'_>) -> u64 {
+fn matmul_scratch(stage: &Stage<'_>) -> u64 {
     let (pointer, bytes) = stage.workspace();
-    assert!(bytes >= PRODUCT_BYTES, "{bytes} bytes of scratch for products");
-    pointer + (bytes - PRODUCT_BYTES) as u64
+    assert!(bytes >= MATMUL_BYTES, "{bytes} bytes of scratch for products");
+    pointer + (bytes - MATMUL_BYTES) as u64
 }
 
 fn int(number: usize) -> Arg {
@@ -368,7 +368,7 @@ const fn outer_sum_shared_bytes(padded: usize) -> u32 {
     (stages(padded) * (TILE_BYTES + tokens * padded * 2)) as u32
 }
 
-const fn product_shared_bytes(cut: &ThinProductCut, padded: usize) -> u32 {
+const fn matmul_shared_bytes(cut: &ThinMatmulCut, padded: usize) -> u32 {
     let columns = TILE_BYTES / 2 / cut.block_tokens;
     (stages(padded) * (TILE_BYTES + columns * padded * 2)) as u32
 }
@@ -406,9 +406,9 @@ mod tests {
             }
         }
         for padded in [16, 32, 64] {
-            let cut = ThinProductCut::of(8192, 3584, padded);
+            let cut = ThinMatmulCut::of(8192, 3584, padded);
             assert!(
-                outer_sum_shared_bytes(padded) <= 99 << 10 && product_shared_bytes(&cut, padded) <= 99 << 10
+                outer_sum_shared_bytes(padded) <= 99 << 10 && matmul_shared_bytes(&cut, padded) <= 99 << 10
             );
         }
         assert_eq!(adapter_grad_shared_bytes(256, 16), 86_016);

@@ -6,8 +6,8 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, away_changes_nothing, linear_examples, loss_examples, row_examples,
-    update_examples,
+    adapter_examples, attention_examples, linear_examples, loss_examples, offload_changes_nothing,
+    row_examples, update_examples,
 };
 use smidgen_ir::Op;
 use std::collections::BTreeSet;
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Example> {
         attention_examples::examples(),
         loss_examples::examples(),
         update_examples::examples(),
-        away_changes_nothing::examples(),
+        offload_changes_nothing::examples(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -98,5 +98,5 @@ fn operations_of_the_update() {
 
 #[test]
 fn operations_between_spaces() {
-    prove(away_changes_nothing::examples());
+    prove(offload_changes_nothing::examples());
 }

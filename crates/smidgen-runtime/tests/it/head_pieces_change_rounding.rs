@@ -4,8 +4,8 @@
 //! to the embedding or not, with capped logits, in several chunks of rows, with and without room ahead. A head that is
 //! trained or has an adapter comes whole, to the bit.
 
-use crate::away_changes_nothing::{by_policy, everywhere, outcome};
 use crate::decoder::{Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, llama};
+use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
 use crate::tiles_change_rounding::difference;
 use smidgen_compile::options::{Away, Policy};
 use smidgen_compile::{DecoderSpec, Recompute};

@@ -3,9 +3,9 @@
 //! Whole decoders over several updates, cut into tiles that divide the tokens and that do not, planned for more tokens
 //! than there are, so that tiles are short or empty; with recomputed layers and with everything elsewhere beside it.
 
-use crate::away_changes_nothing::{by_policy, everywhere, outcome};
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
 use crate::numbers::decode_reals;
+use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
 use smidgen_compile::options::{Away, Policy};
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{Entry, Op};

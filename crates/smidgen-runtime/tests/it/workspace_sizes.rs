@@ -5,7 +5,7 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
-use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::workspace_cpu::{Target, workspace_bytes};
 use smidgen_ir::{
     AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan,
     Precision, Shape, Space, Storage, Type,

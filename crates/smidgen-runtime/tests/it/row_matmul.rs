@@ -3,13 +3,13 @@
 //! Numbers are such that the order of a sum shows in its last bits.
 
 use crate::numbers::random_reals;
-use smidgen_ir::workspace_cpu::product_floats;
+use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
+use smidgen_runtime::cpu::matmul::{Init, Left, Output, Term, matmul};
 use smidgen_runtime::cpu::pool::Pool;
-use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
-use smidgen_runtime::cpu::row_product::row_product;
+use smidgen_runtime::cpu::row_matmul::row_matmul;
 use smidgen_runtime::cpu::stored::Stored;
 
 /// Two terms of these depths over one C.
@@ -62,14 +62,14 @@ fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32
     // SAFETY: the bias is only read.
     unsafe impl Sync for Work<'_> {}
     let work = Work(&terms, init);
-    let mut workspace = vec![f32::NAN; product_floats(threads)];
+    let mut workspace = vec![f32::NAN; matmul_floats(threads)];
     Pool::new(threads).unwrap().enter(|| {
         let work = &work;
         // SAFETY: the operands live here and have these shapes; the set is one that the machine has.
         unsafe {
             match few {
-                true => row_product(isa, work.0, work.1, output, &mut workspace),
-                false => product(isa, work.0, work.1, output, &mut workspace),
+                true => row_matmul(isa, work.0, work.1, output, &mut workspace),
+                false => matmul(isa, work.0, work.1, output, &mut workspace),
             }
         }
     });

@@ -11,7 +11,7 @@ use super::modules;
 use crate::device::DeviceError;
 use cudarc::cublaslt::{result, sys};
 use smidgen_ir::DType;
-use smidgen_ir::workspace_cuda::PRODUCT_BYTES;
+use smidgen_ir::workspace_cuda::MATMUL_BYTES;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_void;
@@ -41,7 +41,7 @@ pub struct Sizes {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct Matmul {
     /// (M, K), or (K, M) if transposed.
     pub left: Matrix,
     pub left_transposed: bool,
@@ -57,7 +57,7 @@ pub struct Product {
     pub sizes: Sizes,
     /// The largest sizes that the plan knows for this product.
     pub planned: Sizes,
-    /// Scratch of [`PRODUCT_BYTES`].
+    /// Scratch of [`MATMUL_BYTES`].
     pub scratch: u64,
 }
 
@@ -83,7 +83,7 @@ struct Way {
 }
 
 #[derive(Debug)]
-pub struct Products {
+pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
     ways: RefCell<BTreeMap<Key, Way>>,
     /// Those that the plan at hand uses.
@@ -98,11 +98,11 @@ pub struct Products {
 }
 
 // SAFETY: the handle may be used from any thread, one at a time; see `Gpu`.
-unsafe impl Send for Products {}
+unsafe impl Send for CublasLt {}
 
-impl Products {
+impl CublasLt {
     /// Opens the library, with the ways that earlier runs on such a GPU kept in `folder`.
-    pub fn open(gpu: &Gpu, folder: Option<&Path>) -> Result<Products, DeviceError> {
+    pub fn open(gpu: &Gpu, folder: Option<&Path>) -> Result<CublasLt, DeviceError> {
         let handle = result::create_handle().map_err(|error| failure("cublasLtCreate", error))?;
         // SAFETY: the library is loaded.
         let version = unsafe { sys::cublasLtGetVersion() };
@@ -111,7 +111,7 @@ impl Products {
             folder.map(|folder| folder.join(format!("products-{:016x}.txt", modules::hash(&[&owner]))));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         let ways = text.lines().filter_map(read_line).collect();
-        Ok(Products {
+        Ok(CublasLt {
             handle,
             ways: RefCell::new(ways),
             of_plan: RefCell::default(),
@@ -166,38 +166,38 @@ impl Products {
         is_ours
     }
 
-    pub fn run(&self, gpu: &Gpu, product: &Product) -> Result<(), DeviceError> {
-        if product.sizes.rows == 0 || product.sizes.columns == 0 {
+    pub fn run(&self, gpu: &Gpu, matmul: &Matmul) -> Result<(), DeviceError> {
+        if matmul.sizes.rows == 0 || matmul.sizes.columns == 0 {
             return Ok(());
         }
-        assert!(product.sizes.depth > 0, "a product without depth");
-        let key = product.key(product.planned);
+        assert!(matmul.sizes.depth > 0, "a matmul without depth");
+        let key = matmul.key(matmul.planned);
         if self.timing.get() {
             self.of_plan.borrow_mut().insert(key);
-            return if self.ways.borrow().contains_key(&key) { Ok(()) } else { self.time(gpu, product, key) };
+            return if self.ways.borrow().contains_key(&key) { Ok(()) } else { self.time(gpu, matmul, key) };
         }
         let known = self.ways.borrow().get(&key).copied();
         let way = match known {
             Some(way) => way,
-            None => self.first_way(product, key)?,
+            None => self.first_way(matmul, key)?,
         };
-        match self.form(gpu, product, key, &way) {
+        match self.form(gpu, matmul, key, &way) {
             // A way of the planned shape need not serve another; the library's first for this one does.
-            Err(DeviceError::Call { .. }) if product.sizes != product.planned => {
-                let own = product.key(product.sizes);
+            Err(DeviceError::Call { .. }) if matmul.sizes != matmul.planned => {
+                let own = matmul.key(matmul.sizes);
                 let found = self.ways.borrow().get(&own).copied();
                 let way = match found {
                     Some(way) => way,
-                    None => self.first_way(product, own)?,
+                    None => self.first_way(matmul, own)?,
                 };
-                self.form(gpu, product, own, &way)
+                self.form(gpu, matmul, own, &way)
             }
             result => result,
         }
     }
 
-    fn first_way(&self, product: &Product, key: Key) -> Result<Way, DeviceError> {
-        let ways = self.candidates(product, key, 1)?;
+    fn first_way(&self, matmul: &Matmul, key: Key) -> Result<Way, DeviceError> {
+        let ways = self.candidates(matmul, key, 1)?;
         self.ways.borrow_mut().insert(key, ways[0]);
         self.of_plan.borrow_mut().insert(key);
         self.is_changed.set(true);
@@ -205,8 +205,8 @@ impl Products {
     }
 
     /// Times the library's candidates on the operands at hand and keeps the fastest.
-    fn time(&self, gpu: &Gpu, product: &Product, key: Key) -> Result<(), DeviceError> {
-        let whole = Product { sizes: product.planned, ..*product };
+    fn time(&self, gpu: &Gpu, matmul: &Matmul, key: Key) -> Result<(), DeviceError> {
+        let whole = Matmul { sizes: matmul.planned, ..*matmul };
         let mut best: Option<(f32, Way)> = None;
         for way in self.candidates(&whole, key, CANDIDATES)? {
             let (begin, end) = (Event::timed()?, Event::timed()?);
@@ -230,15 +230,15 @@ impl Products {
         Ok(())
     }
 
-    fn candidates(&self, product: &Product, key: Key, count: usize) -> Result<Vec<Way>, DeviceError> {
-        let description = Description::new(product, &key)?;
+    fn candidates(&self, matmul: &Matmul, key: Key, count: usize) -> Result<Vec<Way>, DeviceError> {
+        let description = Description::new(matmul, &key)?;
         let [left, right, addend, output] = key.alignments;
         // SAFETY: every handle was just created, and attributes are given with their sizes.
         unsafe {
             let preference =
                 result::create_matmul_pref().map_err(|error| failure("cublasLt preference", error))?;
             use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-            let scratch = PRODUCT_BYTES as u64;
+            let scratch = MATMUL_BYTES as u64;
             let set = |which, value: *const c_void, bytes| {
                 result::set_matmul_pref_attribute(preference, which, value, bytes)
                     .map_err(|error| failure("cublasLt preference", error))
@@ -267,7 +267,7 @@ impl Products {
             status.result().map_err(|error| failure("cublasLtMatmulAlgoGetHeuristic", error))?;
             found.truncate(number as usize);
             let good = |result: &sys::cublasLtMatmulHeuristicResult_t| {
-                result.state.result().is_ok() && result.workspaceSize <= PRODUCT_BYTES
+                result.state.result().is_ok() && result.workspaceSize <= MATMUL_BYTES
             };
             let ways: Vec<Way> = found
                 .iter()
@@ -278,39 +278,37 @@ impl Products {
         }
     }
 
-    fn form(&self, gpu: &Gpu, product: &Product, key: Key, way: &Way) -> Result<(), DeviceError> {
+    fn form(&self, gpu: &Gpu, matmul: &Matmul, key: Key, way: &Way) -> Result<(), DeviceError> {
         let mut descriptions = self.descriptions.borrow_mut();
-        let description = match descriptions.entry((key, product.strides())) {
+        let description = match descriptions.entry((key, matmul.strides())) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Description::new(product, &key)?)
-            }
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Description::new(matmul, &key)?),
         };
-        description.resize(product)?;
-        if let Some(bias) = product.bias {
+        description.resize(matmul)?;
+        if let Some(bias) = matmul.bias {
             description.set_bias(bias)?;
         }
-        let beta: f32 = if product.addend.is_some() { 1.0 } else { 0.0 };
-        let addend = product.addend.map_or(product.output.pointer, |addend| addend.pointer);
+        let beta: f32 = if matmul.addend.is_some() { 1.0 } else { 0.0 };
+        let addend = matmul.addend.map_or(matmul.output.pointer, |addend| addend.pointer);
         // SAFETY: the matrices lie in the reservation with the sizes and strides of their descriptions, the scratch
         // is planned for this step, and everything lives until the stream has passed the product.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
                 description.operation,
-                (&raw const product.alpha).cast(),
-                product.right.pointer as *const c_void,
+                (&raw const matmul.alpha).cast(),
+                matmul.right.pointer as *const c_void,
                 description.right,
-                product.left.pointer as *const c_void,
+                matmul.left.pointer as *const c_void,
                 description.left,
                 (&raw const beta).cast(),
                 addend as *const c_void,
                 description.addend,
-                product.output.pointer as *mut c_void,
+                matmul.output.pointer as *mut c_void,
                 description.output,
                 &way.algorithm,
-                product.scratch as *mut c_void,
-                PRODUCT_BYTES,
+                matmul.scratch as *mut c_void,
+                MATMUL_BYTES,
                 gpu.stream.cast(),
             )
         };
@@ -318,7 +316,7 @@ impl Products {
     }
 }
 
-impl Product {
+impl Matmul {
     /// Left, right, C and D.
     fn matrices(&self) -> [Matrix; 4] {
         [self.left, self.right, self.addend.unwrap_or(self.output), self.output]
@@ -368,7 +366,7 @@ struct Description {
 }
 
 impl Description {
-    fn new(product: &Product, key: &Key) -> Result<Description, DeviceError> {
+    fn new(matmul: &Matmul, key: &Key) -> Result<Description, DeviceError> {
         let sizes = key.sizes;
         let operation = result::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -384,20 +382,20 @@ impl Description {
             result::create_matrix_layout(kind, rows as u64, columns as u64, stride as i64)
                 .map_err(|error| failure("cublasLtMatrixLayoutCreate", error))
         };
-        let shapes = Shapes::of(product, sizes);
-        let output = product.output.element;
+        let shapes = Shapes::of(matmul, sizes);
+        let output = matmul.output.element;
         let description = Description {
             operation,
-            left: layout(product.left.element, shapes.left, product.left.stride)?,
-            right: layout(product.right.element, shapes.right, product.right.stride)?,
-            addend: layout(output, shapes.output, product.addend.unwrap_or(product.output).stride)?,
-            output: layout(output, shapes.output, product.output.stride)?,
+            left: layout(matmul.left.element, shapes.left, matmul.left.stride)?,
+            right: layout(matmul.right.element, shapes.right, matmul.right.stride)?,
+            addend: layout(output, shapes.output, matmul.addend.unwrap_or(matmul.output).stride)?,
+            output: layout(output, shapes.output, matmul.output.stride)?,
             sizes,
         };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let transposed = |is: bool| -> i32 { i32::from(is) };
-        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(product.right_transposed))?;
-        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(product.left_transposed))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(matmul.right_transposed))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(matmul.left_transposed))?;
         if key.bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
@@ -423,11 +421,11 @@ impl Description {
     }
 
     /// Takes on the sizes of a product.
-    fn resize(&mut self, product: &Product) -> Result<(), DeviceError> {
-        if self.sizes == product.sizes {
+    fn resize(&mut self, matmul: &Matmul) -> Result<(), DeviceError> {
+        if self.sizes == matmul.sizes {
             return Ok(());
         }
-        let shapes = Shapes::of(product, product.sizes);
+        let shapes = Shapes::of(matmul, matmul.sizes);
         let layouts = [
             (self.left, shapes.left),
             (self.right, shapes.right),
@@ -447,7 +445,7 @@ impl Description {
                 set.map_err(|error| failure("cublasLtMatrixLayoutSetAttribute", error))?;
             }
         }
-        self.sizes = product.sizes;
+        self.sizes = matmul.sizes;
         Ok(())
     }
 }
@@ -472,10 +470,10 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn of(product: &Product, Sizes { rows, columns, depth }: Sizes) -> Shapes {
+    fn of(matmul: &Matmul, Sizes { rows, columns, depth }: Sizes) -> Shapes {
         Shapes {
-            left: if product.left_transposed { (rows, depth) } else { (depth, rows) },
-            right: if product.right_transposed { (depth, columns) } else { (columns, depth) },
+            left: if matmul.left_transposed { (rows, depth) } else { (depth, rows) },
+            right: if matmul.right_transposed { (depth, columns) } else { (columns, depth) },
             output: (columns, rows),
         }
     }

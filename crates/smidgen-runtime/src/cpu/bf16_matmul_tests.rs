@@ -2,15 +2,15 @@
 //! On a machine without a unit for bf16 nothing is tested here.
 
 use super::super::kernel::OutputView;
+use super::super::matmul::{Init, Left, Output, Term};
 use super::super::pool::Pool;
-use super::super::product::{Init, Left, Output, Term};
 use super::super::stored::Stored;
 use super::super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
-use super::{Bf16Unit, bf16_product};
+use super::{Bf16Unit, bf16_matmul};
+use smidgen_ir::quant;
 use half::bf16;
 use smidgen_ir::Storage;
-use smidgen_ir::quant;
-use smidgen_ir::workspace_cpu::bf16_product_floats;
+use smidgen_ir::workspace_cpu::bf16_matmul_floats;
 
 fn supported() -> Vec<Bf16Unit> {
     Bf16Unit::ALL.into_iter().filter(|unit| unit.is_supported()).collect()
@@ -65,8 +65,8 @@ impl Operands {
             let left =
                 if self.left_transposed { self.left[k * rows + i] } else { self.left[i * self.depth + k] };
             let at = if self.right_transposed { j * self.depth + k } else { k * columns + j };
-            let product = round(left) * round(self.right[at] * self.scale);
-            sums = (sums.0 + product, sums.1 + product.abs());
+            let matmul = round(left) * round(self.right[at] * self.scale);
+            sums = (sums.0 + matmul, sums.1 + matmul.abs());
         }
         sums
     }
@@ -101,11 +101,11 @@ fn run(
         Start::Bias => Init::Bias(bias.as_ptr()),
     };
     let init = SendInit(init);
-    let mut workspace = vec![f32::NAN; bf16_product_floats()];
+    let mut workspace = vec![f32::NAN; bf16_matmul_floats()];
     Pool::new(threads).unwrap().enter(|| {
         let init = &init;
         // SAFETY: operands have the shapes of the terms, C is apart from them.
-        unsafe { bf16_product(unit, &terms, init.0, Output { view, rows, columns }, &mut workspace) }
+        unsafe { bf16_matmul(unit, &terms, init.0, Output { view, rows, columns }, &mut workspace) }
     });
     c
 }
@@ -225,15 +225,15 @@ fn other_rows_do_not_show() {
     let columns = 70;
     for unit in supported() {
         for start in [Start::Overwrite, Start::Accumulate, Start::Bias] {
-            let product = |rows: usize| {
+            let matmul = |rows: usize| {
                 let terms = [Operands::new(rows, columns, 2500, true, Storage::F32)];
                 run(unit, 2, (rows, columns), &terms, start, false)
             };
-            let all = product(160);
+            let all = matmul(160);
             for rows in [1, 20, 33, 130] {
                 assert_same_bits(
                     &format!("{unit:?} {rows} rows"),
-                    &product(rows),
+                    &matmul(rows),
                     &all[..rows * columns].to_vec(),
                 );
             }

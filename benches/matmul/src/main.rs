@@ -7,15 +7,15 @@
 //! The first line is the peak of a loop that does nothing but multiply-adds in registers.
 //! Left out: statistics; each number is the best of several runs.
 
-use smidgen_ir::workspace::{bf16_product_floats, product_floats};
+use smidgen_ir::workspace_cpu::{bf16_matmul_floats, matmul_floats};
 use smidgen_ir::{DType, Storage};
-use smidgen_runtime::cpu::bf16_product::bf16_product;
+use smidgen_runtime::cpu::bf16_matmul::bf16_matmul;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
 use smidgen_runtime::cpu::pool::Pool;
-use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
-use smidgen_runtime::cpu::split_product::split_product;
+use smidgen_runtime::cpu::matmul::{Init, Left, Output, Term, matmul};
+use smidgen_runtime::cpu::split_matmul::split_matmul;
 use smidgen_runtime::cpu::stored::Stored;
 use std::time::Instant;
 
@@ -110,7 +110,7 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
     let halves: Vec<u16> = right.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let mut ours = vec![0.0f32; m * n];
     let mut theirs = vec![0.0f32; m * n];
-    let mut workspace = vec![0.0f32; product_floats(threads).max(bf16_product_floats())];
+    let mut workspace = vec![0.0f32; matmul_floats(threads).max(bf16_matmul_floats())];
     let (rows, columns) = if case.transposed { (n, k) } else { (k, n) };
     let pointer = match case.element {
         DType::F32 => right.as_ptr().cast(),
@@ -139,9 +139,9 @@ fn measure(case: &Case, threads: usize, ours_is: Ours) {
                     OutputView { pointer: ours.as_mut_ptr(), row_stride: out_row, column_stride: out_column };
                 let output = Output { view, rows: m, columns: n };
                 match ours_is {
-                    Ours::Split => split_product(&terms, Init::Overwrite, output, &mut workspace),
-                    Ours::F32(isa) => product(isa, &terms, Init::Overwrite, output, &mut workspace),
-                    Ours::Bf16(unit) => bf16_product(unit, &terms, Init::Overwrite, output, &mut workspace),
+                    Ours::Split => split_matmul(&terms, Init::Overwrite, output, &mut workspace),
+                    Ours::F32(isa) => matmul(isa, &terms, Init::Overwrite, output, &mut workspace),
+                    Ours::Bf16(unit) => bf16_matmul(unit, &terms, Init::Overwrite, output, &mut workspace),
                 }
             }
         }

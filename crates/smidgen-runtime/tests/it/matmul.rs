@@ -5,12 +5,12 @@
 //! serves all formats.
 //! Left out: speed.
 
-use smidgen_ir::workspace_cpu::product_floats;
+use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
+use smidgen_runtime::cpu::matmul::{Init, Left, Output, Term, matmul};
 use smidgen_runtime::cpu::pool::Pool;
-use smidgen_runtime::cpu::product::{Init, Left, Output, Term, product};
 use smidgen_runtime::cpu::stored::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,10 +144,10 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
         rows,
         columns,
     };
-    let mut workspace = vec![f32::NAN; product_floats(sum.threads)];
+    let mut workspace = vec![f32::NAN; matmul_floats(sum.threads)];
     Pool::new(sum.threads).unwrap().enter(|| {
         // SAFETY: all views were made from buffers of these shapes, and C overlaps none of them.
-        unsafe { product(sum.isa, &terms, init, output, &mut workspace) }
+        unsafe { matmul(sum.isa, &terms, init, output, &mut workspace) }
     });
     let tolerance = 1e-6 * (1.0 + weight);
     let mut is_element = vec![false; c.len()];

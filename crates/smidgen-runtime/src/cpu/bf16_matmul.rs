@@ -1,6 +1,6 @@
 //! C (M, N) = init + Σ scale · L (M, K) · R (K, N) with operands rounded to bf16 and sums in f32.
 //!
-//! The same sum as `product.rs` for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
+//! The same sum as `matmul.rs` for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
 //! are packed into tiles in the caller's workspace, in the order in which they lie in memory; then a task passes
 //! with some columns of the right block over all rows of the left one, which the second-level cache holds.
 //! Blocks and tasks follow from the shape alone and each element of C belongs to one task, which sums it in
@@ -13,9 +13,9 @@ use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::{OutputView, TileWrite};
-use super::product::{Init, Output, Term, even_block};
+use super::matmul::{Init, Output, Term, even_block};
 use super::tasks::{aligned_floats, run_tasks};
-use smidgen_ir::workspace_cpu::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_product_floats};
+use smidgen_ir::workspace_cpu::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_matmul_floats};
 use std::ops::Range;
 
 /// Most pieces of terms in one block of depth.
@@ -36,17 +36,11 @@ const _: () = assert!(LEFT_DEPTH.is_multiple_of(TILE_DEPTH) && RIGHT_DEPTH.is_mu
 /// # Safety
 /// The machine supports `unit`; every operand is readable and C is writable for its shape and strides
 /// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
-pub unsafe fn bf16_product(
-    unit: Bf16Unit,
-    terms: &[Term],
-    init: Init,
-    output: Output,
-    workspace: &mut [f32],
-) {
-    let needed = bf16_product_floats();
+pub unsafe fn bf16_matmul(unit: Bf16Unit, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
+    let needed = bf16_matmul_floats();
     assert!(
         workspace.len() >= needed,
-        "a product needs {needed} floats of workspace, got {}",
+        "a matmul needs {needed} floats of workspace, got {}",
         workspace.len()
     );
     for term in terms {
@@ -390,5 +384,5 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
 struct LocalSquare([f32; SQUARE * SQUARE]);
 
 #[cfg(test)]
-#[path = "bf16_product_tests.rs"]
+#[path = "bf16_matmul_tests.rs"]
 mod tests;

@@ -9,16 +9,16 @@
 //! depth to the next as if there were none, so bytes depend on neither blocks, nor threads, nor the other rows.
 //! Left out: numbers below 2⁻¹⁰⁹, whose smaller planes are subnormal and taken for zero.
 
+use super::bf16_matmul::{SquareOfC, write_square};
 use super::bf16_packing::{LeftPiece, PACK_DEPTH, RightPiece, is_bf16, pack_left, pack_right};
-use super::bf16_product::{SquareOfC, write_square};
 use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::TileWrite;
-use super::product::{Init, Output, Term, even_block};
+use super::matmul::{Init, Output, Term, even_block};
 use super::stored::SPAN_STEP;
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
-use smidgen_ir::workspace_cpu::{SPLIT_COLUMNS, SPLIT_DEPTH, SPLIT_PLANES, SPLIT_ROWS, product_floats};
+use smidgen_ir::workspace_cpu::{SPLIT_COLUMNS, SPLIT_DEPTH, SPLIT_PLANES, SPLIT_ROWS, matmul_floats};
 use std::ops::Range;
 
 /// Fewest columns of C for which this is the faster way. Rows have no say: how many there are must not show.
@@ -42,12 +42,12 @@ const _: () = assert!(SPLIT_DEPTH.is_multiple_of(SPAN_STEP) && SPLIT_COLUMNS.is_
 /// # Safety
 /// The machine has AMX; every operand is readable and C is writable for its shape and strides while the call runs;
 /// C overlaps no operand, and no two elements of C lie at the same address.
-pub unsafe fn split_product(terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
+pub unsafe fn split_matmul(terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
     let threads = current_threads();
     assert!(
-        workspace.len() >= product_floats(threads),
-        "a product on {threads} threads needs {} floats of workspace, got {}",
-        product_floats(threads),
+        workspace.len() >= matmul_floats(threads),
+        "a matmul on {threads} threads needs {} floats of workspace, got {}",
+        matmul_floats(threads),
         workspace.len()
     );
     for term in terms {
@@ -318,5 +318,5 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize, ri
 }
 
 #[cfg(test)]
-#[path = "split_product_tests.rs"]
+#[path = "split_matmul_tests.rs"]
 mod tests;

@@ -1,18 +1,18 @@
 //! The product of few rows, as generation has it: a token at a time, bound by how fast weights are decoded.
 //!
-//! `product.rs` packs a block of the right operand for all threads, waits, multiplies, waits: with one row on the left
+//! `matmul.rs` packs a block of the right operand for all threads, waits, multiplies, waits: with one row on the left
 //! the waiting and the way of the packed block through the caches are most of the time. Here a task packs one panel
 //! of columns for itself and multiplies it at once, and a product is one parallel section.
-//! Blocks of depth, packing and innermost loop are those of `product.rs`, so each element is the same sum in the same
+//! Blocks of depth, packing and innermost loop are those of `matmul.rs`, so each element is the same sum in the same
 //! order: the bytes are the same, and which of the two ran can never be seen in a result.
 //! Left out: right operands that are not transposed, which generation does not have.
 
 use super::isa::Isa;
-use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, TileWrite, tile_product};
+use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
+use super::matmul::{Chunk, Cursor, DEPTH_STEP, Init, MOST_RUNS, Output, Term, even_block, next_chunk};
 use super::packing::{PACK_DEPTH, RightPiece, pack_right, panel_width};
-use super::product::{Chunk, Cursor, DEPTH_STEP, Init, MOST_RUNS, Output, Term, even_block, next_chunk};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
-use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
+use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
 
 /// Most rows for which this is the faster way.
 pub const FEW_ROWS: usize = 16;
@@ -23,12 +23,12 @@ const _: () = assert!(PANEL_COLUMNS <= ROW_BLOCK && PANEL_COLUMNS <= COLUMN_BLOC
 ///
 /// # Safety
 /// As for `product`.
-pub unsafe fn row_product(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
+pub unsafe fn row_matmul(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
     let threads = current_threads();
     assert!(
-        workspace.len() >= product_floats(threads),
-        "a product on {threads} threads needs {} floats of workspace, got {}",
-        product_floats(threads),
+        workspace.len() >= matmul_floats(threads),
+        "a matmul on {threads} threads needs {} floats of workspace, got {}",
+        matmul_floats(threads),
         workspace.len()
     );
     assert!(terms.iter().all(|term| term.right_transposed && term.right.rows == output.columns));
@@ -103,9 +103,9 @@ impl Work<'_> {
                 *run = LeftRun::strided(start, left.row_stride, left.depth_stride, piece.depth);
             }
             let view: OutputView = self.output.view.at(0, first_column);
-            tile_product(
+            tile_matmul(
                 self.isa,
-                &TileProduct {
+                &TileMatmul {
                     rows: self.output.rows,
                     columns,
                     runs: &runs[..chunk.count],

@@ -8,12 +8,12 @@
 //! Left out: the innermost loops (`kernel.rs`) and the copies (`packing.rs`).
 
 use super::isa::Isa;
-use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileProduct, TileWrite, tile_product};
+use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
 use super::stored::{SPAN_STEP, Stored};
 use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
 use smidgen_ir::Storage;
-use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, product_floats};
+use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
 
 /// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -118,12 +118,12 @@ const COPY_FROM_PANELS: usize = 3;
 /// # Safety
 /// The machine supports `isa`; every operand is readable and C is writable for its shape and strides
 /// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
-pub unsafe fn product(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
+pub unsafe fn matmul(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
     let threads = current_threads();
     assert!(
-        workspace.len() >= product_floats(threads),
-        "a product on {threads} threads needs {} floats of workspace, got {}",
-        product_floats(threads),
+        workspace.len() >= matmul_floats(threads),
+        "a matmul on {threads} threads needs {} floats of workspace, got {}",
+        matmul_floats(threads),
         workspace.len()
     );
     for term in terms {
@@ -328,9 +328,9 @@ unsafe fn multiply_part_transposed(block: &Block<'_>, first_row: usize, rows: us
         // columns are inside C and the left operands.
         unsafe {
             let output = block.output.view.at(first_row, block.first_column);
-            tile_product(
+            tile_matmul(
                 block.isa,
-                &TileProduct {
+                &TileMatmul {
                     rows: block.columns,
                     columns: rows,
                     runs: &[LeftRun::strided(packed, 1, width, piece.depth)],
@@ -378,9 +378,9 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels
                 TileWrite::Bias(bias) => TileWrite::Bias(bias.add(first)),
                 other => other,
             };
-            tile_product(
+            tile_matmul(
                 block.isa,
-                &TileProduct {
+                &TileMatmul {
                     rows,
                     columns,
                     runs: &runs[..chunk.count],

@@ -5,13 +5,13 @@ use super::super::bf16_unit::Bf16Unit;
 use super::super::counter::uniform;
 use super::super::isa::Isa;
 use super::super::kernel::OutputView;
+use super::super::matmul::{Init, Left, Output, Term, matmul};
 use super::super::pool::Pool;
-use super::super::product::{Init, Left, Output, Term, product};
 use super::super::stored::Stored;
 use super::super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
-use super::split_product;
+use super::split_matmul;
 use smidgen_ir::quant;
-use smidgen_ir::workspace_cpu::product_floats;
+use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 
 const BF16: Storage = Storage::Plain(DType::Bf16);
@@ -65,8 +65,8 @@ impl Operands {
             let left =
                 if self.left_transposed { self.left[k * rows + i] } else { self.left[i * self.depth + k] };
             let at = if self.right_transposed { j * self.depth + k } else { k * columns + j };
-            let product = f64::from(left) * f64::from(self.right[at] * self.scale);
-            sums = (sums.0 + product, sums.1 + product.abs());
+            let matmul = f64::from(left) * f64::from(self.right[at] * self.scale);
+            sums = (sums.0 + matmul, sums.1 + matmul.abs());
         }
         sums
     }
@@ -106,14 +106,14 @@ fn run(
         Start::Accumulate => Init::Accumulate,
         Start::Bias => Init::Bias(bias.as_ptr()),
     });
-    let mut workspace = vec![f32::NAN; product_floats(threads)];
+    let mut workspace = vec![f32::NAN; matmul_floats(threads)];
     Pool::new(threads).unwrap().enter(|| {
         let (init, output) = (&init, Output { view, rows, columns });
         // SAFETY: operands have the shapes of the terms, C is apart from them; AMX is there.
         unsafe {
             match way {
-                Way::Split => split_product(&terms, init.0, output, &mut workspace),
-                Way::Vectors => product(Isa::detect(), &terms, init.0, output, &mut workspace),
+                Way::Split => split_matmul(&terms, init.0, output, &mut workspace),
+                Way::Vectors => matmul(Isa::detect(), &terms, init.0, output, &mut workspace),
             }
         }
     });
@@ -273,7 +273,7 @@ fn neither_threads_nor_other_rows_show() {
     for (storage, start) in
         [(Storage::F32, Start::Overwrite), (BF16, Start::Bias), (Storage::F32, Start::Accumulate)]
     {
-        let product = |rows: usize, threads: usize| {
+        let matmul = |rows: usize, threads: usize| {
             let mut terms = [
                 Operands::new((rows, columns), depth, true, storage),
                 Operands::new((rows, columns), 16, true, Storage::F32),
@@ -281,12 +281,12 @@ fn neither_threads_nor_other_rows_show() {
             terms[1].scale = 2.0;
             run(Way::Split, threads, (rows, columns), &terms, start, false)
         };
-        let all = product(1100, 1);
+        let all = matmul(1100, 1);
         for threads in [2, 3, 5] {
-            assert_same_bits(&format!("{threads} threads"), &product(1100, threads), &all);
+            assert_same_bits(&format!("{threads} threads"), &matmul(1100, threads), &all);
         }
         for rows in [1, 17, 33, 170] {
-            assert_same_bits(&format!("{rows} rows"), &product(rows, 2), &all[..rows * columns].to_vec());
+            assert_same_bits(&format!("{rows} rows"), &matmul(rows, 2), &all[..rows * columns].to_vec());
         }
     }
 }
