@@ -6,7 +6,7 @@
 // matrix instructions as registers allow. The next keys and values are copied while these are multiplied: one
 // barrier a tile. Sums are rescaled only when a row's maximum has grown by more than 2^8, which no result can
 // overflow from. Work at T = 8192, 28 heads of 128: 0.48 TFLOP, the operands 134 MB, so the products bound it.
-// Leaves out dropout, other masks, and tables of cached keys.
+// Left out: dropout, other masks, and tables of cached keys.
 
 #if HEAD <= 128
 #define WARP_QUERIES 32

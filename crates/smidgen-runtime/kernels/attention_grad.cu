@@ -7,7 +7,7 @@
 // heads: dk and dv stay in registers, and where there are parts a last kernel adds them. Others own a tile of queries and walk over keys for dq. The scores are made twice (7 products, not 5),
 // but nothing is summed by atomics: scratch is two floats for each query and head, and the parts. Both kinds are
 // in one grid, long blocks first, so that the short ones fill the gaps of the long ones.
-// Leaves out splitting one tile of keys over several ranges of queries.
+// Left out: splitting one tile of keys over several ranges of queries.
 
 #if HEAD <= 128
 #define WARP_QUERIES 32

@@ -8,7 +8,7 @@
 // with it comes the item. The counter of items is the second number of a list of tiles (`attention_tiles.cuh`), which
 // is written anew before each launch.
 // A tile of `rows` rows is panels of 64 columns, one after the other; see `warpgroup_unit.cuh`.
-// Leaves out windows and caps of scores, for which the kernels of all GPUs are taken.
+// Left out: windows and caps of scores, for which the kernels of all GPUs are taken.
 
 #define BLOCK_THREADS 384
 #define ITEM_ROWS 128

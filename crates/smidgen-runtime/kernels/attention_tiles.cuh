@@ -8,7 +8,7 @@
 // groups of banks: matrix loads and 16-byte copies are free of conflicts without padding.
 // Kernels on tiles need rows that begin at multiples of 16 bytes and head sizes that are multiples of 8; for others,
 // and for f32, each kernel has a plain form in which a warp takes one row after the other.
-// Leaves out the products themselves (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
+// Left out: the products themselves (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
 
 #define THREADS 128
 #define LOG2_E 1.4426950408889634f

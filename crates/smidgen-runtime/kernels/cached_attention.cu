@@ -5,7 +5,7 @@
 // lanes, each lane with eight channels, take turns over the positions, four at a time, with a running maximum and sum
 // each; the teams' results join in order. A query's result depends on nothing but its own sequence. A position, slot
 // or row outside its range stops the run, as it must not read what is not there.
-// Leaves out sharing keys between the heads of a group and several blocks for one long sequence.
+// Left out: sharing keys between the heads of a group and several blocks for one long sequence.
 
 // Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. A block for each token.
 extern "C" __global__ void __launch_bounds__(256)

@@ -3,7 +3,7 @@
 // The gain is read once for eight columns and serves several rows: 2 bf16 moved for each element.
 // Sums over rows go through partial sums of 128 rows, added up in order; f32 within them, f64 across.
 // Row norms take rows that `decode.cu` has made f32 and add s B A in registers, so that sum never lies in memory: each
-// block has eight rows and reads A (R, K) from the cache. Leaves out a guard against a row of zeros, as the CPU does.
+// block has eight rows and reads A (R, K) from the cache. Left out: a guard against a row of zeros, as the CPU does.
 
 #define COLUMN_THREADS 256
 #define COLUMN_ROWS 4

@@ -2,7 +2,7 @@
 // A block belongs to a token and some columns. The block of the first token with an id does the work of all that
 // have it, in their order; every other block finds an earlier one and leaves. So nothing is added by two blocks.
 // Reading ids again for each token is T * T * 4 bytes from the cache, little beside the table.
-// Leaves out the forward pass, which is `decode.cu` with ids.
+// Left out: the forward pass, which is `decode.cu` with ids.
 
 #define EMBED_THREADS 256
 #define EMBED_COLUMNS 4

@@ -6,7 +6,7 @@
 //   B (16, 8):  b0 = (2t.., g), b1 = (2t + 8.., g)
 //   C (16, 8):  c0, c1 = (g, 2t..), c2, c3 = (g + 8, 2t..)
 // Two neighbouring C of 8 columns, rounded, are therefore one A: a product's result is the next one's left side.
-// Leaves out how tiles lie in shared memory (`attention_tiles.cuh`). Shared addresses are 32-bit offsets.
+// Left out: how tiles lie in shared memory (`attention_tiles.cuh`). Shared addresses are 32-bit offsets.
 
 #if defined(ACT_F16)
 #define MMA_TYPE "f16"

@@ -3,7 +3,7 @@
 // and no header at all, so that kernels build wherever a driver is. `act` is the element of activations:
 // f32, bf16 or f16 by -DACT_F32, -DACT_BF16 or -DACT_F16; arithmetic is in f32 whatever it is.
 // The unit of fast access is eight elements: 16 bytes of bf16 and f16, twice 16 of f32.
-// Leaves out matrix instructions and copies past registers, which belong to the kernels that use them.
+// Left out: matrix instructions and copies past registers, which belong to the kernels that use them.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -10,7 +10,7 @@
 // Tiles of 16 KiB of the wide matrix pass through shared memory, several on their way at a time, in chunks of
 // 16 bytes that are permuted within a row as in `attention_tiles.cuh`. Rows begin at multiples of 16 bytes, columns and
 // ranks are multiples of 8 (R at most 64), and ranks are padded with zeros to RANK in shared memory.
-// Leaves out f32, other ranks and other alignments: these are the library's. `matrix_unit.cuh` comes before this text.
+// Left out: f32, other ranks and other alignments: these are the library's. `matrix_unit.cuh` comes before this text.
 
 #if !defined(ACT_F32)
 

@@ -7,7 +7,7 @@
 // xored with its bits 7 to 9), so that a tile begins at a multiple of 1024.
 // The instructions only begin the product: registers of the result and of a left side are not to be touched between
 // `wgmma_fence` and the wait that says they are done, and `settle` keeps the compiler from it.
-// Leaves out the copy engine: tiles come by `copy_async_16`.
+// Left out: the copy engine: tiles come by `copy_async_16`.
 
 // ── barriers that count arrivals ─────────────────────────────────────────────────────────────────
 // A barrier of 8 bytes passes when `count` arrivals came; waits name the parity of the pass they wait for, and a new

@@ -1,6 +1,6 @@
-//! One of the devices, chosen when the program runs.
+//! One of the devices, chosen at run time.
 //!
-//! Nothing but hands every call on: a device with generic methods cannot be behind a pointer.
+//! `Device` has generic methods, so it cannot be a trait object; this enum forwards every call instead.
 
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
@@ -18,7 +18,7 @@ pub enum AnyDevice {
 }
 
 impl AnyDevice {
-    /// With a folder for the file of values that a plan puts on disk.
+    /// Sets the folder for the file of tensors that a plan offloads to disk.
     pub fn with_spill_folder(self, folder: PathBuf) -> AnyDevice {
         match self {
             AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu.with_spill_folder(folder)),
@@ -26,118 +26,82 @@ impl AnyDevice {
         }
     }
 
-    /// Without graphs of launches, where there are any.
-    pub fn launching_singly(self) -> AnyDevice {
+    /// Turns CUDA graphs off; no effect on a CPU.
+    pub fn without_graphs(self) -> AnyDevice {
         match self {
             AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu),
-            AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.launching_singly())),
+            AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.without_graphs())),
         }
     }
 }
 
+macro_rules! forward {
+    ($any:expr, $device:ident => $call:expr) => {
+        match $any {
+            AnyDevice::Cpu($device) => $call,
+            AnyDevice::Cuda($device) => $call,
+        }
+    };
+}
+
 impl Device for AnyDevice {
     fn name(&self) -> &'static str {
-        match self {
-            AnyDevice::Cpu(device) => device.name(),
-            AnyDevice::Cuda(device) => device.name(),
-        }
+        forward!(self, device => device.name())
     }
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.reserve(spaces),
-            AnyDevice::Cuda(device) => device.reserve(spaces),
-        }
+        forward!(self, device => device.reserve(spaces))
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.check(step, extent),
-            AnyDevice::Cuda(device) => device.check(step, extent),
-        }
+        forward!(self, device => device.check(step, extent))
     }
 
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.prepare(steps),
-            AnyDevice::Cuda(device) => device.prepare(steps),
-        }
+        forward!(self, device => device.prepare(steps))
     }
 
-    fn chosen(&self) -> Option<String> {
-        match self {
-            AnyDevice::Cpu(device) => device.chosen(),
-            AnyDevice::Cuda(device) => device.chosen(),
-        }
+    fn chosen_algorithms(&self) -> Option<String> {
+        forward!(self, device => device.chosen_algorithms())
     }
 
-    fn adopt(&mut self, chosen: &str) -> bool {
-        match self {
-            AnyDevice::Cpu(device) => device.adopt(chosen),
-            AnyDevice::Cuda(device) => device.adopt(chosen),
-        }
+    fn adopt_algorithms(&mut self, chosen: &str) -> bool {
+        forward!(self, device => device.adopt_algorithms(chosen))
     }
 
     fn write(&mut self, at: Address, from: &[u8]) {
-        match self {
-            AnyDevice::Cpu(device) => device.write(at, from),
-            AnyDevice::Cuda(device) => device.write(at, from),
-        }
+        forward!(self, device => device.write(at, from))
     }
 
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.read(at, into),
-            AnyDevice::Cuda(device) => device.read(at, into),
-        }
+        forward!(self, device => device.read(at, into))
     }
 
     fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.begin_read(slot, offset, bytes),
-            AnyDevice::Cuda(device) => device.begin_read(slot, offset, bytes),
-        }
+        forward!(self, device => device.begin_read(slot, offset, bytes))
     }
 
     fn finish_read(&mut self, slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.finish_read(slot, offset, into),
-            AnyDevice::Cuda(device) => device.finish_read(slot, offset, into),
-        }
+        forward!(self, device => device.finish_read(slot, offset, into))
     }
 
     fn is_asynchronous(&self) -> bool {
-        match self {
-            AnyDevice::Cpu(device) => device.is_asynchronous(),
-            AnyDevice::Cuda(device) => device.is_asynchronous(),
-        }
+        forward!(self, device => device.is_asynchronous())
     }
 
     fn memory(&mut self) -> Option<DeviceMemory> {
-        match self {
-            AnyDevice::Cpu(device) => device.memory(),
-            AnyDevice::Cuda(device) => device.memory(),
-        }
+        forward!(self, device => device.memory())
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
-        match self {
-            AnyDevice::Cpu(device) => device.fill(to, fill),
-            AnyDevice::Cuda(device) => device.fill(to, fill),
-        }
+        forward!(self, device => device.fill(to, fill))
     }
 
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.run_all(steps, extent),
-            AnyDevice::Cuda(device) => device.run_all(steps, extent),
-        }
+        forward!(self, device => device.run_all(steps, extent))
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        match self {
-            AnyDevice::Cpu(device) => device.run(step, extent),
-            AnyDevice::Cuda(device) => device.run(step, extent),
-        }
+        forward!(self, device => device.run(step, extent))
     }
 }

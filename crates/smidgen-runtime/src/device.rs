@@ -1,9 +1,9 @@
-//! What a device is: one reservation, bytes in, bytes out, and one step at a time.
+//! The device trait: reserve memory once, write and read bytes, run one step at a time.
 //!
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
-use smidgen_ir::workspace_cpu::{Target, workspace_bytes};
+use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Space, Storage, Type, ValueId,
     ValueRole,
@@ -20,26 +20,26 @@ pub enum DeviceError {
     #[error("{device} cannot run `{op}` on {storage} weights")]
     Storage { device: &'static str, op: &'static str, storage: Storage },
     #[error(
-        "{device} cannot run `{op}` on {storage} weights with rows of {columns}, which are no whole blocks"
+        "{device} cannot run `{op}` on {storage} weights with rows of {columns}: not a whole number of blocks"
     )]
     Columns { device: &'static str, op: &'static str, storage: Storage, columns: usize },
     #[error("{device} was given {given} bytes of workspace for `{op}` and needs {needed}")]
     Workspace { device: &'static str, op: &'static str, given: usize, needed: usize },
-    #[error("{device} has no {} to put values on", space.name())]
+    #[error("{device} cannot offload to {}", space.name())]
     Space { device: &'static str, space: Space },
-    #[error("{what} the file beside the memory, `{}`: {error}", path.display())]
+    #[error("{what} the offload file `{}`: {error}", path.display())]
     File { what: &'static str, path: PathBuf, error: std::io::Error },
-    #[error("{device} has no instructions for products of {}", precision.name())]
+    #[error("{device} does not support matmuls in {}", precision.name())]
     Precision { device: &'static str, precision: Precision },
     #[error("{device}: {call} failed: {what}")]
     Call { device: &'static str, call: &'static str, what: String },
     #[error("the kernels of {file} do not compile: {what}")]
     Compile { file: &'static str, what: String },
-    #[error("there is no GPU {ordinal}: the driver knows {count}")]
+    #[error("GPU {ordinal} not found: the driver lists {count}")]
     NoSuchGpu { ordinal: usize, count: usize },
     #[error("{what} is missing ({file}): {remedy}")]
     Library { what: &'static str, file: &'static str, remedy: &'static str },
-    #[error("{name} has compute capability {major}.{minor}, which does not multiply {}", precision.name())]
+    #[error("{name} has compute capability {major}.{minor}, which does not support {}", precision.name())]
     Capability { name: String, major: u32, minor: u32, precision: Precision },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
@@ -71,7 +71,7 @@ pub struct Address {
 }
 
 impl Address {
-    pub fn behind(self, bytes: usize) -> Address {
+    pub fn plus(self, bytes: usize) -> Address {
         Address { offset: self.offset + bytes, ..self }
     }
 }
@@ -87,9 +87,10 @@ pub struct Operand {
     pub rows: Dim,
     pub columns: usize,
     pub storage: Storage,
-    /// Elements from one row to the next; more than `columns` where other columns lie between.
+    /// Elements from one row to the next; more than `columns` if the rows have gaps.
     pub stride: usize,
-    /// Where codes and scales of a matrix lie apart, some of its rows are known by the whole.
+    /// For some rows of a matrix that stores codes and scales apart: which rows of the whole matrix.
+    /// `offset` and `bytes` are then those of the whole.
     pub part: Option<RowPart>,
 }
 
@@ -97,14 +98,14 @@ pub struct Operand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPart {
     pub first_row: usize,
-    /// Rows of the whole.
+    /// Rows of the whole matrix.
     pub total_rows: usize,
 }
 
 impl Operand {
     pub fn of(plan: &Plan, id: ValueId) -> Operand {
         let value = plan.value(id);
-        let buffer = plan.buffer(value.buffer.expect("verify has checked that every operand has a buffer"));
+        let buffer = plan.buffer(value.buffer.expect("`verify` checks that every operand has a buffer"));
         let mut dims = value.ty.shape.0.iter().copied();
         let rows = dims.next().unwrap_or(Dim::Const(1));
         let columns = dims.map(|dim| dim.at(&plan.extent)).product();
@@ -137,7 +138,7 @@ impl Operand {
         Address { space: self.space, offset: self.offset }
     }
 
-    /// Whether row follows row without a gap.
+    /// Whether rows follow each other without gaps.
     pub fn is_dense(&self) -> bool {
         self.stride == self.columns
     }
@@ -170,13 +171,13 @@ impl Operand {
     }
 }
 
-/// A step whose operands are places in memory.
+/// A step whose operands are resolved to addresses.
 #[derive(Clone, Debug)]
 pub struct BoundStep {
     pub entry: Entry,
-    /// Its place among the steps of its entry point.
+    /// Index among the steps of its entry point.
     pub index: usize,
-    /// Those of them whose transfers must be over before.
+    /// Steps of the same entry point whose transfers must have finished before this one runs.
     pub awaits: Vec<usize>,
     pub op: Op,
     pub precision: Precision,
@@ -209,15 +210,14 @@ impl BoundStep {
     }
 }
 
-/// A value on its way between the device and elsewhere.
+/// A copy between the device and the host or disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// On the device.
-    pub here: &'a Operand,
-    /// Elsewhere.
-    pub there: &'a Operand,
-    /// Whether it comes to the device.
-    pub is_inward: bool,
+    pub on_device: &'a Operand,
+    /// In host memory or on disk.
+    pub offloaded: &'a Operand,
+    /// Whether the copy goes to the device.
+    pub to_device: bool,
 }
 
 impl BoundStep {
@@ -227,16 +227,16 @@ impl BoundStep {
         operands().any(|operand| matches!(operand.rows, Dim::Tile { .. }) && operand.rows_at(extent) == 0)
     }
 
-    /// What the step moves, if that is what it does.
+    /// The copy that this step makes, if it is a transfer.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
         self.op.is_transfer().then(|| match self.op == Op::Fetch {
-            true => Transfer { here: copy(), there: &self.inputs[0], is_inward: true },
-            false => Transfer { here: &self.inputs[0], there: copy(), is_inward: false },
+            true => Transfer { on_device: copy(), offloaded: &self.inputs[0], to_device: true },
+            false => Transfer { on_device: &self.inputs[0], offloaded: copy(), to_device: false },
         })
     }
 
-    /// Bytes of scratch that a device needs for the step at an extent.
+    /// Workspace bytes that a device needs for the step at an extent.
     pub fn workspace_bytes(&self, device: DeviceKind, threads: usize, extent: &Extent) -> usize {
         let types: Vec<Type> = self.inputs.iter().map(Operand::ty).collect();
         let inputs: Vec<&Type> = types.iter().collect();
@@ -244,17 +244,17 @@ impl BoundStep {
     }
 }
 
-/// Hands out pieces of device memory to be filled in order: `fill(offset in the operand, piece)`.
+/// A source of bytes. The device calls it with `(offset in the value, buffer to fill)`, in order.
 pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 
-/// Where a value is filled: rows that come one behind the other, and lie so or with gaps.
+/// Where `fill` puts a value. The source delivers rows without gaps; the destination may have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     pub at: Address,
     pub bytes: usize,
-    /// Bytes of a row and from one row to the next, where those differ.
+    /// Bytes of a row, and from one row to the next, where rows have gaps.
     pub rows: Option<(usize, usize)>,
-    /// Whether the whole value must come as one piece.
+    /// Whether the source must be called once, for the whole value.
     pub in_one_piece: bool,
 }
 
@@ -266,7 +266,7 @@ impl Destination {
     }
 }
 
-/// Failures of a fill: of the source, or of the device.
+/// A fill fails in its source or on the device.
 #[derive(Debug, Error)]
 pub enum FillError<E> {
     #[error(transparent)]
@@ -275,87 +275,88 @@ pub enum FillError<E> {
     Device(DeviceError),
 }
 
-/// Reads that can be under way at the same time.
+/// Asynchronous reads that can be pending at the same time.
 pub const READ_SLOTS: usize = 4;
-/// Bytes of each at most.
+/// Most bytes of one asynchronous read.
 pub const SLOT_BYTES: usize = 64;
 
-/// Memory of a device that is not the host's, as it is measured.
+/// Measured memory of a device that has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Taken since the device was opened, its context included.
+    /// Used by this process, the device's context included.
     pub bytes: u64,
     pub peak_bytes: u64,
-    /// What no process holds.
+    /// Free on the device.
     pub free_bytes: u64,
-    /// Of the host, within reach of the device.
+    /// Pinned host memory.
     pub pinned_bytes: u64,
 }
 
 pub trait Device {
     fn name(&self) -> &'static str;
 
-    /// Takes the whole reservation, touched and zero on the device. Called once, before anything else.
+    /// Reserves all memory of a plan; device memory is touched and zeroed. Called before anything else.
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError>;
 
-    /// Refuses a step that this device could not run at the planned extent, before any has run.
+    /// Returns an error if this device cannot run a step at the planned extent. Called before any step runs.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Called once, after `reserve` and before anything is written: a chance to find the best way to run each
-    /// step at its planned extent.
+    /// Called once, after `reserve` and before anything is written: the device may time alternatives and compile
+    /// what it needs to run each step at its planned extent.
     fn prepare(&mut self, _steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// How the loaded plan's products are formed, where a device chose that by timing: text for [`Device::adopt`].
-    fn chosen(&self) -> Option<String> {
+    /// The matmul algorithms of the loaded plan, if the device chose them by timing; for
+    /// [`Device::adopt_algorithms`].
+    fn chosen_algorithms(&self) -> Option<String> {
         None
     }
 
-    /// Takes over choices that were made before, so that a plan loaded after it forms the same sums in the same order.
-    /// False where they were made by another device or library, whose choices mean nothing here.
-    fn adopt(&mut self, _chosen: &str) -> bool {
+    /// Uses the matmul algorithms of an earlier run, so that plans loaded later sum in the same order.
+    /// Returns false if they were chosen on another device or by another library version.
+    fn adopt_algorithms(&mut self, _chosen: &str) -> bool {
         false
     }
 
-    /// Writes before whatever runs next. A device that fails says so when it is asked for something.
+    /// Writes bytes that the next step sees. A failure is reported by the next call that returns a `Result`.
     fn write(&mut self, at: Address, from: &[u8]);
 
-    /// Reads what everything that was run so far left there.
+    /// Reads bytes after everything launched so far has finished.
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Begins to read a few bytes of the device as everything launched so far leaves them, without waiting for it.
-    /// A slot holds one read; there are [`READ_SLOTS`] of at most [`SLOT_BYTES`].
+    /// Enqueues a read of a few bytes behind everything launched so far, and does not wait.
+    /// There are [`READ_SLOTS`] slots of [`SLOT_BYTES`] each; a slot holds one pending read.
     fn begin_read(&mut self, _slot: usize, _offset: usize, _bytes: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Ends what `begin_read` began, with the same place. A device that runs each step at once reads only now, so
-    /// nothing may have been run in between there.
+    /// Waits for a read that `begin_read` enqueued at the same offset. A synchronous device reads only now, so the
+    /// caller must run nothing in between.
     fn finish_read(&mut self, _slot: usize, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         self.read(Address { space: Space::Device, offset }, into)
     }
 
-    /// Whether steps are still under way when `run` returns.
+    /// Whether steps may still be running when `run` returns.
     fn is_asynchronous(&self) -> bool {
         false
     }
 
-    /// What the device's own memory is like now; nothing where it is the host's.
+    /// Memory in use and free now; `None` for a device that computes in host memory.
     fn memory(&mut self) -> Option<DeviceMemory> {
         None
     }
 
-    /// Lets the caller write a value piece by piece, straight into place where the device's memory is the host's.
+    /// Fills a value from a source, piece by piece, without a copy where the device computes in host memory.
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>>
     where
         Self: Sized;
 
-    /// Runs a step; its transfer is over for whatever is asked next.
+    /// Runs one step. If it is a transfer, later calls see it finished.
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Runs all steps of an entry point in order; a device may start several at once that do not touch each other, and
-    /// leaves none of their transfers behind.
+    /// Runs all steps of an entry point in order. A device may overlap steps that do not touch each other's
+    /// memory; all their transfers have finished for whatever is called next.
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         steps.iter().try_for_each(|step| self.run(step, extent))
     }

@@ -1,6 +1,7 @@
-//! The executor: walks the steps of an entry point on a device.
+//! The executor: loads a plan on a device, runs the steps of its entry points, reads and writes its values.
 //!
-//! Steps are bound once, when the plan is loaded; running one allocates nothing.
+//! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing.
+//! It leaves out what the values mean: weights, batches and adapters are the caller's.
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation};
 use smidgen_ir::{Entry, Extent, Plan, ValueId};
@@ -18,7 +19,7 @@ impl<D: Device> Executor<D> {
         Executor::try_load(plan, device).map_err(|(error, _)| error)
     }
 
-    /// The same; where it fails the device comes back, for a plan that asks for less.
+    /// Like `load`, but returns the device on failure, so that the caller can try a smaller plan.
     pub fn try_load(plan: Plan, mut device: D) -> Result<Executor<D>, (DeviceError, D)> {
         let entries: Vec<(Entry, Vec<BoundStep>)> = plan
             .entries
@@ -42,12 +43,12 @@ impl<D: Device> Executor<D> {
         &self.device
     }
 
-    /// Gives the device back, for another plan.
+    /// Returns the device, for another plan.
     pub fn into_device(self) -> D {
         self.device
     }
 
-    /// For looking at places of the reservation that no value names, such as workspaces.
+    /// For reading memory that belongs to no value, such as workspaces.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -62,7 +63,7 @@ impl<D: Device> Executor<D> {
         self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent)
     }
 
-    /// Runs one step of an entry point, so that what it wrote can be looked at before the next overwrites it.
+    /// Runs one step of an entry point, so that a caller can read its results before a later step overwrites them.
     pub fn run_step(&mut self, entry: Entry, index: usize, extent: &Extent) -> Result<(), DeviceError> {
         if !self.plan.extent.contains(extent) {
             return Err(DeviceError::Extent { actual: *extent, planned: self.plan.extent });
@@ -72,7 +73,7 @@ impl<D: Device> Executor<D> {
         self.device.run(step, extent)
     }
 
-    /// Writes the first bytes of a value; shorter than the value when a micro-batch is.
+    /// Writes the first bytes of a value; fewer than all for a micro-batch smaller than planned.
     pub fn write(&mut self, value: ValueId, from: &[u8]) {
         self.write_at(value, 0, from);
     }
@@ -80,7 +81,7 @@ impl<D: Device> Executor<D> {
     pub fn write_at(&mut self, value: ValueId, offset: usize, from: &[u8]) {
         let place = self.place(value, offset + from.len());
         for (inside, range) in pieces(&place, offset, from.len()) {
-            self.device.write(place.address().behind(inside), &from[range]);
+            self.device.write(place.address().plus(inside), &from[range]);
         }
     }
 
@@ -91,12 +92,12 @@ impl<D: Device> Executor<D> {
     pub fn read_at(&mut self, value: ValueId, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let place = self.place(value, offset + into.len());
         for (inside, range) in pieces(&place, offset, into.len()) {
-            self.device.read(place.address().behind(inside), &mut into[range])?;
+            self.device.read(place.address().plus(inside), &mut into[range])?;
         }
         Ok(())
     }
 
-    /// Begins to read the first bytes of a value without waiting; see [`Device::begin_read`].
+    /// Enqueues a read of the first bytes of a value; see [`Device::begin_read`].
     pub fn begin_read(&mut self, slot: usize, value: ValueId, bytes: usize) -> Result<(), DeviceError> {
         let place = self.place(value, bytes);
         self.device.begin_read(slot, place.offset, bytes)
@@ -107,12 +108,12 @@ impl<D: Device> Executor<D> {
         self.device.finish_read(slot, place.offset, into)
     }
 
-    /// Fills a whole value from a source that delivers it in pieces of any size.
+    /// Fills a whole value from a source that can deliver any part of it.
     pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         self.device.fill(Destination::of(&Operand::of(&self.plan, value)), fill)
     }
 
-    /// The same from a source that delivers it at once.
+    /// Like `fill`, from a source that can only deliver the whole value at once.
     pub fn fill_at_once<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         let to = Destination::of(&Operand::of(&self.plan, value));
         self.device.fill(Destination { in_one_piece: true, ..to }, fill)
@@ -130,7 +131,7 @@ impl<D: Device> Executor<D> {
     }
 }
 
-/// Has a device check, reserve and prepare what a plan asks for.
+/// Checks every step of a plan on the device, reserves its memory and prepares its steps.
 fn bind<D: Device>(
     plan: &Plan,
     device: &mut D,
@@ -148,8 +149,8 @@ fn bind<D: Device>(
     device.prepare(&steps)
 }
 
-/// Where bytes `offset..offset + count` of a value's rows lie: places inside the operand, with their parts of the
-/// whole. One piece where row follows row, else one for each row.
+/// Splits bytes `offset..offset + count` of a value into contiguous pieces: (offset inside the operand, range of
+/// the `count` bytes). One piece if rows have no gaps, else one per row.
 fn pieces(
     place: &Operand,
     offset: usize,

@@ -1,7 +1,7 @@
-//! A plan to numbers: the device trait, the executor that walks a plan, and the devices.
+//! Runs a plan: the device trait, the executor that walks a plan's steps, and the devices.
 //!
-//! The runtime obeys. Once a plan is loaded it does not plan, reorder, allocate or fall back; what an
-//! operation needs beside its operands is in the plan too.
+//! The runtime obeys. Once a plan is loaded it does not plan, reorder, allocate or fall back: the plan
+//! holds every buffer that a step touches, its workspace included.
 
 pub mod any;
 pub mod cpu;

@@ -1,9 +1,8 @@
-//! A device that computes nothing and believes nothing: it checks every access of a run.
+//! A device that computes nothing and checks every memory access of a run.
 //!
-//! It keeps a shadow of each reservation: which bytes hold a value that was written and not overwritten
-//! since. A step that reads anything else, or leaves the reservation, is a violation; so is one that touches what a
-//! transfer is at work on without having waited for it. Tests run plans on it to see what `verify` proves on paper
-//! happen in order.
+//! It records for each reservation which bytes hold a value that was written and not overwritten since. A step
+//! that reads other bytes, or leaves the reservation, is a violation; so is a step that touches the bytes of a
+//! pending transfer that it did not await. Tests run plans on it to check in practice what `verify` proves.
 
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
@@ -17,11 +16,11 @@ pub struct Null {
     device: Shadow,
     host: Shadow,
     disk: Shadow,
-    under_way: Vec<UnderWay>,
+    pending: Vec<PendingTransfer>,
     steps: usize,
 }
 
-/// What is known of a space.
+/// The state of one memory space.
 #[derive(Debug, Default)]
 struct Shadow {
     reserved_bytes: usize,
@@ -31,9 +30,9 @@ struct Shadow {
     touched_bytes: usize,
 }
 
-/// A transfer that nobody has waited for, and the bytes of the device that it reads or writes.
+/// A transfer that no step has awaited yet, and the bytes of the device that it reads or writes.
 #[derive(Debug)]
-struct UnderWay {
+struct PendingTransfer {
     step: usize,
     bytes: Range<usize>,
     writes: bool,
@@ -44,7 +43,7 @@ impl Shadow {
         if end > self.reserved_bytes {
             let reserved = self.reserved_bytes;
             return Err(DeviceError::Violation(format!(
-                "{what} ends at {end}, the reservation at {reserved}"
+                "{what} ends at byte {end}, but only {reserved} bytes are reserved"
             )));
         }
         self.touched_bytes = self.touched_bytes.max(end);
@@ -52,7 +51,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes `start..end` now hold one value; whatever they overlapped is gone.
+    /// Bytes `start..end` now hold one value; values that overlapped them are gone.
     fn set(&mut self, start: usize, end: usize) {
         self.destroy(start, end);
         if end > start {
@@ -60,7 +59,7 @@ impl Shadow {
         }
     }
 
-    /// No value that overlaps `start..end` is intact any more.
+    /// Marks every value that overlaps `start..end` as overwritten.
     fn destroy(&mut self, start: usize, end: usize) {
         let overlapped: Vec<usize> = self
             .intact
@@ -74,7 +73,7 @@ impl Shadow {
         }
     }
 
-    /// Bytes `start..end` now hold a part of one value; what lay there may be a part of another, whose rest stays.
+    /// Bytes `start..end` now hold a part of a value. The bytes around them stay intact.
     fn set_part(&mut self, start: usize, end: usize) {
         let overlapped: Vec<(usize, usize)> =
             self.intact.range(..end).rev().take_while(|(_, e)| **e > start).map(|(s, e)| (*s, *e)).collect();
@@ -84,7 +83,7 @@ impl Shadow {
         }
     }
 
-    /// Whether all of it is intact, as one value or as parts that lie side by side.
+    /// Whether all of `start..end` is intact, as one value or as adjacent parts.
     fn holds(&self, start: usize, end: usize) -> bool {
         let mut reached = start;
         while reached < end {
@@ -98,7 +97,7 @@ impl Shadow {
 }
 
 impl Null {
-    /// End of the highest byte of the device touched: the peak of the run.
+    /// End of the highest device byte touched: the peak of the run.
     pub fn touched_bytes(&self) -> usize {
         self.device.touched_bytes
     }
@@ -130,15 +129,15 @@ impl Null {
         let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
         self.shadow(operand.space).touch(&what, start, end)?;
         let writes = kind != "input";
-        let meets = |transfer: &&UnderWay| {
+        let conflicts = |transfer: &&PendingTransfer| {
             (writes || transfer.writes) && transfer.bytes.start < end && start < transfer.bytes.end
         };
-        match self.under_way.iter().find(meets).filter(|_| operand.space == Space::Device) {
+        match self.pending.iter().find(conflicts).filter(|_| operand.space == Space::Device) {
             None => Ok((start, end)),
             Some(transfer) => {
                 let other = transfer.step;
                 Err(DeviceError::Violation(format!(
-                    "{what} at {start}..{end}: step {other} is at work there"
+                    "{what} at {start}..{end} overlaps the pending transfer of step {other}"
                 )))
             }
         }
@@ -146,7 +145,7 @@ impl Null {
 
     fn run_one(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.steps += 1;
-        self.under_way.retain(|transfer| !step.awaits.contains(&transfer.step));
+        self.pending.retain(|transfer| !step.awaits.contains(&transfer.step));
         if step.is_idle(extent) {
             return Ok(());
         }
@@ -155,7 +154,7 @@ impl Null {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
                 if !self.shadow(operand.space).holds(start, end) {
                     return Err(DeviceError::Violation(format!(
-                        "step {} (`{}`) reads {kind} {index} at {start}..{end}, which nobody wrote or somebody overwrote",
+                        "step {} (`{}`) reads {kind} {index} at {start}..{end}, which was never written or was overwritten",
                         self.steps,
                         step.op.name()
                     )));
@@ -164,29 +163,26 @@ impl Null {
         }
         if let Some((offset, bytes)) = step.workspace {
             self.device.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
-            // Scratch destroys what lay there; no operand may lie there.
+            // A workspace overwrites its bytes, and must not overlap an operand or a pending transfer.
             self.device.destroy(offset, offset + bytes);
             let operands = step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate();
             for (index, operand) in operands.filter(|(_, operand)| operand.space == Space::Device) {
                 let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
                 if start < offset + bytes && offset < end {
-                    let what = format!("workspace of `{}` lies over operand {index}", step.op.name());
+                    let what = format!("workspace of `{}` overlaps operand {index}", step.op.name());
                     return Err(DeviceError::Violation(what));
                 }
             }
-            if self
-                .under_way
-                .iter()
-                .any(|other| other.bytes.start < offset + bytes && offset < other.bytes.end)
+            if self.pending.iter().any(|other| other.bytes.start < offset + bytes && offset < other.bytes.end)
             {
-                let what = format!("workspace of `{}` lies where a transfer is at work", step.op.name());
+                let what = format!("workspace of `{}` overlaps a pending transfer", step.op.name());
                 return Err(DeviceError::Violation(what));
             }
         }
         for operand in &step.outputs {
             let (start, end) = self.operand(step, "output", operand, extent)?;
             match operand.rows {
-                // The columns behind its last row are its own.
+                // The gap after its last row belongs to the tile too.
                 Dim::Tile { .. } => {
                     let row_bytes = operand.stride * operand.storage.plain().map_or(0, DType::bytes);
                     let end = start + operand.rows_at(extent) * row_bytes;
@@ -197,9 +193,9 @@ impl Null {
                 }
             }
         }
-        if let Some(Transfer { here, is_inward, .. }) = step.transfer() {
-            let bytes = here.offset..here.offset + here.span_at(extent);
-            self.under_way.push(UnderWay { step: step.index, bytes, writes: is_inward });
+        if let Some(Transfer { on_device, to_device, .. }) = step.transfer() {
+            let bytes = on_device.offset..on_device.offset + on_device.span_at(extent);
+            self.pending.push(PendingTransfer { step: step.index, bytes, writes: to_device });
         }
         Ok(())
     }
@@ -242,7 +238,7 @@ impl Device for Null {
 
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         steps.iter().try_for_each(|step| self.run_one(step, extent))?;
-        self.under_way.clear();
+        self.pending.clear();
         Ok(())
     }
 }

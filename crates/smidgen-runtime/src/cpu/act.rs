@@ -1,10 +1,10 @@
 //! Gated activations, act(gate) * up, and their gradients.
 //!
-//! Both activations are x s with a sigmoid s: for SiLU s = sigmoid(x); for GELU by tanh
-//! (1 + tanh u) / 2 = sigmoid(2u), which loses no digits where tanh is near -1. So the slope is
-//! s + x s (1 - s) z' with z the sigmoid's argument.
+//! Both activations are x s with a sigmoid s: for SiLU s = sigmoid(x); for the tanh form of GELU
+//! s = (1 + tanh u) / 2 = sigmoid(2u), which loses no digits where tanh is near -1. So the slope is
+//! s + x s (1 - s) z', where z is the argument of the sigmoid.
 //! Gate and up may be column halves of one matrix: views carry a row stride.
-//! Leaves out GELU by erf.
+//! Left out: the erf form of GELU.
 
 use super::chunk::{Chunk, for_each_row_chunk};
 use super::footprint::{assert_apart, assert_apart_or_same};
@@ -52,7 +52,7 @@ pub fn gated_act_grad(
 const TWICE_SLOPE: f32 = 1.595_769_2;
 const CUBIC: f32 = 0.044_715;
 
-/// The sigmoid's value and its argument's slope for each lane.
+/// The value of the sigmoid and the slope of its argument, for each lane.
 #[inline(always)]
 fn gate_sigmoid(kind: Activation, x: Lanes) -> (Lanes, Lanes) {
     match kind {
@@ -159,7 +159,7 @@ mod tests {
                     .zip(&up)
                     .map(|(gate, up)| reference(kind, f64::from(*gate)) * f64::from(*up))
                     .collect();
-                // Where act is 1e-3 the exponent is near -9, so its rounding counts ninefold.
+                // Where act is 1e-3, the exponent is near -9, so its rounding error is ninefold.
                 assert_close("y", &y, &want, 1e-3, 3e-6);
                 assert_same_bits("in gate", &run(0), &y);
                 assert_same_bits("in up", &run(1), &y);

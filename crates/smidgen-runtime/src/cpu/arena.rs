@@ -1,10 +1,10 @@
 //! The reservation of the CPU device: one block of RAM, page-aligned, touched before use.
 //!
-//! Large pages are asked for where the system has them: products walk over more memory than small pages'
-//! translations can be remembered for.
+//! Large pages are requested where the system has them: matmuls read more memory than the TLB covers with small pages.
 
 use super::heap;
 use super::pool::run_tasks;
+use smidgen_ir::workspace_cpu::LINE_FLOATS;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
@@ -28,8 +28,8 @@ impl Arena {
         Arena { memory: None }
     }
 
-    /// `None` when the system does not give so much. Heap that planning has freed goes back first, and the
-    /// program itself is mapped: the plan counts on both.
+    /// `None` if the system refuses that many bytes. Heap that planning has freed is returned to the system first,
+    /// and the program itself is mapped: the plan counts on both.
     pub fn reserve(bytes: usize) -> Option<Arena> {
         heap::give_back();
         heap::map_program();
@@ -49,7 +49,7 @@ impl Arena {
         Some(Arena { memory: Some((pointer, layout)) })
     }
 
-    /// Writes zeros everywhere, on all threads: every page is then ours.
+    /// Writes zeros everywhere, on all threads, so that every page is resident.
     pub fn touch(&self) {
         let bytes = self.len();
         let touch = |piece| {
@@ -69,7 +69,7 @@ impl Arena {
         self.len() == 0
     }
 
-    /// The address of a range, which must lie inside.
+    /// The address of a range, which must be inside the reservation.
     pub fn pointer(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(
@@ -92,10 +92,17 @@ impl Arena {
     }
 }
 
+/// The workspace from its first whole cache line on: vectors that straddle cache lines are slow.
+/// Skips fewer than [`LINE_FLOATS`] floats.
+pub fn aligned_floats(workspace: &mut [f32]) -> &mut [f32] {
+    let skipped = workspace.as_ptr().align_offset(4 * LINE_FLOATS);
+    &mut workspace[skipped..]
+}
+
 impl Drop for Arena {
     fn drop(&mut self) {
         if let Some((pointer, layout)) = self.memory.take() {
-            // SAFETY: the block came from `alloc` with this layout and is given back once.
+            // SAFETY: the block came from `alloc` with this layout and is freed once.
             unsafe { dealloc(pointer.as_ptr(), layout) };
         }
     }

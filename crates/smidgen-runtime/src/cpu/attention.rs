@@ -1,11 +1,12 @@
 //! Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head.
 //!
-//! Tokens are rows, heads lie side by side in a row, and several query heads may share a key head.
+//! Tokens are rows, heads are adjacent in a row, and several query heads may share a key head.
 //! A task owns some queries of one key head and walks over blocks of keys with a running maximum and
-//! sum, so no (T, T) matrix exists; what the backward pass needs is o and the log of the sum, `lse`.
+//! sum, so no (T, T) matrix exists; the backward pass needs only o and the log of the sum, `lse`.
 //! Blocks follow from the shape alone: the bytes do not depend on the number of threads.
 //! Left out: the gradient (`attention_gradient.rs`), masks other than causal and window, dropout.
 
+use super::arena::aligned_floats;
 use super::attention_tiles::{
     AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, TOGETHER, capped_tanh, clear_hidden,
     keys_of_piece, row_pieces, visible_columns,
@@ -14,7 +15,7 @@ use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::{Transpose, transpose_with};
-use super::tasks::{aligned_floats, current_threads, run_tasks};
+use super::pool::{current_threads, run_tasks};
 use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
 use std::ops::Range;
 
@@ -28,11 +29,11 @@ pub struct AttentionOptions<'a> {
     /// At most 256.
     pub head_dim: usize,
     pub scale: f32,
-    /// Query i sees key j of its segment where i - window < j <= i; `None` is all j <= i.
+    /// Query i sees key j of its segment if i - window < j <= i; `None` is all j <= i.
     pub window: Option<usize>,
     /// Scores s become c · tanh(s / c) before the mask.
     pub softcap: Option<f32>,
-    /// Multiplies operands rounded to bf16, where there is one; the machine supports it.
+    /// If set, matmuls round their operands to bf16 and use this unit, which the machine supports.
     pub unit: Option<Bf16Unit>,
 }
 
@@ -63,7 +64,7 @@ pub struct AttentionBuffers {
 // SAFETY: views are only addresses; tasks that share them write disjoint elements.
 unsafe impl Sync for AttentionBuffers {}
 
-/// Computes o and lse in the current pool.
+/// Computes o and lse on the current thread pool.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, o and lse writable, for T tokens while the call
@@ -77,7 +78,7 @@ pub unsafe fn attention(
     let scratch = options.check_and_align(workspace);
     let blocks = options.tokens().div_ceil(QUERY_BLOCK);
     run_tasks(blocks * options.kv_heads, |task| {
-        // The last queries of a segment see the most keys: begin with them.
+        // The last queries of a segment see the most keys: start with them.
         let (block, kv_head) = (blocks - 1 - task / options.kv_heads, task % options.kv_heads);
         let tokens = block * QUERY_BLOCK..options.tokens().min((block + 1) * QUERY_BLOCK);
         let mut segment = options.segments.partition_point(|&b| b as usize <= tokens.start) - 1;
@@ -130,7 +131,7 @@ impl AttentionOptions<'_> {
         );
         assert!(
             self.segments.first() == Some(&0) && self.segments.is_sorted(),
-            "segment boundaries must begin at 0 and never fall"
+            "segment boundaries must begin at 0 and never decrease"
         );
         assert!((1..=256).contains(&self.head_dim), "head size {} is not in 1..=256", self.head_dim);
         assert!(
@@ -159,7 +160,7 @@ impl AttentionOptions<'_> {
 }
 
 impl Tokens {
-    /// The address of a token's part that belongs to a head.
+    /// The address of the channels of one head of one token.
     pub(super) unsafe fn of_head(self, token: usize, head: usize, head_dim: usize) -> *const f32 {
         // SAFETY: the caller names a token and a head of the matrix.
         unsafe { self.pointer.add(token * self.row_stride + head * head_dim) }
@@ -167,8 +168,7 @@ impl Tokens {
 }
 
 impl Tokens {
-    /// The part of a head of some tokens, where it lies or, if its rows are a multiple of 4 KiB apart,
-    /// as a dense copy.
+    /// The channels of one head of some tokens: in place or, if rows are a multiple of 4 KiB apart, as a dense copy.
     unsafe fn dense_head(
         self,
         tokens: Range<usize>,
@@ -189,7 +189,7 @@ impl Tokens {
         Tokens { pointer: target, row_stride: head_dim }
     }
 
-    /// [`Self::copy_head`] of keys or values, whose rows a table may name.
+    /// [`Self::copy_head`] for keys or values, whose rows may come from a table.
     unsafe fn copy_keys(
         self,
         keys: Range<usize>,
@@ -208,7 +208,7 @@ impl Tokens {
         }
     }
 
-    /// Copies the part of a head of some tokens to a dense matrix (count, D).
+    /// Copies the channels of one head of some tokens to a dense matrix (count, D).
     pub(super) unsafe fn copy_head(
         self,
         tokens: Range<usize>,
@@ -227,13 +227,13 @@ impl Tokens {
 }
 
 impl TokensMut {
-    /// The address of a token's part that belongs to a head.
+    /// The address of the channels of one head of one token.
     pub(super) unsafe fn of_head(self, token: usize, head: usize, head_dim: usize) -> *mut f32 {
         // SAFETY: the caller names a token and a head of the matrix.
         unsafe { self.pointer.add(token * self.row_stride + head * head_dim) }
     }
 
-    /// The same rows as the C of a product.
+    /// The same rows as the C of a matmul.
     pub(super) unsafe fn output(self, token: usize, head: usize, head_dim: usize) -> OutputView {
         OutputView {
             // SAFETY: the caller names a token and a head of the matrix.
@@ -248,28 +248,28 @@ on_each_isa! {
     /// Writes a scaled transpose on the calling thread.
     ///
     /// # Safety
-    /// The machine supports `isa`; source and target are good for the shape.
+    /// The machine supports `isa`; source and target are valid for the shape.
     pub(super) unsafe fn transpose(block: &Transpose) = transpose_with;
 }
 
-/// Queries of one segment that follow each other, for all heads that share a key head.
+/// Consecutive queries of one segment, for all heads that share a key head.
 pub(super) struct Queries<'a> {
     pub kv_head: usize,
     /// The first key of the segment.
     pub segment_start: usize,
-    /// The queries, by the numbers of the keys; at most QUERY_BLOCK.
+    /// The queries, numbered like the keys; at most QUERY_BLOCK.
     pub positions: Range<usize>,
-    /// The row of q and o that belongs to the first.
+    /// The row of q and o that holds the first query.
     pub first_row: usize,
-    /// The row of k and v for each key, where it is not the key's number.
+    /// The row of k and v that holds each key; `None` if it is the key's number.
     pub key_rows: Option<&'a [i32]>,
 }
 
-/// Computes the rows of o, and of lse where it is not null, that belong to the queries.
+/// Computes the rows of o, and of lse unless it is null, that belong to the queries.
 ///
 /// # Safety
-/// The machine supports `isa`; the rows that the queries name lie in the buffers, and those of o and lse are
-/// nobody else's while the call runs.
+/// The machine supports `isa`; the rows of the queries and their keys are inside the buffers, and no other thread
+/// uses these rows of o and lse while the call runs.
 pub(super) unsafe fn attend(
     isa: Isa,
     options: &AttentionOptions<'_>,
@@ -423,8 +423,8 @@ struct ScoreTile<'a> {
 }
 
 on_each_isa! {
-    /// Turns scores into exp(score - running maximum), zero where masked, and brings the running sums
-    /// and what o holds so far to the new maximum.
+    /// Turns scores into exp(score - running maximum), zero where masked, and rescales the running sums and the
+    /// partial o to the new maximum.
     ///
     /// # Safety
     /// The machine supports `isa`; the tile's buffers are writable.
@@ -436,8 +436,8 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
     let options = tile.options;
     for (row, query) in tile.queries.clone().enumerate() {
         let (low, high) = visible_columns(options, tile.segment_start, query, tile.key, tile.keys);
-        // SAFETY: a row holds KEY_BLOCK floats, a whole number of vectors of any width; lanes behind
-        // the last key are never visible.
+        // SAFETY: a row holds KEY_BLOCK floats, a whole number of vectors of any width; lanes past the last key
+        // are never visible.
         unsafe {
             let scores = tile.scores.add(row * KEY_BLOCK);
             let keys = keys_of_piece(tile.queries.start, row, tile.key, tile.keys);

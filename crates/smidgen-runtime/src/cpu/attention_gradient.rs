@@ -16,7 +16,7 @@ use super::attention_tiles::{
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::Transpose;
-use super::tasks::run_tasks;
+use super::pool::run_tasks;
 use std::ops::Range;
 
 /// The buffers of the backward pass; q, o and their gradients are (T, H·D), k, v and theirs (T, Hkv·D),
@@ -37,8 +37,8 @@ pub struct AttentionGradientBuffers {
 // SAFETY: views are only addresses; tasks that share them write disjoint elements.
 unsafe impl Sync for AttentionGradientBuffers {}
 
-/// Computes the gradients of q, k and v in the current pool, with the workspace that
-/// `smidgen_ir::workspace_cpu::attention_floats` tells.
+/// Computes the gradients of q, k and v on the current thread pool, with a workspace of
+/// `smidgen_ir::workspace_cpu::attention_floats`.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, the gradients of q, k and v writable, for T
@@ -113,7 +113,7 @@ unsafe fn segment_gradient(
                         segment_start: tokens.start,
                         head,
                         key,
-                        // Keys behind the last query are hidden from the whole tile.
+                        // Keys after the last query are masked for the whole tile.
                         keys: keys.min(queries.end - key),
                         queries,
                         scratch,
@@ -191,8 +191,8 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
             (scratch.score_gradients, q, scratch.key_gradients),
         ] {
             for first in (0..keys).step_by(key_step) {
-                // Earlier queries do not see these keys. Tiles begin a multiple of PIECE behind their
-                // first key, so the later rows have all their scores here made.
+                // Earlier queries do not see these keys. Tiles begin a multiple of PIECE after their first
+                // key, so all scores of the later rows have been computed.
                 let hidden = match unit {
                     None => (tile.key + first).saturating_sub(tile.queries.start),
                     Some(_) => 0,

@@ -1,4 +1,4 @@
-//! The tiles of attention: how large they are, what of them is visible, and the workspace they live in.
+//! The tiles of attention: their sizes, which scores are visible, and their workspace.
 //!
 //! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
 //! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
@@ -11,7 +11,7 @@ use super::bf16_attention::bf16_tile_matmul;
 use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
 use super::kernel::{TileMatmul, tile_matmul};
-use super::tasks::current_thread;
+use super::pool::current_thread;
 use smidgen_ir::workspace_cpu::{attention_thread_floats, bf16_attention_thread_floats};
 
 pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
@@ -22,7 +22,7 @@ pub struct AttentionScratch {
     pub group: usize,
     pub head_dim: usize,
     pub unit: Option<Bf16Unit>,
-    /// Of the pool; a task does not know.
+    /// Threads of the pool; inside a task, `current_threads` is 1.
     pub threads: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct AttentionScratch {
 unsafe impl Sync for AttentionScratch {}
 
 /// The workspace of one thread. Rows of tokens are copied here because their own strides may be multiples
-/// of 4 KiB, which all compete for the same few places of the first-level cache.
+/// of 4 KiB, which compete for the same sets of the L1 cache.
 #[derive(Clone, Copy)]
 pub struct ThreadScratch {
     /// kᵀ, times the scale: (D, KEY_BLOCK).
@@ -55,16 +55,16 @@ pub struct ThreadScratch {
     pub score_gradients: *mut f32,
     /// For each head of the group, QUERY_BLOCK maxima and QUERY_BLOCK sums.
     pub state: *mut f32,
-    /// Packed operands of products of bf16: as many elements for the left as for the right; nothing in f32.
+    /// Packed operands of bf16 matmuls, `tile_elements` for each side; unused in f32.
     pub tiles: *mut u16,
     pub tile_elements: usize,
 }
 
 impl ThreadScratch {
-    /// A product of one tile, on the unit for bf16 where attention has one.
+    /// A matmul of one tile, on the bf16 unit if attention uses one.
     ///
     /// # Safety
-    /// As for `tile_matmul`, and the scratch is the calling thread's; `unit` is the one it was made for.
+    /// As for `tile_matmul`; the scratch belongs to the calling thread and was made for `unit`.
     pub unsafe fn multiply(&self, isa: Isa, unit: Option<Bf16Unit>, matmul: &TileMatmul<'_>) {
         match unit {
             // SAFETY: the caller's promises are passed on.
@@ -114,7 +114,7 @@ impl AttentionScratch {
     }
 }
 
-/// Vectors of a row that are worked on together; KEY_BLOCK is a multiple of so many of any width.
+/// Vectors of a row that are computed together; KEY_BLOCK is a multiple of this many vectors of any width.
 pub const TOGETHER: usize = 4;
 
 /// 0, 1, 2, … as floats, to compare lanes with the bounds of a row.
@@ -128,7 +128,7 @@ pub static COLUMN_NUMBERS: [f32; KEY_BLOCK] = {
     numbers
 };
 
-/// Rows that are cut together where a tile lies on the diagonal.
+/// Rows of a piece of a tile on the diagonal.
 pub const PIECE: usize = 16;
 
 /// Rows of a tile, and how many of its first keys any of them may see.
@@ -138,19 +138,19 @@ pub struct RowPiece {
     pub keys: usize,
 }
 
-/// Whether some query of the tile does not see all its keys because they come later.
+/// Whether some query of the tile is before some of its keys.
 pub fn is_on_diagonal(first_query: usize, key: usize, keys: usize) -> bool {
     key + keys > first_query + 1
 }
 
-/// The first keys of a tile that the piece of a row may see; scores behind them are never made.
+/// How many keys of a tile the piece of a row may see; scores of later keys are never computed.
 pub fn keys_of_piece(first_query: usize, row: usize, key: usize, keys: usize) -> usize {
     let end = first_query + (row / PIECE + 1) * PIECE;
     end.saturating_sub(key).min(keys)
 }
 
-/// Cuts a tile on the diagonal into pieces that leave most of its hidden half out; with a unit for bf16 a tile is one
-/// piece, hidden half included.
+/// Cuts a tile on the diagonal into pieces that skip most of its masked half; on the bf16 unit a tile is one piece,
+/// masked half included.
 pub fn row_pieces(
     unit: Option<Bf16Unit>,
     first_query: usize,
@@ -169,8 +169,8 @@ pub fn row_pieces(
     })
 }
 
-/// Zeros in a row of a tile from the first column that was not worked on to the last key: products of bf16 take
-/// the whole row.
+/// Zeros a row of a tile from the first column that was not computed to the last key: bf16 matmuls read the whole
+/// row.
 ///
 /// # Safety
 /// The row is writable for `keys` floats.

@@ -1,8 +1,8 @@
-//! The products of attention's tiles on the unit for bf16: a thread packs both operands and multiplies them.
+//! The matmuls of attention tiles on the bf16 unit: one thread packs both operands and multiplies them.
 //!
-//! A drop-in for `tile_matmul` of `kernel.rs`, with operands rounded to bf16 and sums in f32. What attention does
-//! between its products stays f32. A tile on the diagonal is not cut into pieces here: the unit is done with the
-//! hidden half sooner than a right operand is packed twice.
+//! A drop-in for `tile_matmul` of `kernel.rs`, with operands rounded to bf16 and sums in f32. The rest of attention
+//! stays f32. A tile on the diagonal is not cut into pieces here: multiplying the masked half is faster than packing
+//! the right operand twice.
 //! Left out: attention itself (`attention.rs`, `attention_gradient.rs`).
 
 use super::bf16_matmul::{SquareOfC, write_square};
@@ -11,14 +11,14 @@ use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::TileMatmul;
-use super::matmul::Left;
+use super::matmul_terms::Left;
 use super::stored::Stored;
 
-/// Computes a product of one run on the calling thread, with a workspace for `tile_elements` of either operand.
+/// Computes a matmul of one run on the calling thread, with a workspace for `tile_elements` of each operand.
 ///
 /// # Safety
 /// The machine supports `unit`; the operands are readable and C is writable for the shape and strides; C overlaps
-/// no operand; the workspace is the calling thread's and has room for both packed operands.
+/// no operand; the workspace belongs to the calling thread and holds both packed operands.
 pub unsafe fn bf16_tile_matmul(
     unit: Bf16Unit,
     matmul: &TileMatmul<'_>,
@@ -62,13 +62,13 @@ pub unsafe fn bf16_tile_matmul(
             let last_strip = rows.div_ceil(TILE) - 1;
             for column in (0..columns).step_by(SQUARE) {
                 let right = rights.add(column / TILE * strip_elements).cast_const();
-                let beside =
+                let next_right =
                     if columns - column > TILE { right.add(strip_elements) } else { std::ptr::null() };
                 for row in (0..rows).step_by(SQUARE) {
                     let strip = row / TILE;
                     let left = lefts.add(strip * strip_elements).cast_const();
-                    // Where there is no second strip the first serves as well: its rows are not written out.
-                    let below = lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
+                    // If there is no second strip, the last one serves again: its rows are not written to C.
+                    let next_left = lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
                     let square = SquareOfC {
                         view: matmul.output.at(row, column),
                         rows: SQUARE.min(rows - row),
@@ -76,7 +76,8 @@ pub unsafe fn bf16_tile_matmul(
                         write: matmul.write,
                     };
                     write_square(square, |output, output_stride, accumulate| {
-                        let (left, right, asked_for) = ([left, below], [right, beside], output.cast_const());
+                        let (left, right, prefetch) =
+                            ([left, next_left], [right, next_right], output.cast_const());
                         let square = TileSquare {
                             planes: Planes::One,
                             left,
@@ -84,7 +85,7 @@ pub unsafe fn bf16_tile_matmul(
                             depth_tiles,
                             accumulate,
                             output,
-                            asked_for,
+                            prefetch,
                             output_stride,
                         };
                         multiply_square(unit, &square);

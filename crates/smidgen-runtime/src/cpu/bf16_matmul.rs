@@ -1,77 +1,61 @@
-//! C (M, N) = init + Σ scale · L (M, K) · R (K, N) with operands rounded to bf16 and sums in f32.
+//! The bf16 matmul on AMX or AVX-512: operands rounded to bf16, sums in f32.
 //!
-//! The same sum as `matmul.rs` for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
-//! are packed into tiles in the caller's workspace, in the order in which they lie in memory; then a task passes
-//! with some columns of the right block over all rows of the left one, which the second-level cache holds.
-//! Blocks and tasks follow from the shape alone and each element of C belongs to one task, which sums it in
-//! the order of the terms; blocks of depth follow from the depth alone. So the bytes depend on neither the
-//! number of threads nor the other rows.
-//! Left out: tiles (`bf16_packing.rs`) and the instructions that multiply them (`bf16_unit.rs`).
+//! The same sum as in `matmul.rs`, for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
+//! are packed into tiles in the caller's workspace; a task then multiplies some columns of the right block with
+//! all rows of the left block, which stays in the L2 cache.
+//! Blocks and tasks follow from the shape alone, each element of C belongs to one task, which sums in the order of
+//! the terms, and chunks of depth follow from the depth alone. So the bytes depend on neither the number of
+//! threads nor the other rows.
+//! Left out: packing into tiles (`bf16_packing.rs`) and the instructions that multiply them (`bf16_unit.rs`).
 
+use super::arena::aligned_floats;
 use super::bf16_packing::{LeftPiece, PACK_COLUMNS, PACK_DEPTH, RightPiece, pack_left, pack_right};
 use super::bf16_unit::{
     Bf16Unit, Planes, SQUARE, TILE, TILE_DEPTH, TILE_ELEMENTS, TileSquare, multiply_square, with_unit,
 };
 use super::kernel::{OutputView, TileWrite};
-use super::matmul::{Init, Output, Term, even_block};
-use super::tasks::{aligned_floats, run_tasks};
+use super::matmul_terms::{Chunk, DepthCut, Init, Output, Piece, Term, check_operands, even_block};
+use super::pool::run_tasks;
 use smidgen_ir::workspace_cpu::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_matmul_floats};
 use std::ops::Range;
 
-/// Most pieces of terms in one block of depth.
-const MOST_PIECES: usize = 16;
-/// Tasks that a block is cut into where it is large enough.
+/// Tasks that a large enough block is cut into.
 const TASKS_WANTED: usize = 8;
-/// Fewest rows of a task, where a block is cut along rows.
+/// Fewest rows of a task when a block is cut along rows.
 const FEWEST_ROWS: usize = 64;
 /// Rows and depth of a left operand that one task packs.
 const LEFT_ROWS: usize = SQUARE;
 const LEFT_DEPTH: usize = 512;
-/// Depth that one task packs of a right operand whose columns are neighbours in memory.
+/// Depth that one task packs of a right operand with contiguous columns.
 const RIGHT_DEPTH: usize = 64;
 const _: () = assert!(LEFT_DEPTH.is_multiple_of(TILE_DEPTH) && RIGHT_DEPTH.is_multiple_of(TILE_DEPTH));
 
-/// Computes the sum of products in the current pool.
+/// Computes the sum on the current thread pool.
 ///
 /// # Safety
 /// The machine supports `unit`; every operand is readable and C is writable for its shape and strides
-/// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
+/// while the call runs; C overlaps no operand, and no two elements of C have the same address.
 pub unsafe fn bf16_matmul(unit: Bf16Unit, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
-    let needed = bf16_matmul_floats();
-    assert!(
-        workspace.len() >= needed,
-        "a matmul needs {needed} floats of workspace, got {}",
-        workspace.len()
-    );
-    for term in terms {
-        assert_eq!(term.columns(), output.columns, "columns of a term and of C");
-    }
+    check_operands(terms, &output, workspace, bf16_matmul_floats());
     if output.rows == 0 || output.columns == 0 {
         return;
     }
     let (lefts, rights) = aligned_floats(workspace).split_at_mut(BF16_LEFT / 2);
     let scratch = Scratch { lefts: lefts.as_mut_ptr().cast(), rights: rights.as_mut_ptr().cast() };
-    let padded = |term: &Term| term.depth().next_multiple_of(TILE_DEPTH);
-    let depth: usize = terms.iter().map(padded).sum();
+    let depth: usize = terms.iter().map(|term| term.depth().next_multiple_of(TILE_DEPTH)).sum();
     let chunks = depth.div_ceil(BF16_DEPTH).max(1);
     let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH).max(PACK_DEPTH);
+    let cut = DepthCut { capacity, step: PACK_DEPTH, padding: TILE_DEPTH };
     let row_block = even_block(output.rows, BF16_LEFT / capacity / SQUARE * SQUARE, SQUARE);
     let most_columns = BF16_RIGHT / capacity / PACK_COLUMNS * PACK_COLUMNS;
     let column_block = even_block(output.columns, most_columns, PACK_COLUMNS);
     for first_row in (0..output.rows).step_by(row_block) {
-        let mut cursor = Cursor { term: 0, first: 0 };
-        let mut is_first = true;
-        loop {
-            let chunk = next_chunk(terms, &mut cursor, capacity);
-            // A sum without terms still has to write its init.
-            if chunk.count == 0 && !is_first {
-                break;
-            }
+        cut.for_each(terms, |chunk, is_first| {
             for first_column in (0..output.columns).step_by(column_block) {
                 let block = Block {
                     unit,
                     terms,
-                    chunk: &chunk,
+                    chunk,
                     first_row,
                     rows: row_block.min(output.rows - first_row),
                     first_column,
@@ -80,81 +64,25 @@ pub unsafe fn bf16_matmul(unit: Bf16Unit, terms: &[Term], init: Init, output: Ou
                     output,
                     scratch,
                 };
-                // SAFETY: the caller's promises; the blocks run one after the other, and the first of a row
-                // of them packs the left operand for all.
+                // SAFETY: the caller's promises; the blocks run one after the other, and the first block of a
+                // row of blocks packs the left operand for all of them.
                 unsafe {
                     pack_block(&block, first_column == 0);
                     multiply_block(&block);
                 }
             }
-            is_first = false;
-        }
+        });
     }
 }
 
-/// A stretch of a term along depth, filled up to whole tiles.
-#[derive(Clone, Copy, Default)]
-struct Piece {
-    term: usize,
-    first: usize,
-    depth: usize,
-    /// Tiles of the chunk before it.
-    first_tile: usize,
-}
-
-/// A block of depth: pieces of one or more terms.
-struct Chunk {
-    pieces: [Piece; MOST_PIECES],
-    count: usize,
-    tiles: usize,
-}
-
-impl Chunk {
-    fn pieces(&self) -> &[Piece] {
-        &self.pieces[..self.count]
-    }
-
-    /// Elements of a strip of 16 rows or columns.
-    fn strip_elements(&self) -> usize {
-        self.tiles * TILE_ELEMENTS
-    }
-}
-
-struct Cursor {
-    term: usize,
-    first: usize,
-}
-
-/// Pieces end at multiples of [`PACK_DEPTH`] or at the end of their term, as spans of a storage have to.
-fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
-    let mut chunk = Chunk { pieces: [Piece::default(); MOST_PIECES], count: 0, tiles: 0 };
-    while cursor.term < terms.len() && chunk.count < MOST_PIECES {
-        let left = terms[cursor.term].depth() - cursor.first;
-        let room = capacity - chunk.tiles * TILE_DEPTH;
-        let depth = if left <= room { left } else { room / PACK_DEPTH * PACK_DEPTH };
-        if depth > 0 {
-            chunk.pieces[chunk.count] =
-                Piece { term: cursor.term, first: cursor.first, depth, first_tile: chunk.tiles };
-            chunk.count += 1;
-            chunk.tiles += depth.div_ceil(TILE_DEPTH);
-        }
-        if depth < left {
-            cursor.first += depth;
-            break;
-        }
-        *cursor = Cursor { term: cursor.term + 1, first: 0 };
-    }
-    chunk
-}
-
-/// The caller's workspace: a packed block of either operand.
+/// The caller's workspace: a packed block of each operand.
 #[derive(Clone, Copy)]
 struct Scratch {
     lefts: *mut u16,
     rights: *mut u16,
 }
 
-/// Some rows and columns of C and a block of depth.
+/// Some rows and columns of C and one chunk of depth.
 struct Block<'a> {
     unit: Bf16Unit,
     terms: &'a [Term],
@@ -171,12 +99,19 @@ struct Block<'a> {
 // SAFETY: tasks write disjoint parts of the packed blocks and of C; the bias is only read.
 unsafe impl Sync for Block<'_> {}
 
-/// Packs the right operand, and the left one where it is not there yet.
+impl Block<'_> {
+    /// Elements of a packed strip of 16 rows or columns.
+    fn strip_elements(&self) -> usize {
+        self.chunk.depth / TILE_DEPTH * TILE_ELEMENTS
+    }
+}
+
+/// Packs the right operand, and the left one if `with_left`.
 unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
     let chunk = block.chunk;
     assert!(
-        block.rows.div_ceil(TILE) * chunk.strip_elements() <= BF16_LEFT
-            && block.columns.div_ceil(TILE) * chunk.strip_elements() <= BF16_RIGHT,
+        block.rows.div_ceil(TILE) * block.strip_elements() <= BF16_LEFT
+            && block.columns.div_ceil(TILE) * block.strip_elements() <= BF16_RIGHT,
         "a block larger than its workspace"
     );
     let row_groups = block.rows.div_ceil(LEFT_ROWS);
@@ -219,10 +154,10 @@ unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
     });
 }
 
-/// Packs a few rows of a left operand from `inside` the piece on.
+/// Packs LEFT_ROWS rows of a left operand, LEFT_DEPTH deep, from depth `inside` of the piece on.
 unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize) {
-    let strip_elements = block.chunk.strip_elements();
-    let tile = piece.first_tile + inside / TILE_DEPTH;
+    let strip_elements = block.strip_elements();
+    let tile = (piece.chunk_depth + inside) / TILE_DEPTH;
     let mut left = block.terms[piece.term].left;
     let start = (block.first_row + row) * left.row_stride + (piece.first + inside) * left.depth_stride;
     // SAFETY: rows and depth are inside the left operand and the packed block.
@@ -238,13 +173,13 @@ unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize)
     }
 }
 
-/// Packs some columns of a right operand over some depth of the piece.
+/// Packs some columns of a right operand over a range of depth of the piece.
 unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, depth: Range<usize>) {
-    let strip_elements = block.chunk.strip_elements();
+    let strip_elements = block.strip_elements();
     let term = &block.terms[piece.term];
     for inside in depth.clone().step_by(PACK_DEPTH) {
         for first in columns.clone().step_by(PACK_COLUMNS) {
-            let tile = piece.first_tile + inside / TILE_DEPTH;
+            let tile = (piece.chunk_depth + inside) / TILE_DEPTH;
             // SAFETY: columns and depth are inside the right operand and the packed block.
             unsafe {
                 pack_right::<1>(&RightPiece {
@@ -279,19 +214,19 @@ unsafe fn multiply_block(block: &Block<'_>) {
 
 /// Multiplies some rows of the block with the columns of one square.
 unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
-    let chunk = block.chunk;
-    let strip_elements = chunk.strip_elements();
+    let strip_elements = block.strip_elements();
     let last_strip = block.rows.div_ceil(TILE) - 1;
     let columns = SQUARE.min(block.columns - column);
     // SAFETY: the packed strips hold the tiles of the block; rows and columns are inside C.
     unsafe {
         let right = block.scratch.rights.add(column / TILE * strip_elements).cast_const();
-        let beside = if columns > TILE { right.add(strip_elements) } else { std::ptr::null() };
+        let next_right = if columns > TILE { right.add(strip_elements) } else { std::ptr::null() };
         for row in rows.clone().step_by(SQUARE) {
             let strip = row / TILE;
             let left = block.scratch.lefts.add(strip * strip_elements).cast_const();
-            // Where there is no second strip the first serves as well: its rows are not written out.
-            let below = block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
+            // If there is no second strip, the last one serves again: its rows are not written to C.
+            let next_left =
+                block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
             let c = SquareOfC {
                 view: block.output.view.at(block.first_row + row, block.first_column + column),
                 rows: SQUARE.min(rows.end - row),
@@ -302,11 +237,11 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
                 },
             };
             write_square(c, |output, output_stride, accumulate| {
-                let (left, right) = ([left, below], [right, beside]);
-                let depth_tiles = chunk.tiles;
-                // Sums that begin with C need it at once: what is asked for then is the next square of rows.
+                let (left, right) = ([left, next_left], [right, next_right]);
+                let depth_tiles = block.chunk.depth / TILE_DEPTH;
+                // Sums that start from C read it at once, so then the next square of rows is prefetched instead.
                 let ahead = if accumulate { SQUARE * output_stride } else { 0 };
-                let asked_for = output.wrapping_add(ahead).cast_const();
+                let prefetch = output.wrapping_add(ahead).cast_const();
                 let square = TileSquare {
                     planes: Planes::One,
                     left,
@@ -314,7 +249,7 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
                     depth_tiles,
                     accumulate,
                     output,
-                    asked_for,
+                    prefetch,
                     output_stride,
                 };
                 multiply_square(block.unit, &square);
@@ -323,7 +258,7 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
     }
 }
 
-/// A square of C, or the part of one where C ends.
+/// A square of C, or a part of one at the edge of C.
 #[derive(Clone, Copy)]
 pub(super) struct SquareOfC {
     pub view: OutputView,
@@ -332,11 +267,11 @@ pub(super) struct SquareOfC {
     pub write: TileWrite,
 }
 
-/// Has a square computed, straight into C where it fits, else beside it. `multiply` gets where, the distance of
-/// rows, and whether to begin with what is there.
+/// Computes a square, straight into C if it is whole, else into a local buffer that is then copied. `multiply` gets
+/// the target, its row stride, and whether to add to its present value.
 ///
 /// # Safety
-/// The square lies inside C, which nobody else writes meanwhile; a bias has a float for each of its columns.
+/// The square is inside C, and no other thread writes it meanwhile; a bias has a float for each of its columns.
 #[inline(always)]
 pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut f32, usize, bool)) {
     let SquareOfC { view: output, rows, columns, write } = square;
@@ -347,10 +282,10 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
         TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
-    // Sums begin with what C holds here too: a row has the same bytes wherever it lies.
+    // Sums start from the value of C here too, so that a row has the same bytes at an edge and inside.
     for row in 0..rows {
         for column in 0..columns {
-            // SAFETY: the element lies inside C, and the bias has a float for each column.
+            // SAFETY: the element is inside C, and the bias has a float for each column.
             local.0[row * SQUARE + column] = unsafe {
                 match write {
                     TileWrite::Overwrite => 0.0,
@@ -361,7 +296,7 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
         }
     }
     multiply(local.0.as_mut_ptr(), SQUARE, !matches!(write, TileWrite::Overwrite));
-    // SAFETY: rows and columns of the square lie inside C.
+    // SAFETY: rows and columns of the square are inside C.
     unsafe {
         if output.column_stride == 1 {
             for row in 0..rows {
@@ -379,7 +314,7 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
     }
 }
 
-/// On a boundary of cache lines: rows of a square are two of them.
+/// Aligned to cache lines: a row of a square is two of them.
 #[repr(align(64))]
 struct LocalSquare([f32; SQUARE * SQUARE]);
 

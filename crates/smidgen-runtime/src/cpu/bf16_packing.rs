@@ -1,15 +1,15 @@
-//! Copies operands of a bf16 product into tiles, rounding to nearest even on the way.
+//! Packs the operands of a bf16 matmul into tiles, rounding to nearest even.
 //!
 //! A strip is 16 rows of the left operand, or 16 columns of the right one, over some depth: one tile of 1 KiB
-//! for each 32 steps, filled up with zeros. A left tile keeps the pairs of a row together (16 rows × 16 pairs),
+//! per 32 of depth, padded with zeros. A left tile keeps the pairs of a row together (16 rows × 16 pairs),
 //! a right tile the columns of a pair (16 pairs × 16 columns): one is the transpose of the other in words of
-//! 32 bits, so a single transposition serves operands that lie either way.
-//! As the units that multiply them do, rounding takes subnormal numbers for zero.
+//! 32 bits, so a single transposition serves operands of either layout.
+//! Like the units that multiply the tiles, rounding treats subnormal numbers as zero.
 //! Left out: machines without AVX-512, which have no unit for the tiles.
 
 use super::bf16_unit::{TILE, TILE_DEPTH, TILE_ELEMENTS};
 use super::isa::Avx512Lanes;
-use super::matmul::Left;
+use super::matmul_terms::Left;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::{DType, Storage};
 use std::arch::x86_64::*;
@@ -19,7 +19,7 @@ pub const PACK_COLUMNS: usize = SPAN_STEP;
 /// Depth that one packing task handles.
 pub const PACK_DEPTH: usize = 128;
 
-/// A piece of a right operand (depth, columns) on its way into strips.
+/// A piece of a right operand (depth, columns) to pack into strips.
 #[derive(Clone, Copy)]
 pub struct RightPiece {
     pub stored: Stored,
@@ -29,7 +29,7 @@ pub struct RightPiece {
     /// Columns of the right operand, at most [`PACK_COLUMNS`].
     pub first_column: usize,
     pub columns: usize,
-    /// Steps of depth, at most [`PACK_DEPTH`].
+    /// Depth, at most [`PACK_DEPTH`].
     pub first_depth: usize,
     pub depth: usize,
     /// The first tile of the piece in the strip of its first column.
@@ -38,11 +38,11 @@ pub struct RightPiece {
     pub strip_elements: usize,
 }
 
-/// Decodes, scales, rounds and packs a piece of a right operand. Columns are filled up to whole strips.
+/// Decodes, scales, rounds and packs a piece of a right operand. Columns are padded to whole strips.
 ///
 /// # Safety
-/// The machine has AVX-512 with bf16; the piece lies inside the readable stored matrix and begins where spans
-/// may begin; the tiles are writable and nobody else's.
+/// The machine has AVX-512 with bf16; the piece is inside the readable stored matrix and begins where spans
+/// may begin; the tiles are writable, and no other thread uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn pack_right<const P: usize>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
@@ -72,7 +72,7 @@ unsafe fn pack_transposed(piece: &RightPiece) {
                 continue;
             }
             let stored_row = piece.first_column + column + row;
-            // SAFETY: the row exists, the span lies in it; reads behind the span are masked out.
+            // SAFETY: the row exists, the span is inside it; reads past the span are masked out.
             unsafe {
                 if direct {
                     let at =
@@ -104,7 +104,7 @@ unsafe fn pack_transposed(piece: &RightPiece) {
     }
 }
 
-/// The same for several planes: numbers are transposed before they are split, not each plane.
+/// The same for several planes: numbers are transposed before they are split, instead of each plane after it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
     let scale = _mm512_set1_ps(piece.scale);
@@ -197,12 +197,12 @@ unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     }
 }
 
-/// Where a pair of steps of depth begins in a strip of P planes.
+/// Where the pair of depths `first` and `first + 1` begins in a strip of P planes.
 const fn place_of_pair<const P: usize>(first: usize) -> usize {
     first / TILE_DEPTH * P * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH
 }
 
-/// Whether the numbers of a right operand are those of bf16 as they are.
+/// Whether a right operand is exact in bf16: stored as bf16, and not scaled.
 pub fn is_bf16(stored: &Stored, scale: f32) -> bool {
     stored.storage == Storage::Plain(DType::Bf16) && scale == 1.0
 }
@@ -225,13 +225,13 @@ unsafe fn pack_f32_as_stored<const P: usize>(piece: &RightPiece) {
             }
         }
         let second = (first + 1 < piece.depth).then(|| row.wrapping_add(stride));
-        // SAFETY: both rows exist where they are asked for; strips have tiles for these steps of depth.
+        // SAFETY: the rows exist; strips have tiles for this depth.
         unsafe { store_pair::<P>(piece, first, row, second) };
     }
     clear_rest::<P>(piece);
 }
 
-/// Stores a pair of rows of f32, times the scale; without a second row the pair ends in zeros.
+/// Stores a pair of rows of f32, times the scale; a missing second row is zeros.
 ///
 /// # Safety
 /// The rows are readable for the columns of the piece.
@@ -261,7 +261,7 @@ unsafe fn store_pair<const P: usize>(
     }
 }
 
-/// Zeros behind the last pair of rows, up to whole tiles.
+/// Zeros after the last pair of rows, up to whole tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn clear_rest<const P: usize>(piece: &RightPiece) {
     for first in (piece.depth.next_multiple_of(2)..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
@@ -278,7 +278,7 @@ fn clear_rest<const P: usize>(piece: &RightPiece) {
     }
 }
 
-/// Two stored rows at a time, two strips at a time: 32 columns of either become words of pairs.
+/// Two stored rows and two strips at a time: 32 columns of both rows become words of pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
     let (start, stride) = (stored_start::<u16>(piece), piece.stored.row_stride);
@@ -308,9 +308,9 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
     clear_rest::<1>(piece);
 }
 
-/// Places of halves in two registers, the second counted from 32: pairs of columns 0 to 15, ...
+/// Permutations of the halves of two registers, the second counted from 32: pairs of columns 0 to 15,
 static PAIRS_LOW: [u16; 32] = pairs_from(0);
-/// ... and 16 to 31.
+/// and of columns 16 to 31.
 static PAIRS_HIGH: [u16; 32] = pairs_from(16);
 
 const fn pairs_from(first: u16) -> [u16; 32] {
@@ -331,11 +331,10 @@ fn load_halves(halves: &[u16; 32]) -> __m512i {
     unsafe { _mm512_loadu_si512(halves.as_ptr().cast()) }
 }
 
-/// Rows of a right operand, or tiles of a left one, that are asked for ahead of use: they lie too far apart for
-/// the processor to foresee.
+/// Rows of a right operand, or tiles of a left one, to prefetch: they are too far apart for the hardware prefetcher.
 const PREFETCH_ROWS: usize = 24;
 
-/// Depth of a left operand that is asked for ahead of use.
+/// Depth of a left operand to prefetch.
 const PREFETCH_DEPTH: usize = 4 * TILE_DEPTH;
 
 #[inline(always)]
@@ -344,10 +343,10 @@ fn prefetch<T>(address: *const T) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
-/// A piece of a left operand (rows, depth) on its way into strips.
+/// A piece of a left operand (rows, depth) to pack into strips.
 #[derive(Clone, Copy)]
 pub struct LeftPiece {
-    /// At the first row and the first step of depth.
+    /// Points to the first row and depth of the piece.
     pub left: Left,
     pub rows: usize,
     pub depth: usize,
@@ -357,10 +356,10 @@ pub struct LeftPiece {
     pub strip_elements: usize,
 }
 
-/// Rounds and packs a piece of a left operand. Rows are filled up to whole strips.
+/// Rounds and packs a piece of a left operand. Rows are padded to whole strips.
 ///
 /// # Safety
-/// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable and nobody else's.
+/// The machine has AVX-512 with bf16; the rows are readable; the tiles are writable, and no other thread uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn pack_left<const P: usize>(piece: &LeftPiece) {
     // SAFETY: the caller's promises; every strip has a tile for each 32 steps of depth.
@@ -373,7 +372,7 @@ pub unsafe fn pack_left<const P: usize>(piece: &LeftPiece) {
     }
 }
 
-/// Rows that are contiguous along depth: tile by tile, so that what is written stays in the first-level cache.
+/// For rows that are contiguous along depth: tile by tile, so that the written tile stays in the L1 cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     for first_row in (0..piece.rows).step_by(TILE) {
@@ -385,7 +384,7 @@ unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
         for (tile, first) in (0..piece.depth).step_by(TILE_DEPTH).enumerate() {
             let masks =
                 (first_mask16(piece.depth - first), first_mask16((piece.depth - first).saturating_sub(16)));
-            // Behind the end of these rows come the next sixteen.
+            // Past the end of these rows, prefetch the next sixteen.
             let ahead = match first + PREFETCH_DEPTH < piece.depth {
                 true => PREFETCH_DEPTH,
                 false => next_rows,
@@ -414,7 +413,7 @@ unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     }
 }
 
-/// Rows that are not: contiguous across rows, or scattered. All rows of a step of depth before the next step,
+/// For rows that are contiguous across rows, or scattered. All rows of one depth come before the next depth,
 /// because they are neighbours in memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_columns<const P: usize>(piece: &LeftPiece) {
@@ -483,7 +482,7 @@ unsafe fn rounded(source: *const f32, count: usize, scale: __m512) -> __m512i {
     halves
 }
 
-/// 32 numbers as sums of P of bf16, the largest first; halves of a plane lie as the numbers do.
+/// Splits 32 numbers into P planes of bf16, the largest plane first; halves of a plane keep the order of the numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn split_in_order<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
@@ -494,7 +493,7 @@ fn split_in_order<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
     })
 }
 
-/// The same with words of a plane that hold a number of the first sixteen below one of the others.
+/// The same, but word i of a plane holds number i in its low half and number 16 + i in its high half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
@@ -506,7 +505,7 @@ fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
     })
 }
 
-/// Rounds what is left of the numbers to bf16, P times. `arrange` lays out a plane and widens it again.
+/// Rounds the remainder of the numbers to bf16, P times. `arrange` orders a plane and widens it again.
 /// Differences are exact, and three planes hold the 24 bits of any number that is not tiny.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -532,8 +531,8 @@ fn split<const P: usize>(
     planes
 }
 
-/// Numbers that bf16 can hold: the largest of f32 would be rounded to infinity. What is not finite is left to the
-/// planes behind.
+/// Clamps numbers to the range of bf16: the largest f32 numbers would be rounded to infinity. NaN and infinities
+/// reach the result through the later planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn bounded(numbers: __m512) -> __m512 {
@@ -542,7 +541,7 @@ fn bounded(numbers: __m512) -> __m512 {
     _mm512_range_ps::<LESSER_MAGNITUDE_WITH_FIRST_SIGN>(numbers, largest)
 }
 
-/// Halves of the low and the high part of a register in turns.
+/// Alternates the halves of the low and the high part of a register.
 static INTERLEAVED: [u16; 32] = {
     let mut places = [0; 32];
     let mut column = 0;

@@ -1,30 +1,30 @@
-//! What multiplies bf16 on this processor: AMX tiles, AVX-512 dot products, or nothing.
+//! The bf16 instructions of this processor: AMX tiles, AVX-512 dot products, or none.
 //!
 //! Both work on the same tiles in memory (`bf16_packing.rs`): a left tile is 16 rows of 16 pairs, a right
 //! tile 16 pairs of 16 columns, a pair being two neighbours along depth. Sums are f32.
-//! The units form their sums in different orders, so a run stays on one of them.
-//! AMX is written as assembly because its intrinsics are not stable; the kernel has to be asked once for
-//! leave to use its registers, which then holds for all threads of the process.
+//! The units sum in different orders, so a run stays on one of them.
+//! AMX is written as assembly because its intrinsics are not stable. The operating system has to grant its
+//! registers once; the permission then holds for all threads of the process.
 //! AMX also multiplies f32, split into planes of bf16; AVX-512 would gain nothing from that.
-//! Left out: cutting a product into tiles (`bf16_matmul.rs`, `split_matmul.rs`).
+//! Left out: cutting a matmul into tiles (`bf16_matmul.rs`, `split_matmul.rs`).
 
 use std::sync::OnceLock;
 
-/// Rows of a left tile, columns of a right one.
+/// Rows of a left tile, columns of a right tile.
 pub const TILE: usize = 16;
-/// Steps of depth that a tile covers.
+/// Depth of a tile.
 pub const TILE_DEPTH: usize = 32;
 /// Elements of a tile; 1 KiB of bf16.
 pub const TILE_ELEMENTS: usize = TILE * TILE_DEPTH;
 /// Most rows and columns of C that one call computes: two tiles each way.
 pub const SQUARE: usize = 2 * TILE;
 
-/// What multiplies.
+/// A unit that multiplies bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bf16Unit {
-    /// `tdpbf16ps`: 16 × 16 sums of 32 products an instruction.
+    /// `tdpbf16ps`: 16 × 16 sums of 32 products per instruction.
     Amx,
-    /// `vdpbf16ps`: 16 sums of 2 products an instruction.
+    /// `vdpbf16ps`: 16 sums of 2 products per instruction.
     Avx512,
 }
 
@@ -37,10 +37,10 @@ impl Bf16Unit {
         Bf16Unit::ALL.into_iter().find(|unit| unit.is_supported())
     }
 
-    /// Whether this machine has it and the kernel allows it.
+    /// Whether this machine has it and the operating system allows it.
     pub fn is_supported(self) -> bool {
         static AMX: OnceLock<bool> = OnceLock::new();
-        // Tiles are packed by AVX-512, whichever unit multiplies them.
+        // Packing into tiles needs AVX-512, whichever unit multiplies them.
         super::isa::Isa::Avx512.is_supported()
             && match self {
                 Bf16Unit::Amx => *AMX.get_or_init(platform::request_amx),
@@ -56,12 +56,12 @@ impl Bf16Unit {
     }
 }
 
-/// What forms products of f32.
+/// What computes f32 matmuls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum F32Unit {
-    /// Fused multiply-adds of whatever vectors there are.
+    /// Fused multiply-adds on the widest vectors of the machine.
     Vectors,
-    /// AMX, from numbers that are split into three of bf16 each: `split_matmul.rs`.
+    /// AMX, with each f32 split into three bf16: `split_matmul.rs`.
     Amx,
 }
 
@@ -75,14 +75,14 @@ impl F32Unit {
     }
 }
 
-/// Of how many numbers of bf16 an element of either operand is the sum: tiles that lie side by side in a strip.
+/// How many bf16 numbers add up to an element of each operand. The tiles of all planes are adjacent in a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planes {
-    /// One, to which it was rounded.
+    /// One: elements are rounded to bf16.
     One,
-    /// Three, which together are an f32. Of the nine products of planes three are too small to count.
+    /// Three, which add up to an f32. Of the nine products of planes, three are too small to count.
     Three,
-    /// Three on the left, one on the right that is exact as it is.
+    /// Three on the left, one on the right: the right operand is stored as bf16.
     ThreeByOne,
 }
 
@@ -102,22 +102,22 @@ impl Planes {
     }
 }
 
-/// A product of strips of tiles: C (up to 32, up to 32) = L · R, or C + L · R.
+/// A matmul of strips of tiles: C (up to 32, up to 32) = L · R, or C + L · R.
 #[derive(Clone, Copy)]
 pub struct TileSquare {
     pub planes: Planes,
-    /// Tiles of the first 16 rows, one of each plane for each 32 steps of depth, and of the next 16.
+    /// Tiles of the first 16 rows, one per plane and 32 of depth, and of the next 16 rows.
     pub left: [*const u16; 2],
-    /// As many tiles of the first 16 columns, and of the next 16; the second may be null where there is none.
+    /// Tiles of the first 16 columns, and of the next 16; the second is null if there are only 16 columns.
     pub right: [*const u16; 2],
     pub depth_tiles: usize,
-    /// The sums begin with what C holds.
+    /// Sums start from the value of C.
     pub accumulate: bool,
-    /// Where C goes, row by row.
+    /// C, row-major.
     pub output: *mut f32,
-    /// Rows of C, as far apart, that are asked for while the tiles are multiplied: C is mostly not in the caches,
-    /// and waiting for it when it is written takes as long as the products.
-    pub asked_for: *const f32,
+    /// Rows of C, with the same stride, to prefetch while the tiles are multiplied: C is mostly not in the caches,
+    /// and waiting for it when it is written takes as long as the matmul.
+    pub prefetch: *const f32,
     pub output_stride: usize,
 }
 
@@ -131,7 +131,7 @@ pub unsafe fn with_unit<R>(unit: Bf16Unit, work: impl FnOnce() -> R) -> R {
             // SAFETY: the caller's promise.
             unsafe { platform::configure_tiles() };
             let result = work();
-            // SAFETY: as above. The state of unused tiles need not be saved when threads switch.
+            // SAFETY: as above. Released tiles need not be saved at a context switch.
             unsafe { platform::release_tiles() };
             result
         }
@@ -139,11 +139,11 @@ pub unsafe fn with_unit<R>(unit: Bf16Unit, work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Computes a square of C: 32 rows, and 32 columns or 16 where there is no second right tile.
+/// Computes a square of C: 32 rows, and 32 columns, or 16 without a second right tile.
 ///
 /// # Safety
-/// Called inside [`with_unit`] of the same unit; the tiles are readable, and C is writable for 32 rows of as
-/// many columns.
+/// Called inside [`with_unit`] of the same unit; the tiles are readable, and C is writable for 32 rows of that many
+/// columns.
 pub unsafe fn multiply_square(unit: Bf16Unit, square: &TileSquare) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
@@ -162,14 +162,14 @@ mod platform {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
-    /// Bytes from a row of a tile to the next, and of a whole tile.
+    /// Bytes from one row of a tile to the next, and of a whole tile.
     const ROW_BYTES: usize = 2 * TILE_DEPTH;
     const TILE_BYTES: usize = 2 * TILE_ELEMENTS;
 
     pub fn request_amx() -> bool {
         const AMX_BF16: u32 = 1 << 22;
         const AMX_TILE: u32 = 1 << 24;
-        /// Asks the kernel for a state component that is off by default; component 18 is tile data.
+        /// Requests a state component that is off by default; component 18 is tile data.
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const TILE_DATA: libc::c_long = 18;
         if __cpuid(0).eax < 7 {
@@ -214,8 +214,8 @@ mod platform {
         unsafe { asm!("tilerelease", options(nostack)) }
     }
 
-    /// A square of C by AMX: sums in tmm0 to tmm3, tiles of the left operand in tmm4 and tmm5, of the right one in
-    /// tmm6 and tmm7. The instructions given are one step of depth, which has so many tiles on either side.
+    /// A square of C with AMX: sums in tmm0 to tmm3, left tiles in tmm4 and tmm5, right tiles in tmm6 and tmm7.
+    /// `$step` holds the instructions for 32 of depth, which has `$left_tiles` and `$right_tiles` per strip.
     macro_rules! amx_square {
         ($square:expr, $left_tiles:expr, $right_tiles:expr, $($step:literal)*) => {
             asm!(
@@ -229,41 +229,41 @@ mod platform {
                 "4:",
                 "tileloadd tmm0, [{output} + {stride}]",
                 "tileloadd tmm1, [{output} + {stride} + 64]",
-                "tileloadd tmm2, [{output_below} + {stride}]",
-                "tileloadd tmm3, [{output_below} + {stride} + 64]",
+                "tileloadd tmm2, [{output_next} + {stride}]",
+                "tileloadd tmm3, [{output_next} + {stride} + 64]",
                 "5:",
                 "test {count}, {count}",
                 "jz 3f",
                 "2:",
-                "prefetchw [{asked_for}]",
-                "prefetchw [{asked_for} + 64]",
-                "prefetchw [{asked_for} + {stride}]",
-                "prefetchw [{asked_for} + {stride} + 64]",
-                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
+                "prefetchw [{prefetch}]",
+                "prefetchw [{prefetch} + 64]",
+                "prefetchw [{prefetch} + {stride}]",
+                "prefetchw [{prefetch} + {stride} + 64]",
+                "lea {prefetch}, [{prefetch} + 2 * {stride}]",
                 $($step,)*
                 "add {left}, {left_bytes}",
-                "add {below}, {left_bytes}",
+                "add {next_left}, {left_bytes}",
                 "add {right}, {right_bytes}",
-                "add {beside}, {right_bytes}",
+                "add {next_right}, {right_bytes}",
                 "dec {count}",
                 "jnz 2b",
                 "3:",
                 "tilestored [{output} + {stride}], tmm0",
                 "tilestored [{output} + {stride} + 64], tmm1",
-                "tilestored [{output_below} + {stride}], tmm2",
-                "tilestored [{output_below} + {stride} + 64], tmm3",
+                "tilestored [{output_next} + {stride}], tmm2",
+                "tilestored [{output_next} + {stride} + 64], tmm3",
                 left = inout(reg) $square.left[0] => _,
-                below = inout(reg) $square.left[1] => _,
+                next_left = inout(reg) $square.left[1] => _,
                 right = inout(reg) $square.right[0] => _,
-                beside = inout(reg) $square.right[1] => _,
+                next_right = inout(reg) $square.right[1] => _,
                 count = inout(reg) $square.depth_tiles => _,
                 accumulate = in(reg) u32::from($square.accumulate),
-                asked_for = inout(reg) $square.asked_for => _,
+                prefetch = inout(reg) $square.prefetch => _,
                 row = in(reg) ROW_BYTES,
                 left_bytes = const $left_tiles * TILE_BYTES,
                 right_bytes = const $right_tiles * TILE_BYTES,
                 output = in(reg) $square.output,
-                output_below = in(reg) $square.output.add(TILE * $square.output_stride),
+                output_next = in(reg) $square.output.add(TILE * $square.output_stride),
                 stride = in(reg) 4 * $square.output_stride,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -272,7 +272,7 @@ mod platform {
         };
     }
 
-    /// The same where there is no second right tile: 32 rows of 16 columns.
+    /// The same without a second right tile: 32 rows of 16 columns.
     macro_rules! amx_column {
         ($square:expr, $left_tiles:expr, $right_tiles:expr, $($step:literal)*) => {
             asm!(
@@ -283,34 +283,34 @@ mod platform {
                 "jmp 5f",
                 "4:",
                 "tileloadd tmm0, [{output} + {stride}]",
-                "tileloadd tmm2, [{output_below} + {stride}]",
+                "tileloadd tmm2, [{output_next} + {stride}]",
                 "5:",
                 "test {count}, {count}",
                 "jz 3f",
                 "2:",
-                "prefetchw [{asked_for}]",
-                "prefetchw [{asked_for} + {stride}]",
-                "lea {asked_for}, [{asked_for} + 2 * {stride}]",
+                "prefetchw [{prefetch}]",
+                "prefetchw [{prefetch} + {stride}]",
+                "lea {prefetch}, [{prefetch} + 2 * {stride}]",
                 $($step,)*
                 "add {left}, {left_bytes}",
-                "add {below}, {left_bytes}",
+                "add {next_left}, {left_bytes}",
                 "add {right}, {right_bytes}",
                 "dec {count}",
                 "jnz 2b",
                 "3:",
                 "tilestored [{output} + {stride}], tmm0",
-                "tilestored [{output_below} + {stride}], tmm2",
+                "tilestored [{output_next} + {stride}], tmm2",
                 left = inout(reg) $square.left[0] => _,
-                below = inout(reg) $square.left[1] => _,
+                next_left = inout(reg) $square.left[1] => _,
                 right = inout(reg) $square.right[0] => _,
                 count = inout(reg) $square.depth_tiles => _,
                 accumulate = in(reg) u32::from($square.accumulate),
-                asked_for = inout(reg) $square.asked_for => _,
+                prefetch = inout(reg) $square.prefetch => _,
                 row = in(reg) ROW_BYTES,
                 left_bytes = const $left_tiles * TILE_BYTES,
                 right_bytes = const $right_tiles * TILE_BYTES,
                 output = in(reg) $square.output,
-                output_below = in(reg) $square.output.add(TILE * $square.output_stride),
+                output_next = in(reg) $square.output.add(TILE * $square.output_stride),
                 stride = in(reg) 4 * $square.output_stride,
                 out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
                 options(nostack),
@@ -326,83 +326,84 @@ mod platform {
                     "tileloadd tmm4, [{left} + {row}]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tileloadd tmm7, [{next_right} + {row}]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ),
                 Planes::ThreeByOne => amx_square!(square, 3, 1,
-                    "prefetchw [{asked_for}]"
-                    "prefetchw [{asked_for} + 64]"
-                    "prefetchw [{asked_for} + {stride}]"
-                    "prefetchw [{asked_for} + {stride} + 64]"
-                    "lea {asked_for}, [{asked_for} + 2 * {stride}]"
+                    "prefetchw [{prefetch}]"
+                    "prefetchw [{prefetch} + 64]"
+                    "prefetchw [{prefetch} + {stride}]"
+                    "prefetchw [{prefetch} + {stride} + 64]"
+                    "lea {prefetch}, [{prefetch} + 2 * {stride}]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tileloadd tmm7, [{next_right} + {row}]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tileloadd tmm5, [{next_left} + {row} + 2048]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm4, [{left} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tileloadd tmm5, [{next_left} + {row} + 1024]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm4, [{left} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ),
-                // Pairs of planes in an order in which each has an operand of the one before: (2, 0), (1, 0),
-                // (1, 1), (0, 1), (0, 2), (0, 0). Blocks are less deep: twice the rows of C are asked for a step.
+                // Pairs of planes in an order in which each pair shares an operand with the one before: (2, 0),
+                // (1, 0), (1, 1), (0, 1), (0, 2), (0, 0). Chunks are less deep, so each step prefetches twice the
+                // rows of C.
                 Planes::Three => amx_square!(square, 3, 3,
-                    "prefetchw [{asked_for}]"
-                    "prefetchw [{asked_for} + 64]"
-                    "prefetchw [{asked_for} + {stride}]"
-                    "prefetchw [{asked_for} + {stride} + 64]"
-                    "lea {asked_for}, [{asked_for} + 2 * {stride}]"
+                    "prefetchw [{prefetch}]"
+                    "prefetchw [{prefetch} + 64]"
+                    "prefetchw [{prefetch} + {stride}]"
+                    "prefetchw [{prefetch} + {stride} + 64]"
+                    "lea {prefetch}, [{prefetch} + 2 * {stride}]"
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tileloadd tmm7, [{next_right} + {row}]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tileloadd tmm5, [{next_left} + {row} + 2048]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm4, [{left} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tileloadd tmm5, [{next_left} + {row} + 1024]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm6, [{right} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm2, tmm5, tmm6"
-                    "tileloadd tmm7, [{beside} + {row} + 1024]"
+                    "tileloadd tmm7, [{next_right} + {row} + 1024]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm4, [{left} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm6, [{right} + {row} + 2048]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm2, tmm5, tmm6"
-                    "tileloadd tmm7, [{beside} + {row} + 2048]"
+                    "tileloadd tmm7, [{next_right} + {row} + 2048]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm2, tmm5, tmm6"
-                    "tileloadd tmm7, [{beside} + {row}]"
+                    "tileloadd tmm7, [{next_right} + {row}]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ),
@@ -418,40 +419,40 @@ mod platform {
                     "tileloadd tmm6, [{right} + {row}]"
                     "tileloadd tmm4, [{left} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                 ),
                 Planes::ThreeByOne => amx_column!(square, 3, 1,
                     "tileloadd tmm6, [{right} + {row}]"
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tileloadd tmm5, [{next_left} + {row} + 2048]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm4, [{left} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tileloadd tmm5, [{next_left} + {row} + 1024]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm4, [{left} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                 ),
                 Planes::Three => amx_column!(square, 3, 3,
                     "tileloadd tmm4, [{left} + {row} + 2048]"
                     "tileloadd tmm6, [{right} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row} + 2048]"
+                    "tileloadd tmm5, [{next_left} + {row} + 2048]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm4, [{left} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row} + 1024]"
+                    "tileloadd tmm5, [{next_left} + {row} + 1024]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm6, [{right} + {row} + 1024]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm4, [{left} + {row}]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{below} + {row}]"
+                    "tileloadd tmm5, [{next_left} + {row}]"
                     "tdpbf16ps tmm2, tmm5, tmm6"
                     "tileloadd tmm6, [{right} + {row} + 2048]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
@@ -464,7 +465,7 @@ mod platform {
         }
     }
 
-    /// Rows whose sums are in registers at the same time.
+    /// Rows whose sums are held in registers at the same time.
     const ROWS: usize = 8;
 
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -498,7 +499,6 @@ mod platform {
                         let factor =
                             unsafe { left.add(row * TILE_DEPTH + 2 * pair).cast::<i32>().read_unaligned() };
                         for (sum, column) in sums.iter_mut().zip(columns) {
-                            // SAFETY: both are registers of 32 bf16.
                             *sum =
                                 _mm512_dpbf16_ps(*sum, as_bf16(_mm512_set1_epi32(factor)), as_bf16(column));
                         }

@@ -1,22 +1,22 @@
-//! Attention of new tokens over cached keys and values, and the writing of the cache.
+//! Attention of new tokens over cached keys and values, and writes to the cache.
 //!
-//! A sequence lives in a slot; a table names the row of the cache that holds each of its positions, so the rows of
-//! a sequence lie anywhere and several sequences may share some. Tokens of one slot at consecutive positions are
-//! attended together, cut where a block of positions ends; keys are walked over in the blocks of `attention.rs`, by
-//! the same code. A query's bytes therefore depend on nothing but its own sequence: not on the number of threads,
-//! nor on what else is in the run, nor on whether its keys came one by one; they are those of whole-sequence attention.
-//! Left out: several tasks for one query and key head, which long sequences on many threads would want.
+//! A sequence has a slot; a table holds the cache row of each of its positions, so the rows of a sequence may be
+//! anywhere and sequences may share rows. Tokens of one slot at consecutive positions are processed together, cut at
+//! the ends of position blocks; keys are read in the blocks of `attention.rs`, by the same code. The result of a
+//! query therefore depends only on its own sequence: not on the number of threads, nor on other sequences in the
+//! batch, nor on whether its keys were added one by one. It has the bytes of whole-sequence attention.
+//! Left out: several tasks for one query and key head, which would help long sequences on many threads.
 
 use super::attention::{AttentionBuffers, AttentionOptions, Queries, attend};
 use super::attention_tiles::QUERY_BLOCK;
 use super::isa::Isa;
-use super::tasks::run_tasks;
+use super::pool::run_tasks;
 use super::view::{DstRows, SrcRows};
 
-/// Where the tokens of a run belong.
+/// Which cache rows the tokens of a batch use.
 #[derive(Clone, Copy, Debug)]
 pub struct CachePlaces<'a> {
-    /// The row of the cache for each position of each slot.
+    /// The cache row of each position of each slot.
     pub table: &'a [i32], // (L, P)
     pub positions_of_slot: usize,
     pub slots: &'a [i32],     // (T)
@@ -25,16 +25,16 @@ pub struct CachePlaces<'a> {
 }
 
 impl<'a> CachePlaces<'a> {
-    /// The rows of the positions of a token's slot, up to its own.
+    /// The cache rows of a token's sequence, up to its own position.
     fn rows_up_to(&self, token: usize) -> &'a [i32] {
         let (slot, position) = (self.slots[token], self.positions[token]);
         let fits = 0 <= position && (position as usize) < self.positions_of_slot;
-        assert!(fits, "position {position} of a slot of {}", self.positions_of_slot);
+        assert!(fits, "position {position} is outside a slot of {} positions", self.positions_of_slot);
         let first = slot as usize * self.positions_of_slot;
         &self.table[first..=first + position as usize]
     }
 
-    /// Whether the token is attended together with the one before it.
+    /// Whether the token is processed together with the one before it.
     fn continues(&self, token: usize) -> bool {
         token > 0
             && self.slots[token] == self.slots[token - 1]
@@ -42,7 +42,7 @@ impl<'a> CachePlaces<'a> {
             && !(self.positions[token] as usize).is_multiple_of(QUERY_BLOCK)
     }
 
-    /// Tokens that are attended together, beginning with `token`.
+    /// How many tokens from `token` on are processed together.
     fn run_length(&self, token: usize) -> usize {
         1 + (token + 1..self.slots.len()).take_while(|next| self.continues(*next)).count()
     }
@@ -56,7 +56,7 @@ impl<'a> CachePlaces<'a> {
             let inside = |row: &i32| 0 <= *row && (*row as usize) < self.cache_rows;
             assert!(
                 self.rows_up_to(token).iter().all(inside),
-                "a row of slot {} is outside the cache of {}",
+                "a row of slot {} is outside a cache of {} rows",
                 self.slots[token],
                 self.cache_rows
             );
@@ -73,12 +73,16 @@ pub fn write_rows(
     assert_eq!((new.rows(), new.columns()), (places.slots.len(), cache.columns()));
     for token in 0..new.rows() {
         let row = places.rows_up_to(token).last().map_or(-1, |row| *row);
-        assert!(0 <= row && (row as usize) < cache.rows(), "row {row} of a cache of {}", cache.rows());
+        assert!(
+            0 <= row && (row as usize) < cache.rows(),
+            "row {row} is outside a cache of {} rows",
+            cache.rows()
+        );
         cache.row(row as usize).copy_from(new.row(token));
     }
 }
 
-/// Computes o in the current pool. `options.segments` is not read; k and v of the buffers are the cache.
+/// Computes o on the current thread pool. `options.segments` is not read; k and v of the buffers are the cache.
 ///
 /// # Safety
 /// The machine supports `isa`; the buffers are readable, o is writable, for the tokens and rows of `places` while the
@@ -108,7 +112,7 @@ pub unsafe fn cached_attention(
             key_rows: Some(places.rows_up_to(token + count - 1)),
         };
         // SAFETY: the task owns these rows of o for the heads of `kv_head`, and the workspace of its thread; `check`
-        // has seen that the rows of the keys are in the cache.
+        // has asserted that the rows of the keys are inside the cache.
         unsafe { attend(isa, options, buffers, &queries, &scratch) };
     });
 }

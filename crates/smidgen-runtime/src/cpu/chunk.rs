@@ -1,15 +1,15 @@
-//! How the row operations are cut into pieces for the current thread pool.
+//! Cuts row operations into chunks for the current thread pool.
 //!
-//! The cut follows the shape alone and each piece is computed the same way whoever runs it, so the
-//! number of threads never shows in a result. Nothing here allocates.
-//! Leaves out matrix products, which have their own tiling.
+//! The cut follows the shape alone and each chunk is computed the same way on any thread, so the number of
+//! threads never changes a result. Nothing here allocates.
+//! Left out: matmuls, which have their own tiling.
 
 use super::pool::run_tasks;
 
-/// Elements a piece has: 64 KiB of f32, far above the cost of handing a piece to a thread.
+/// Elements of a chunk: 64 KiB of f32, which takes far longer than starting a task.
 pub const CHUNK_ELEMENTS: usize = 16_384;
 
-/// Columns a piece has where rows must be added up in order: four cache lines of f32.
+/// Columns of a chunk when rows must be summed in order: four cache lines of f32.
 pub const CHUNK_COLUMNS: usize = 64;
 
 /// A part of an index range, `start..start + len`.
@@ -25,7 +25,7 @@ pub fn rows_per_chunk(columns: usize) -> usize {
     (CHUNK_ELEMENTS / columns.max(1)).max(1)
 }
 
-/// Runs `work` on every chunk of `0..total`, each `chunk_len` long but the last.
+/// Runs `work` on every chunk of `0..total`; each but the last is `chunk_len` long.
 pub fn for_each_chunk(total: usize, chunk_len: usize, work: impl Fn(Chunk) + Sync) {
     let chunk = |index: usize| {
         let start = index * chunk_len;

@@ -1,22 +1,22 @@
-//! A gain for every output channel, as in DoRA, and the row norms that it divides by.
+//! DoRA's gain per output channel, and the row norms that it divides by.
 //!
-//! DoRA writes the adapted weight as W' = m (W + s B A) / |W + s B A|, a magnitude m and a norm for every
-//! output channel. So with z = x (W + s B A)ᵀ the output is a scaling of columns, and as PEFT does the
-//! norm counts as a constant in the backward pass:
+//! DoRA writes the adapted weight as W' = m (W + s B A) / |W + s B A|, with one magnitude m and one norm per
+//! output channel. So with z = x (W + s B A)ᵀ the output is a scaling of columns. The backward pass treats the
+//! norm as a constant, as PEFT does:
 //!
 //! ```text
 //! y = z (m / norm) + bias        dz = dy (m / norm)        dm = sum over rows of dy z / norm
 //! ```
 //!
-//! Leaves out the product W + s B A, and any guard against a row of zeros: its norm is 0, and the
-//! division gives what PEFT gives, infinity or NaN.
+//! Left out: the matrix W + s B A, and any guard against a row of zeros: its norm is 0, and the division
+//! gives infinity or NaN, as in PEFT.
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
 use super::footprint::{assert_apart, assert_apart_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_wide_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
 
-/// y = z (magnitude / norm) + bias. `y` may be `z`. Without a bias it is its own gradient: dz of dy.
+/// y = z (magnitude / norm) + bias. `y` may be `z`. Without a bias the same function computes dz from dy.
 pub fn scale_columns(
     z: SrcRows,             // (T, N)
     magnitude: Src<f32>,    // (N)
@@ -39,7 +39,7 @@ pub fn scale_columns(
     });
 }
 
-/// dmagnitude += the sum over rows of dy z, divided by norm. Cut over columns; rows in order.
+/// dmagnitude += the sum over rows of dy z, divided by norm. Tasks split columns; rows are summed in order.
 pub fn magnitude_grad(
     dy: SrcRows,          // (T, N)
     z: SrcRows,           // (T, N)
@@ -103,7 +103,7 @@ kernel! {
     }
 }
 
-/// Rows whose products are added in f32 before the sum is carried on in f64.
+/// Rows that are summed in f32 before the sum is added to an f64 total.
 const ROWS_PER_SUM: usize = 128;
 
 kernel! {

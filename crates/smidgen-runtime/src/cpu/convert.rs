@@ -1,8 +1,8 @@
-//! Element types of stored weights and the conversions between them, to nearest, ties to even.
+//! Element types of stored weights and the conversions between them, rounding to nearest even.
 //!
-//! The scalar conversions have no branch, so that loops over them become vector code.
-//! A NaN stays a NaN and quiet; overflow to f16 becomes an infinity, as IEEE 754 asks.
-//! Leaves out quantised block formats.
+//! The scalar conversions have no branch, so that loops over them vectorise.
+//! A NaN stays a NaN and quiet; overflow to f16 becomes an infinity, as in IEEE 754.
+//! Left out: quantised block formats.
 
 use super::simd::{Isa, kernel};
 
@@ -71,7 +71,7 @@ impl StoredElement for StoredF16 {
 }
 
 /// Converts all of `src` into `dst`; both hold the same number of whole elements and need no alignment.
-/// Going from one 16-bit type to the other passes through f32, which loses nothing on the way in.
+/// Conversion between the 16-bit types goes through f32, which holds both exactly.
 pub fn convert_slice(from: Element, src: &[u8], to: Element, dst: &mut [u8]) {
     let count = src.len() / from.bytes();
     assert!(
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Every sign and exponent, with mantissas that sit on, beside and between the rounding edges.
+    /// Every sign and exponent, with mantissas on, next to and between the rounding boundaries.
     fn telling_floats() -> impl Iterator<Item = f32> {
         (0..512_u32).flat_map(|sign_and_exponent| {
             let edges = (0..24).flat_map(|shift| {

@@ -1,10 +1,10 @@
-//! Random numbers as pure functions of where they are used: no state, so nothing to save and no order
-//! to keep. Dropout masks are found again in the backward pass and after a restart from the same keys.
+//! Random numbers as pure functions of where they are used: there is no state to save and no order to keep.
+//! The backward pass, or a resumed run, recomputes a dropout mask from the same keys.
 //!
 //! 64-bit mixing is the finalizer of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's constants);
 //! 32-bit mixing uses the constants Wellons found by search ("lowbias32", 2018).
 //! Checkpoints rely on these values: they must never change, and a test pins them.
-//! Leaves out cryptographic strength.
+//! Left out: cryptographic strength.
 
 /// The key of one token: the same for every thread, batch layout and machine.
 pub fn token_key(seed: u64, step: u64, sample: u64, position: u64) -> u64 {

@@ -1,16 +1,16 @@
-//! Rows of a stored matrix as f32, for the few operations that need them whole: some rows at a time.
+//! Decodes whole rows of a stored matrix to f32, for the few operations that need them.
 //!
-//! The decoder is the product's own (`stored.rs`); here its rows are only shared among threads.
+//! The decoder is the one that matmuls use (`stored.rs`); this file only spreads the rows over threads.
 
 use super::isa::{Isa, Lanes, on_each_isa};
+use super::pool::run_tasks;
 use super::stored::Stored;
-use super::tasks::run_tasks;
 use super::view::Dst;
 
-/// Rows of one task.
+/// Rows per task.
 const TASK_ROWS: usize = 16;
 
-/// Writes rows `first..` of `matrix`, as many as `target` has room for.
+/// Decodes rows `first..` of `matrix`, as many as fit into `target`.
 ///
 /// # Safety
 /// The matrix is readable and the machine supports `isa`.

@@ -1,8 +1,8 @@
 //! Operations that move, add or drop elements: add, zero, bias gradient, row gather and scatter, dropout.
 //!
-//! Dropout keeps no mask: whether an element stays is a pure function of its token's key, the tensor's
-//! number and the channel (see `counter`), so the same call on the gradient is the backward pass.
-//! Leaves out anything with weights.
+//! Dropout stores no mask: whether an element is kept is a pure function of its token's key, the tensor's
+//! number and the channel (see `counter`), so the backward pass is the same call on the gradient.
+//! Left out: anything with weights.
 
 use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row_chunk};
 use super::counter::{channel_bits, row_key};
@@ -28,7 +28,7 @@ pub fn zero(y: Dst<f32>) {
     });
 }
 
-/// db += the sum of dy's rows. Cut over columns; rows in order.
+/// db += the sum of the rows of dy. Tasks split columns; rows are summed in order.
 pub fn bias_grad(
     dy: SrcRows,  // (T, N)
     db: Dst<f32>, // (N)
@@ -86,8 +86,8 @@ pub fn scatter_rows(
     });
 }
 
-/// y = x / (1 - p) where the element is kept, else 0; a copy when p is 0. With `rest`, x minus that. `y` may be `x`.
-/// An element is dropped with probability p rounded down to a multiple of 2^-32.
+/// y = x / (1 - p) for kept elements, 0 for dropped ones; a copy if p is 0. With `rest`, y = x minus that.
+/// `y` may be `x`. An element is dropped with probability p, rounded down to a multiple of 2^-32.
 pub fn dropout(
     x: SrcRows,     // (T, C)
     keys: Src<u64>, // (T)
@@ -147,7 +147,7 @@ kernel! {
     }
 }
 
-/// Rows summed before a sum joins the total, which bounds how far rounding errors pile up.
+/// Rows that are summed before the sum is added to the total, which bounds the accumulated rounding error.
 const ROWS_PER_SUM: usize = 128;
 
 kernel! {

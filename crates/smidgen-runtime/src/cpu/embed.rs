@@ -1,8 +1,8 @@
 //! Token embedding: rows of a stored table, scaled, and the gradient of that table.
 //!
-//! Several tokens may name one row, so the gradient is cut over channels and each piece takes the tokens
-//! in order: no two threads meet, and the order of additions never changes.
-//! Leaves out vocabulary checks for users: an id outside the table is our own mistake here.
+//! Several tokens may have the same row, so tasks of the gradient split channels and each takes the tokens in
+//! order: no two threads write the same element, and the order of additions is fixed.
+//! Left out: checks of user data; an id outside the table panics here.
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
 use super::footprint::assert_apart;
@@ -45,10 +45,10 @@ pub fn embed_grad(
 }
 
 fn check_shapes(operation: &str, ids: Src<i32>, table_len: usize, rows: usize, columns: usize) {
-    assert_eq!(ids.len(), rows, "`{operation}`: ids against rows");
+    assert_eq!(ids.len(), rows, "`{operation}`: number of ids and of rows");
     assert!(
         columns > 0 && table_len.is_multiple_of(columns),
-        "`{operation}`: a table of {table_len} has no rows of {columns}"
+        "`{operation}`: a table of {table_len} elements is not rows of {columns}"
     );
     let vocabulary = table_len / columns;
     for token in 0..ids.len() {

@@ -1,10 +1,10 @@
-//! Which bytes a view covers, and whether an operation's output may lie over its inputs.
+//! Which bytes a view covers, and whether an operation's output overlaps its inputs.
 //!
 //! Operations work in place where their documentation says so, and then on exactly the same view; any
 //! other overlap would let one thread read what another writes, so it is a panic on entry.
-//! Leaves out the views themselves: only addresses are compared here.
+//! Left out: the views themselves; only addresses are compared here.
 
-/// The bytes a view covers, as far as coincidence is concerned.
+/// The bytes that a view covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     address: usize,
@@ -18,7 +18,7 @@ impl Footprint {
         Footprint::rows(address, 1, bytes, bytes)
     }
 
-    /// The stride of a single row means nothing and is not kept.
+    /// The stride of a single row is ignored.
     pub fn rows(address: usize, rows: usize, row_bytes: usize, stride_bytes: usize) -> Footprint {
         Footprint { address, rows, row_bytes, stride_bytes: if rows > 1 { stride_bytes } else { row_bytes } }
     }
@@ -30,8 +30,8 @@ impl Footprint {
         }
     }
 
-    /// Whether no byte is in both. Interleaved column ranges of one matrix are told apart; two
-    /// interleaved matrices of different stride count as meeting.
+    /// Whether no byte is in both. Column ranges of one matrix are recognized as disjoint; two interleaved
+    /// matrices of different stride count as overlapping.
     fn is_disjoint_from(self, other: Footprint) -> bool {
         let empty = |view: Footprint| view.rows == 0 || view.row_bytes == 0;
         if empty(self) || empty(other) || self.end() <= other.address || other.end() <= self.address {
@@ -49,7 +49,7 @@ impl Footprint {
     }
 }
 
-/// Panics when `output` meets one of `others`.
+/// Panics if `output` overlaps one of `others`.
 pub(crate) fn assert_apart<const N: usize>(
     operation: &str,
     output: impl Into<Footprint>,
@@ -61,7 +61,7 @@ pub(crate) fn assert_apart<const N: usize>(
     }
 }
 
-/// Panics when `output` meets one of `inputs` other than by being exactly it.
+/// Panics if `output` overlaps one of `inputs` without being exactly the same view.
 pub(crate) fn assert_apart_or_same<const N: usize>(
     operation: &str,
     output: impl Into<Footprint>,

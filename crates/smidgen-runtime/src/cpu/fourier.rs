@@ -1,15 +1,15 @@
 //! LS-LoRA's bounded nonlinearity after B: a constant, a tanh and one Fourier pair, with its gradients.
 //!
-//! With zz = h Bᵀ, z = scale zz, s = |sigma| + 1e-6, u = tanh(z / s), n = sin(pi u), c = cos(pi u) and four
-//! coefficients a and one sigma for a whole module, y = base + a0 + a1 u + a2 n + a3 c. So with
-//! slope = (a1 + pi a2 c - pi a3 n) (1 - u²)
+//! A module has four coefficients a0 to a3 and one sigma. With zz = h Bᵀ, z = scale zz, s = |sigma| + 1e-6,
+//! u = tanh(z / s), n = sin(pi u) and c = cos(pi u) it computes y = base + a0 + a1 u + a2 n + a3 c. With
+//! slope = (a1 + pi a2 c - pi a3 n) (1 - u²) the gradients are
 //!
 //! ```text
 //! dz = dy slope / s        da = sums of dy (1, u, n, c)        dsigma = -sign(sigma) sum of dz z / s
 //! ```
 //!
-//! The sums run over all elements, in f64, group of rows by group of rows and then over the groups in order.
-//! Leaves out the factor `scale` of the gradient of zz: the caller's next products carry it.
+//! The sums run over all elements in f64: first inside groups of rows, then over the groups in order.
+//! Left out: the factor `scale` in the gradient of zz, which the caller's next matmuls apply.
 
 use super::chunk::{Chunk, for_each_chunk, for_each_row_chunk};
 use super::footprint::{assert_apart, assert_apart_or_same};
@@ -18,7 +18,7 @@ use super::view::{Dst, DstRows, Src, SrcRows};
 use smidgen_ir::workspace_cpu::fourier_partials;
 use std::f32::consts::PI;
 
-/// One module's parameters, and the scale of its low-rank product.
+/// The parameters of one module, and the scale of its low-rank matmul.
 #[derive(Clone, Copy, Debug)]
 pub struct FourierModule {
     pub coefficients: Src<f32>, // (4)
@@ -26,7 +26,7 @@ pub struct FourierModule {
     pub scale: f32,
 }
 
-/// Where training starts and where the regulariser pulls to: y = base + u.
+/// The initial coefficients, and the target of the regulariser: y = base + u.
 pub const NEUTRAL_COEFFICIENTS: [f32; 4] = [0.0, 1.0, 0.0, 0.0];
 
 /// y = base + a0 + a1 u + a2 n + a3 c. `y` may be `base` or `zz`.
@@ -48,8 +48,8 @@ pub fn fourier(
     });
 }
 
-/// dz = the gradient of z = scale zz; the gradients of the coefficients and of sigma are added to what is
-/// there. `dz` may be `zz` or `dy`; `sums` has at least `fourier_partials` elements.
+/// dz = the gradient of z = scale zz; the gradients of the coefficients and of sigma are added to their buffers.
+/// `dz` may be `zz` or `dy`; `sums` has at least `fourier_partials` elements.
 pub fn fourier_grad(
     zz: SrcRows, // (T, N)
     module: FourierModule,
@@ -100,8 +100,8 @@ pub fn fourier_grad(
     dsigma.set(0, (there - sign(sigma.get(0)) * totals[4]) as f32);
 }
 
-/// Pulls coefficients to the neutral ones: adds the gradient of weight * sum (a - neutral)², times the scale that
-/// `dcoefficients` carries, and returns that loss without it. The mean over M modules has weight = strength / (4 M).
+/// The regulariser weight * sum (a - neutral)²: adds its gradient, times the scale of `dcoefficients`, and returns
+/// its unscaled value. For a mean over M modules, weight = strength / (4 M).
 pub fn fourier_reg(
     coefficients: SrcRows, // (M, 4)
     weight: f64,
@@ -129,7 +129,7 @@ const SUMS: usize = 5;
 /// Keeps the divisor from zero; added in f32, as the reference implementation does.
 const SIGMA_FLOOR: f32 = 1e-6;
 
-/// As PyTorch differentiates an absolute value: 0 at 0.
+/// The derivative of the absolute value, 0 at 0 as in PyTorch.
 fn sign(sigma: f32) -> f64 {
     match sigma == 0.0 {
         true => 0.0,

@@ -1,19 +1,19 @@
-//! The head some rows at a time: sums over the vocabulary that pieces add to, the loss, and gradients piece by piece.
+//! The LM head in pieces of the vocabulary: running softmax sums, the loss, and gradients piece by piece.
 //!
-//! A row's sums are m, the largest logit so far, s = Σ exp(z - m) and z[label]. A piece with its own m' and s' gives
+//! The sums of a row are m, the largest logit so far, s = Σ exp(z - m) and z[label]. A piece with m' and s' updates
 //!
 //! ```text
 //! M = max(m, m')        S = s exp(m - M) + s' exp(m' - M)        nll = M + ln S - z[label]
 //! ```
 //!
 //! and with M and S of all pieces dl = (exp(z - M) / S - onehot(label)) * scale * (1 - (z / c)²), as in `loss.rs`.
-//! A row that is ignored has the sums 0, 1 and 0. A label that no piece has leaves a loss that is no number.
+//! An ignored row has the sums 0, 1 and 0. If no piece contains the label, the loss is NaN.
 
 use super::chunk::for_each_row_chunk;
 use super::footprint::assert_apart;
 use super::kernel::OutputView;
 use super::loss::{IGNORED_LABEL, cap_lanes, cap_slope, capped, exp_below, largest_of, sum_below};
-use super::matmul::{Init, Left, Output, Term};
+use super::matmul_terms::{Init, Left, Output, Term};
 use super::run::Run;
 use super::run_loss::LossChunk;
 use super::simd::{Isa, LANES, exp, for_each_block, kernel};
@@ -21,7 +21,7 @@ use super::view::{Dst, DstRows, Src};
 use smidgen_ir::{HeadPiece, workspace_cpu};
 
 impl Run<'_> {
-    /// What this piece adds to the sums of the ones before.
+    /// Adds this piece to the sums of the pieces before it.
     pub(super) fn head_sums(&self, piece: &HeadPiece) {
         let before = piece.continues.then(|| self.floats(self.input(3)));
         let (labels, sums) = (self.i32s(2), self.floats_mut(self.output(0))); // (S), (S, 3)
@@ -48,7 +48,7 @@ impl Run<'_> {
         total.set(0, total.src().get(0) + sum * weight);
     }
 
-    /// The logits again, their gradient in place, and dx of the pieces before plus dl·W.
+    /// Recomputes the logits, replaces them by their gradient, and adds dl·W to the dx of the pieces before.
     pub(super) fn head_grad(&self, piece: &HeadPiece) {
         let (labels, sums) = (self.i32s(2), self.floats(self.input(4)));
         let scale = self.elements::<f64>(self.input(3)).src().get(0) as f32;
@@ -73,7 +73,7 @@ impl Run<'_> {
         });
     }
 
-    /// Forms the logits of some rows after the others; they lie in front of the workspace.
+    /// Computes the logits chunk by chunk, at the start of the workspace.
     fn for_each_chunk_of_logits(&self, piece: &HeadPiece, visit: impl Fn(&LossChunk, DstRows)) {
         let (rows, words) = (self.rows_of(self.input(0)), self.rows_of(self.input(1)));
         let stride = workspace_cpu::logit_stride(words);
@@ -121,12 +121,12 @@ impl RowSums {
     }
 }
 
-/// What stands for the largest logit while only -infinity was seen, so that differences stay numbers.
+/// Replaces a largest logit of -infinity by 0, so that differences are not NaN.
 fn reference(largest: f32) -> f32 {
     if largest == f32::NEG_INFINITY { 0.0 } else { largest }
 }
 
-/// The label's column, where the piece has it.
+/// The column of the label, if the piece contains it.
 fn column_of(label: i32, piece: &HeadPiece, words: usize) -> Option<usize> {
     usize::try_from(label).ok()?.checked_sub(piece.first_word).filter(|column| *column < words)
 }

@@ -1,8 +1,8 @@
-//! The instruction sets of the CPU backend: which one runs, and one vector type for each.
+//! The instruction sets of the CPU device: which one runs, and one vector type for each.
 //!
-//! A loop is written once over [`Lanes`] and compiled three times, for AVX-512, for AVX2 with FMA,
-//! and for whatever the target has by default; `on_each_isa!` makes the three and chooses at run time.
-//! Here too are the vector `exp` and `tanh` that attention needs.
+//! A loop is written once over [`Lanes`] and compiled three times: for AVX-512, for AVX2 with FMA, and for
+//! the baseline of the target; `on_each_isa!` generates the three and chooses at run time.
+//! The vector `exp` and `tanh` that attention needs are here too.
 //! Different instruction sets may differ in the last bits; one set always gives the same bytes.
 //! Left out: AMX, and vector types for NEON (the portable one compiles well there).
 
@@ -58,9 +58,9 @@ impl Isa {
     }
 }
 
-/// Compiles a loop that is generic over [`Lanes`] once for each instruction set, behind a function
-/// whose first parameter is the [`Isa`]. The function is unsafe: the machine must support that set,
-/// and the loop's own conditions hold.
+/// Compiles a loop that is generic over [`Lanes`] once per instruction set, behind a function whose first
+/// parameter is the [`Isa`]. The function is unsafe: the machine must support that set, and the caller must
+/// meet the conditions of the loop.
 macro_rules! on_each_isa {
     ($(#[$attribute:meta])* $visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $body:ident;) => {
         $(#[$attribute])*
@@ -92,20 +92,20 @@ macro_rules! on_each_isa {
 }
 pub(crate) use on_each_isa;
 
-/// A vector of `WIDTH` floats. Every method is unsafe for one reason more than its pointer: the
-/// machine must support the instruction set of the type. All are inlined into the caller, which
-/// carries the target features (see `on_each_isa!`).
+/// A vector of `WIDTH` floats. Every method is unsafe: pointers must be valid for the lanes that are read or
+/// written, and the machine must support the instruction set of the type. All are inlined into the caller,
+/// which carries the target features (see `on_each_isa!`).
 #[allow(clippy::missing_safety_doc)]
 pub trait Lanes: Copy {
     const WIDTH: usize;
-    /// As many whole numbers of 32 bits.
+    /// A vector of `WIDTH` 32-bit integers.
     type Words: Copy;
-    /// Sixteen floats to look up.
+    /// A lookup table of sixteen floats.
     type Table: Copy;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(source: *const f32) -> Self;
-    /// Loads the first `count < WIDTH` lanes and touches no memory behind them; the others are zero.
+    /// Loads the first `count < WIDTH` lanes and reads no memory past them; the others are zero.
     unsafe fn load_first(source: *const f32, count: usize) -> Self;
     unsafe fn load_bf16(source: *const u16) -> Self;
     unsafe fn load_f16(source: *const u16) -> Self;
@@ -115,11 +115,11 @@ pub trait Lanes: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
-    /// The larger lane; where either is NaN, `other`.
+    /// The larger lane; `other` if either is NaN.
     unsafe fn max(self, other: Self) -> Self;
-    /// The smaller lane; where either is NaN, `other`.
+    /// The smaller lane; `other` if either is NaN.
     unsafe fn min(self, other: Self) -> Self;
-    /// `self * factor + addend`, in one rounding where the instruction set has it.
+    /// `self * factor + addend`, fused if the instruction set can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
     unsafe fn abs(self) -> Self;
     /// The magnitude of `self` with the sign of `sign`.
@@ -132,14 +132,13 @@ pub trait Lanes: Copy {
     unsafe fn largest(self) -> f32;
     /// Every lane is the f16 at `source`.
     unsafe fn splat_f16(source: *const u8) -> Self;
-    /// Every lane of the first is the f16 at `source`, of the second the one behind it.
+    /// Every lane of the first is the f16 at `source`, of the second the next f16.
     unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self);
     /// Signed words as floats.
     unsafe fn from_words(words: Self::Words) -> Self;
     unsafe fn widen_u8(source: *const u8) -> Self::Words;
     unsafe fn widen_i8(source: *const u8) -> Self::Words;
-    /// The codes of `WIDTH / 2` bytes, of each the high nibble and then the low one; the bits above a
-    /// code mean nothing.
+    /// The 4-bit codes of `WIDTH / 2` bytes, the high nibble of each byte first; bits above a code are undefined.
     unsafe fn widen_nibble_pairs(source: *const u8) -> Self::Words;
     /// Word i is `bits >> i`.
     unsafe fn bits_from_each_lane(bits: u32) -> Self::Words;
@@ -162,7 +161,7 @@ pub trait Lanes: Copy {
 }
 
 /// e to the power of each lane, within 1.2e-7 relative; infinite above 88.73, and 0 below -87.33, where
-/// the result would be subnormal: making those costs a hundred cycles, and masked scores all end there.
+/// the result would be subnormal: computing those takes a hundred cycles, and all masked scores are among them.
 ///
 /// # Safety
 /// The machine supports the instruction set of `V`.
@@ -173,8 +172,8 @@ pub unsafe fn exp<V: Lanes>(x: V) -> V {
     power
 }
 
-/// [`exp`] of several vectors, step by step together: one vector alone is a chain of dependent
-/// instructions that leaves the arithmetic units idle.
+/// [`exp`] of several vectors, interleaved: one vector alone is a chain of dependent instructions that leaves
+/// the arithmetic units idle.
 ///
 /// # Safety
 /// The machine supports the instruction set of `V`.

@@ -1,7 +1,7 @@
 //! Tests of the vector `exp` and `tanh`, and of their extremes, on every instruction set of the machine.
 //!
 //! A file of its own because `on_each_isa!` names its types relative to a sibling of `isa.rs`.
-//! Left out: the lane types' other methods, which the product and attention exercise.
+//! Left out: the other methods of the lane types, which the tests of matmuls and attention exercise.
 
 use super::isa::{Isa, Lanes, exp, on_each_isa, tanh};
 

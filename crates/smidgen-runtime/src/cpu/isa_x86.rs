@@ -1,15 +1,14 @@
 //! [`Lanes`] over the intrinsics of AVX-512 and of AVX2 with FMA and F16C.
 //!
-//! Most methods are one or two instructions; the trait says what they mean and what they ask of the caller:
-//! the machine has the instruction set, and a pointer is good for the lanes that are read or written.
-//! That is what makes every `unsafe` block here sound.
-//! No alignment is assumed.
+//! Most methods are one or two instructions; the trait says what they mean and what they require of the caller:
+//! the machine has the instruction set, and pointers are valid for the lanes that are read or written.
+//! Every `unsafe` block here relies on that. No alignment is assumed.
 //! Left out: anything that only one of the two sets could do.
 
 use super::isa::Lanes;
 use std::arch::x86_64::*;
 
-/// Methods whose value is that of one intrinsic.
+/// Methods that return the value of one expression of intrinsics.
 macro_rules! one_instruction {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) = $value:expr;)*) => {$(
         #[inline(always)]
@@ -20,7 +19,7 @@ macro_rules! one_instruction {
     )*};
 }
 
-/// Methods about words and tables, which are bare registers.
+/// The same for words and tables, which are bare registers.
 macro_rules! on_registers {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $value:expr;)*) => {$(
         #[inline(always)]
@@ -266,7 +265,7 @@ impl Lanes for Avx2Lanes {
         unsafe {
             let low = _mm256_permutevar8x32_ps(table[0], words);
             let high = _mm256_permutevar8x32_ps(table[1], words);
-            // Bit 3 says which half, and the blend looks at the sign bit.
+            // Bit 3 selects the half; the blend reads the sign bit.
             let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
             Self(_mm256_blendv_ps(low, high, is_high))
         }

@@ -1,9 +1,9 @@
-//! The innermost loops of every matrix product: a small tile of C is held in registers while K passes.
+//! The innermost loops of every f32 matmul: a small tile of C is held in registers over all of K.
 //!
-//! The left operand is not packed: its elements are broadcast from where they lie, with any two strides.
+//! The left operand is not packed: its elements are broadcast from memory, with any two strides.
 //! The right operand is read as rows of whole vectors, from a packed panel or a plain row-major matrix.
-//! A product may have several left operands one after the other along K ([`LeftRun`]), so a sum of
-//! products passes over C once. Each element of C is summed in the order of K, whatever the tiling.
+//! A matmul may have several left operands, one after the other along K ([`LeftRun`]), so a sum of
+//! matmuls passes over C once. Each element of C is summed in the order of K, whatever the tiling.
 //! Left out: threads, packing and cache blocking (`matmul.rs`, `packing.rs`).
 
 use super::isa::{Lanes, on_each_isa};
@@ -14,10 +14,10 @@ pub const PANEL_COLUMNS: usize = 48;
 /// Rows of one tile; [`LeftRun::octet_stride`] counts in these.
 pub const TILE_ROWS: usize = 8;
 
-/// How many rows of the right operand are asked for ahead of use.
+/// How many rows of the right operand are prefetched.
 const PREFETCH_ROWS: usize = 12;
 
-/// A left operand (rows, depth) of f32. Element (i, k) lies at
+/// A left operand (rows, depth) of f32. Element (i, k) is at
 /// `(i / 8) * octet_stride + (i % 8) * row_stride + k * depth_stride` from `pointer`.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftRun {
@@ -35,8 +35,8 @@ impl LeftRun {
     }
 }
 
-/// A right operand: one row per step of depth, columns contiguous. Where `padded`, each row is
-/// readable up to the next multiple of 16 columns.
+/// A right operand: one row per k, columns contiguous. If `padded`, each row is readable up to the next
+/// multiple of 16 columns.
 #[derive(Clone, Copy, Debug)]
 pub struct RightRows {
     pub pointer: *const f32,
@@ -44,7 +44,7 @@ pub struct RightRows {
     pub padded: bool,
 }
 
-/// Where C lies: element (i, j) at `i * row_stride + j * column_stride` from `pointer`.
+/// C in memory: element (i, j) is at `i * row_stride + j * column_stride` from `pointer`.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputView {
     pub pointer: *mut f32,
@@ -75,15 +75,15 @@ impl OutputView {
 /// What happens to the old value of C.
 #[derive(Clone, Copy, Debug)]
 pub enum TileWrite {
-    /// C = product.
+    /// C = L·R.
     Overwrite,
-    /// C = C + product.
+    /// C = C + L·R.
     Add,
-    /// C = bias + product, with one bias per column.
+    /// C = bias + L·R, with one bias per column.
     Bias(*const f32),
 }
 
-/// A serial product C (rows, columns) of the `runs`, laid one after the other along depth, with the
+/// A single-threaded matmul: C (rows, columns) from the `runs`, one after the other along depth, and the
 /// rows of `right`.
 #[derive(Clone, Copy)]
 pub struct TileMatmul<'a> {
@@ -96,7 +96,7 @@ pub struct TileMatmul<'a> {
 }
 
 on_each_isa! {
-    /// Computes the product on the calling thread.
+    /// Computes the matmul on the calling thread.
     ///
     /// # Safety
     /// The machine supports `isa`; the operands are readable and C is writable for the given shape and
@@ -106,7 +106,7 @@ on_each_isa! {
 
 #[inline(always)]
 unsafe fn tile_matmul_with<V: Lanes>(matmul: &TileMatmul<'_>) {
-    // As many accumulators as the registers hold beside the vectors of a right row and one broadcast:
+    // As many accumulators as fit into registers together with the vectors of a right row and one broadcast:
     // 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32 with NEON.
     // SAFETY: the caller's promises are passed on.
     unsafe {
@@ -119,7 +119,7 @@ unsafe fn tile_matmul_with<V: Lanes>(matmul: &TileMatmul<'_>) {
 }
 
 /// Walks over groups of at most `MOST` vectors of columns, of even width, and for each over all rows:
-/// the part of the right operand under one group stays in the first-level cache.
+/// the columns of the right operand that belong to one group stay in the L1 cache.
 #[inline(always)]
 unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(matmul: &TileMatmul<'_>) {
     let mut vectors_left = matmul.columns.div_ceil(V::WIDTH);
@@ -129,7 +129,7 @@ unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(mat
         let last_lanes = V::WIDTH.min(matmul.columns - column - (vectors - 1) * V::WIDTH);
         let partial = last_lanes < V::WIDTH && !matmul.right.padded;
         let strip = Strip { column, last_lanes };
-        // SAFETY: the strip lies inside the columns of the product.
+        // SAFETY: the strip is inside the columns of C.
         unsafe {
             match (vectors, partial) {
                 (1, false) => strip_of_rows::<V, ROWS, 1, false>(matmul, strip),
@@ -157,7 +157,7 @@ unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PART
     matmul: &TileMatmul<'_>,
     strip: Strip,
 ) {
-    // SAFETY: every tile lies inside the rows of the product.
+    // SAFETY: every tile is inside the rows of C.
     unsafe {
         let mut row = 0;
         while matmul.rows - row >= ROWS {
@@ -178,14 +178,14 @@ unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PART
     }
 }
 
-/// A tile whose C may have any column stride: where it is not 1, the tile is made on the stack.
+/// A tile of C with any column stride: if it is not 1, the tile is computed on the stack and copied.
 #[inline(always)]
 unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
     matmul: &TileMatmul<'_>,
     strip: Strip,
     row: usize,
 ) {
-    // SAFETY: the tile at (row, strip.column) lies inside C, and the stack tile holds 8 × 48 floats.
+    // SAFETY: the tile at (row, strip.column) is inside C, and the stack tile holds 8 × 48 floats.
     unsafe {
         let output = matmul.output.at(row, strip.column);
         let write = match matmul.write {
@@ -231,8 +231,8 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
     unsafe {
         let mut right = matmul.right.pointer.add(strip.column);
         let right_stride = matmul.right.row_stride;
-        // C is needed after thousands of cycles: ask for it now. Rows may begin inside a cache line, so
-        // the last float of the tile is asked for as well.
+        // C is needed thousands of cycles from now: prefetch it. Rows may begin inside a cache line, so
+        // the last float of the tile is prefetched as well.
         for i in 0..ROWS {
             for v in 0..NV {
                 prefetch(target.wrapping_add(i * target_stride + v * V::WIDTH));
@@ -245,8 +245,8 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
             let mut left = run.pointer.add(octet * run.octet_stride + inside * run.row_stride);
             let (row_stride, depth_stride) = (run.row_stride, run.depth_stride);
             for _ in 0..run.depth {
-                // The rows of a matrix that is read where it lies are too far apart for the hardware to
-                // foresee, and packed panels come from the second-level cache.
+                // Rows of an unpacked matrix are too far apart for the hardware prefetcher, and packed
+                // panels come from the L2 cache.
                 for v in 0..NV {
                     prefetch(right.wrapping_add(PREFETCH_ROWS * right_stride + v * V::WIDTH));
                 }
@@ -269,8 +269,8 @@ unsafe fn tile<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool
                 right = right.wrapping_add(right_stride);
             }
         }
-        // Written out row by row: a loop that the compiler does not unroll would index `sums` at run
-        // time, which forces the accumulators into memory in the loop above.
+        // Unrolled by hand: a loop that the compiler does not unroll would index `sums` at run time, which
+        // forces the accumulators into memory in the loop above.
         macro_rules! write_rows {
             ($($i:literal)*) => {$(
                 if $i < ROWS {

@@ -1,13 +1,13 @@
 //! Cross entropy over the vocabulary, with the logits' gradient written over the logits.
 //!
-//! Per row, with z the logits (after the soft cap z = c tanh(l / c), where there is one):
+//! Per row, where z are the logits (after the soft cap z = c tanh(l / c), if there is one):
 //!
 //! ```text
 //! nll = ln(sum exp z) - z[label]        dl = (softmax(z) - onehot(label)) * scale * (1 - (z / c)²)
 //! ```
 //!
-//! The largest logit is taken out before `exp`; long sums are f32 within a segment, f64 across.
-//! Leaves out means over tokens: the caller chooses the scale.
+//! The largest logit is subtracted before `exp`; sums are f32 within a segment of columns, f64 across segments.
+//! Left out: means over tokens; the caller chooses the scale.
 
 use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
 use super::footprint::assert_apart;
@@ -16,11 +16,11 @@ use super::simd::{
 };
 use super::view::{Dst, DstRows, Src};
 
-/// A row with this label counts for nothing: its loss and its gradient are zero. PyTorch's value.
+/// A row with this label is ignored: its loss and its gradient are zero. The value is PyTorch's.
 pub const IGNORED_LABEL: i32 = -100;
 
-/// Writes each row's negative log likelihood to `nll`. With `grad_scale` the logits become their own
-/// gradient times it; without, they stay as they are.
+/// Writes the negative log likelihood of each row to `nll`. With `grad_scale`, the logits are replaced by their
+/// gradient times it; without, they are unchanged.
 pub fn softmax_loss(
     logits: DstRows,  // (rows, V)
     labels: Src<i32>, // (rows)
@@ -70,7 +70,7 @@ kernel! {
     }
 }
 
-/// Columns whose exponentials are added in f32 before the sum is carried on in f64.
+/// Columns whose exponentials are summed in f32 before the sum is added to an f64 total.
 const SEGMENT_COLUMNS: usize = 4096;
 
 kernel! {
@@ -109,7 +109,7 @@ kernel! {
     }
 }
 
-/// The largest logit, capped: the cap is monotonic, so it stays the largest.
+/// The largest logit after the cap, which is monotonic.
 #[inline(always)]
 pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];

@@ -1,155 +1,58 @@
-//! C (M, N) = init + Σ scale · L (M, K) · R (K, N): a sum of products in one pass over C.
+//! The f32 matmul on vector units: C (M, N) = init + Σ scale · L (M, K) · R (K, N).
 //!
-//! A LoRA layer is one such sum (x·Wᵀ + s·h·Bᵀ), and so is the gradient of an input that feeds several
-//! layers. L is f32 with any strides; R is a stored matrix in its own format, used as is or transposed,
-//! decoded and packed block by block into the caller's workspace. Nothing is allocated.
-//! Blocks and tasks follow from the shape alone and each element of C belongs to one task, which sums
-//! it in the order of the terms: the bytes do not depend on the number of threads.
-//! Left out: the innermost loops (`kernel.rs`) and the copies (`packing.rs`).
+//! L is f32 with any strides. R is a stored matrix in its own format, as is or transposed; blocks of it are
+//! decoded and packed into the caller's workspace, and nothing is allocated.
+//! Blocks and tasks follow from the shape alone, and each element of C belongs to one task, which sums
+//! in the order of the terms: the bytes do not depend on the number of threads.
+//! Left out: the innermost loops (`kernel.rs`) and packing (`packing.rs`).
 
+use super::arena::aligned_floats;
 use super::isa::Isa;
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
+use super::matmul_terms::{
+    Chunk, DepthCut, Init, MOST_PIECES, Output, Piece, Term, check_operands, even_block,
+};
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
-use super::stored::{SPAN_STEP, Stored};
-use super::tasks::{aligned_floats, current_thread, current_threads, run_tasks};
-use smidgen_ir::Storage;
+use super::pool::{current_thread, current_threads, run_tasks};
+use super::stored::SPAN_STEP;
 use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
 
-/// A left operand (M, K) of f32: element (i, k) at `i * row_stride + k * depth_stride`.
-#[derive(Clone, Copy, Debug)]
-pub struct Left {
-    pub pointer: *const f32,
-    pub row_stride: usize,
-    pub depth_stride: usize,
-}
-
-// SAFETY: a view is only an address, and nothing is written through it.
-unsafe impl Send for Left {}
-// SAFETY: as above.
-unsafe impl Sync for Left {}
-
-/// One product of the sum. `right` is (K, N) as stored, or (N, K) where `right_transposed`.
-#[derive(Clone, Copy, Debug)]
-pub struct Term {
-    pub left: Left,
-    pub right: Stored,
-    pub right_transposed: bool,
-    pub scale: f32,
-}
-
-impl Term {
-    /// A term of no depth, to fill an array with.
-    pub const NOTHING: Term = Term {
-        left: Left { pointer: std::ptr::null(), row_stride: 0, depth_stride: 0 },
-        right: Stored {
-            pointer: std::ptr::null(),
-            storage: Storage::F32,
-            first_row: 0,
-            rows: 0,
-            total_rows: 0,
-            columns: 0,
-            row_stride: 0,
-        },
-        right_transposed: false,
-        scale: 0.0,
-    };
-
-    /// K of this term.
-    pub fn depth(&self) -> usize {
-        match self.right_transposed {
-            true => self.right.columns,
-            false => self.right.rows,
-        }
-    }
-
-    pub fn columns(&self) -> usize {
-        match self.right_transposed {
-            true => self.right.rows,
-            false => self.right.columns,
-        }
-    }
-}
-
-/// What C holds before the first term.
-#[derive(Clone, Copy, Debug)]
-pub enum Init {
-    /// Zeros.
-    Overwrite,
-    /// What is there.
-    Accumulate,
-    /// In every row, these N floats.
-    Bias(*const f32),
-}
-
-impl Init {
-    /// How a block of depth is written, from a column of C on: the first begins with this, the others go on.
-    pub(super) fn write_of(self, is_first: bool, first_column: usize) -> TileWrite {
-        match (is_first, self) {
-            (false, _) | (true, Init::Accumulate) => TileWrite::Add,
-            (true, Init::Overwrite) => TileWrite::Overwrite,
-            (true, Init::Bias(bias)) => TileWrite::Bias(bias.wrapping_add(first_column)),
-        }
-    }
-}
-
-/// C (M, N), with M = `rows` and N = `columns`.
-#[derive(Clone, Copy, Debug)]
-pub struct Output {
-    pub view: OutputView,
-    pub rows: usize,
-    pub columns: usize,
-}
-
 const _: () = assert!(COLUMN_BLOCK.is_multiple_of(PACK_COLUMNS) && DEPTH_BLOCK.is_multiple_of(PACK_DEPTH));
-/// Blocks of depth begin at multiples of this inside a term, for the sake of block formats.
-pub(super) const DEPTH_STEP: usize = SPAN_STEP;
 const _: () = assert!(PACK_COLUMNS.is_multiple_of(SPAN_STEP) && PACK_DEPTH.is_multiple_of(SPAN_STEP));
-/// Most pieces of terms in one block of depth.
-pub(super) const MOST_RUNS: usize = 16;
-/// Tasks that a block is cut into where it is large enough.
+/// Tasks that a large enough block is cut into.
 const TASKS_WANTED: usize = 16;
-/// Rows of one task of a transposed block: two panels.
+/// Rows of one task when a block is computed transposed: two panels.
 const TRANSPOSED_ROWS: usize = 2 * PANEL_COLUMNS;
-/// Panels of a task from which on a copy of an awkward left operand pays.
+/// From this many panels per task on, copying a left operand with a slow layout pays.
 const COPY_FROM_PANELS: usize = 3;
 
-/// Computes the sum of products in the current pool.
+/// How [`matmul`] and `row_matmul` cut depth; both must cut alike, because it decides the order of sums.
+pub(super) fn depth_cut(terms: &[Term]) -> DepthCut {
+    let depth: usize = terms.iter().map(Term::depth).sum();
+    let capacity = even_block(depth.max(1), DEPTH_BLOCK, SPAN_STEP);
+    DepthCut { capacity, step: SPAN_STEP, padding: 1 }
+}
+
+/// Computes the sum on the current thread pool.
 ///
 /// # Safety
 /// The machine supports `isa`; every operand is readable and C is writable for its shape and strides
-/// while the call runs; C overlaps no operand, and no two elements of C lie at the same address.
+/// while the call runs; C overlaps no operand, and no two elements of C have the same address.
 pub unsafe fn matmul(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
-    let threads = current_threads();
-    assert!(
-        workspace.len() >= matmul_floats(threads),
-        "a matmul on {threads} threads needs {} floats of workspace, got {}",
-        matmul_floats(threads),
-        workspace.len()
-    );
-    for term in terms {
-        assert_eq!(term.columns(), output.columns, "columns of a term and of C");
-    }
+    check_operands(terms, &output, workspace, matmul_floats(current_threads()));
     if output.rows == 0 || output.columns == 0 {
         return;
     }
     let (packed, lefts) = aligned_floats(workspace).split_at_mut(DEPTH_BLOCK * COLUMN_BLOCK);
     let scratch = Scratch { packed: packed.as_mut_ptr(), lefts: lefts.as_mut_ptr() };
-    let depth: usize = terms.iter().map(Term::depth).sum();
-    let capacity = even_block(depth.max(1), DEPTH_BLOCK, DEPTH_STEP);
+    let cut = depth_cut(terms);
     let column_block = even_block(output.columns, COLUMN_BLOCK, PACK_COLUMNS);
     for first_column in (0..output.columns).step_by(column_block) {
-        let mut cursor = Cursor { term: 0, first: 0 };
-        let mut is_first = true;
-        loop {
-            let chunk = next_chunk(terms, &mut cursor, capacity);
-            // A sum without terms still has to write its init.
-            if chunk.count == 0 && !is_first {
-                break;
-            }
+        cut.for_each(terms, |chunk, is_first| {
             let block = Block {
                 isa,
                 terms,
-                chunk: &chunk,
+                chunk,
                 first_column,
                 columns: column_block.min(output.columns - first_column),
                 write: init.write_of(is_first, first_column),
@@ -161,57 +64,11 @@ pub unsafe fn matmul(isa: Isa, terms: &[Term], init: Init, output: Output, works
                 pack_block(&block);
                 multiply_block(&block);
             }
-            is_first = false;
-        }
+        });
     }
 }
 
-/// The size of equal blocks of `total`: as few as `most` allows, rounded up to `step` (divides `most`).
-pub(super) fn even_block(total: usize, most: usize, step: usize) -> usize {
-    total.div_ceil(total.div_ceil(most)).next_multiple_of(step)
-}
-
-/// A stretch of a term along depth.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Piece {
-    pub term: usize,
-    pub first: usize,
-    pub depth: usize,
-}
-
-/// A block of depth: pieces of one or more terms.
-pub(super) struct Chunk {
-    pub pieces: [Piece; MOST_RUNS],
-    pub count: usize,
-    pub depth: usize,
-}
-
-pub(super) struct Cursor {
-    pub term: usize,
-    pub first: usize,
-}
-
-pub(super) fn next_chunk(terms: &[Term], cursor: &mut Cursor, capacity: usize) -> Chunk {
-    let mut chunk = Chunk { pieces: [Piece::default(); MOST_RUNS], count: 0, depth: 0 };
-    while cursor.term < terms.len() && chunk.count < MOST_RUNS {
-        let left = terms[cursor.term].depth() - cursor.first;
-        let room = capacity - chunk.depth;
-        let depth = if left <= room { left } else { room / DEPTH_STEP * DEPTH_STEP };
-        if depth > 0 {
-            chunk.pieces[chunk.count] = Piece { term: cursor.term, first: cursor.first, depth };
-            chunk.count += 1;
-            chunk.depth += depth;
-        }
-        if depth < left {
-            cursor.first += depth;
-            break;
-        }
-        *cursor = Cursor { term: cursor.term + 1, first: 0 };
-    }
-    chunk
-}
-
-/// The caller's workspace: the packed right block, and one left block for each thread.
+/// The caller's workspace: the packed right block, and one left block per thread.
 #[derive(Clone, Copy)]
 struct Scratch {
     packed: *mut f32,
@@ -223,7 +80,7 @@ unsafe impl Send for Scratch {}
 // SAFETY: as above.
 unsafe impl Sync for Scratch {}
 
-/// Some columns of C and a block of depth.
+/// Some columns of C and one chunk of depth.
 struct Block<'a> {
     isa: Isa,
     terms: &'a [Term],
@@ -242,16 +99,15 @@ unsafe fn pack_block(block: &Block<'_>) {
     let chunk = block.chunk;
     let groups = block.columns.div_ceil(PACK_COLUMNS);
     let slices = |piece: &Piece| piece.depth.div_ceil(PACK_DEPTH);
-    let all_slices: usize = chunk.pieces[..chunk.count].iter().map(slices).sum();
+    let all_slices: usize = chunk.pieces().iter().map(slices).sum();
     run_tasks(groups * all_slices, |task| {
         let (group, mut slice) = (task / all_slices, task % all_slices);
-        let (mut index, mut panel_row) = (0, 0);
-        while slice >= slices(&chunk.pieces[index]) {
-            slice -= slices(&chunk.pieces[index]);
-            panel_row += chunk.pieces[index].depth;
+        let mut index = 0;
+        while slice >= slices(&chunk.pieces()[index]) {
+            slice -= slices(&chunk.pieces()[index]);
             index += 1;
         }
-        let piece = chunk.pieces[index];
+        let piece = chunk.pieces()[index];
         let term = &block.terms[piece.term];
         let first = group * PACK_COLUMNS;
         // SAFETY: groups and slices cut the packed block into disjoint parts of the workspace, which
@@ -269,7 +125,7 @@ unsafe fn pack_block(block: &Block<'_>) {
                     depth: PACK_DEPTH.min(piece.depth - slice * PACK_DEPTH),
                     panels: block.scratch.packed.add(first * chunk.depth),
                     panel_depth: chunk.depth,
-                    panel_row: panel_row + slice * PACK_DEPTH,
+                    panel_row: piece.chunk_depth + slice * PACK_DEPTH,
                 },
             );
         }
@@ -287,7 +143,7 @@ unsafe fn multiply_block(block: &Block<'_>) {
         return;
     }
     let panels = block.columns.div_ceil(PANEL_COLUMNS);
-    // Cut along rows first: tasks that share rows read, and perhaps copy, the same left operand.
+    // Cut along rows first: tasks that share rows read, and may copy, the same left operand.
     let row_most = (block.output.rows / TASKS_WANTED).clamp(ROW_BLOCK / 2, ROW_BLOCK);
     let row_block = even_block(block.output.rows, row_most, 8);
     let row_tasks = block.output.rows.div_ceil(row_block);
@@ -304,11 +160,11 @@ unsafe fn multiply_block(block: &Block<'_>) {
     });
 }
 
-/// Whether to compute Cᵀ = Rᵀ · Lᵀ: C has less than a panel of columns, and L lies with its rows
-/// contiguous. Then the vectors of the kernel run along M, straight over L, and N need not fill them.
-/// The gradients of LoRA factors are of this kind. A bias goes along N, where there are no vectors now.
+/// Whether to compute Cᵀ = Rᵀ · Lᵀ instead: C is narrower than a panel, and M is the contiguous dimension of L.
+/// Then the vectors of the kernel run along M, straight over L, and N need not fill them. The gradients of LoRA
+/// factors have this shape. Not with a bias, which the kernel reads along its vectors.
 fn is_better_transposed(block: &Block<'_>) -> bool {
-    let pieces = &block.chunk.pieces[..block.chunk.count];
+    let pieces = block.chunk.pieces();
     block.columns < PANEL_COLUMNS
         && !matches!(block.write, TileWrite::Bias(_))
         && !pieces.is_empty()
@@ -322,7 +178,7 @@ unsafe fn multiply_part_transposed(block: &Block<'_>, first_row: usize, rows: us
     let width = panel_width(block.columns);
     let mut packed = block.scratch.packed.cast_const();
     let mut write = block.write;
-    for piece in &block.chunk.pieces[..block.chunk.count] {
+    for piece in block.chunk.pieces() {
         let left = block.terms[piece.term].left;
         // SAFETY: the single panel holds a row of `width` floats for each step of depth; rows and
         // columns are inside C and the left operands.
@@ -355,14 +211,14 @@ unsafe fn multiply_part_transposed(block: &Block<'_>, first_row: usize, rows: us
 
 unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels: std::ops::Range<usize>) {
     let chunk = block.chunk;
-    let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MOST_RUNS];
+    let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MOST_PIECES];
     // SAFETY: a left block holds ROW_BLOCK × DEPTH_BLOCK floats and belongs to this thread, which runs
-    // one task at a time; panels lie in the packed block as `pack_block` laid them; rows and columns
-    // are inside C and the left operands.
+    // one task at a time; `pack_block` has written the panels; rows and columns are inside C and the
+    // left operands.
     unsafe {
         let scratch = block.scratch.lefts.add(current_thread() * ROW_BLOCK * DEPTH_BLOCK);
         let mut copied = 0;
-        for (run, piece) in runs.iter_mut().zip(&chunk.pieces[..chunk.count]) {
+        for (run, piece) in runs.iter_mut().zip(chunk.pieces()) {
             let left = block.terms[piece.term].left;
             let start = first_row * left.row_stride + piece.first * left.depth_stride;
             *run = LeftRun::strided(left.pointer.add(start), left.row_stride, left.depth_stride, piece.depth);
@@ -383,7 +239,7 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels
                 &TileMatmul {
                     rows,
                     columns,
-                    runs: &runs[..chunk.count],
+                    runs: &runs[..chunk.pieces().len()],
                     right: RightRows {
                         pointer: block.scratch.packed.add(first * chunk.depth),
                         row_stride: panel_width(columns),
@@ -397,8 +253,8 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels
     }
 }
 
-/// Whether a left operand is slow where it lies: neighbours along depth are not neighbours in memory, or
-/// its rows are whole multiples of 4 KiB apart and so compete for the same few places of the caches.
+/// Whether a left operand is slow to read in place: depth is not contiguous, or rows are multiples of 4 KiB
+/// apart and so compete for the same cache sets.
 fn misses_caches(run: &LeftRun) -> bool {
     run.depth_stride != 1 || run.row_stride.is_multiple_of(1024)
 }

@@ -1,8 +1,8 @@
-//! The CPU device: one reservation of RAM, one thread pool, f32 compute with products in f32 or bf16.
+//! The CPU device: one reservation of RAM, one thread pool, f32 activations with matmuls in f32 or bf16.
 //!
-//! It is the everyday device of people without a GPU and the reference for every other. Work is cut by
-//! shape alone, so 1, 2 and 16 threads give the same bytes. The arena is touched once, when it is
-//! reserved: from then on the kernel cannot refuse a page that the plan counted on.
+//! It is the device for machines without a GPU and the reference for every other device. Work is cut by
+//! shape alone, so 1, 2 and 16 threads give the same bytes. Every page of the arena is touched when it is
+//! reserved: from then on the system cannot run out of a page that the plan counted on.
 //! `run.rs` maps operations to the kernels in the files named after them.
 
 pub mod act;
@@ -38,6 +38,9 @@ mod isa_x86;
 pub mod kernel;
 pub mod loss;
 pub mod matmul;
+pub mod matmul_terms;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod matmul_testing;
 pub mod norm;
 pub mod optimizer;
 pub mod optimizer8;
@@ -59,7 +62,6 @@ mod stored_bnb;
 mod stored_gguf;
 #[cfg(test)]
 mod stored_tests;
-pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod view;
@@ -77,7 +79,7 @@ use std::path::PathBuf;
 
 const NAME: &str = "cpu";
 
-/// What forms products, chosen when the device is made.
+/// The instructions that compute matmuls, detected when the device is made.
 #[derive(Clone, Copy, Debug)]
 struct Units {
     f32: F32Unit,
@@ -87,20 +89,20 @@ struct Units {
 #[derive(Debug)]
 pub struct Cpu {
     pool: Pool,
-    // Dropped before the memory that its transfers use.
+    // Dropped before the arena that its transfers use.
     spill: Option<Spill>,
     arena: Arena,
     units: Units,
-    /// Where the file beside the memory is made.
+    /// The folder for the offload file.
     spill_folder: Option<PathBuf>,
-    /// Numbers of transfers, by the step that began them.
+    /// The number of the transfer that each step began.
     transfers: Vec<u64>,
-    /// What went wrong where nobody could be told.
+    /// A failure inside a call that returns no `Result`.
     failed: Option<DeviceError>,
 }
 
 impl Cpu {
-    /// A device with so many threads; the plan's workspaces must be sized for as many.
+    /// A device with `threads` threads; the plan's workspaces must be sized for as many.
     pub fn new(threads: usize) -> io::Result<Cpu> {
         Ok(Cpu {
             pool: Pool::new(threads)?,
@@ -113,13 +115,13 @@ impl Cpu {
         })
     }
 
-    /// With a folder for the file of values that a plan puts on disk.
+    /// Sets the folder for the file of tensors that a plan offloads to disk.
     pub fn with_spill_folder(self, folder: PathBuf) -> Cpu {
         Cpu { spill_folder: Some(folder), ..self }
     }
 
-    /// With another way to form products of f32 than the fastest, as what is to have the bytes of another run needs it.
-    /// The machine has to have the unit.
+    /// Uses another unit for f32 matmuls than the fastest, to reproduce the bytes of a run that used it.
+    /// Panics if this machine does not have the unit.
     pub fn with_f32_unit(self, f32: F32Unit) -> Cpu {
         assert!(f32 == F32Unit::Vectors || f32 == F32Unit::detect(), "this machine has no {f32:?}");
         Cpu { units: Units { f32, ..self.units }, ..self }
@@ -137,7 +139,7 @@ impl Device for Cpu {
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         let Reservation { device: bytes, host, disk } = *spaces;
-        // What an earlier plan took is given back first, so that two are never held.
+        // The memory of an earlier plan is freed first, so that two plans are never held at once.
         (self.spill, self.arena) = (None, Arena::empty());
         if host > 0 {
             return Err(DeviceError::Space { device: NAME, space: Space::Host });
@@ -154,7 +156,7 @@ impl Device for Cpu {
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         if let Op::Fetch | Op::Stow | Op::Stowed = step.op {
-            // Bytes are moved as they are.
+            // Transfers copy bytes, whatever their storage.
             return Ok(());
         }
         for (index, operand) in step.inputs.iter().enumerate() {
@@ -209,7 +211,7 @@ impl Device for Cpu {
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
-        assert!(to.rows.is_none(), "the CPU's rows have no gaps");
+        assert!(to.rows.is_none(), "CPU plans have no gaps between rows");
         match &self.spill {
             Some(spill) if to.at.space != Space::Device => {
                 let most = if to.in_one_piece { to.bytes } else { spill::PIECE_BYTES };
@@ -227,15 +229,15 @@ impl Device for Cpu {
         self.failed.take().map_or(Ok(()), Err)?;
         for step in steps {
             match (&mut self.spill, step.transfer()) {
-                (Some(spill), Some(Transfer { here, there, is_inward })) => {
-                    // Transfers are done in the order in which they are begun: one behind another waits for it.
-                    let direction = if is_inward { Direction::In } else { Direction::Out };
-                    let bytes = here.bytes_at(extent);
-                    let pointer = self.arena.pointer(here.offset, bytes);
-                    // SAFETY: `verify` has shown that nobody touches the range until a step awaits this one, or the
-                    // steps are over.
+                (Some(spill), Some(Transfer { on_device, offloaded, to_device })) => {
+                    // One thread does the transfers in order, so a transfer never has to await an earlier one.
+                    let direction = if to_device { Direction::In } else { Direction::Out };
+                    let bytes = on_device.bytes_at(extent);
+                    let pointer = self.arena.pointer(on_device.offset, bytes);
+                    // SAFETY: `verify` has shown that no step touches the range before a step that awaits this
+                    // transfer, or before the end of the entry point.
                     self.transfers[step.index] =
-                        unsafe { spill.begin(direction, there.offset, pointer, bytes) };
+                        unsafe { spill.begin(direction, offloaded.offset, pointer, bytes) };
                 }
                 (spill, _) => {
                     if let Some(spill) = spill {
@@ -253,7 +255,7 @@ impl Device for Cpu {
     }
 }
 
-/// Only moments are updated in another storage than plain numbers.
+/// Of the values that operations update, only 8-bit optimizer state is not stored as plain numbers.
 fn check_updated_storage(op: &Op, operand: &Operand) -> Result<(), DeviceError> {
     if let (Op::AdamW8(_), Storage::Dynamic8 { .. }) = (op, operand.storage) {
         return Ok(());

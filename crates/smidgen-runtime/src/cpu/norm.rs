@@ -7,7 +7,7 @@
 //! dx = r (g - x r² mean(g x))        dw = sum over rows of dy x r
 //! ```
 //!
-//! r is computed again from x, never stored. Leaves out layer normalisation with a mean.
+//! r is recomputed from x, never stored. Left out: layer normalisation with a mean.
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
 use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
@@ -15,7 +15,7 @@ use super::footprint::{assert_apart, assert_apart_or_same};
 use super::simd::{Block, Isa, LANES, Lanes, for_each_block, kernel, sum_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 
-/// A stored weight; some families store w and mean 1 + w.
+/// A stored weight; in some model families the stored w stands for 1 + w.
 #[derive(Clone, Copy, Debug)]
 pub struct NormWeight {
     pub weight: Stored, // (C)
@@ -35,7 +35,7 @@ pub fn rms_norm(x: SrcRows, weight: NormWeight, eps: f32, y: DstRows) {
     });
 }
 
-/// dx = the gradient through `rms_norm`, plus `addend` where given. `dx` may be `x`, `dy` or `addend`.
+/// dx = the gradient through `rms_norm`, plus `addend` if there is one. `dx` may be `x`, `dy` or `addend`.
 pub fn rms_norm_grad(
     x: SrcRows,
     weight: NormWeight,
@@ -68,7 +68,7 @@ pub fn rms_norm_grad(
     });
 }
 
-/// dw += the weight's gradient, the same with and without `plus_one`. `scratch` has at least
+/// dw += the gradient of the weight, which is the same with and without `plus_one`. `scratch` has at least
 /// `rms_norm_weight_grad_scratch_len` floats.
 pub fn rms_norm_weight_grad(
     x: SrcRows,
@@ -155,7 +155,7 @@ fn normalise<E: StoredElement>(x: SrcRows, weight: NormWeight, eps: f32, y: DstR
     }
 }
 
-/// One row's part in `rms_norm_grad`.
+/// The operands of one row of `rms_norm_grad`.
 #[derive(Clone, Copy)]
 struct GradientRow {
     x: Src<f32>,

@@ -2,7 +2,7 @@
 //!
 //! AdamW follows `torch.optim.AdamW` operation by operation (decoupled decay first, the first moment as
 //! a lerp, eps added after the bias correction), in f32, with scalars computed in f64 and rounded once.
-//! Leaves out schedules and the clipping rule: the caller gives the rate and the coefficient.
+//! Left out: schedules and the clipping rule; the caller passes the learning rate and the coefficient.
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;

@@ -1,12 +1,12 @@
-//! AdamW with moments in 8 bits, block by block, as the CUDA kernel of bitsandbytes does it.
+//! AdamW with 8-bit moments, block by block, as in the CUDA kernel of bitsandbytes.
 //!
-//! A block of 256 elements is decoded, the fresh moments are formed in f32, the parameters move by the fresh
-//! moments as they are, and then these are encoded with the block's new largest magnitudes. Weight decay comes
-//! after the step, as in that kernel (the library's CPU path and `optimizer.rs` have it before). β1 and β2 are f32
-//! and so is 1 - β, as there; the other scalars are computed in f64 and rounded once.
-//! Where this differs: divisions, roots and powers are exact to rounding, products and sums are never fused,
-//! a block of zeros gets code 0, and a second moment beyond f32 is its largest number instead of infinity, which would
-//! decode to what is not a number.
+//! A block of 256 elements is decoded, the new moments are computed in f32, the parameters are updated with these
+//! unrounded moments, and then the moments are encoded with the block's new largest magnitudes. Weight decay comes
+//! after the step, as in that kernel (the library's CPU path and `optimizer.rs` apply it before). β1, β2 and 1 - β are
+//! f32, as there; the other scalars are computed in f64 and rounded once.
+//! Differences: divisions, roots and powers are correctly rounded, multiplies and adds are never fused, a block of
+//! zeros gets code 0, and a second moment beyond f32 is clamped to its largest number instead of infinity, which would
+//! decode to NaN.
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;
@@ -17,7 +17,7 @@ use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::quant::nearest_code::{nearest_signed, nearest_unsigned};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
 
-/// A moment: a byte for each element, and the largest magnitude of each block of them.
+/// A moment: one byte per element, and the largest magnitude of each block.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment8 {
     pub largest: Dst<f32>,
@@ -109,7 +109,7 @@ kernel! {
 
 #[inline(always)]
 fn step_block(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8Scalars) {
-    // Behind the end of a short block there are zeros, which change neither largest magnitude.
+    // A short block is padded with zeros, which change neither largest magnitude.
     let mut first = decoded(m, &SIGNED_MAP);
     let mut second = decoded(v, &UNSIGNED_MAP);
     let (mut first_tops, mut second_tops) = ([0.0_f32; LANES], [0.0_f32; LANES]);
@@ -146,7 +146,7 @@ fn decoded(moment: Moment8, map: &[f32; 256]) -> [f32; DYNAMIC8_BLOCK] {
     values
 }
 
-/// The codes of a block, each the one that `nearest` finds for its share of the largest.
+/// Encodes a block: `nearest` returns the code of each value divided by the largest.
 #[inline(always)]
 fn encode(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32, nearest: impl Fn(f32) -> u8) {
     moment.largest.set(0, largest);
@@ -161,7 +161,7 @@ fn encode(moment: Moment8, mut values: [f32; DYNAMIC8_BLOCK], largest: f32, near
     }
 }
 
-/// A first moment keeps its sign: what is negative is never encoded as the 0 above it.
+/// A first moment keeps its sign: a negative value is never encoded as 0.
 #[inline(always)]
 fn nearest_of_its_sign(value: f32) -> u8 {
     let code = nearest_signed(value);
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The first step has no codes behind it: it is exact, and the codes are the nearest to what it made.
+    /// The first step decodes no codes, so it is exact, and its codes are the nearest to the exact moments.
     #[test]
     fn the_first_step_is_adamw() {
         let len = 700;
@@ -276,7 +276,7 @@ mod tests {
         assert!((0..512).all(|index| state.decoded(0, index) > 0.0 && state.p[index] < 1.0));
     }
 
-    /// What is negative and nearest to 0 is not encoded as 0, which has the other sign.
+    /// A small negative value is not encoded as 0, which has the other sign.
     #[test]
     fn a_first_moment_keeps_its_sign() {
         let mut state = State::new(vec![0.0; 256]);
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(state.codes[0][..4], [255, 126, 126, 127]);
     }
 
-    /// Squares beyond f32 must not become what is not a number later.
+    /// Squares beyond f32 must not become NaN later.
     #[test]
     fn a_second_moment_beyond_f32_stays_finite() {
         let mut state = State::new(vec![1.0; 300]);

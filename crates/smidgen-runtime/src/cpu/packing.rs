@@ -1,15 +1,15 @@
-//! Copies operands of a product into the workspace, in the order in which the kernel reads them.
+//! Copies the operands of an f32 matmul into the workspace, in the order in which the kernel reads them.
 //!
-//! The right operand becomes panels of 48 columns, one row of a panel for each step of depth; the last
-//! panel is as wide as its columns rounded up to 16, filled with zeros. The scale of a term goes in here.
-//! The left operand is copied only where its own layout would miss the caches.
+//! The right operand becomes panels of 48 columns, with one row per k; the last panel is as wide as its
+//! columns rounded up to 16, padded with zeros. The scale of a term is applied here.
+//! The left operand is copied only if its own layout would miss the caches.
 //! Left out: element formats, which only `stored.rs` knows.
 
 use super::isa::{Lanes, on_each_isa};
 use super::kernel::{LeftRun, PANEL_COLUMNS, TILE_ROWS};
 use super::stored::Stored;
 
-/// Columns that one packing task handles: whole panels, and whole blocks of 64 elements.
+/// Columns that one packing task handles: whole panels, and whole spans of 64 elements.
 pub const PACK_COLUMNS: usize = 192;
 
 /// Depth that one packing task handles.
@@ -18,7 +18,7 @@ pub const PACK_DEPTH: usize = 128;
 /// Stored rows that are decoded together before they are transposed: the widest vector.
 const STRIP: usize = 16;
 
-/// A piece of a right operand (depth, columns) on its way into panels.
+/// A piece of a right operand (depth, columns) to pack into panels.
 #[derive(Clone, Copy)]
 pub struct RightPiece {
     pub stored: Stored,
@@ -28,18 +28,18 @@ pub struct RightPiece {
     /// Columns of the right operand, at most [`PACK_COLUMNS`].
     pub first_column: usize,
     pub columns: usize,
-    /// Steps of depth, at most [`PACK_DEPTH`].
+    /// Depth, at most [`PACK_DEPTH`].
     pub first_depth: usize,
     pub depth: usize,
-    /// The panel of the first column, at the row of the first step of depth.
+    /// The panel of the first column.
     pub panels: *mut f32,
-    /// Steps of depth that a panel holds in all.
+    /// Rows of a panel.
     pub panel_depth: usize,
     /// Rows written before this piece in each panel.
     pub panel_row: usize,
 }
 
-/// Floats of a row of a panel that has so many columns left.
+/// Floats per row of the panel that begins where `columns_left` columns remain.
 pub const fn panel_width(columns_left: usize) -> usize {
     if columns_left >= PANEL_COLUMNS { PANEL_COLUMNS } else { columns_left.next_multiple_of(STRIP) }
 }
@@ -48,8 +48,8 @@ on_each_isa! {
     /// Decodes, scales and packs a piece of a right operand.
     ///
     /// # Safety
-    /// The machine supports `isa`, the piece lies inside the readable stored matrix, and the panels
-    /// are writable and shared with nobody in the rows of this piece.
+    /// The machine supports `isa`, the piece is inside the readable stored matrix, and no other thread uses
+    /// the rows of the writable panels that belong to this piece.
     pub unsafe fn pack_right(piece: &RightPiece) = pack_right_with;
 }
 
@@ -64,7 +64,7 @@ unsafe fn pack_right_with<V: Lanes>(piece: &RightPiece) {
     }
 }
 
-/// Where a panel's row for the first step of the piece begins, and the width of its rows.
+/// Where the first row of the piece begins in the panel of `column`, and the width of the panel's rows.
 #[inline(always)]
 unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
     let first = column / PANEL_COLUMNS * PANEL_COLUMNS;
@@ -130,7 +130,7 @@ unsafe fn pack_as_stored<V: Lanes>(piece: &RightPiece) {
     }
 }
 
-/// A matrix (rows, columns) of f32 whose transpose, times a scale, is wanted at `target`.
+/// `target` (columns, rows) = scale · `source` (rows, columns)ᵀ.
 #[derive(Clone, Copy)]
 pub struct Transpose {
     pub source: *const f32,
@@ -173,9 +173,9 @@ pub unsafe fn transpose_with<V: Lanes>(transpose: &Transpose) {
     }
 }
 
-/// Copies rows `first_row..first_row + rows` of a left operand to `target` and tells where the kernel
-/// finds them. A run that is contiguous along depth keeps its rows; any other becomes tiles of 8 rows
-/// that are contiguous along rows. Either takes `rows` rounded up to 8, times depth, floats.
+/// Copies the first `rows` rows of a left operand to `target` and returns a view of the copy. A run that is
+/// contiguous along depth keeps its rows; any other becomes tiles of 8 rows that are contiguous along rows.
+/// Either takes `rows` rounded up to 8, times depth, floats.
 ///
 /// # Safety
 /// The rows are readable and the target is writable.

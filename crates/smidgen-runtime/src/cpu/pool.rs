@@ -1,10 +1,11 @@
-//! The threads of the CPU device: numbered tasks, taken in order by whoever is free.
+//! The threads of the CPU device: each takes the next numbered task of a parallel section.
 //!
 //! A step of a plan is a handful of parallel sections of a few microseconds to a few milliseconds each.
-//! Waking a sleeping thread costs more than the shortest of them, so helpers watch for work for about a
-//! millisecond before they sleep, and a section never waits for a helper that has not begun.
-//! Which thread runs a task must not matter to the result; callers cut work by shape alone.
-//! Left out: tasks that start tasks (they run them one by one), and any queue.
+//! Waking a sleeping thread takes longer than the shortest of them, so helpers spin for about a
+//! millisecond before they sleep, and a section never waits for a helper that has not joined it.
+//! Which thread runs a task must not change the result; callers cut work by shape alone. A thread runs one task
+//! at a time, so a task may use the part of a workspace that belongs to its thread's number.
+//! Left out: nested parallelism (a task that starts tasks runs them itself), and any queue.
 
 use std::cell::Cell;
 use std::io;
@@ -13,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// Pauses before a helper sleeps: about a millisecond.
+/// Spins before a helper sleeps: about a millisecond.
 const PAUSES_BEFORE_SLEEP: usize = 20_000;
-/// Pauses between two offers of the processor to other threads.
+/// Spins between two calls of `yield_now`.
 const PAUSES_BEFORE_YIELD: usize = 500;
 
 /// The calling thread and its helpers.
@@ -26,7 +27,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of so many threads, the caller's included.
+    /// A pool of `threads` threads, the caller's included.
     pub fn new(threads: usize) -> io::Result<Pool> {
         let shared = Arc::new(Shared::default());
         let mut pool = Pool { shared, helpers: Vec::new() };
@@ -55,20 +56,20 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake();
         for helper in self.helpers.drain(..) {
-            // A helper cannot panic: tasks are caught.
+            // A helper cannot panic: it catches the panics of tasks.
             let _ = helper.join();
         }
     }
 }
 
-/// Runs tasks `0..count`, on the pool that the caller has entered, and returns when all are done.
+/// Runs tasks `0..count` on the pool that the caller has entered, and returns when all are done.
 pub fn run_tasks(count: usize, task: impl Fn(usize) + Sync) {
     let current = CURRENT.get();
     if count <= 1 || current.threads == 1 {
         (0..count).for_each(task);
         return;
     }
-    // SAFETY: `enter` borrows the pool for as long as it is current.
+    // SAFETY: `enter` borrows the pool while it is the current one.
     let shared = unsafe { &*current.shared };
     shared.run(count, &task);
 }
@@ -96,7 +97,7 @@ thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Puts back what was current, also when a task panics.
+/// Restores the current pool, also when a task panics.
 struct Restore(Current);
 
 impl Drop for Restore {
@@ -118,8 +119,8 @@ struct Shared {
     panicked: AtomicBool,
     stop: AtomicBool,
     sleepers: AtomicUsize,
-    bed: Mutex<()>,
-    alarm: Condvar,
+    sleep: Mutex<()>,
+    wake_up: Condvar,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +158,7 @@ impl Shared {
         }
     }
 
-    /// Takes tasks until there are none. A task sees no pool: what it would run in parallel runs in it.
+    /// Runs tasks until none is left. A task sees a pool of one thread, so the tasks that it starts run inside it.
     fn work(&self, task: &(dyn Fn(usize) + Sync)) {
         let _restore = Restore(CURRENT.replace(ALONE));
         let count = self.count.load(Ordering::Relaxed);
@@ -218,20 +219,20 @@ impl Shared {
                 pause(&mut pauses);
                 continue;
             }
-            let mut bed = self.bed.lock().expect("nothing panics while it is held");
+            let mut asleep = self.sleep.lock().expect("nothing panics while it is held");
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             while self.state.load(Ordering::SeqCst) / SECTION == seen && !self.stop.load(Ordering::SeqCst) {
-                bed = self.alarm.wait(bed).expect("nothing panics while it is held");
+                asleep = self.wake_up.wait(asleep).expect("nothing panics while it is held");
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
-            drop(bed);
+            drop(asleep);
             pauses = 0;
         }
     }
 
     fn wake(&self) {
-        drop(self.bed.lock().expect("nothing panics while it is held"));
-        self.alarm.notify_all();
+        drop(self.sleep.lock().expect("nothing panics while it is held"));
+        self.wake_up.notify_all();
     }
 }
 
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_still_works() {
         let pool = Pool::new(2).unwrap();
         for bad in 0..8 {
             let panic = catch_unwind(AssertUnwindSafe(|| {

@@ -3,15 +3,15 @@
 //! The convention is "rotate half": of a head's first `rotary_dim` channels, channel i of the first
 //! half pairs with channel i of the second; the channels after them pass unchanged.
 //! The gradient of a rotation is the rotation by the opposite angle, so there is no second function.
-//! LongRoPE has two lists of frequencies, and the length of a token's segment chooses between them.
-//! Leaves out how `inv_freq` and the scale follow from a model's settings.
+//! LongRoPE has two lists of frequencies; the length of a token's segment selects one.
+//! Left out: how `inv_freq` and the scale follow from a model's settings.
 
 use super::chunk::{Chunk, for_each_row_chunk};
 use super::footprint::{assert_apart, assert_apart_or_same};
 use super::simd::{Block, Isa, LANES, for_each_block, kernel};
 use super::view::{DstRows, Src, SrcRows};
 
-/// How one token's channels divide into heads.
+/// How the channels of a token are divided into heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeShape {
     pub heads: usize,
@@ -38,7 +38,7 @@ pub struct LongRope<'a> {
     pub original: usize,
 }
 
-/// What says how long a token's sequence is.
+/// How long the sequence of each token is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths<'a> {
     /// Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary is 0, the last one T.
@@ -52,7 +52,7 @@ impl Lengths<'_> {
             Lengths::OfSegments(segments) => {
                 assert!(
                     segments.first() == Some(&0) && segments.is_sorted(),
-                    "segment boundaries must begin at 0 and never fall"
+                    "segment boundaries must begin at 0 and never decrease"
                 );
                 assert_eq!(segments.last().map(|end| *end as usize), Some(tokens));
             }
@@ -71,7 +71,7 @@ impl Lengths<'_> {
     }
 }
 
-/// `rope_table` with the list that the length of each token's sequence asks for.
+/// `rope_table` with the list that the length of each token's sequence selects.
 pub fn rope_table_by_length(
     positions: Src<i32>, // (T)
     lengths: Lengths<'_>,
@@ -95,7 +95,7 @@ fn fill_table<'a>(
 ) {
     assert_eq!((table.rows(), table.columns()), (positions.len(), 2 * half));
     assert_apart("rope_table", table, [positions.into()]);
-    // Sixteen times smaller pieces: an element here costs as much as sixteen elsewhere.
+    // Sixteen times smaller chunks: an element here costs as much as sixteen elsewhere.
     for_each_row_chunk(table.rows(), table.columns() * 16, |chunk| {
         for token in chunk.start..chunk.start + chunk.len {
             let row = table.row(token);
@@ -109,7 +109,7 @@ fn fill_table<'a>(
     });
 }
 
-/// Turns every head by its token's angles, backwards when `inverse`. `y` may be `x`.
+/// Rotates every head by the angles of its token, by the opposite angles if `inverse`. `y` may be `x`.
 pub fn rope(
     x: SrcRows,     // (T, heads * head_dim)
     table: SrcRows, // (T, rotary_dim)
@@ -194,7 +194,7 @@ mod tests {
     fn table(tokens: usize, half: usize, scale: f32) -> Vec<f32> {
         on_every_machine(|| {
             let mut table = vec![f32::NAN; tokens * 2 * half];
-            // SAFETY: the vector has this shape and is used through the view alone.
+            // SAFETY: the vector has this shape and is used only through the view.
             let view = unsafe { DstRows::new(table.as_mut_ptr(), tokens, 2 * half, 2 * half) };
             rope_table(src(&positions(tokens)), &frequencies(half), scale, view);
             table
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Segments of 300, 0, 301, 299 and 100 tokens at a switch of 300: only the third takes the long list.
+    /// Segments of 300, 0, 301, 299 and 100 tokens with a threshold of 300: only the third uses the long list.
     #[test]
     fn the_length_of_a_segment_chooses_the_list() {
         let (half, original) = (5, 300);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "must begin at 0 and never fall")]
+    #[should_panic(expected = "must begin at 0 and never decrease")]
     fn falling_boundaries_are_refused() {
         let mut table = vec![0.0; 8];
         let lists = LongRope { short: &[1.0], long: &[0.5], original: 2 };

@@ -11,7 +11,8 @@ use super::bf16_unit::F32Unit;
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::isa::Isa;
 use super::kernel::OutputView;
-use super::matmul::{Init, Left, Output, Term, matmul};
+use super::matmul::matmul;
+use super::matmul_terms::{Init, Left, Output, Term};
 use super::row_matmul::{FEW_ROWS, row_matmul};
 use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]

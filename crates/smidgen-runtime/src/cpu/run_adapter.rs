@@ -7,7 +7,7 @@ use super::decode_rows::decode_rows;
 use super::fourier::FourierModule;
 use super::isa::Isa;
 use super::kernel::OutputView;
-use super::matmul::{Init, Output};
+use super::matmul_terms::{Init, Output};
 use super::run::Run;
 use super::view::Dst;
 use super::{columns, fourier};

@@ -5,7 +5,7 @@
 
 use super::kernel::OutputView;
 use super::loss;
-use super::matmul::{Init, Left, Output, Term};
+use super::matmul_terms::{Init, Left, Output, Term};
 use super::run::{Factor, Run};
 use smidgen_ir::{LossHead, workspace_cpu};
 

@@ -1,21 +1,20 @@
-//! Instruction sets and the small vector vocabulary that the row operations are written in.
+//! Instruction sets and the vector helpers that the row operations are written with.
 //!
 //! A body works on arrays of `LANES` floats; `kernel!` compiles it once per instruction set and picks
 //! one at run time. Bodies multiply and add in two roundings on every level, never fused: that keeps
-//! the bytes equal across levels, and these operations wait for memory, not for arithmetic.
+//! the bytes equal across levels, and these operations are bound by memory, not by arithmetic.
 //! Helpers are `#[inline(always)]` functions and not closures, because a body that is not inlined
 //! into the `#[target_feature]` function loses the features.
-//! Leaves out explicit intrinsics, and tiles for matrix products.
+//! Left out: explicit intrinsics, and tiles for matmuls.
 
 pub use super::isa::Isa as Level;
 use std::cell::Cell;
 
-/// Floats a body handles at once: one AVX-512 register, two AVX2 ones, four SSE2 ones.
+/// Floats that a body handles at once: one AVX-512 register, two AVX2 or four SSE2 registers.
 pub const LANES: usize = 16;
 pub type Lanes = [f32; LANES];
 
-/// An instruction set that this machine has. Holding one is the proof: there is no way to make an
-/// `Isa` that the CPU lacks.
+/// An instruction set that this machine has: `new` returns no `Isa` that the CPU lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);
 
@@ -99,9 +98,9 @@ pub struct Block {
 }
 
 /// `for_each_block!(block in len => { body })` runs the body on the blocks of `0..len` in order; only the
-/// last may be short. The body is written out twice, for full blocks and for the short one: with the
-/// count a constant, lanes stay in registers in the loop that matters. The start is hidden from the
-/// optimiser, which else takes the loop over blocks for the one to vectorise and gathers across blocks.
+/// last may be short. The body is instantiated twice, for full blocks and for the short one: with a constant
+/// count, lanes stay in registers in the main loop. The start is hidden from the optimiser, which would
+/// otherwise vectorise the loop over blocks and gather across blocks.
 macro_rules! for_each_block {
     ($block:ident in $len:expr => $body:block) => {{
         let len: usize = $len;
@@ -126,13 +125,13 @@ macro_rules! for_each_block {
 }
 pub(crate) use for_each_block;
 
-/// The same number, of which the optimiser no longer knows where it came from.
+/// Returns `number` unchanged, but the optimiser cannot know its value.
 #[inline(always)]
 pub(crate) fn hidden(number: usize) -> usize {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
         let mut number = number;
-        // SAFETY: no instruction at all; the register keeps its value.
+        // SAFETY: an empty instruction; the register keeps its value.
         unsafe {
             std::arch::asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags));
         }
@@ -142,13 +141,13 @@ pub(crate) fn hidden(number: usize) -> usize {
     std::hint::black_box(number)
 }
 
-/// Adds the lanes as a tree, in an order that is part of the result.
+/// Adds the lanes as a tree; the fixed order determines the bytes of the result.
 #[inline(always)]
 pub fn sum_lanes(lanes: Lanes) -> f32 {
     sum_tree(&lanes)
 }
 
-/// Not inlined, or the vectoriser would shape the accumulators of the caller's loop after this tree.
+/// Not inlined: otherwise the vectoriser arranges the accumulators of the caller's loop to suit this tree.
 #[inline(never)]
 fn sum_tree(lanes: &Lanes) -> f32 {
     let mut lanes = *lanes;
@@ -175,7 +174,7 @@ pub fn sum_wide_lanes(mut lanes: [f64; LANES]) -> f64 {
     lanes[0]
 }
 
-/// The largest lane; lanes that are NaN may be passed over.
+/// The largest lane; NaN lanes may be ignored.
 #[inline(always)]
 pub fn max_lanes(lanes: Lanes) -> f32 {
     let mut largest = lanes[0];

@@ -1,8 +1,8 @@
-//! The file beside the memory: values that the plan puts on disk, read and written by a thread of its own.
+//! The offload file: tensors that the plan keeps on disk, read and written by a thread of its own.
 //!
-//! Transfers are done in the order in which they were begun, so one number says how far they are. The file has no name
-//! any more once it is open: nothing is left behind when the process dies. What was read or written is dropped from
-//! the system's own cache, which would otherwise hold in memory what the plan put out of it.
+//! Transfers run in the order in which they began, so one counter says how far they are. The file is unlinked as
+//! soon as it is open: nothing is left behind when the process dies. Bytes that were read or written are dropped from
+//! the page cache, which would otherwise keep in memory what the plan offloaded.
 
 use crate::device::{DeviceError, Fill, FillError};
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-/// Bytes that pass through host memory at a time where a value is filled.
+/// Bytes of the host buffer through which a value on disk is filled.
 pub const PIECE_BYTES: usize = 128 << 10;
 
 /// The file without its thread.
@@ -24,23 +24,23 @@ pub struct SpillFile {
 }
 
 impl SpillFile {
-    /// So many bytes in a folder, which is made where it is not there.
+    /// Creates a file of `bytes` bytes in a folder, which is created if it does not exist.
     pub fn open(folder: &Path, bytes: usize) -> Result<SpillFile, DeviceError> {
         let path = folder.join(format!(".smidgen-{}.spill", std::process::id()));
         let failed = |what| {
             let path = path.clone();
             move |error| DeviceError::File { what, path, error }
         };
-        std::fs::create_dir_all(folder).map_err(failed("there is no folder for"))?;
+        std::fs::create_dir_all(folder).map_err(failed("cannot create the folder of"))?;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.map_err(failed("cannot make"))?;
+        let file = file.map_err(failed("cannot create"))?;
         std::fs::remove_file(&path).map_err(failed("cannot unlink"))?;
-        allocate(&file, bytes).map_err(failed("there is no room for"))?;
+        allocate(&file, bytes).map_err(failed("not enough disk space for"))?;
         Ok(SpillFile { file, path })
     }
 
-    /// Reads at once; no transfer may be under way there.
+    /// Reads on the calling thread; no transfer of these bytes may be pending.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let read = self.file.read_exact_at(into, offset as u64);
         drop_from_cache(&self.file, offset as u64, into.len(), Direction::In);
@@ -53,7 +53,7 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Lets the caller write a value of so many bytes, in pieces of at most `most`.
+    /// Fills `bytes` bytes from a source, in pieces of at most `most`.
     pub fn fill<E>(
         &self,
         offset: usize,
@@ -104,13 +104,13 @@ struct Job {
     memory: Memory,
 }
 
-/// A range of the arena that the plan gives to one transfer until it is waited for.
+/// A range of the arena that belongs to one transfer until a step has awaited it.
 struct Memory {
     pointer: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the range belongs to the transfer while it is under way, and the arena outlives it.
+// SAFETY: the range belongs to the transfer while it is pending, and the arena outlives it.
 unsafe impl Send for Memory {}
 
 impl Spill {
@@ -121,7 +121,7 @@ impl Spill {
         let (own_file, own_state) = (Arc::clone(&file), Arc::clone(&state));
         let worker = move || transfer_all(&own_file.file, &own_state, &inbox);
         let thread = std::thread::Builder::new().name("smidgen-disk".into()).spawn(worker);
-        let thread = Some(thread.map_err(|error| file.failure("no thread for", error))?);
+        let thread = Some(thread.map_err(|error| file.failure("cannot start a thread for", error))?);
         Ok(Spill { file, jobs: Some(jobs), state, begun: 0, thread })
     }
 
@@ -132,7 +132,8 @@ impl Spill {
     /// Begins a transfer and returns its number.
     ///
     /// # Safety
-    /// The memory stays, and nobody else touches it (writes it, where it goes out), until the transfer was waited for.
+    /// Until the caller has waited for the transfer, the memory stays allocated, and nothing else writes it; if the
+    /// transfer is a read from the file, nothing else reads it either.
     pub unsafe fn begin(
         &mut self,
         direction: Direction,
@@ -141,13 +142,13 @@ impl Spill {
         bytes: usize,
     ) -> u64 {
         let job = Job { direction, offset: offset as u64, memory: Memory { pointer, bytes } };
-        let jobs = self.jobs.as_ref().expect("the thread lives as long as this");
-        jobs.send(job).expect("the thread ends when this does");
+        let jobs = self.jobs.as_ref().expect("only `drop` takes the sender");
+        jobs.send(job).expect("the thread runs until the sender is dropped");
         self.begun += 1;
         self.begun
     }
 
-    /// Waits until so many transfers are done.
+    /// Waits until transfer `number`, and so every earlier one, is done.
     pub fn wait(&self, number: u64) -> Result<(), DeviceError> {
         let mut state = lock(&self.state.0);
         while state.done < number && state.failed.is_none() {
@@ -178,7 +179,7 @@ impl Drop for Spill {
 
 fn transfer_all(file: &File, state: &(Mutex<State>, Condvar), inbox: &Receiver<Job>) {
     for Job { direction, offset, memory } in inbox {
-        // SAFETY: who began the transfer leaves the memory to it until it is done.
+        // SAFETY: the caller of `begin` promised not to touch the memory until the transfer is done.
         let memory = unsafe { std::slice::from_raw_parts_mut(memory.pointer, memory.bytes) };
         let result = match direction {
             Direction::In => file.read_exact_at(memory, offset).map_err(|error| ("cannot read", error)),
@@ -196,7 +197,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Takes the bytes on disk now, so that a full disk is found before the run.
+/// Reserves the bytes on disk now, so that a full disk is found before the run.
 fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     file.set_len(bytes as u64)?;
     #[cfg(target_os = "linux")]
@@ -204,7 +205,7 @@ fn allocate(file: &File, bytes: usize) -> io::Result<()> {
         use std::os::fd::AsRawFd;
         // SAFETY: a call on a descriptor that is open.
         let code = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) };
-        // Some file systems cannot; they find out when it is written.
+        // Some file systems cannot reserve; there a full disk is found on the first write.
         if code != 0 && code != libc::EOPNOTSUPP && code != libc::EINVAL {
             return Err(io::Error::from_raw_os_error(code));
         }
@@ -212,7 +213,8 @@ fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// A hint; what was just written begins its way to the disk and is dropped later.
+/// Hints that the page cache may drop these bytes. Writeback of written bytes is started; they can be dropped once
+/// it is done.
 fn drop_from_cache(file: &File, offset: u64, bytes: usize, direction: Direction) {
     #[cfg(target_os = "linux")]
     {
@@ -258,18 +260,18 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_behind_the_end_is_an_error_of_whoever_waits() {
+    fn waiting_for_a_transfer_past_the_end_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let mut spill = Spill::open(folder.path(), 100).unwrap();
         let mut bytes = vec![0u8; 50];
         // SAFETY: as above.
         let number = unsafe { spill.begin(Direction::In, 80, bytes.as_mut_ptr(), bytes.len()) };
         let error = spill.wait(number).unwrap_err().to_string();
-        assert!(error.starts_with("cannot read the file beside the memory"), "{error}");
+        assert!(error.starts_with("cannot read the offload file"), "{error}");
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_named() {
+    fn the_error_names_a_folder_that_cannot_be_created() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let folder = file.path().join("below a file");
         let error = Spill::open(&folder, 100).unwrap_err().to_string();

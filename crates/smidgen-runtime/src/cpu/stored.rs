@@ -1,10 +1,10 @@
-//! A matrix as it lies in memory, in its own storage, and the one place that decodes it.
+//! A matrix in its storage format, and the one place that decodes it.
 //!
-//! Everything else of the CPU backend sees f32: [`Stored::decode_span`] turns a span of a row into
-//! floats, and a new format is a new arm there; what an arm does is in `stored_bnb.rs` and
+//! Everything else of the CPU device sees f32: [`Stored::decode_span`] turns a span of a row into
+//! floats, and a new format is a new arm there; the arms are in `stored_bnb.rs` and
 //! `stored_gguf.rs`. Every instruction set gives the same bits as the plain decoders of `quant`.
-//! The product asks for spans that begin at multiples of 64 elements of the row, so that a block
-//! format never has to begin inside a block of 64 or less.
+//! Matmuls ask for spans that begin at multiples of 64 elements of the row, so that a span never begins
+//! inside a block of 64 elements or fewer.
 //! Left out: writing formats other than f32.
 
 use super::footprint::Footprint;
@@ -17,28 +17,28 @@ use smidgen_ir::{DType, Storage};
 pub const SPAN_STEP: usize = 64;
 
 /// A view of `rows` × `columns` elements: the rows from `first_row` on of a tensor that has
-/// `total_rows`. Parts of a storage that belong to the whole tensor, such as scales, are found from
+/// `total_rows`. Parts of a storage that belong to the whole tensor, such as scales, are located from
 /// `pointer` and `total_rows`, so a slice of rows shares them.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored {
-    /// The begin of the whole tensor; it need not be aligned.
+    /// Start of the whole tensor; it need not be aligned.
     pub pointer: *const u8,
     pub storage: Storage,
     pub first_row: usize,
     pub rows: usize,
     pub total_rows: usize,
     pub columns: usize,
-    /// Elements from a row to the next: `columns` for all storages but plain ones.
+    /// Elements from one row to the next; always `columns` unless the storage is plain.
     pub row_stride: usize,
 }
 
-// SAFETY: a view is only an address; who dereferences it (unsafe functions) answers for the access.
+// SAFETY: a view is only an address; the unsafe functions that dereference it state what they require.
 unsafe impl Send for Stored {}
 // SAFETY: as above, and nothing is written through a `Stored`.
 unsafe impl Sync for Stored {}
 
 impl Stored {
-    /// A whole tensor. Panics where a row of a block format is no whole number of blocks.
+    /// A whole tensor. Panics if a row of a block format is not a whole number of blocks.
     pub fn dense(pointer: *const u8, storage: Storage, rows: usize, columns: usize) -> Stored {
         if let Storage::Gguf(block) = storage {
             let elements = block.elements();
@@ -64,7 +64,7 @@ impl Stored {
     /// Writes elements `first..first + count` of `row` to `target` as f32.
     ///
     /// # Safety
-    /// The span lies in the matrix, the matrix is readable, `target` is good for `count` floats, and
+    /// The span is inside the matrix, the matrix is readable, `target` is writable for `count` floats, and
     /// the machine supports the instruction set of `V`. In block formats the span begins at a multiple
     /// of [`SPAN_STEP`] and ends at one or at the end of the row.
     #[inline(always)]

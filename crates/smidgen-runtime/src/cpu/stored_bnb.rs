@@ -1,10 +1,10 @@
-//! Spans of bitsandbytes' storages as f32: 4-bit codes with scales over the flattened tensor, and bytes
-//! with a scale a row.
+//! Decodes spans of the bitsandbytes storages: 4-bit codes with scales over the flattened tensor, and int8 with
+//! one scale per row.
 //!
-//! A block of 64 codes shares a scale, so the sixteen values are scaled once a block and looked up.
-//! Blocks run over the flattened tensor: where rows are no multiple of 64, a span meets parts of blocks
+//! A block of 64 codes shares a scale, so the sixteen values are scaled once per block and looked up.
+//! Blocks run over the flattened tensor: if rows are not a multiple of 64, a span contains parts of blocks
 //! and may begin at a low nibble.
-//! Left out: what the codes mean, which `quant` knows.
+//! Left out: the meaning of the codes, which `quant` defines.
 
 use super::isa::Lanes;
 use super::stored::Stored;
@@ -17,7 +17,7 @@ use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, Bnb4Parts, bnb4_parts, int8_sc
 /// Writes `count` elements of row `row` of the whole tensor, from `first` on.
 ///
 /// # Safety
-/// The span lies in the readable tensor, `target` is good for `count` floats, and the machine supports
+/// The span is inside the readable tensor, `target` is writable for `count` floats, and the machine supports
 /// the instruction set of `V`.
 #[inline(always)]
 pub unsafe fn decode_int8<V: Lanes>(
@@ -101,7 +101,7 @@ unsafe fn decode_run<V: Lanes>(
     count: usize,
     target: *mut f32,
 ) {
-    // A low nibble alone, so that the others begin with a byte.
+    // A low nibble at the start is decoded alone, so that the rest begins with a whole byte.
     let lead = first % 2;
     let whole = (count - lead) / V::WIDTH * V::WIDTH;
     // SAFETY: every byte holds an element of the run; every vector is inside it.

@@ -1,8 +1,8 @@
-//! Spans of GGUF blocks as f32, for each block format.
+//! Decodes spans of GGUF blocks to f32, for each block format.
 //!
 //! Blocks of 32 are decoded whole, blocks of 256 in quarters of 64: spans begin at multiples of 64.
-//! Products of a scale and a code are exact in f32 but for q6_k, and where a minimum is added that is
-//! the only rounding; so fused and separate arithmetic give the same bits.
+//! The product of a scale and a code is exact in f32 except for q6_k, and adding a minimum is then the only
+//! rounding, so fused and separate arithmetic give the same bits.
 //! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
 
 use super::isa::Lanes;
@@ -12,8 +12,8 @@ use smidgen_ir::Block;
 /// Writes elements `first..first + count` of row `row` of the whole tensor.
 ///
 /// # Safety
-/// The span lies in the readable tensor, begins at a multiple of 64 and ends at one or with the row;
-/// `target` is good for `count` floats, and the machine supports the instruction set of `V`.
+/// The span is inside the readable tensor, begins at a multiple of 64 and ends at one or at the end of the row;
+/// `target` is writable for `count` floats, and the machine supports the instruction set of `V`.
 #[inline(always)]
 pub unsafe fn decode_gguf<V: Lanes>(
     stored: &Stored,

@@ -3,7 +3,8 @@
 
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::OutputView;
-use super::matmul::{Init, Left, Output, Term, matmul};
+use super::matmul::matmul;
+use super::matmul_terms::{Init, Left, Output, Term};
 use super::pool::Pool;
 use super::stored::{SPAN_STEP, Stored};
 use super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};

@@ -1,6 +1,6 @@
-//! What the tests of the row operations share: numbers to work on, views over vectors, and one body
-//! run on every instruction set and several thread counts.
-//! Compiled for tests only. Leaves out references: each operation keeps its own.
+//! What the tests of the row operations share: random numbers, views over vectors, and a harness that runs a
+//! body on every instruction set and several thread counts.
+//! Compiled for tests only. Left out: reference implementations; each operation has its own.
 
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::counter::uniform;
@@ -34,7 +34,7 @@ pub fn dst<T: Copy>(values: &mut [T]) -> Dst<T> {
     unsafe { Dst::new(values.as_mut_ptr(), values.len()) }
 }
 
-/// Encodes `values`, and gives back what they became as well.
+/// Encodes `values`; returns the bytes and the values that they decode to.
 pub fn stored_bytes(element: Element, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let mut bytes = Vec::new();
     let mut read_back = Vec::new();
@@ -65,7 +65,7 @@ pub fn stored(element: Element, bytes: &[u8]) -> Stored {
     unsafe { Stored::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
 }
 
-/// Every storage that can hold rows of so many columns as weights.
+/// Every weight storage whose blocks divide rows of `columns` elements.
 pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
     let plain = [DType::F32, DType::Bf16, DType::F16].map(Storage::Plain);
     let codes =
@@ -74,7 +74,7 @@ pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
     plain.into_iter().chain([Storage::Int8Rows]).chain(codes).chain(blocks.map(Storage::Gguf))
 }
 
-/// A tensor in any storage, every bit of its codes random, with scales that keep its numbers finite.
+/// A tensor in any storage with random codes, and scales that keep its numbers finite.
 pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
     let mut bytes = match storage {
         Storage::Gguf(_) => vec![0; storage.bytes(rows, columns)],
@@ -128,8 +128,8 @@ impl<A: Bits, B: Bits> Bits for (A, B) {
     }
 }
 
-/// Runs `work` on every instruction set with 1, 2 and 4 threads, asserts that all agree and returns
-/// what they agree on, bit by bit.
+/// Runs `work` on every instruction set with 1, 2 and 4 threads, asserts that all results are the same bytes, and
+/// returns one of them.
 pub fn on_every_machine<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
     let pools = [1, 2, 4].map(|threads| Pool::new(threads).expect("threads can be started"));
     let mut agreed: Option<R> = None;

@@ -3,8 +3,8 @@
 //! Two views may cover the same memory (an operation in place), so neither `&` nor `&mut` over the
 //! elements ever exists; every access goes through these types and is checked against their length.
 //! The unsafe promise is made once, when a view is built; from there operations are safe calls, and
-//! each asserts on entry which of its views may coincide.
-//! Leaves out ownership and lifetimes: the arena outlives every step.
+//! each asserts on entry which of its views may overlap.
+//! Left out: ownership and lifetimes; the arena outlives every step.
 
 use super::convert::{Element, StoredElement};
 use super::footprint::Footprint;
@@ -50,7 +50,7 @@ pub struct Stored {
     len: usize,
 }
 
-// SAFETY: a view is an address; whoever built it promised that its memory may be used from any
+// SAFETY: a view is an address; the caller of `new` promised that its memory may be used from any
 // thread for as long as the view is used.
 unsafe impl<T: Send + Sync> Send for Src<T> {}
 // SAFETY: as above.
@@ -293,10 +293,10 @@ impl Stored {
         self.len == 0
     }
 
-    /// One element as f32; for the few numbers outside the kernels.
+    /// One element as f32. Slow; kernels use `lanes`.
     pub fn get(self, index: usize) -> f32 {
         let one = self.part(index, 1);
-        // SAFETY: whoever built the view promised its bytes, and the part lies inside.
+        // SAFETY: the part lies inside the view, which is valid for reads.
         unsafe {
             match self.element {
                 Element::F32 => one.pointer.cast::<f32>().read_unaligned(),
@@ -318,7 +318,7 @@ impl Stored {
     }
 
     /// The block's elements as f32, then zeros. `E` must be the view's element type; kernels choose it
-    /// once, outside their loops, because a choice for every block keeps lanes out of registers.
+    /// once, outside their loops, because a match per block would keep lanes out of registers.
     #[inline(always)]
     pub fn lanes<E: StoredElement>(self, block: Block) -> Lanes {
         assert!(self.element == E::ELEMENT);
@@ -381,8 +381,8 @@ fn check_block(block: Block, len: usize) {
     assert!(block.count <= LANES && block.count <= len && block.start <= len - block.count);
 }
 
-/// The short ends are functions of their own and never inlined: seen together, LLVM would join both
-/// ways into one `memcpy` of unknown length, a call per block.
+/// Short blocks have functions of their own that are never inlined: otherwise LLVM merges both branches into
+/// one `memcpy` of unknown length, which is a call per block.
 ///
 /// # Safety
 /// `from` is readable for `count <= LANES` elements; it need not be aligned.

@@ -1,7 +1,7 @@
 //! Launches of generation's attention: writing the caches, and attending over them.
 //!
 //! One block for each query and head. The caches hold the numbers of activations.
-//! Leaves out heads of more than 256 channels.
+//! Left out: heads of more than 256 channels.
 
 use super::spans::{Place, SPAN, THREADS, count, int};
 use super::stage::{Arg, KernelFile, Stage};

@@ -1,12 +1,12 @@
-//! Values on disk beside a GPU: read into a pinned slot and copied from there, on a stream of their own.
+//! Tensors offloaded to disk: read into a pinned buffer and copied to the GPU from there, on a stream of their own.
 //!
-//! The host lines up steps far ahead of the GPU, so it may wait for neither the GPU nor the disk. For each piece of a
-//! value it lines up two things: a function of the host that reads the piece into the slot, and the copy to the device.
-//! The stream's order is all the agreement there is: a piece is read when the copy of the one before it is over.
+//! The host enqueues steps far ahead of the GPU, so it must wait for neither the GPU nor the disk. For each piece of a
+//! tensor it enqueues two things: a host callback that reads the piece into the buffer, and the copy to the device.
+//! The order of the stream is the only synchronization: a piece is read when the copy of the previous one is done.
 //!
-//! A thread of our own that copied would deadlock: a launch into a full queue holds a lock that its calls need, while
-//! the queue waits for it. Such a function makes no call of the driver. Values only come: what changes lies in pinned
-//! memory.
+//! A thread of our own that made the copies would deadlock: a launch into a full queue holds a lock of the driver that
+//! the thread's calls need, while the queue waits for the thread. A host callback makes no driver call. Tensors on disk
+//! are only read; everything that a run changes stays in memory.
 
 use super::driver::{self, Pinned, RowCopy, Stream};
 use crate::cpu::spill::SpillFile;
@@ -14,7 +14,7 @@ use crate::device::DeviceError;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of the slot: enough that asking costs little beside reading.
+/// Bytes of the pinned buffer: large enough that the overhead of a callback is small against reading.
 pub const SLOT_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -23,21 +23,21 @@ pub struct Disk {
     stream: Stream,
 }
 
-/// What the functions in the stream share with the host.
+/// Shared by the host and the callbacks in the stream.
 #[derive(Debug)]
 struct Reader {
     file: SpillFile,
     slot: Pinned,
-    /// The first thing that went wrong.
+    /// The first failure.
     failed: Mutex<Option<DeviceError>>,
 }
 
-// SAFETY: the slot is touched by what runs in one stream, one thing after the other.
+// SAFETY: only the work of one stream touches the slot, in order.
 unsafe impl Sync for Reader {}
 
 impl Reader {
     fn read(&self, offset: usize, bytes: usize) {
-        // SAFETY: in bounds, and the stream has nothing else under way.
+        // SAFETY: in bounds, and the stream runs nothing else meanwhile.
         let slot = unsafe { std::slice::from_raw_parts_mut(self.slot.pointer().cast_mut(), bytes) };
         if let Err(error) = self.file.read(offset, slot) {
             let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Disk {
         &self.reader.file
     }
 
-    /// The stream on which values come.
+    /// The stream of all copies from disk.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -66,21 +66,21 @@ impl Disk {
         self.reader.slot.bytes()
     }
 
-    /// Lines up the copy of `bytes` of the file to an address of the device, behind what the stream waits for.
-    pub fn bring(&self, offset: usize, to: u64, bytes: usize) -> Result<(), DeviceError> {
+    /// Enqueues the copy of `bytes` bytes of the file to a device address.
+    pub fn fetch(&self, offset: usize, to: u64, bytes: usize) -> Result<(), DeviceError> {
         for first in (0..bytes).step_by(SLOT_BYTES) {
             let (reader, piece_bytes) = (Arc::clone(&self.reader), SLOT_BYTES.min(bytes - first));
             driver::call_in_order(&self.stream, move || reader.read(offset + first, piece_bytes))?;
             let from = (self.reader.slot.pointer() as u64, piece_bytes);
             let copy =
                 RowCopy { from, to: (to + first as u64, piece_bytes), row_bytes: piece_bytes, rows: 1 };
-            // SAFETY: the slot is this stream's, and the place on the device is this transfer's.
+            // SAFETY: only this stream uses the slot, and only this transfer the range on the device.
             unsafe { driver::copy_rows(self.stream.handle, &copy)? };
         }
         Ok(())
     }
 
-    /// What went wrong since it was asked last.
+    /// Takes the failure, if there is one.
     pub fn failure(&self) -> Option<DeviceError> {
         self.reader.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -88,7 +88,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The last owner of the slot frees it by a call of the driver, which must not be a function in the stream.
+        // The last owner of the slot frees it with a driver call, which a callback must not make.
         let _ = self.stream.wait();
     }
 }

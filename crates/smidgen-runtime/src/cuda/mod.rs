@@ -215,7 +215,7 @@ impl Cuda {
     }
 
     /// Without graphs of launches, for comparison: they make a difference to speed alone.
-    pub fn launching_singly(mut self) -> Cuda {
+    pub fn without_graphs(mut self) -> Cuda {
         self.records_launches = false;
         self
     }
@@ -292,11 +292,11 @@ impl Device for Cuda {
         self.gpu.wait()
     }
 
-    fn chosen(&self) -> Option<String> {
+    fn chosen_algorithms(&self) -> Option<String> {
         Some(self.cublas.chosen())
     }
 
-    fn adopt(&mut self, chosen: &str) -> bool {
+    fn adopt_algorithms(&mut self, chosen: &str) -> bool {
         self.cublas.adopt(chosen)
     }
 

@@ -1,15 +1,15 @@
-//! Pinned memory between host and GPU: a ring for what is written, two halves for what is filled.
+//! Pinned staging buffers between host and GPU: a ring for small writes, a double buffer for weights.
 //!
-//! A write copies the caller's bytes into the ring and returns; the GPU fetches them in the order of its stream, and
-//! the host waits only when the ring has come round to bytes that are not fetched yet. Weights are filled into one
-//! half while the other travels.
+//! A write copies the caller's bytes into the ring and returns; the GPU fetches them in stream order, and the host
+//! waits only when the ring wraps around to bytes that are not fetched yet. Weights are filled into one half of the
+//! double buffer while the other half is copied.
 
 use super::driver::{self, Event, Gpu, Pinned};
 use crate::device::{Destination, DeviceError, Fill, FillError, READ_SLOTS, SLOT_BYTES};
 
 /// Bytes of each half.
 const HALF_BYTES: usize = 16 << 20;
-/// Parts of the ring, each with a mark of its own.
+/// Parts of the ring, each with an event of its own.
 const RING_PARTS: usize = 8;
 const PART_BYTES: usize = 1 << 20;
 
@@ -17,14 +17,14 @@ const PART_BYTES: usize = 1 << 20;
 pub struct Staging {
     halves: [(Pinned, Event); 2],
     ring: Pinned,
-    marks: Vec<Event>,
-    /// The part of the ring that is written, and how far.
+    events: Vec<Event>,
+    /// The part of the ring that is being written, and how many bytes of it are used.
     part: usize,
     filled: usize,
-    /// Small reads that are under way.
+    /// Buffers of pending small reads.
     slots: Pinned,
     arrivals: Vec<Event>,
-    /// Times that the host waited for all of the GPU's work.
+    /// How often the host waited for the GPU.
     waits: u64,
 }
 
@@ -34,7 +34,7 @@ impl Staging {
         Ok(Staging {
             halves: [half()?, half()?],
             ring: Pinned::new(RING_PARTS * PART_BYTES)?,
-            marks: (0..RING_PARTS).map(|_| Event::new()).collect::<Result<_, _>>()?,
+            events: (0..RING_PARTS).map(|_| Event::new()).collect::<Result<_, _>>()?,
             part: 0,
             filled: 0,
             slots: Pinned::new(READ_SLOTS * SLOT_BYTES)?,
@@ -43,7 +43,7 @@ impl Staging {
         })
     }
 
-    /// Times that the host waited for all of the GPU's work so far.
+    /// How often the host has waited for the GPU.
     pub fn waits(&self) -> u64 {
         self.waits
     }
@@ -52,23 +52,23 @@ impl Staging {
         2 * HALF_BYTES + self.ring.bytes() + self.slots.bytes()
     }
 
-    /// Has a few bytes come to the host once everything launched so far is done.
+    /// Enqueues a copy of a few bytes to the host, behind everything launched so far.
     pub fn begin_read(&mut self, gpu: &Gpu, slot: usize, from: u64, bytes: usize) -> Result<(), DeviceError> {
-        assert!(bytes <= SLOT_BYTES, "a read of {bytes} bytes is no small one");
+        assert!(bytes <= SLOT_BYTES, "an asynchronous read of {bytes} bytes, at most {SLOT_BYTES}");
         let place = self.slots.slice_mut(slot * SLOT_BYTES, bytes).as_mut_ptr();
-        // SAFETY: the slot is read behind its event and not written before; the caller's range is reserved.
+        // SAFETY: the slot is read after its event and not written before; the caller's range is reserved.
         unsafe { driver::copy_to_host(gpu, place, from, bytes)? };
         self.arrivals[slot].record(gpu)
     }
 
-    /// Waits until those have come; what was launched after them goes on meanwhile.
+    /// Waits for such a copy, but not for what was launched after it.
     pub fn finish_read(&mut self, slot: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         self.arrivals[slot].wait()?;
         into.copy_from_slice(self.slots.slice_mut(slot * SLOT_BYTES, into.len()));
         Ok(())
     }
 
-    /// Writes in the order of the stream; the caller's bytes are free again at once.
+    /// Writes in stream order; the caller may reuse its buffer at once.
     pub fn write(&mut self, gpu: &Gpu, to: u64, from: &[u8]) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < from.len() {
@@ -79,9 +79,9 @@ impl Staging {
             let first = self.part * PART_BYTES + self.filled;
             self.ring.slice_mut(first, bytes).copy_from_slice(&from[done..done + bytes]);
             let place = self.ring.pointer().wrapping_add(first);
-            // SAFETY: a part of the ring is written again only behind its mark; the caller's range is reserved.
+            // SAFETY: a part of the ring is reused only after its event; the caller's range is reserved.
             unsafe { driver::copy_to_device(gpu, to + done as u64, place, bytes)? };
-            // Copies like to begin at whole words.
+            // Copies from aligned addresses are faster.
             self.filled = (self.filled + bytes).next_multiple_of(16).min(PART_BYTES);
             done += bytes;
         }
@@ -89,13 +89,13 @@ impl Staging {
     }
 
     fn next_part(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        self.marks[self.part].record(gpu)?;
+        self.events[self.part].record(gpu)?;
         self.part = (self.part + 1) % RING_PARTS;
         self.filled = 0;
         // An event that was never recorded has happened.
-        if !self.marks[self.part].has_happened()? {
+        if !self.events[self.part].has_happened()? {
             self.waits += 1;
-            self.marks[self.part].wait()?;
+            self.events[self.part].wait()?;
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Fills a value piece by piece, or as a whole through memory taken for it.
+    /// Fills a value piece by piece, or from a temporary buffer if the source delivers it in one piece.
     pub fn fill<E>(
         &mut self,
         gpu: &Gpu,
@@ -134,18 +134,18 @@ impl Staging {
         }
         let (row_bytes, _) = to.rows.unwrap_or((1, 1));
         let most = (HALF_BYTES / row_bytes).max(1) * row_bytes;
-        assert!(most <= HALF_BYTES, "a row of {row_bytes} bytes is longer than the pinned memory");
+        assert!(most <= HALF_BYTES, "a row of {row_bytes} bytes is longer than the staging buffer");
         for (index, first) in (0..to.bytes).step_by(most).enumerate() {
             let bytes = most.min(to.bytes - first);
-            let (pinned, mark) = &mut self.halves[index % 2];
-            mark.wait().map_err(FillError::Device)?;
+            let (pinned, event) = &mut self.halves[index % 2];
+            event.wait().map_err(FillError::Device)?;
             let piece = pinned.slice_mut(0, bytes);
             match to.in_one_piece {
                 true => piece.copy_from_slice(&whole[first..first + bytes]),
                 false => fill(first, piece).map_err(FillError::Source)?,
             }
             let from = pinned.pointer();
-            // SAFETY: a half is written again only behind its mark; the destination lies in the reservation.
+            // SAFETY: a half is reused only after its event; the destination is inside the reservation.
             let copied = unsafe {
                 match to.rows {
                     None => driver::copy_to_device(gpu, arena + (to.at.offset + first) as u64, from, bytes),
@@ -157,7 +157,7 @@ impl Staging {
                     }
                 }
             };
-            copied.and_then(|()| mark.record(gpu)).map_err(FillError::Device)?;
+            copied.and_then(|()| event.record(gpu)).map_err(FillError::Device)?;
         }
         Ok(())
     }

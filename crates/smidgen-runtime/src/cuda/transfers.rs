@@ -1,9 +1,8 @@
-//! Values in pinned memory of the host, and the two streams on which they come and go beside the steps.
+//! Tensors offloaded to pinned host memory, and the two streams that copy them in parallel with compute.
 //!
-//! A transfer begins when everything launched before it is done and runs beside what is launched after it; a step that
-//! awaits it makes the stream of steps wait, never the host. The GPU reaches pinned memory at its own address, so a
-//! table of which few rows are needed is read where it lies. What lies on disk comes by way of a slot in pinned memory
-//! (`disk.rs`).
+//! A transfer starts when everything launched before it is done and overlaps what is launched after it; a step that
+//! awaits it makes the compute stream wait, never the host. The GPU can read pinned memory directly, so a table of
+//! which few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
 
 use super::disk::Disk;
 use super::driver::{self, Event, Gpu, Pinned, Stream};
@@ -15,28 +14,29 @@ use std::path::PathBuf;
 pub struct Transfers {
     memory: Option<Pinned>,
     disk: Option<Disk>,
-    /// Of the file on disk.
+    /// The folder of the offload file.
     folder: Option<PathBuf>,
-    inward: Stream,
-    outward: Stream,
-    /// What is launched before a transfer.
-    before: Event,
-    /// The ends of transfers, by the steps that began them.
-    over: Vec<Option<Event>>,
+    to_device: Stream,
+    to_host: Stream,
+    /// Recorded on the compute stream before each transfer.
+    launched: Event,
+    /// The event at the end of each transfer, by the step that starts it.
+    finished: Vec<Option<Event>>,
 }
 
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
-        let (inward, outward) = (Stream::new()?, Stream::new()?);
+        let (to_device, to_host) = (Stream::new()?, Stream::new()?);
         let (memory, disk, folder) = (None, None, None);
-        Ok(Transfers { memory, disk, folder, inward, outward, before: Event::new()?, over: Vec::new() })
+        let (launched, finished) = (Event::new()?, Vec::new());
+        Ok(Transfers { memory, disk, folder, to_device, to_host, launched, finished })
     }
 
     pub fn set_folder(&mut self, folder: PathBuf) {
         self.folder = Some(folder);
     }
 
-    /// Takes so many bytes of the host and of the disk, after what was held is given back.
+    /// Frees what an earlier plan reserved, and reserves pinned memory and disk space.
     pub fn reserve(&mut self, bytes: usize, disk_bytes: usize) -> Result<(), DeviceError> {
         (self.memory, self.disk) = (None, None);
         if disk_bytes > 0 {
@@ -51,23 +51,22 @@ impl Transfers {
         Ok(())
     }
 
-    /// Makes a mark for every transfer of some entry points.
+    /// Creates an event for every transfer of some entry points.
     pub fn prepare<'a>(&mut self, steps: impl Iterator<Item = &'a BoundStep>) -> Result<(), DeviceError> {
         for step in steps.filter(|step| step.op.is_transfer()) {
-            let more = (step.index + 1).saturating_sub(self.over.len());
-            self.over.extend((0..more).map(|_| None));
-            let mark = &mut self.over[step.index];
-            *mark = Some(mark.take().map_or_else(Event::new, Ok)?);
+            let more = (step.index + 1).saturating_sub(self.finished.len());
+            self.finished.extend((0..more).map(|_| None));
+            let event = &mut self.finished[step.index];
+            *event = Some(event.take().map_or_else(Event::new, Ok)?);
         }
         Ok(())
     }
 
-    /// What lies on disk.
     pub fn disk(&self) -> &Disk {
-        self.disk.as_ref().expect("the plan has values on disk")
+        self.disk.as_ref().expect("the plan offloads to disk")
     }
 
-    /// What went wrong beside the steps.
+    /// A failure in a host callback, which no call has returned.
     pub fn failure(&self) -> Option<DeviceError> {
         self.disk.as_ref().and_then(Disk::failure)
     }
@@ -76,51 +75,53 @@ impl Transfers {
         self.memory.as_ref().map_or(0, Pinned::bytes) + self.disk.as_ref().map_or(0, Disk::pinned_bytes)
     }
 
-    /// Address of the pinned memory, for both sides.
+    /// Address of the pinned memory, on the host and on the GPU.
     pub fn address(&self) -> u64 {
         self.memory.as_ref().map_or(0, |memory| memory.pointer() as u64)
     }
 
-    /// The memory; no transfer may be under way.
+    /// The pinned memory; no transfer may be pending.
     pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
-        self.memory.as_mut().expect("the plan has values on the host").slice_mut(first, bytes)
+        self.memory.as_mut().expect("the plan offloads to host memory").slice_mut(first, bytes)
     }
 
-    /// Has the stream of steps wait for what a step awaits.
+    /// Makes the compute stream wait for the transfers that a step awaits.
     pub fn wait_for(&self, gpu: &Gpu, awaits: &[usize]) -> Result<(), DeviceError> {
         awaits
             .iter()
-            .filter_map(|transfer| self.over[*transfer].as_ref())
-            .try_for_each(|over| over.hold(gpu.stream))
+            .filter_map(|transfer| self.finished[*transfer].as_ref())
+            .try_for_each(|event| event.hold(gpu.stream))
     }
 
-    /// Begins the transfer of a step. `arena` is the address of the device's reservation.
+    /// Enqueues the transfer of a step. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        let Transfer { here, there, is_inward } = step.transfer().expect("only transfers come here");
-        let stream = match (there.space, is_inward) {
+        let Transfer { on_device, offloaded, to_device } =
+            step.transfer().expect("the caller passes transfers only");
+        let stream = match (offloaded.space, to_device) {
             (Space::Disk, _) => self.disk().stream(),
-            (_, true) => &self.inward,
-            (_, false) => &self.outward,
+            (_, true) => &self.to_device,
+            (_, false) => &self.to_host,
         };
-        assert!(here.space == Space::Device && there.is_dense());
-        let over = self.over[step.index].as_ref().expect("every transfer has a mark");
-        self.before.record(gpu)?;
-        self.before.hold(stream.handle)?;
-        let awaited = step.awaits.iter().filter_map(|transfer| self.over[*transfer].as_ref());
+        assert!(on_device.space == Space::Device && offloaded.is_dense());
+        let finished = self.finished[step.index].as_ref().expect("`prepare` has seen every transfer");
+        self.launched.record(gpu)?;
+        self.launched.hold(stream.handle)?;
+        let awaited = step.awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref());
         awaited.into_iter().try_for_each(|other| other.hold(stream.handle))?;
-        if there.space == Space::Disk {
-            assert!(is_inward && here.is_dense(), "values only come from disk, row behind row");
-            self.disk().bring(there.offset, arena + here.offset as u64, here.bytes_at(extent))?;
+        if offloaded.space == Space::Disk {
+            assert!(to_device && on_device.is_dense(), "tensors on disk are only read, and have no gaps");
+            let target = arena + on_device.offset as u64;
+            self.disk().fetch(offloaded.offset, target, on_device.bytes_at(extent))?;
         } else {
-            let sides = Sides::of(here, arena, there, self.address(), extent);
-            // SAFETY: both ranges are reserved, and `verify` has shown that nobody touches them until somebody awaits
-            // this.
-            unsafe { driver::copy_rows(stream.handle, &sides.copy(is_inward))? };
+            let copy = row_copy(on_device, arena, offloaded, self.address(), to_device, extent);
+            // SAFETY: both ranges are reserved, and `verify` has shown that no step touches them before one that
+            // awaits this transfer.
+            unsafe { driver::copy_rows(stream.handle, &copy)? };
         }
-        over.record_in(stream.handle)
+        finished.record_in(stream.handle)
     }
 
-    /// Has the stream of steps wait for all transfers of some steps.
+    /// Makes the compute stream wait for all transfers of some steps.
     pub fn settle<'a>(
         &self,
         gpu: &Gpu,
@@ -130,33 +131,24 @@ impl Transfers {
     }
 }
 
-/// The two ends of a transfer, row by row.
-struct Sides {
-    here: (u64, usize),
-    there: (u64, usize),
-    row_bytes: usize,
-    rows: usize,
-}
-
-impl Sides {
-    fn of(here: &Operand, arena: u64, there: &Operand, host: u64, extent: &Extent) -> Sides {
-        let (device, away) = (arena + here.offset as u64, host + there.offset as u64);
-        let element = here.storage.plain().map_or(0, DType::bytes);
-        match here.is_dense() {
-            true => {
-                let bytes = here.bytes_at(extent);
-                Sides { here: (device, bytes), there: (away, bytes), row_bytes: bytes, rows: 1 }
-            }
-            false => {
-                let row_bytes = here.columns * element;
-                let (here_row, rows) = (here.stride * element, here.rows_at(extent));
-                Sides { here: (device, here_row), there: (away, row_bytes), row_bytes, rows }
-            }
+/// A copy between the device and pinned memory: one row of all bytes, or, if the device's rows have gaps, row by row.
+fn row_copy(
+    on_device: &Operand,
+    arena: u64,
+    offloaded: &Operand,
+    host: u64,
+    to_device: bool,
+    extent: &Extent,
+) -> driver::RowCopy {
+    let element_bytes = on_device.storage.plain().map_or(0, DType::bytes);
+    let (rows, row_bytes, stride_bytes) = match on_device.is_dense() {
+        true => (1, on_device.bytes_at(extent), on_device.bytes_at(extent)),
+        false => {
+            (on_device.rows_at(extent), on_device.columns * element_bytes, on_device.stride * element_bytes)
         }
-    }
-
-    fn copy(&self, is_inward: bool) -> driver::RowCopy {
-        let (from, to) = if is_inward { (self.there, self.here) } else { (self.here, self.there) };
-        driver::RowCopy { from, to, row_bytes: self.row_bytes, rows: self.rows }
-    }
+    };
+    let device_side = (arena + on_device.offset as u64, stride_bytes);
+    let host_side = (host + offloaded.offset as u64, row_bytes);
+    let (from, to) = if to_device { (host_side, device_side) } else { (device_side, host_side) };
+    driver::RowCopy { from, to, row_bytes, rows }
 }

@@ -101,7 +101,7 @@ fn an_operand_beyond_the_reservation_is_found() {
         let findings = verify::plan(&broken);
         assert!(findings.iter().any(|finding| finding.contains("leaves its region")), "{findings:?}");
         let violation = subject.run_on_null(broken).unwrap_err();
-        assert!(violation.contains("the reservation at"), "{violation}");
+        assert!(violation.contains("bytes are reserved"), "{violation}");
     }
 }
 

@@ -307,14 +307,14 @@ fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64
 fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
     let _alone = alone();
     for precision in [Precision::F32, Precision::Bf16] {
-        let (mut recording, mut single) = (open(precision), open(precision).launching_singly());
+        let (mut recording, mut single) = (open(precision), open(precision).without_graphs());
         let mut wrong = Vec::new();
         for choice in choices() {
             let choice = Choice { device: DeviceKind::Cuda, precision, ..choice };
             let (want, none, back) = train_raggedly(&choice, single);
             single = back;
             // Each would time the ways of products by itself.
-            assert!(recording.adopt(&single.chosen().unwrap()));
+            assert!(recording.adopt_algorithms(&single.chosen_algorithms().unwrap()));
             let (got, launches, back) = train_raggedly(&choice, recording);
             recording = back;
             assert_eq!(none, 0);

@@ -9,7 +9,8 @@ use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
 use smidgen_runtime::cpu::kernel::OutputView;
-use smidgen_runtime::cpu::matmul::{Init, Left, Output, Term, matmul};
+use smidgen_runtime::cpu::matmul::matmul;
+use smidgen_runtime::cpu::matmul_terms::{Init, Left, Output, Term};
 use smidgen_runtime::cpu::pool::Pool;
 use smidgen_runtime::cpu::stored::Stored;
 

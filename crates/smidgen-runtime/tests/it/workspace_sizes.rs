@@ -5,7 +5,7 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::{AdapterForm, Recompute};
-use smidgen_ir::workspace_cpu::{Target, workspace_bytes};
+use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan,
     Precision, Shape, Space, Storage, Type,
@@ -233,6 +233,6 @@ fn quantized_weights_are_taken_where_they_are_decoded() {
     let refused = refusal(linear(false), &[x(320), Type::new(Shape::matrix(64, 320), q4_k)]).unwrap();
     assert_eq!(
         refused,
-        "cpu cannot run `linear` on q4_k weights with rows of 320, which are no whole blocks"
+        "cpu cannot run `linear` on q4_k weights with rows of 320: not a whole number of blocks"
     );
 }

@@ -155,7 +155,7 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let device = device.with_spill_folder(std::env::temp_dir());
-    let device = if args.launch_singly { device.launching_singly() } else { device };
+    let device = if args.launch_singly { device.without_graphs() } else { device };
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
     if !planned.fits {

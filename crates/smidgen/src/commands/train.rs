@@ -191,7 +191,7 @@ fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_g
 /// A device that failed under way: what was saved before is named.
 fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
     let is_device =
-        failure.message.starts_with("cuda: ") || failure.message.contains("the file beside the memory");
+        failure.message.starts_with("cuda: ") || failure.message.contains("the offload file");
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
     match saved.filter(|_| is_device) {
         Some(step) => {
@@ -244,7 +244,7 @@ mod tests {
             hints,
             [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
         );
-        let full = Failure::world("cannot write the file beside the memory, `run/x`: no space");
+        let full = Failure::world("cannot write the offload file `run/x`: no space");
         assert_eq!(lost_device(full, folder.path(), &args).hints, hints);
         assert!(lost_device(Failure::world("the loss is not finite"), folder.path(), &args).hints.is_empty());
     }

@@ -219,7 +219,7 @@ impl Course<'_> {
             // Moved, not copied: a plan has to be somewhere, and is counted once.
             let (error, returned) = match Executor::try_load(planned.solution.plan, device) {
                 Ok(executor) => {
-                    if let Some(products) = executor.device().chosen() {
+                    if let Some(products) = executor.device().chosen_algorithms() {
                         self.dir.write_text(resume::PRODUCTS_FILE, &products)?;
                     }
                     return Ok((executor, chosen));

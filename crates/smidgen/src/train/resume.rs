@@ -221,7 +221,7 @@ pub fn write_state<D: Device>(
         loss_scale,
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
-    let products = executor.device().chosen().map(|chosen| (PRODUCTS_FILE, chosen));
+    let products = executor.device().chosen_algorithms().map(|chosen| (PRODUCTS_FILE, chosen));
     for (name, text) in products.into_iter().chain([(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)])
     {
         write_whole(&folder.join(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)?;
@@ -238,7 +238,7 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
         Err(error) => return Some(format!("`{}` cannot be read: {error}", path.display())),
     };
     let owner = chosen.lines().next().unwrap_or_default();
-    (!device.adopt(&chosen)).then(|| format!("the products of this run were formed by {owner}"))
+    (!device.adopt_algorithms(&chosen)).then(|| format!("the products of this run were formed by {owner}"))
 }
 
 /// Reads the trained tensors and the moments of a checkpoint.

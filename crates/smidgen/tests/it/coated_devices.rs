@@ -65,11 +65,11 @@ impl Device for Late {
         true
     }
 
-    fn chosen(&self) -> Option<String> {
+    fn chosen_algorithms(&self) -> Option<String> {
         Some(format!("a late device\n{}", self.way))
     }
 
-    fn adopt(&mut self, chosen: &str) -> bool {
+    fn adopt_algorithms(&mut self, chosen: &str) -> bool {
         let way = chosen.strip_prefix("a late device\n").map(str::to_owned);
         self.way = way.clone().unwrap_or(std::mem::take(&mut self.way));
         way.is_some()

@@ -264,7 +264,7 @@ fn a_disk_without_room_for_what_the_plan_puts_there_is_found_before_the_first_st
     let ended = run_with_limit(&scratch, blocks, &[&["train", "recipe.toml"][..], &away].concat());
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let words = regex::Regex::new(
-        r"error: there is no room for the file beside the memory, .*\n  what the plan puts on disk needs \d+\.\d\d .iB, the disk of `.*run` has \d+\.\d\d .iB free",
+        r"error: not enough disk space for the offload file .*\n  what the plan puts on disk needs \d+\.\d\d .iB, the disk of `.*run` has \d+\.\d\d .iB free",
     );
     assert!(words.unwrap().is_match(&ended.stderr), "{}", ended.stderr);
     assert!(!scratch.exists("run"));
