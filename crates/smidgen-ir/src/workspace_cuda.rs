@@ -460,17 +460,17 @@ mod tests {
 
     /// Thin matmuls use the scratch of cuBLASLt's matmuls, whatever their sizes.
     #[test]
-    fn thin_products_fit_the_scratch_of_products() {
+    fn thin_matmuls_fit_the_workspace_of_matmuls() {
         for tokens in [0, 1, 63, 64, 1000, 2048, 6144, 8192, 20_000, 32_768, 131_072] {
             for columns in [8, 248, 512, 1536, 3584, 8960, 18_944, 65_536, 262_144] {
                 for rank in [8, 16, 24, 32, 48, 64] {
                     let what = format!("{tokens} tokens, {columns} columns, rank {rank}");
-                    let product = ThinMatmulCut::of(tokens, columns, rank);
-                    assert!(product.bytes(tokens, columns, rank) <= MATMUL_BYTES, "product of {what}");
+                    let matmul = ThinMatmulCut::of(tokens, columns, rank);
+                    assert!(matmul.bytes(tokens, columns, rank) <= MATMUL_BYTES, "matmul of {what}");
                     assert!(outer_sum_bytes(tokens, columns, rank) <= MATMUL_BYTES, "sum of {what}");
                     assert!(adapter_grad_bytes(tokens, columns, rank) <= MATMUL_BYTES, "gradient of {what}");
                     let tile = if rank <= 32 { 128 } else { 64 };
-                    assert!(product.range_columns.is_multiple_of(tile), "{product:?} of {what}");
+                    assert!(matmul.range_columns.is_multiple_of(tile), "{matmul:?} of {what}");
                     if let Some(cut) = AdapterGradCut::of(tokens, columns, rank) {
                         let tile = 8192 / cut.block_columns;
                         assert!(cut.range_tokens.is_multiple_of(tile), "{cut:?} of {what}");

@@ -1,8 +1,9 @@
 // Gated activations, act(gate) * up, and their gradients.
 //
-// Both activations are x s with a sigmoid s: for SiLU s = sigmoid(x); for GELU by tanh (1 + tanh u) / 2 = sigmoid(2u).
-// So the slope is s + x s (1 - s) z' with z the sigmoid's argument. `kind` is 0 for SiLU, 1 for GELU.
-// A thread takes two spans of eight channels (or two single ones, where rows are not aligned) and loads all it needs
+// Both activations are x s with a sigmoid s: for SiLU s = sigmoid(x); for the tanh form of GELU
+// s = (1 + tanh u) / 2 = sigmoid(2u). So the slope is s + x s (1 - s) z', where z is the argument of the sigmoid.
+// `kind` is 0 for SiLU, 1 for GELU.
+// A thread handles two spans of eight channels (or two single channels, if rows are not aligned) and loads everything
 // before it writes, so an output may be any one of the inputs. Traffic in elements: forward 3, gradient 5, gradient
 // with the value 6.
 
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256)
     activate<1>(kind, gate, gate_stride, up, up_stride, y, y_stride, spans_of_row, spans);
 }
 
-// `value` is null, or takes act(gate) * up too: what the forward pass computed, for a gradient that needs it again.
+// `value` is null, or receives act(gate) * up, the forward result, for a backward pass that recomputes it.
 template <int N>
 __device__ __forceinline__ void activate_slopes(int kind, const act *gate, i64 gate_stride, const act *up,
                                                 i64 up_stride, const act *dy, i64 dy_stride, act *dgate,

@@ -1,11 +1,12 @@
 // Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head, and lse, the
 // natural logarithm of each row's sum of exponentials.
 //
-// A block of 4 warps owns a tile of queries of one head and walks over tiles of keys from the diagonal down, with
-// a running maximum and sum; a warp has 16 or 32 queries to itself, so a fragment of keys or values serves as many
-// matrix instructions as registers allow. The next keys and values are copied while these are multiplied: one
-// barrier a tile. Sums are rescaled only when a row's maximum has grown by more than 2^8, which no result can
-// overflow from. Work at T = 8192, 28 heads of 128: 0.48 TFLOP, the operands 134 MB, so the products bound it.
+// A block of 4 warps owns a tile of queries of one head and walks over tiles of keys from the diagonal back, with a
+// running maximum and sum. Each warp has 16 or 32 queries of its own, so a fragment of keys or values serves as many
+// matrix instructions as registers allow. The next keys and values are copied while the current ones are multiplied,
+// with one barrier per tile. Sums are rescaled only when a row's maximum has grown by more than 2^8, which cannot
+// overflow. At T = 8192 with 28 heads of 128, the work is 0.48 TFLOP and the operands are 134 MB, so it is bound by
+// compute.
 // Left out: dropout, other masks, and tables of cached keys.
 
 #if HEAD <= 128
@@ -29,9 +30,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)
 #define KEY_FRAGMENTS (KEYS / 8)
 #define QUERY_BYTES (QUERIES * ROW_BYTES)
 #define KEY_BYTES (KEYS * ROW_BYTES)
-// A maximum so low that any score replaces it, and finite, so that differences are numbers.
+// An initial maximum below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
-// Powers of two that a row's maximum may grow by before its sums are rescaled.
+// The power of two by which a row's maximum may grow before its sums are rescaled.
 #define SLACK 8.0f
 
 // Grid: tiles times heads. Dynamic shared memory: queries, then keys and values twice, QUERY_BYTES + 4 · KEY_BYTES.
@@ -66,12 +67,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                        tile.last - tile.first, place);
     load_keys(0, tile.end - key);
 
-    // Scores are multiplied by this to be exponents of two.
+    // Turns scores into exponents of two.
     const float to_power = cap > 0.0f ? LOG2_E : scale * LOG2_E;
     const float slack = SLACK / to_power;
     const int warp_query = tile.first + warp * WARP_QUERIES;
     float output[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
-    // Of the rows g and g + 8 of each fragment; a lane's sum is over its own columns.
+    // For the rows g and g + 8 of each fragment; a lane sums over its own columns.
     float most[ROW_FRAGMENTS][2], sum[ROW_FRAGMENTS][2];
 #pragma unroll
     for (int m = 0; m < ROW_FRAGMENTS; ++m) {
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         if (step + 1 < key_tiles)
             load_keys((step + 1) % 2, KEYS);
-        // All these keys come after the warp's queries.
+        // All these keys are after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
         const u32 keys = ring + step % 2 * 2 * KEY_BYTES, values = keys + KEY_BYTES;
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 for (int n = 0; n < KEY_FRAGMENTS; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        score[m][n][i] = cap * bent(score[m][n][i] * inner);
+                        score[m][n][i] = cap * tanh_approx(score[m][n][i] * inner);
         }
         const bool on_diagonal = key + KEYS - 1 > warp_query;
         const bool at_window = key <= warp_query + WARP_QUERIES - 1 - window;
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int m = 0; m < ROW_FRAGMENTS; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    // Columns up to `last` and after `last - window` are seen.
+                    // Columns up to `last` and after `last - window` are visible.
                     const int last = warp_query + m * 16 + i / 2 * 8 + g - key - 2 * t - i % 2;
 #pragma unroll
                     for (int n = 0; n < KEY_FRAGMENTS; ++n)
@@ -138,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 float factor[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    // A row's numbers do not depend on its neighbours.
+                    // Decided per row, so that a row's result does not depend on its neighbours.
                     const float next = larger[m][r] > most[m][r] + slack ? larger[m][r] : most[m][r];
                     factor[r] = power_of_two((most[m][r] - next) * to_power);
                     most[m][r] = next;
@@ -170,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     }
 
-    // The warp's own queries are no longer needed: their place takes the result on its way out.
+    // The warp's queries are no longer needed: their shared memory stages the result.
     const int rows = min(WARP_QUERIES, tile.last - warp_query);
     __syncwarp();
 #pragma unroll
@@ -198,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 #endif
 
-// Without tiles: a warp takes one query after the other.
+// Without tiles: a warp processes one query after the other.
 __device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                                                 i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
                                                 int window, float scale, float cap) {

@@ -3,10 +3,11 @@
 // With s = scale · q·kᵀ, p = exp(s - lse) and delta = Σ do ∘ o over a head's channels:
 //     dv = pᵀ·do     dp = do·vᵀ     ds = p ∘ (dp - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
 // A softcap replaces s by c·t with t = tanh(s / c), so ds is multiplied by 1 - t².
-// Some blocks own a tile of keys and walk over all queries that see it and the heads that share it, or a part of these
-// heads: dk and dv stay in registers, and where there are parts a last kernel adds them. Others own a tile of queries and walk over keys for dq. The scores are made twice (7 products, not 5),
-// but nothing is summed by atomics: scratch is two floats for each query and head, and the parts. Both kinds are
-// in one grid, long blocks first, so that the short ones fill the gaps of the long ones.
+// Some blocks own a tile of keys and walk over all queries that see it, for all heads that share it or for a part of
+// these heads: dk and dv stay in registers, and if heads are split into parts, a last kernel adds the parts. Other
+// blocks own a tile of queries and walk over keys for dq. Scores are computed twice (7 matmuls instead of 5), but
+// there are no atomics: the workspace is two floats per query and head, and the parts. Both kinds of blocks are in one
+// grid, long ones first, so that short ones fill the gaps.
 // Left out: splitting one tile of keys over several ranges of queries.
 
 #if HEAD <= 128
@@ -20,17 +21,17 @@
 #define QUERY_STEP 32
 #define KEY_STEP 16
 #endif
-// Queries of a block for dq; keys of a block for dk and dv.
+// Queries per block for dq; keys per block for dk and dv.
 #define QUERIES (WARP_QUERIES * THREADS / WARP)
 #define KEYS (2 * WARP_KEYS)
 
-// Lanes that share one sum of `attention_grad_prepare`, and sums that a block makes.
+// Lanes that share one sum of `attention_grad_prepare`, and sums per block.
 #define SUM_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
 #define SUM_ROUNDS 4
 #define BLOCK_SUMS (SUM_ROUNDS * THREADS / SUM_LANES)
 
-// Blocks 0 and 1 list the tiles, of `key_rows` keys, the others prepare for each head and query (H, T): delta, and lse in powers of two.
-// Bytes: o and do once. Grid: 2 + T · H / BLOCK_SUMS.
+// Blocks 0 and 1 list the tiles (those of keys have `key_rows` keys); the others compute delta, and lse in powers of
+// two, for each head and query (H, T). Reads o and do once. Grid: 2 + T · H / BLOCK_SUMS.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_grad_prepare_)(const act *o, i64 o_stride, const act *dout, i64 dout_stride, const float *lse,
                                       const i32 *boundaries, int segments, int tokens, int heads, int head_dim,
@@ -84,17 +85,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv are those of the first part; the other parts' follow at every `part_elements`.
+    // dk and dv of the first part; those of the next parts are each `part_elements` further on.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
     const float *powers, *deltas;
     int tokens, heads, kv_heads;
-    // Parts that the heads of a key head are in, at most as many as there are such heads.
+    // Parts that the heads of a key head are split into, at most one per head.
     int parts;
     i64 part_elements;
 
-    // First of the heads of a part, after those of its key head.
+    // First head of a part, counted inside its key head.
     __device__ __forceinline__ int part_head(int part) const { return part * (heads / kv_heads) / parts; }
 };
 
@@ -116,7 +117,7 @@ struct GradOperands {
 #define STATISTICS_AT (EXCHANGE_AT + 8 * EXCHANGE_BYTES)
 #define STATISTICS_BYTES (QUERY_STEP * 4)
 
-// Scores become p, and dp becomes ds. `power`, `delta` and `distance` (query less key) tell those of an element.
+// Replaces scores by p, and dp by ds. `power`, `delta` and `distance` (query minus key) are functions of an element.
 template <int M, int N, typename Power, typename Delta, typename Distance>
 __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&gradient)[M][N][4], bool whole,
                                               const Scores &scores, Power power, Delta delta, Distance distance) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&g
             for (int n = 0; n < N; ++n)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const float t = bent(score[m][n][i] * inner), shift = delta(m, n, i);
+                    const float t = tanh_approx(score[m][n][i] * inner), shift = delta(m, n, i);
                     score[m][n][i] = t * scores.cap;
                     gradient[m][n][i] = fmaf(gradient[m][n][i] - shift, 1.0f - t * t, shift);
                 }
@@ -156,8 +157,9 @@ __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&g
             }
 }
 
-// dk and dv of one tile of keys and a part of one key head's heads. Warps 2i and 2i + 1 have the same WARP_KEYS keys: each makes the
-// scores of half of the queries, hands them to the other, and keeps half of the channels of dk and dv.
+// dk and dv of one tile of keys for a part of the heads of one key head. Warps 2i and 2i + 1 have the same WARP_KEYS
+// keys: each computes the scores of half of the queries, passes them to the other, and keeps half of the channels of
+// dk and dv.
 __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head,
                                                   int part) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -195,7 +197,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         const int stage = step % 2;
         const u32 queries = base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES;
         const u32 statistics = base + STATISTICS_AT + stage * 2 * STATISTICS_BYTES + half * HALF_QUERIES * 4;
-        // These queries are here, and nobody reads the last step's do and queries any more.
+        // These queries have arrived, and no warp still reads the previous do and queries.
         copy_async_wait<0>();
         __syncthreads();
         load_tile<QUERY_STEP>(outputs, copy_source(x.dout, x.dout_stride, query, head * scores.head_dim, place),
@@ -232,7 +234,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
             [&](int, int n, int i) { return i % 2 ? delta[n].y : delta[n].x; },
             [&](int m, int n, int i) { return apart + n * 8 + i % 2 - m * 16 - i / 2 * 8; });
 
-        // Fragments are handed over as they are: a lane's registers to the same lane of the other warp.
+        // Fragments are exchanged unchanged: a lane's registers go to the same lane of the other warp.
         const u32 mine = base + EXCHANGE_AT + warp * 2 * EXCHANGE_BYTES + lane * 16;
         const u32 theirs = base + EXCHANGE_AT + (warp ^ 1) * 2 * EXCHANGE_BYTES + lane * 16;
         u32 p[HALF_STEPS][KEY_ROWS][4], ds[HALF_STEPS][KEY_ROWS][4];
@@ -268,7 +270,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         }
     }
 
-    // Keys and values are no longer needed: their places take the result on its way out.
+    // Keys and values are no longer needed: their shared memory stages the result.
     copy_async_wait<0>();
     __syncthreads();
     const int first_row = pair * WARP_KEYS, rows = min(WARP_KEYS, tile.last - tile.first - first_row);
@@ -294,7 +296,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #define QUERY_BYTES (QUERIES * ROW_BYTES)
 #define STEP_BYTES (KEY_STEP * ROW_BYTES)
 
-// dq of one tile of queries of one head, as the forward pass goes. Shared memory: queries, do, keys and values twice.
+// dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, keys and values
+// twice.
 __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;
@@ -341,7 +344,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         __syncthreads();
         if (step + 1 < key_tiles)
             load_keys((step + 1) % 2, KEY_STEP);
-        // All these keys come after the warp's queries.
+        // All these keys are after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
         const u32 keys = ring + step % 2 * 2 * STEP_BYTES, values = keys + STEP_BYTES;
@@ -376,7 +379,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
 
 #endif
 
-// Without tiles: a warp takes one key, or one query, after the other.
+// Without tiles: a warp processes one key, or one query, after the other.
 
 // p and ds of one query and one key.
 __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (&k)[OWN], const float (&v)[OWN],
@@ -456,8 +459,8 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
         of_queries(operands, scores, tile, (block - key_blocks) % heads);                                             \
     }
 
-// dk and dv (T, C) out of their parts (part, 2, T, C), added in the order of the parts. C is a multiple of 8 and rows
-// begin at multiples of 16 bytes. Grid: ceil(2 · T · C / 8 / THREADS).
+// dk and dv (T, C) = the sum of their parts (part, 2, T, C), in order. C is a multiple of 8 and rows are aligned to
+// 16 bytes. Grid: ceil(2 · T · C / 8 / THREADS).
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_grad_sum_)(const act *from, int parts, int tokens, int columns, act *dk, i64 dk_stride, act *dv,
                                   i64 dv_stride) {

@@ -1,27 +1,27 @@
-// Causal attention over packed segments, forward, for Hopper: what `attention.cu` computes, on matrix instructions of
-// warpgroups.
+// Causal attention over packed segments, forward, for Hopper: what `attention.cu` computes, with warpgroup matrix
+// instructions.
 //
-// An item is 128 queries of one head; each multiplying warpgroup has 64 of them and walks over tiles of 128 keys from
-// the diagonal down. The next scores are begun before the last weights are multiplied with their values, and the two
-// warpgroups take turns, so that one multiplies while the other takes exponentials. Sums are rescaled only when
-// a row's maximum has grown by more than 2^8. Bound by the products: 64 · 128 · 16 multiply-adds in 64 cycles, the
-// exponentials of a tile in half the time of its products.
+// An item is 128 queries of one head; each consumer warpgroup has 64 of them and walks over tiles of 128 keys from the
+// diagonal back. The next scores are started before the last weights are multiplied with their values, and the two
+// warpgroups take turns, so that one multiplies while the other computes exponentials. Sums are rescaled only when a
+// row's maximum has grown by more than 2^8. Bound by the matmuls: 64 · 128 · 16 multiply-adds take 64 cycles, the
+// exponentials of a tile half the time of its matmuls.
 
 #if defined(NO_TURNS)
 #define TAKE_TURN
 #define PASS_TURN
 #else
 #define TAKE_TURN barrier_of(FIRST_TURN + group, 256)
-#define PASS_TURN barrier_pass_on(FIRST_TURN + 1 - group, 256)
+#define PASS_TURN barrier_arrive_named(FIRST_TURN + 1 - group, 256)
 #endif
 #define KEYS 128
 #define QUERIES_AT 0
 #define RING_AT TILE_BYTES(ITEM_ROWS)
 #define STAGING_AT (RING_AT + SLOTS * TILE_BYTES(KEYS))
 #define CONTROL_AT (STAGING_AT + TILE_BYTES(ITEM_ROWS))
-// A maximum so low that any score replaces it, and finite, so that differences are numbers.
+// An initial maximum below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
-// Powers of two that a row's maximum may grow by before its sums are rescaled.
+// The power of two by which a row's maximum may grow before its sums are rescaled.
 #define SLACK 8.0f
 
 struct ForwardOperands {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
     // The first group has the first turn.
 #if !defined(NO_TURNS)
     if (group == 1)
-        barrier_pass_on(FIRST_TURN, 256);
+        barrier_arrive_named(FIRST_TURN, 256);
 #endif
     Ring ring;
 #pragma unroll 1
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         const int steps = uniform(key_tiles_of(tile));
         float output[HEAD / 2], score[KEYS / 2]; // (queries, channels), (queries, keys)
         u32 weights[KEYS / 16][4];
-        // Of the rows g and g + 8; a lane's sum is over its own columns.
+        // For the rows g and g + 8; a lane sums over its own columns.
         float most[2] = {NOTHING_SEEN, NOTHING_SEEN}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < HEAD / 2; ++i)
@@ -123,7 +123,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                 multiply_columns(output, weights[part], further(values, part * 2048));
             wgmma_commit();
         };
-        // Scores become weights in f32; what the sums so far are to be multiplied by, and whether by other than one.
+        // Replaces scores by weights in f32; computes the factors of the sums so far, and whether any is not 1.
         float factor[2];
         auto weigh = [&]() {
             bool grown = false;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                 round_left(weights[part], score, part);
         };
 
-        // On the diagonal, where later keys are not seen.
+        // The tile on the diagonal, where later keys are masked.
         barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
         wgmma_fence();
         begin_scores(ring.slot);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         ring.advance();
         barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
 
-        // The values of the last step are at `ring`, and here.
+        // The values of the last step are at `ring`, and have arrived.
 #pragma unroll 1
         for (int step = 1; step < steps; ++step) {
             const u32 values = ring.slot;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             if (step == steps - 1)
                 warp_arrive(control + RESIDENT_EMPTY);
             const bool grown = weigh();
-            // This wait's loop is what keeps the exponentials before the next wait.
+            // The loop of this wait keeps the exponentials before the next wait.
             settle(score);
             barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
             wgmma_wait<0>();
@@ -236,14 +236,14 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         write_result(x.o + query * x.o_stride + item.head * HEAD, x.o_stride, rows, base + STAGING_AT, output, share[0],
                      share[1]);
     }
-    // The last turn that was passed on.
+    // Takes the last turn, so that the barrier ends balanced.
 #if !defined(NO_TURNS)
     if (group == 0)
         barrier_of(FIRST_TURN, 256);
 #endif
 }
 
-// Grid: as many blocks as there are multiprocessors, or items if these are fewer. Dynamic shared memory:
+// Grid: one block per multiprocessor, or per item if there are fewer. Dynamic shared memory:
 // CONTROL_AT + CONTROL_BYTES.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     FOR_HEAD(attention_hopper_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride,
@@ -252,10 +252,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const u32 base = shared_base();
     make_barriers(base + CONTROL_AT);
     if (threadIdx.x < 128) {
-        give_registers<COPYING_REGISTERS>();
+        lower_registers<COPYING_REGISTERS>();
         copy_items(x, base);
     } else {
-        take_registers<MULTIPLYING_REGISTERS>();
+        raise_registers<MULTIPLYING_REGISTERS>();
         multiply_items(x, base);
     }
 }

@@ -1,14 +1,14 @@
-// What the attention kernels for Hopper share: tiles that matrix instructions read from shared memory, and the work of
-// a block's three warpgroups.
+// What the attention kernels for Hopper share: tiles that matrix instructions read from shared memory, and the division
+// of work among a block's three warpgroups.
 //
-// As many blocks as the GPU has multiprocessors stay and take one item after the other (a tile of one head), the longest
-// first; whoever takes it, an item's numbers are the same. Warpgroup 0 fetches the items and copies tiles; two others
-// multiply, each with 64 rows of the resident tile. Tiles that are walked over come through a ring of slots: `full` says
-// that a slot has been copied, `empty` that both are done with it; the resident tile has two such barriers too, and
-// with it comes the item. The counter of items is the second number of a list of tiles (`attention_tiles.cuh`), which
-// is written anew before each launch.
-// A tile of `rows` rows is panels of 64 columns, one after the other; see `warpgroup_unit.cuh`.
-// Left out: windows and caps of scores, for which the kernels of all GPUs are taken.
+// The kernel is persistent: one block per multiprocessor takes one work item (a tile of one head) after the other, the
+// longest first; the result of an item does not depend on the block. Warpgroup 0 fetches items and copies tiles
+// (producer); the two others multiply (consumers), each with 64 rows of the resident tile. Streamed tiles go through a
+// ring of slots: the barrier `full` says that a slot has been copied, `empty` that both consumers are done with it. The
+// resident tile has two such barriers too, and the item arrives with it. The item counter is the second number of a
+// list of tiles (`attention_tiles.cuh`), which is reset before each launch.
+// A tile of `rows` rows is consecutive panels of 64 columns; see `warpgroup_unit.cuh`.
+// Left out: windows and softcaps, which use the kernels for all GPUs.
 
 #define BLOCK_THREADS 384
 #define ITEM_ROWS 128
@@ -17,24 +17,24 @@
 #define HEAD_STEPS (HEAD / 16)
 #define PANEL_BYTES(rows) ((rows) * 128)
 #define TILE_BYTES(rows) ((rows) * ROW_BYTES)
-// Where 16 elements of the summed dimension begin in a row, for tiles by `rows_descriptor`.
+// Byte offset of the 16 elements of step `step` of the summed dimension, for a `rows_descriptor`.
 #define STEP_AT(rows, step) ((step) / 4 * PANEL_BYTES(rows) + (step) % 4 * 32)
 
-// Of `barrier_of`: among the copying warps, and the turns of the two others.
+// Ids for `barrier_of`: among the copying warps, and the turns of the two consumers.
 #define COPYING_BARRIER 1
 #define FIRST_TURN 2
 
-// A block has 504 registers for a thread of each of its three warpgroups, 168 at first.
+// One thread of each of the three warpgroups together have 504 registers, 168 each at first.
 #define COPYING_REGISTERS 40
 #define MULTIPLYING_REGISTERS 232
 
-// Barriers, after BARRIERS_AT of a kernel.
+// Barriers, from BARRIERS_AT of a kernel on.
 #define RESIDENT_FULL 0
 #define RESIDENT_EMPTY 8
 #define SLOT_FULL(slot) (16 + (slot) * 8)
 #define SLOT_EMPTY(slot) (16 + (SLOTS + (slot)) * 8)
 #define BARRIERS_BYTES (16 + 2 * SLOTS * 8)
-// Items of two rounds, after the barriers.
+// Two items, alternating, after the barriers.
 #define ITEM_AT BARRIERS_BYTES
 #define ITEM_BYTES 32
 #define CONTROL_BYTES (BARRIERS_BYTES + 2 * ITEM_BYTES)
@@ -43,7 +43,7 @@ __device__ __forceinline__ u32 place_in_panels(int rows, int row, int chunk) {
     return chunk / 8 * PANEL_BYTES(rows) + row * 128 + ((chunk ^ row) % 8) * 16;
 }
 
-// A place in the ring, and the parity of the pass through it.
+// A slot of the ring, and the parity of the current pass.
 struct Ring {
     u32 slot = 0, pass = 0;
 
@@ -55,7 +55,7 @@ struct Ring {
     }
 };
 
-// What a block does next: `kind` of the kernel, or -1 to end.
+// A work item: its `kind` depends on the kernel; -1 ends the block.
 struct Item {
     int kind, head, part;
     Tile tile;
@@ -69,8 +69,8 @@ __device__ __forceinline__ Item get_item(u32 from) {
                 Tile{(int)tile[0], (int)tile[1], (int)tile[2], (int)tile[3]}};
 }
 
-// Thread 0's item becomes that of all copying threads, at `place`. The resident tile's place is free, so both groups
-// have ended the item before the last, which was here.
+// Shares thread 0's item with all copying threads, through `place`. The resident tile is free, so both consumers have
+// finished the item before the last, which used the same place.
 __device__ __forceinline__ void share_item(Item &item, u32 place) {
     if (threadIdx.x == 0) {
         const u32 words[4] = {(u32)item.kind, (u32)item.head, (u32)item.part, 0};
@@ -90,12 +90,12 @@ __device__ __forceinline__ void make_barriers(u32 control) {
             barrier_init(control + SLOT_FULL(slot), 4);
             barrier_init(control + SLOT_EMPTY(slot), 8);
         }
-        barriers_are_made();
+        fence_barrier_init();
     }
     __syncthreads();
 }
 
-// One arrival of a warp, when all its lanes are here.
+// One arrival per warp, after all its lanes.
 __device__ __forceinline__ void warp_arrive(u32 barrier) {
     __syncwarp();
     if (threadIdx.x % WARP == 0)
@@ -107,17 +107,17 @@ __device__ __forceinline__ void warp_arrive(u32 barrier) {
 #define ROW_COPIERS (HEAD / 8)
 #define ROWS_AT_ONCE (128 / ROW_COPIERS)
 
-// Copies under way, oldest first, by the barriers that are told when they are done; two at most.
+// Pending copies, oldest first, as the barriers to arrive at when they are done; at most two.
 struct Copies {
     u32 first, second;
     int pending = 0;
 
     __device__ __forceinline__ static void tell(u32 barrier) {
-        order_stores_before_products();
+        fence_stores_before_wgmma();
         warp_arrive(barrier);
     }
 
-    // What was copied since the last commit is told to `barrier`.
+    // Copies since the last commit will arrive at `barrier`.
     __device__ __forceinline__ void commit(u32 barrier) {
         copy_async_commit();
         if (pending == 2) {
@@ -143,7 +143,7 @@ struct Copies {
         pending = 0;
     }
 
-    // Waits for a place to copy to. Nothing is held back while it waits, so that nobody waits for each other.
+    // Waits for free space. Meanwhile finished copies still arrive at their barriers, which avoids a deadlock.
     __device__ __forceinline__ void await(u32 barrier, u32 parity) {
         if (!__all_sync(EVERY_LANE, barrier_has_passed(barrier, parity))) {
             finish();
@@ -152,7 +152,8 @@ struct Copies {
     }
 };
 
-// Begins to copy ROWS rows of a head; rows from `rows` on become zero. `from` is the head's first element of the first.
+// Starts to copy ROWS rows of a head; rows from `rows` on become zero. `from` is the first element of the head in the
+// first row.
 template <int ROWS> __device__ __forceinline__ void copy_rows(u32 tile, const act *from, i64 stride, int rows) {
     const int row = threadIdx.x / ROW_COPIERS, chunk = threadIdx.x % ROW_COPIERS;
     const u32 to = tile + place_in_panels(ROWS, row, chunk);
@@ -164,20 +165,20 @@ template <int ROWS> __device__ __forceinline__ void copy_rows(u32 tile, const ac
     }
 }
 
-// ── results, by the warps of the other two ───────────────────────────────────────────────────────
+// ── results, by the warps of the consumers ───────────────────────────────────────────────────────
 
-// Keeps the compiler from working out in advance, and keeping in registers, all that follows from an address.
-__device__ __forceinline__ u32 made_here(u32 address) {
+// Keeps the compiler from precomputing values that depend on an address and holding them in registers.
+__device__ __forceinline__ u32 opaque(u32 address) {
     asm volatile("" : "+r"(address));
     return address;
 }
 
-// Writes the 16 rows of this warp, times a factor for each half, through its place in `staging`. `to` is the head's
-// first element of the warp's first row.
+// Writes the 16 rows of this warp, times a factor for each half of the rows, through its part of `staging`. `to` is the
+// first element of the head in the warp's first row.
 __device__ __forceinline__ void write_result(act *to, i64 stride, int rows, u32 staging, const float (&c)[HEAD / 2],
                                              float upper, float lower) {
     const int warp = threadIdx.x / WARP - 4;
-    staging = made_here(staging);
+    staging = opaque(staging);
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < HEAD / 8; ++n) {
@@ -189,7 +190,7 @@ __device__ __forceinline__ void write_result(act *to, i64 stride, int rows, u32 
         store_rows(to, stride, staging, warp * 16, min(rows, 16), 0, CHUNKS, HEAD);
 }
 
-// Columns 16 · step.. of a result, rounded, as the left side of another product.
+// Columns 16 · step.. of a result, rounded, as the left operand of another matmul.
 template <int N> __device__ __forceinline__ void round_left(u32 (&a)[4], const float (&c)[N], int step) {
     a[0] = pack_two<act>(c[8 * step], c[8 * step + 1]);
     a[1] = pack_two<act>(c[8 * step + 2], c[8 * step + 3]);

@@ -1,12 +1,12 @@
-// Causal attention over packed segments, backward, for Hopper: what `attention_grad.cu` computes, on matrix instructions
-// of warpgroups. Its preparation and its sum of parts are used here too.
+// Causal attention over packed segments, backward, for Hopper: what `attention_grad.cu` computes, with warpgroup matrix
+// instructions. The preparation and the sum of parts are those of `attention_grad.cu`.
 //
-// Both kinds of items have two resident tiles of 128 rows and walk over pairs of tiles of 64 rows. Of keys: k and v are
-// resident, q and do of the part's heads pass by, and the scores are made with a key a row, so that p and ds are left
-// sides of dv = pᵀ·do and dk = dsᵀ·q as they are. Of queries: q and do are resident, in registers, k and v pass by, and
-// dq = ds·k. Nothing of p and ds goes through shared memory. A warpgroup's last products are under way while the
-// next scores are begun, and one warpgroup multiplies while the other takes exponentials. Registers bound what can be
-// under way at once: dk, dv, scores and dp are 192 of them.
+// Both kinds of items have two resident tiles of 128 rows and stream pairs of tiles of 64 rows. Items of keys: k and v
+// are resident, q and do of the part's heads are streamed, and scores are computed with one key per row, so that p and
+// ds are left operands of dv = pᵀ·do and dk = dsᵀ·q without a transposition. Items of queries: q and do are resident,
+// in registers, k and v are streamed, and dq = ds·k. p and ds never go through shared memory. The next scores are
+// started while a warpgroup's last matmuls are pending, and one warpgroup multiplies while the other computes
+// exponentials. Registers limit how much can be pending: dk, dv, scores and dp take 192 of them.
 // Items of keys come first, the longest of each kind first. The key list has tiles of ITEM_ROWS keys.
 
 #define STEP 64
@@ -21,7 +21,7 @@
 
 #if defined(TURNS)
 #define TAKE_TURN barrier_of(FIRST_TURN + group, 256)
-#define PASS_TURN barrier_pass_on(FIRST_TURN + 1 - group, 256)
+#define PASS_TURN barrier_arrive_named(FIRST_TURN + 1 - group, 256)
 #else
 #define TAKE_TURN
 #define PASS_TURN
@@ -32,7 +32,7 @@
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv are those of the first part; the other parts' follow at every `part_elements`.
+    // dk and dv of the first part; those of the next parts are each `part_elements` further on.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
@@ -43,7 +43,7 @@ struct GradOperands {
     i64 part_elements;
     float scale;
 
-    // First of the heads of a part, after those of its key head.
+    // First head of a part, counted inside its key head.
     __device__ __forceinline__ int part_head(int part) const { return part * (heads / kv_heads) / parts; }
 };
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
         const int kv_column = (of_keys ? item.head : item.head / group) * HEAD;
         int head = of_keys ? item.head * group + x.part_head(item.part) : item.head;
         const int heads = of_keys ? x.part_head(item.part + 1) - x.part_head(item.part) : 1;
-        // The pair that stays, and the pair that passes by.
+        // The resident pair, and the streamed pair.
         const act *stays[2] = {of_keys ? x.k : x.q, of_keys ? x.v : x.dout};
         const i64 stay_strides[2] = {of_keys ? x.k_stride : x.q_stride, of_keys ? x.v_stride : x.dout_stride};
         const act *passes[2] = {of_keys ? x.q : x.k, of_keys ? x.dout : x.v};
@@ -126,24 +126,25 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     const int group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4, first = group * 64, warp_row = first + warp * 16;
     const Item item = get_item(item_at);
-    // Those that pass by, first and last; for keys they are walked over once for each head of the part.
+    // First and last streamed row; an item of keys streams them once for each head of the part.
     const int begin = uniform(KIND == OF_KEYS ? 0 : item.tile.begin - item.tile.first);
     const int end = uniform((KIND == OF_KEYS ? item.tile.end : item.tile.last) - item.tile.first);
     int steps = tiles_of(end - begin);
     int passing = KIND == OF_KEYS ? 0 : begin + (steps - 1) * STEP;
     if (KIND == OF_KEYS)
         steps *= uniform(x.part_head(item.part + 1) - x.part_head(item.part));
-    // Query less key of the lane's first element, but for where those that pass by begin.
+    // Query minus key of the lane's first element, without the start of the streamed tile.
     const int apart = KIND == OF_KEYS ? 2 * t - (warp_row + g) : warp_row + g - 2 * t;
-    // The first of those that pass by that a row of this warpgroup sees or is seen by; the last if these are keys.
+    // For items of keys the first, for items of queries the last streamed row that is visible with a row of this
+    // warpgroup.
     const int bound = first >= uniform(item.tile.last - item.tile.first) ? (KIND == OF_KEYS ? 1 << 30 : -(1 << 30)) : first;
     const float to_power = x.scale * LOG2_E;
 
-    // Of queries: the resident rows, and what belongs to the rows g and g + 8.
+    // Items of queries: the resident rows, and the statistics of the rows g and g + 8.
     u32 left[KIND == OF_QUERIES ? 2 * HEAD_STEPS : 1][4];
     float power[2], delta[2];
     if constexpr (KIND == OF_QUERIES) {
-        const u32 here = made_here(base);
+        const u32 here = opaque(base);
 #pragma unroll
         for (int i = 0; i < 2 * HEAD_STEPS; ++i)
             load_matrices(left[i], here + (i < HEAD_STEPS ? FIRST_AT : SECOND_AT) +
@@ -171,11 +172,11 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
             values[i] = 0.0f;
     }
     u32 p[KIND == OF_KEYS ? STEP / 16 : 1][4] = {}, ds[STEP / 16][4] = {};
-    // The slot that the products under way still read.
+    // The slot that pending matmuls still read.
     int held = -1;
 
     TAKE_TURN;
-    // There is a step, always: a way past the loop would take products under way for settled.
+    // There is always at least one step: with a path around the loop, the compiler would treat pending matmuls as done.
 #pragma unroll 1
     do {
         const int these = passing;
@@ -186,7 +187,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         const u32 slot = ring.slot;
         barrier_wait(control + SLOT_FULL(slot), ring.pass);
         ring.advance();
-        // Nothing of it is seen, or no row is there.
+        // The tile is masked as a whole, or has no rows.
         if (KIND == OF_KEYS ? these + STEP <= bound : these >= bound + 64) {
             warp_arrive(control + SLOT_EMPTY(slot));
             PASS_TURN;
@@ -195,7 +196,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         }
         const u32 pair = base + RING_AT + slot * PAIR_BYTES;
         const u32 first_right = rows_descriptor(pair), second_right = rows_descriptor(pair + TILE_BYTES(STEP));
-        float score[STEP / 2], gradient[STEP / 2]; // (rows, those that pass by)
+        float score[STEP / 2], gradient[STEP / 2]; // (rows, streamed rows)
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HEAD_STEPS; ++i) {
@@ -289,8 +290,8 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     if (held >= 0)
         warp_arrive(control + SLOT_EMPTY(held));
 
-    // Read again, so that nothing of it is kept in the meantime.
-    const Item done = get_item(made_here(item_at));
+    // Reloaded, so that it takes no registers in the loop.
+    const Item done = get_item(opaque(item_at));
     const i64 token = done.tile.first + warp_row;
     const int rows = done.tile.last - (int)token;
     const u32 staging = base + STAGING_AT;
@@ -305,7 +306,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     }
 }
 
-// Grid: as many blocks as there are multiprocessors, or items if these are fewer. Dynamic shared memory:
+// Grid: one block per multiprocessor, or per item if there are fewer. Dynamic shared memory:
 // CONTROL_AT + CONTROL_BYTES.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     FOR_HEAD(attention_grad_hopper_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride,
@@ -319,17 +320,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const u32 base = shared_base();
     make_barriers(base + CONTROL_AT);
     if (threadIdx.x < 128) {
-        give_registers<COPYING_REGISTERS>();
+        lower_registers<COPYING_REGISTERS>();
         copy_items(x, base);
     } else {
-        take_registers<MULTIPLYING_REGISTERS>();
+        raise_registers<MULTIPLYING_REGISTERS>();
         Ring ring;
         u32 round = 0;
 #if defined(TURNS)
         if (threadIdx.x >= 256)
-            barrier_pass_on(FIRST_TURN, 256);
+            barrier_arrive_named(FIRST_TURN, 256);
 #endif
-        // A block's items of keys all come before those of queries; two loops have fewer registers in use than one.
+        // All items of keys come before those of queries; two loops need fewer registers than one.
         auto next_kind = [&]() {
             barrier_wait(base + CONTROL_AT + RESIDENT_FULL, round % 2);
             return uniform(get_item(base + CONTROL_AT + ITEM_AT + round % 2 * ITEM_BYTES).kind);

@@ -1,14 +1,14 @@
-// What the forward and backward kernels of attention share: the list of tiles that blocks work through, tiles
-// in shared memory, and which scores are seen.
+// What the forward and backward kernels of attention share: the list of tiles that blocks process, tiles in shared
+// memory, and the causal mask.
 //
-// A tile is some tokens of one segment. Only the device knows the segments, so a grid has as many blocks as
-// there can be tiles, and one block lists the tiles there are, the longest work first.
-// A tile in shared memory is rows of HEAD elements of 16 bits (HEAD: the head size, padded with zeros), in
-// chunks of 16 bytes that are permuted within a row so that 8 neighbouring rows of one chunk lie in 8 different
-// groups of banks: matrix loads and 16-byte copies are free of conflicts without padding.
-// Kernels on tiles need rows that begin at multiples of 16 bytes and head sizes that are multiples of 8; for others,
-// and for f32, each kernel has a plain form in which a warp takes one row after the other.
-// Left out: the products themselves (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
+// A tile is some tokens of one segment. Segment boundaries are on the device, so a grid has as many blocks as there
+// can be tiles, and one block writes the list of actual tiles, the longest work first.
+// A tile in shared memory is rows of HEAD 16-bit elements (HEAD: the head size, padded with zeros), in chunks of
+// 16 bytes that are swizzled within a row so that the same chunk of 8 neighbouring rows is in 8 different groups of
+// banks: matrix loads and 16-byte copies have no bank conflicts without padding.
+// Kernels on tiles need rows aligned to 16 bytes and head sizes that are multiples of 8; for others, and for f32,
+// each kernel has a plain form in which a warp processes one row after the other.
+// Left out: the matmuls (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
 
 #define THREADS 128
 #define LOG2_E 1.4426950408889634f
@@ -19,14 +19,14 @@
 // The name of a kernel that is compiled for one padded head size.
 #define FOR_HEAD(name) JOIN(name, HEAD)
 
-// What a score goes through.
+// How scores are scaled, capped and masked.
 struct Scores {
     // Head size, at most HEAD.
     int head_dim;
-    // A query sees so many keys, itself included; 2^30 is all.
+    // Number of keys that a query sees, itself included; 2^30 is all.
     int window;
     float scale;
-    // Scores s become cap · tanh(s / cap); 0 is never.
+    // Scores s become cap · tanh(s / cap), unless it is 0.
     float cap;
 };
 
@@ -36,13 +36,13 @@ struct Tile {
 };
 
 // ── the list of tiles ────────────────────────────────────────────────────────────────────────────
-// An int4 whose x is the number of tiles, then (begin, end, first, last) of each.
+// An int4 whose x is the number of tiles, then (begin, end, first, last) of each tile.
 
 #define BUCKETS 1024
 
-// One block writes the list of tiles of `rows` tokens. A query tile's work grows with its place in the segment,
-// a key tile's falls (`of_keys`): buckets of equal work, the longest first. The order inside a bucket is
-// that of arrival: it moves work between blocks and changes no result.
+// One block writes the list of tiles of `rows` tokens. The work of a query tile grows with its position in the
+// segment, that of a key tile (`of_keys`) shrinks: tiles are sorted into buckets of equal work, the longest first. The
+// order inside a bucket varies from run to run; it moves work between blocks and changes no result.
 __device__ __noinline__ void list_tiles(const i32 *boundaries, int segments, int tokens, int rows, int of_keys,
                                         int4 *list) {
     __shared__ int place[BUCKETS];
@@ -54,7 +54,7 @@ __device__ __noinline__ void list_tiles(const i32 *boundaries, int segments, int
         ++shift;
     for (int bucket = thread; bucket < BUCKETS; bucket += THREADS)
         place[bucket] = 0;
-    // First count, then place.
+    // The first round counts, the second places.
     for (int round = 0; round < 2; ++round) {
         for (int first = 0; first < segments; first += THREADS) {
             __syncthreads();
@@ -76,7 +76,7 @@ __device__ __noinline__ void list_tiles(const i32 *boundaries, int segments, int
         __syncthreads();
         if (round == 1)
             break;
-        // Counts become first places: the sum of all buckets of more work.
+        // Replaces counts by first positions: the sum of all buckets with more work.
         const int own = BUCKETS / THREADS;
         int counts[own], sum = 0;
         for (int i = 0; i < own; ++i) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ bool read_tile(const int4 *list, int index, Tile &til
 
 // ── rows in registers, for the plain kernels ─────────────────────────────────────────────────────
 
-// A lane's channels of a row: every 32nd.
+// A lane has every 32nd channel of a row.
 #define OWN ((HEAD + WARP - 1) / WARP)
 
 __device__ __forceinline__ void read_row(float (&row)[OWN], const act *from, int head_dim) {
@@ -147,11 +147,11 @@ __device__ __forceinline__ float dot(const float (&a)[OWN], const float (&b)[OWN
 // ── tiles in shared memory ───────────────────────────────────────────────────────────────────────
 
 #define CHUNKS (HEAD / 8)
-// Chunks that are permuted among themselves, and rows that share a permutation.
+// The number of chunks that are swizzled among themselves.
 #define SWIZZLED (CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2)
 #define ROW_BYTES (HEAD * 2)
 
-// The exclusive-or of a row's chunks, in bytes.
+// What a row's chunk offsets are xored with, in bytes.
 __device__ __forceinline__ u32 row_swizzle(int row) { return (row / (8 / SWIZZLED)) % SWIZZLED * 16; }
 
 __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
 #define ROW_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
 #define COPIED_ROWS (THREADS / ROW_LANES)
 
-// The part of each tile that this thread copies: one chunk of every COPIED_ROWS-th row.
+// The chunk that this thread copies of every COPIED_ROWS-th row of a tile.
 struct CopyPlace {
     int row, chunk;
     bool in_tile, in_head;
@@ -178,7 +178,7 @@ __device__ __forceinline__ const act *copy_source(const act *from, i64 stride, i
     return from + (token + place.row) * stride + (column + place.chunk * 8);
 }
 
-// Begins to copy to a tile of ROWS rows; rows from `rows` on and what is beyond the head become zero.
+// Starts to copy a tile of ROWS rows; rows from `rows` on and columns beyond the head become zero.
 template <int ROWS>
 __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 stride, int rows, CopyPlace place) {
     static_assert(ROWS % COPIED_ROWS == 0, "whole passes");
@@ -192,8 +192,8 @@ __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 strid
     }
 }
 
-// Writes `count` chunks from `chunk` on of rows 0 to `rows` - 1 of a tile, by one warp. `to` is the first
-// row's first element of the head.
+// One warp writes `count` chunks from `chunk` on of rows 0 to `rows` - 1 of a tile to global memory. `to` is the first
+// element of the head in the first row.
 __device__ __forceinline__ void store_rows(act *to, i64 stride, u32 tile, int first_row, int rows, int chunk,
                                            int count, int head_dim) {
 #pragma unroll 1
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_rows(act *to, i64 stride, u32 tile, int fi
     }
 }
 
-// Writes a C fragment of 16 rows and 8 columns (one chunk), times a factor for each half, to a tile.
+// Writes a C fragment of 16 rows and 8 columns (one chunk) to a tile, times a factor for each half of the rows.
 __device__ __forceinline__ void put_fragment(u32 tile, int row, int chunk, const float (&c)[4], float upper,
                                              float lower) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -215,12 +215,12 @@ __device__ __forceinline__ void put_fragment(u32 tile, int row, int chunk, const
     shared_store_4(tile + place_in_tile(row + g + 8, chunk) + t * 4, pack_two<act>(c[2] * lower, c[3] * lower));
 }
 
-// Where this lane reads in a tile for a fragment. The rows given to the reads below must be multiples of 8,
-// so a lane's permutation is always the same.
+// Where this lane reads in a tile for a fragment. The rows passed to the loads below must be multiples of 8, so that
+// the swizzle of a lane is always the same.
 struct LanePlaces {
-    // For A of rows, and for B = rows as the summed dimension: row lane % 16, chunk lane / 16.
+    // For A, and for B with rows as the summed dimension: row lane % 16, chunk lane / 16.
     u32 by_16, by_16_swizzle;
-    // For B = rows as columns of the result: row lane % 8 + lane / 16 · 8, chunk lane / 8 % 2.
+    // For B with rows as columns of the result: row lane % 8 + lane / 16 · 8, chunk lane / 8 % 2.
     u32 by_8, by_8_swizzle;
 };
 
@@ -236,12 +236,12 @@ __device__ __forceinline__ void load_left(u32 (&a)[4], u32 tile, const LanePlace
     load_matrices(a, tile + lane.by_16 + row * ROW_BYTES + ((u32)(step * 32) ^ lane.by_16_swizzle));
 }
 
-// Two B (16, 8) of tileᵀ: columns are the rows `row`.. and `row` + 8.., summed are elements 16 · step...
+// Two B (16, 8) of tileᵀ: columns are the rows `row`.. and `row` + 8..; the sum is over elements 16 · step...
 __device__ __forceinline__ void load_right_rows(u32 (&b)[4], u32 tile, const LanePlaces &lane, int row, int step) {
     load_matrices(b, tile + lane.by_8 + row * ROW_BYTES + ((u32)(step * 32) ^ lane.by_8_swizzle));
 }
 
-// Two B (16, 8) of a tile: summed are the rows `row`.., columns are the chunks `chunk` (even) and `chunk` + 1.
+// Two B (16, 8) of a tile: columns are the chunks `chunk` (even) and `chunk` + 1; the sum is over the rows `row`...
 __device__ __forceinline__ void load_right(u32 (&b)[4], u32 tile, const LanePlaces &lane, int row, int chunk) {
     load_matrices_transposed(b, tile + lane.by_16 + row * ROW_BYTES + ((u32)(chunk * 16) ^ lane.by_16_swizzle));
 }
@@ -294,7 +294,7 @@ __device__ __forceinline__ void add_matmul(float (&c)[M][N][4], const u32 (&a)[M
     }
 }
 
-// Columns 16 · step.. of a result, rounded, as the left side of another product.
+// Columns 16 · step.. of a result, rounded, as the left operand of another matmul.
 template <int M, int N>
 __device__ __forceinline__ void as_left(u32 (&a)[M][4], const float (&c)[M][N][4], int step) {
 #pragma unroll

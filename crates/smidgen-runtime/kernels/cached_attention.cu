@@ -1,13 +1,13 @@
-// Attention of new tokens over cached keys and values, and the writing of the cache.
+// Attention of new tokens over cached keys and values, and writes to the cache.
 //
-// A sequence lives in a slot; `table` (L, P) names the row of the cache that holds each of its positions, so the rows
-// of a sequence lie anywhere and several sequences may share some. One block for a query and head: teams of `lanes`
-// lanes, each lane with eight channels, take turns over the positions, four at a time, with a running maximum and sum
-// each; the teams' results join in order. A query's result depends on nothing but its own sequence. A position, slot
-// or row outside its range stops the run, as it must not read what is not there.
+// A sequence has a slot; `table` (L, P) holds the cache row of each of its positions, so the rows of a sequence may be
+// anywhere and sequences may share rows. One block per query and head: teams of `lanes` lanes, each lane with eight
+// channels, take turns over the positions, four at a time, each with a running maximum and sum; the results of the
+// teams are combined in order. The result of a query depends only on its own sequence. A position, slot or row out of
+// range traps, so that nothing is read out of bounds.
 // Left out: sharing keys between the heads of a group and several blocks for one long sequence.
 
-// Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. A block for each token.
+// Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. One block per token.
 extern "C" __global__ void __launch_bounds__(256)
     cache_rows(const act *k, i64 k_stride, const act *v, i64 v_stride, const int *table, int slots_of_table,
                int positions_of_slot, const int *slots, const int *positions, act *keys, i64 keys_stride, act *values,
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// A lane's eight channels; those beyond the head are zero.
+// The eight channels of a lane; those beyond the head are zero.
 template <bool ALIGNED> __device__ __forceinline__ void read_channels(const act *from, int count, float (&x)[8]) {
     if constexpr (ALIGNED) {
         if (count > 0)
@@ -56,7 +56,7 @@ __device__ __forceinline__ void attend(const act *q, i64 q_stride, const act *ke
                                        int positions_of_slot, const int *slots, const int *positions, int cache_rows,
                                        act *o, i64 o_stride, int group, int head_dim, int lanes, float scale,
                                        int window, float softcap) {
-    // Sums over positions of exp(score - largest) * value; eight floats of each thread, and what they are scaled by.
+    // Sums over positions of exp(score - largest) * value, eight floats per thread, and their scale.
     __shared__ float weighted[256 * 8];
     __shared__ float largest_of_team[32], sum_of_team[32];
     int token = blockIdx.x, head = blockIdx.y;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void attend(const act *q, i64 q_stride, const act *ke
     i64 channel_of_key = (i64)(head / group) * head_dim + channel;
     keys += channel_of_key;
     values += channel_of_key;
-    // A window of 0 is none.
+    // A window of 0 means no window.
     int begin = window > 0 ? max(position + 1 - window, 0) : 0;
 
     float query[8] = {};

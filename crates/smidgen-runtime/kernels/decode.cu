@@ -1,4 +1,5 @@
-// Plain elements, bytes with a scale for each row, and bitsandbytes' 4-bit codes, decoded by `decode.cuh`.
+// The formats of `decode.cuh` that are not GGUF: plain elements, int8 with a scale per row, and the 4-bit codes of
+// bitsandbytes.
 
 __device__ __forceinline__ float unaligned_float(const u8 *at) {
     if (((u64)at & 3) == 0)
@@ -20,7 +21,7 @@ template <typename T> struct Plain {
     __device__ float one(i64 row, i32 column) const { return to_float(elements[row * stride + column]); }
 };
 
-// A byte an element, and the largest magnitude of each row behind them.
+// One byte per element, followed by the largest magnitude of each row.
 struct Int8Rows {
     struct Raw {
         uint2 codes;
@@ -54,8 +55,8 @@ __device__ const float code4_values[2][16] = {
      -0.6666667f, -1.0f, -0.33333334f, -0.5f, -0.16666667f, -0.25f},
 };
 
-// Two codes a byte, the first in the high nibble, over the flattened tensor; a scale for each 64 of them, which is an
-// f32 or, if `NESTED`, a byte with an f32 for each 256 of them.
+// Two codes per byte, the first in the high nibble, over the flattened tensor; one scale per 64 codes, which is an f32
+// or, if `NESTED`, a byte with one f32 per 256 scales.
 template <bool NESTED> struct Bnb4 {
     struct Raw {
         u32 codes;
@@ -67,7 +68,7 @@ template <bool NESTED> struct Bnb4 {
     i64 columns;
     float offset;
 
-    // The whole block of threads must come here: the sixteen values lie in as many banks of shared memory.
+    // All threads of the block must call this: the sixteen values are in shared memory, in sixteen banks.
     __device__ Bnb4(const Source &source) : codes(source.bytes), columns(source.columns), offset(0.0f) {
         __shared__ float shared_values[16];
         if (threadIdx.x < 16)

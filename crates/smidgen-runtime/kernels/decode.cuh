@@ -1,15 +1,15 @@
-// Rows of a stored matrix as floats: rows that follow each other, for a product, or rows by their numbers, for an
-// embedding, times a factor. Text that goes before the kernel files of the formats.
-// A format is a type: `read` fetches what eight elements of a row need, `expand` makes floats of it, to the bits that
-// `quant` gives; `one` is for rows that are no multiple of eight. What the CPU rounds is never fused here.
-// A thread takes eight elements and several of them, its loads before its stores, and neighbours lie side by side,
-// so that a warp writes whole lines. NF4 moves 0.53 bytes in and 2 (bf16) out for each element: a matrix of
-// 3584 x 18944 is 171 MB, 41 us at 4.2 TB/s.
+// Decodes rows of a stored matrix, times a factor: consecutive rows, for a matmul, or rows by id, for an embedding.
+// This text is prepended to the kernel files of the formats.
+// A format is a type: `read` loads what eight elements of a row need, `expand` turns it into floats, with the same bits
+// as `quant`; `one` is for rows that are not multiples of eight. Roundings of the CPU are never fused away here.
+// A thread decodes several groups of eight elements, all loads before the stores; neighbouring threads have
+// neighbouring groups, so that a warp writes whole cache lines. NF4 reads 0.53 bytes and writes 2 (bf16) per element:
+// a matrix of 3584 x 18944 is 171 MB, 41 us at 4.2 TB/s.
 
 struct Source {
     const u8 *bytes; // the whole tensor
     i64 rows;        // of the whole tensor
-    i64 stride;      // elements from a row to the next, for plain elements
+    i64 stride;      // elements from one row to the next, for plain elements
     i32 columns;
     i32 code; // 4-bit codes: 0 NF4, 1 FP4
 };
@@ -38,8 +38,8 @@ __device__ __forceinline__ void times(float (&y)[8], float factor) {
 #define DECODE_IN_FLIGHT 4
 #define DECODE_BATCHES 2
 
-// Where decoded rows come from and go to. `ids` is null where rows follow each other from `first_row` on; an id
-// outside `table_rows` gives what is no number.
+// Source and target of decoded rows. If `ids` is null, rows are consecutive from `first_row` on; an id outside
+// `table_rows` gives NaN.
 struct Rows {
     void *target;
     i64 target_stride;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void decode_all(const Source &source, const Rows &row
         decode_unaligned(format, source, rows, per_row, group);
 }
 
-// `aligned`: rows are multiples of eight elements, and whatever eight of them need can be read and written at once.
+// `aligned`: rows are multiples of eight elements, and groups of eight can be read and written with vector accesses.
 #define DECODE_KERNEL(NAME, ...)                                                                                      \
     extern "C" __global__ void __launch_bounds__(DECODE_THREADS)                                                       \
         decode_##NAME(void *target, i64 target_stride, i32 wide, u32 rows, const u8 *bytes, i64 total_rows,            \

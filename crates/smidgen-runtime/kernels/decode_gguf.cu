@@ -1,16 +1,16 @@
-// GGUF blocks, decoded by `decode.cuh`. Layouts are ggml's, as in `quant/blocks.rs`: a row is a whole number of blocks,
-// so eight elements never leave one. Products of a scale and a code are exact in f32 but for q6_k, and where a
-// minimum is added that is the only rounding.
+// The GGUF formats of `decode.cuh`. Layouts are ggml's, as in `quant/blocks.rs`: a row is a whole number of blocks, so
+// eight elements never cross a block. The product of a scale and a code is exact in f32 except for q6_k, and adding a
+// minimum is then the only rounding.
 
 __device__ __forceinline__ float half_bits(u32 bits) { return to_float(f16{(u16)bits}); }
 
-// Eight bytes at a multiple of two.
+// Eight bytes, aligned to two.
 __device__ __forceinline__ uint2 eight_bytes_by_two(const u8 *at) {
     const u16 *pairs = (const u16 *)at;
     return make_uint2((u32)pairs[0] | (u32)pairs[1] << 16, (u32)pairs[2] | (u32)pairs[3] << 16);
 }
 
-// Eight bytes at a multiple of four.
+// Eight bytes, aligned to four.
 __device__ __forceinline__ uint2 eight_bytes_by_four(const u8 *at) {
     return make_uint2(((const u32 *)at)[0], ((const u32 *)at)[1]);
 }
@@ -27,7 +27,7 @@ template <i32 ELEMENTS, i32 BYTES> struct Blocks {
     }
 };
 
-// One of eight: for targets that are not aligned, as the rows of these formats always are.
+// One element, for targets that are not aligned; rows of these formats always are.
 template <typename Format> __device__ __forceinline__ float one_of_eight(const Format &format, i64 row, i32 column) {
     float y[8], chosen = 0.0f;
     format.expand(format.read(row, column & ~7), y);
@@ -223,7 +223,8 @@ struct Q5K : Blocks<256, 176> {
     __device__ float one(i64 row, i32 column) const { return one_of_eight(*this, row, column); }
 };
 
-// In a half of 128, parts of 32 share bytes: low nibbles for two of them, high for two, and a pair of bits each.
+// In each half of 128 elements, four groups of 32 share bytes: low nibbles for two groups, high nibbles for the other
+// two, and two more bits per element.
 struct Q6K : Blocks<256, 210> {
     struct Raw {
         uint2 bytes, pairs;

@@ -1,6 +1,6 @@
-// The 8-bit dynamic maps of bitsandbytes, computed by the compiler as `quant/dynamic_map.rs` computes them:
+// The 8-bit dynamic maps of bitsandbytes, computed at compile time in the same way as in `quant/dynamic_map.rs`:
 // for e = 0..=6 the midpoints of equal steps on [0.1, 1] times 10^(e - 6), with both signs and 0 and 1, or
-// twice as many without signs. Text that goes before the kernel files that look codes up; it has no kernel.
+// twice as many without signs. This text is prepended to the kernel files that need it; it has no kernel.
 
 struct DynamicMap {
     float at[256];

@@ -1,11 +1,10 @@
-// Kernels that move, add, drop or round elements: add, gather, scatter, dropout, and
-// column sums in two steps.
+// Kernels that move, add or drop elements: add, gather, scatter, dropout, and column sums in two steps.
 //
-// Matrices are cut into spans of eight elements (`_eight`), or of one where rows are not aligned (`_one`), numbered
-// along the rows; `spans_of_row` and `spans` count them. A thread takes two spans and loads both before it writes,
-// so `add` and `dropout` may write over an input. Dropout keeps no mask: whether an element stays is a pure function
-// of its token's key, the tensor's number and the channel, the same as on the CPU to the bit.
-// Column sums: partial rows in a grid given by the sizes alone, then `add_partial_rows` in the order of the rows.
+// Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`), numbered along
+// the rows; `spans_of_row` and `spans` count them. A thread handles two spans and loads both before it writes, so `add`
+// and `dropout` may overwrite an input. Dropout stores no mask: whether an element is kept is a pure function of its
+// token's key, the tensor's number and the channel, exactly as on the CPU.
+// Column sums: partial rows in a grid that depends only on the sizes, then `add_partial_rows` in order.
 
 template <int N> struct SpanPlace {
     i64 row;
@@ -18,7 +17,7 @@ template <int N> struct SpanPlace {
     __device__ __forceinline__ i64 at(i64 stride) const { return row * stride + column; }
 };
 
-// The bits as they are: no conversion on the way.
+// Copies bits, without a conversion.
 template <int N> __device__ __forceinline__ void copy_span(const act *from, act *to) {
     if constexpr (N == 8)
         write_eight<act>(to, read_eight<act>(from));
@@ -185,7 +184,7 @@ __device__ __forceinline__ void drop_spans(const act *x, i64 x_stride, const u64
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 bool stays = channel_bits(of_row, (u32)(place.column + i)) >= threshold;
-                // Rounded before the difference, or `rest` would not be what dropout took away.
+                // Rounded before the difference, so that `rest` is exactly x minus the result of dropout.
                 float kept = stays ? __fmul_rn(value[k][i], scale) : 0.0f;
                 value[k][i] = rest ? __fsub_rn(value[k][i], kept) : kept;
             }
@@ -209,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // ── column sums ──────────────────────────────────────────────────────────────────────────────────
 
 // Row blockIdx.y of `partials` (P, columns) := sums over the rows of dy from blockIdx.y * rows_per_partial on. A warp
-// reads 256 columns of a row; the block's warps take turns over rows, and their sums join in order.
+// reads 256 columns of a row; the block's warps take turns over rows, and their sums are added in order.
 template <bool ALIGNED>
 __device__ __forceinline__ void sum_rows(const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
                                          float *partials) {
@@ -262,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // to[c] += the sum of column c of `partials` (count, columns). Eight warps take turns over the rows for 32 columns,
-// and their sums join in order. 256 threads.
+// and their sums are added in order. 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     add_partial_rows(const float *partials, int count, int columns, float *to) {
     __shared__ float warp_sums[8][WARP];

@@ -1,7 +1,7 @@
-// The gradient of an embedding's table: dtable[ids[t]] += dy[t] * scale, t ascending, to the CPU's bits in f32.
-// A block belongs to a token and some columns. The block of the first token with an id does the work of all that
-// have it, in their order; every other block finds an earlier one and leaves. So nothing is added by two blocks.
-// Reading ids again for each token is T * T * 4 bytes from the cache, little beside the table.
+// The gradient of an embedding table: dtable[ids[t]] += dy[t] * scale, t ascending, with the same bits as the CPU in
+// f32. A block has one token and some columns. The block of the first token with an id adds all tokens with that id,
+// in order; every other block finds an earlier token and exits. So no row is added to by two blocks.
+// Rereading the ids for each token is T * T * 4 bytes from the cache, which is small against the table.
 // Left out: the forward pass, which is `decode.cu` with ids.
 
 #define EMBED_THREADS 256

@@ -1,11 +1,12 @@
-// LS-LoRA's bounded nonlinearity after B, with the low-rank product inside. With z = scale h Bᵀ, s = |sigma| + 1e-6,
+// LS-LoRA's bounded nonlinearity after B, fused with the low-rank matmul. With z = scale h Bᵀ, s = |sigma| + 1e-6,
 // u = tanh(z / s), n = sin(pi u) and c = cos(pi u), and slope = (a1 + pi a2 c - pi a3 n) (1 - u²)
 //     y = base + a0 + a1 u + a2 n + a3 c        dz = dy slope / s
 //     da = sums of dy (1, u, n, c)              dsigma = -sign(sigma) sum of dz z / s
-// z never lies in memory: a warp forms 16 rows by 32 columns of it with matrix instructions (bf16, f16; plain
-// arithmetic for f32) and uses it at once, so forward and backward move 2 elements for each of N T, as an addition
-// does. Columns are dealt out so that each thread owns eight neighbours.
-// The five sums are f32 within a thread, f64 across; a block writes its own, and a second kernel adds them in order.
+// z is never stored: a warp computes 16 rows by 32 columns of it with matrix instructions (bf16, f16; plain arithmetic
+// for f32) and uses it at once, so forward and backward move 2 elements for each of N T, like an addition. Columns are
+// assigned so that each thread owns eight neighbours.
+// The five sums are f32 within a thread, f64 across threads; each block writes its own, and a second kernel adds them
+// in order.
 
 #define FOURIER_THREADS 256
 #define FOURIER_SLAB_ROWS 128
@@ -13,7 +14,7 @@
 #define FOURIER_TILE_COLUMNS 32
 #define FOURIER_SUMS 5
 
-// Warps side by side, and one below the other: the tile of B must fit the shared memory for a rank of 256.
+// Warps along columns and along rows: the tile of B must fit the shared memory for a rank of 256.
 #if defined(ACT_F32)
 #define FOURIER_COLUMN_WARPS 2
 #else
@@ -22,7 +23,7 @@
 #define FOURIER_ROW_WARPS (FOURIER_THREADS / WARP / FOURIER_COLUMN_WARPS)
 #define FOURIER_BLOCK_COLUMNS (FOURIER_TILE_COLUMNS * FOURIER_COLUMN_WARPS)
 
-// ── the low-rank product ──────────────────────────────────────────────────────────────────────────
+// ── the low-rank matmul ───────────────────────────────────────────────────────────────────────────
 // A thread's part of a tile is z[0] in row `lane / 4` and z[1] eight rows below, in columns from 8 (lane % 4) on.
 
 struct LowRank {
@@ -75,8 +76,8 @@ __device__ __forceinline__ u32 pair_of_b(const LowRank &product, i32 column, i32
     return (k < product.rank ? (u32)b[0].bits : 0) | (k + 1 < product.rank ? (u32)b[1].bits << 16 : 0);
 }
 
-// The block's columns of B as the matrix instruction wants them: for each 16 of R, each warp's columns and each of
-// its four tiles of eight, a word for k and one for k + 8 in every lane. Column 2q + e of tile j is column
+// The block's columns of B in the layout of the matrix instruction: for each 16 of R, each warp's columns and each of
+// its four tiles of eight, one word for k and one for k + 8 in every lane. Column 2q + e of tile j is column
 // 8q + 2j + e of the 32, which gives lane q the results of eight neighbours.
 __device__ __forceinline__ void load_b(const LowRank &product, i32 first_column, float *tile) {
     uint2 *fragments = (uint2 *)tile;
@@ -191,7 +192,7 @@ __device__ __forceinline__ Wave wave_of(float x) {
 
 #endif
 
-// Up to eight elements, zeros behind the end.
+// Up to eight elements, zeros past the end.
 __device__ __forceinline__ void read_some(const act *from, i32 count, bool eight, float (&x)[8]) {
     if (eight && count >= 8) {
         load_eight<act>(from, x);
@@ -215,7 +216,7 @@ __device__ __forceinline__ void write_some(act *to, i32 count, bool eight, const
 
 // ── forward ───────────────────────────────────────────────────────────────────────────────────────
 
-// `y` may be `base`: a thread reads what it writes and nothing else of it.
+// `y` may be `base`: a thread reads only the elements that it writes.
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
     fourier(const act *base, i64 base_stride, const act *h, i64 h_stride, i32 h_pairs, const act *b, i64 b_stride,
             const float *coefficients, const float *sigma, float scale, i32 rank, i32 rows, i32 columns, i32 eight,
@@ -303,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
                 const Wave wave = wave_of(x);
                 const float outer = module.a1 + a2_pi * wave.c - a3_pi * wave.n;
                 const float out = here * outer * (wave.rest * module.inverse_s);
-                // What lies outside has dy = 0 and adds nothing.
+                // Elements outside the matrix have dy = 0 and add nothing.
                 sums[0] += here;
                 sums[1] = fmaf(here, wave.u, sums[1]);
                 sums[2] = fmaf(here, wave.n, sums[2]);
@@ -324,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
     }
 }
 
-// A block for each sum: the gradients of four coefficients, and of sigma with the sign of sigma, 0 at 0.
+// One block per sum: the gradients of four coefficients, and of sigma, with the sign of sigma (0 at 0).
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
     fourier_grad_total(const double *partials, i64 blocks, const float *sigma, float *dcoefficients, float *dsigma) {
     const double *own = partials + (i64)blockIdx.x * blocks;

@@ -1,10 +1,11 @@
-// Cross entropy over the vocabulary, the gradient written over the logits. Per row, with z the logits (after the
-// soft cap z = c tanh(l / c), where there is one) and scale the weight of the batch:
+// Cross entropy over the vocabulary; the logits are replaced by their gradient. Per row, where z are the logits (after
+// the soft cap z = c tanh(l / c), if there is one) and scale is the weight of the batch:
 //     nll = ln(sum exp z) - z[label]        dl = (softmax(z) - onehot(label)) * scale * (1 - (z / c)^2)
-// A block takes a row. The first pass finds the largest logit and the sum together: when a thread meets a larger one it
-// scales what it has. The second goes backwards, so that what was read last is still in the cache, and is the only
-// one that writes. 2 to 3 bf16 moved for each logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at 4.2 TB/s.
-// Sums are f32 within a thread, f64 across. Below that the same for the words of a piece of the head, in two kernels.
+// One block per row. The first pass finds the largest logit and the sum together: a thread that finds a larger logit
+// rescales its sum. The second pass goes backwards, so that the logits read last are still in the cache, and is the
+// only one that writes. It moves 2 to 3 bf16 per logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at
+// 4.2 TB/s. Sums are f32 within a thread, f64 across threads. Further below, two kernels do the same for the words of
+// one piece of the head.
 
 #define LOSS_THREADS 512
 #define LOSS_IN_FLIGHT 4
@@ -29,14 +30,14 @@ struct SoftCap {
         return __fmul_rn(tanhf(__fmul_rn(logit, inverse)), cap);
     }
 
-    // Of the capped logit.
+    // The slope at the capped logit.
     __device__ __forceinline__ float slope(float z) const {
         const float t = __fmul_rn(z, inverse);
         return (1.0f - t) * (1.0f + t);
     }
 };
 
-// What stands for the largest logit while only -infinity was seen, so that differences stay numbers.
+// Replaces a largest logit of -infinity by 0, so that differences are not NaN.
 __device__ __forceinline__ float reference(float largest) { return largest == -infinity() ? 0.0f : largest; }
 
 struct RunningSum {
@@ -73,7 +74,7 @@ struct RowSoftmax {
     }
 };
 
-// A thread's share of the largest logit and the sum; `groups` of eight are read at once.
+// The largest logit and the sum over one thread's columns; `groups` of eight are read at once.
 template <typename Cap>
 __device__ __forceinline__ RunningSum sum_of_row(const act *row, i32 vocabulary, i32 groups, const Cap &cap) {
     RunningSum running = {-infinity(), 0.0f};
@@ -102,7 +103,7 @@ __device__ __forceinline__ RunningSum sum_of_row(const act *row, i32 vocabulary,
     return running;
 }
 
-// Logits to gradients, from the end to the begin.
+// Replaces logits by gradients, from the end to the start.
 template <typename Cap>
 __device__ __forceinline__ void gradients_of_row(act *row, i32 vocabulary, i32 groups, const RowSoftmax &softmax,
                                                  const Cap &cap) {
@@ -139,8 +140,8 @@ __device__ __forceinline__ void clear_row(act *row, i32 vocabulary, i32 groups) 
         row[column] = to_act(0.0f);
 }
 
-// Without `gradient` the logits stay as they are. `weight` is one f64. A label that is neither ignored nor in the
-// vocabulary gives a loss that is no number.
+// Without `gradient` the logits are unchanged. `weight` is one f64. A label that is neither ignored nor in the
+// vocabulary gives a NaN loss.
 template <typename Cap>
 __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
                                             float *row_loss, const Cap &cap, i32 gradient) {
@@ -155,11 +156,11 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
 
     const RunningSum running = sum_of_row(row, vocabulary, groups, cap);
 
-    // The label's logit is read before the barriers of the sums, hence before any thread writes.
+    // The logit of the label is read before the barriers of the sums, and so before any thread writes.
     const bool known = (u32)label < (u32)vocabulary;
     const float labelled = known ? cap.of(to_float(row[label])) : __int_as_float(0x7fc00000);
     const float largest = reference(block_max(running.largest));
-    // A thread that saw no logit has the sum 0, and e^(-infinity) to go with it.
+    // A thread without columns has the sum 0 and the factor e^(-infinity).
     const double sum = block_sum((double)(running.sum * power_of_e(running.largest - largest)));
 
     if (gradient) {
@@ -186,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
                 row_losses + blockIdx.x, cap, gradient);
 }
 
-// loss += weight * the sum of rows, by one block in an order that depends on their number alone.
+// loss += weight * the sum of rows, by one block, in an order that depends only on their number.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     sum_losses(const float *row_losses, i32 rows, const double *weight, double *loss) {
     double sum = 0.0;
@@ -197,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
         *loss += sum * *weight;
 }
 
-// Where the head comes in pieces: rows have the logits of `words` words, and `sums` three f32 a row over all pieces so
-// far: the largest logit, the sum of exp(logit - largest) and the label's logit, no number until a piece has it.
+// For a head in pieces: rows have the logits of `words` words, and `sums` has three f32 per row over all pieces so far:
+// the largest logit, the sum of exp(logit - largest), and the logit of the label, NaN until a piece contains it.
 
 struct HeadRow {
     act *row;
@@ -211,7 +212,7 @@ struct HeadRow {
     __device__ __forceinline__ bool has_label() const { return label >= 0 && (u32)column < (u32)words; }
 };
 
-// `before` is 0 for the first piece, and may be `sums`: only this block touches the row's.
+// `before` is 0 for the first piece, and may be `sums`: only this block uses the sums of its row.
 template <typename Cap>
 __device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *before, float *sums, const Cap &cap) {
     float *own = sums + (i64)blockIdx.x * 3;
@@ -228,7 +229,7 @@ __device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *be
     if (head.has_label())
         labelled = cap.of(to_float(head.row[head.column]));
     const RunningSum running = sum_of_row(head.row, head.words, head.groups, cap);
-    // Everybody has read the sums before when the barriers of these are passed.
+    // After these barriers, all threads have read the sums before.
     const float largest = fmaxf(largest_before, block_max(running.largest));
     const float from = reference(largest);
     double sum = block_sum((double)(running.sum * power_of_e(running.largest - from)));
@@ -245,7 +246,7 @@ __device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const
         return;
     }
     const float *own = sums + (i64)blockIdx.x * 3;
-    // A label of another piece is no column of this one.
+    // No column matches the label of another piece.
     const i32 column = head.has_label() ? head.column : -1;
     const RowSoftmax softmax = {reference(own[0]), (float)(1.0 / (double)own[1]), (float)*weight, column};
     gradients_of_row(head.row, head.words, head.groups, softmax, cap);
@@ -279,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, sums, cap);
 }
 
-// loss += weight * the sum of all rows' losses, by one block; each row's own where there is a place for them.
+// loss += weight * the sum of the row losses, by one block; the row losses are written unless the pointer is null.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     head_loss(const float *sums, i32 rows, const double *weight, double *loss, float *row_losses) {
     double sum = 0.0;
@@ -295,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
         *loss += sum * *weight;
 }
 
-// Sums in f32 as activations; a block some columns of a row.
+// Rounds f32 sums to activations; one block handles some columns of a row.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     round_rows(const float *from, i64 from_stride, act *to, i64 to_stride, i32 columns) {
     const i32 column = blockIdx.y * LOSS_THREADS + threadIdx.x;
@@ -303,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
         to[(i64)blockIdx.x * to_stride + column] = to_act(from[(i64)blockIdx.x * from_stride + column]);
 }
 
-// Logits as f32: z, or cap·tanh(z/cap) where the cap is above 0; a thread an element.
+// Writes logits as f32: z, or cap·tanh(z/cap) if the cap is above 0; one element per thread.
 template <typename T>
 __device__ __forceinline__ void finish_logits(const T *from, i64 from_stride, float *to, i64 to_stride, i32 columns,
                                               float cap) {

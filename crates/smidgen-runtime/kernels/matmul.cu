@@ -1,9 +1,8 @@
-// What products need around them: rows copied to where a product wants them, a bias in every row, and numbers to
-// time products on.
+// Helpers of matmuls: rows copied to another stride, a bias in every row, and random numbers to time matmuls on.
 
-// Copies (rows, columns) to another stride and fills up to `padded` columns with zeros. The ranges do not overlap.
-extern "C" __global__ void lay_beside(const act *from, i64 from_stride, act *to, i64 to_stride, int rows, int columns,
-                                      int padded) {
+// Copies (rows, columns) to another stride and zeros the columns from `columns` to `padded`. The ranges do not overlap.
+extern "C" __global__ void copy_rows(const act *from, i64 from_stride, act *to, i64 to_stride, int rows, int columns,
+                                     int padded) {
     i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 row = index / padded;
     int column = (int)(index % padded);
@@ -11,7 +10,7 @@ extern "C" __global__ void lay_beside(const act *from, i64 from_stride, act *to,
         to[row * to_stride + column] = column < columns ? from[row * from_stride + column] : to_act(0.0f);
 }
 
-// A stored vector in every row.
+// Writes a stored vector to every row.
 extern "C" __global__ void broadcast_row(const void *stored, int dtype, act *to, i64 stride, int rows, int columns) {
     int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns)
@@ -21,14 +20,14 @@ extern "C" __global__ void broadcast_row(const void *stored, int dtype, act *to,
         to[row * stride + column] = value;
 }
 
-// Numbers between -1 and 1 that look like activations of any of the three types: zeros would multiply faster than
-// anything a run will see.
+// Numbers between -1 and 1 that are plausible activations in all three types: zeros would multiply faster than the
+// data of a run.
 extern "C" __global__ void fill_with_noise(u32 *words, u64 count) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
         u32 x = (u32)(i ^ (i >> 32)) * 0x9e3779b1u;
         x = (x ^ (x >> 15)) * 0x85ebca77u;
         x ^= x >> 13;
-        // Sign and mantissa at random, an exponent just below 1 in both halves, for bf16 and f32 alike.
+        // Random sign and mantissa, and an exponent just below 1 in both halves, for bf16 and f32 alike.
         words[i] = (x & 0x807f807fu) | 0x3e003e00u;
     }
 }

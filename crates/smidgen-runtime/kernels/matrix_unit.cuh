@@ -1,12 +1,13 @@
 // The matrix instruction of Ampere and newer (m16n8k16 of bf16 or f16 with f32 sums), its loads from shared
-// memory, copies from global to shared memory that pass no register, and barriers, each as one line of PTX.
+// memory, asynchronous copies from global to shared memory, and barriers, each as one line of PTX.
 //
-// A fragment is what the 32 lanes of a warp hold of a small matrix. With g = lane / 4 and t = lane % 4:
+// A fragment is a small matrix distributed over the 32 lanes of a warp. With g = lane / 4 and t = lane % 4:
 //   A (16, 16): a0 = (g, 2t..), a1 = (g + 8, 2t..), a2 = (g, 2t + 8..), a3 = (g + 8, 2t + 8..), two elements each
 //   B (16, 8):  b0 = (2t.., g), b1 = (2t + 8.., g)
 //   C (16, 8):  c0, c1 = (g, 2t..), c2, c3 = (g + 8, 2t..)
-// Two neighbouring C of 8 columns, rounded, are therefore one A: a product's result is the next one's left side.
-// Left out: how tiles lie in shared memory (`attention_tiles.cuh`). Shared addresses are 32-bit offsets.
+// Two neighbouring C of 8 columns, rounded, are therefore one A: the result of one matmul can be the left operand of
+// the next. Shared addresses are 32-bit offsets.
+// Left out: the layout of tiles in shared memory (`attention_tiles.cuh`).
 
 #if defined(ACT_F16)
 #define MMA_TYPE "f16"
@@ -29,21 +30,22 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four matrices (8, 8) of 16 bits; lane i names row i % 8 of matrix i / 8 and gets of each the elements (g, 2t..).
+// Loads four matrices (8, 8) of 16 bits. Lane i passes the address of row i % 8 of matrix i / 8, and gets the elements
+// (g, 2t..) of each matrix.
 __device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                  : "r"(address));
 }
 
-// The same, but of each the elements (2t.., g).
+// The same, but a lane gets the elements (2t.., g).
 __device__ __forceinline__ void load_matrices_transposed(u32 (&m)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                  : "r"(address));
 }
 
-// 16 bytes, or zeros where they do not exist.
+// Copies 16 bytes, or zeros unless `exists`.
 __device__ __forceinline__ void copy_async_16(u32 to, const void *from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
@@ -56,7 +58,7 @@ __device__ __forceinline__ void copy_async_4(u32 to, const void *from, bool exis
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most so many of the newest groups of this thread are under way.
+// Waits until at most PENDING of the newest groups of this thread are pending.
 template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
@@ -98,15 +100,15 @@ __device__ __forceinline__ float2 shared_load_floats(u32 from) {
     return x;
 }
 
-// 2^x, and 0 at -infinity; two units of the last place.
+// 2^x, 0 at -infinity; error of two units in the last place.
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// tanh(x) from 2^(x · 2 log2(e)): absolute error 2e-7, right at both infinities.
-__device__ __forceinline__ float bent(float x) {
+// tanh(x) from 2^(x · 2 log2(e)): absolute error 2e-7, exact at both infinities.
+__device__ __forceinline__ float tanh_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(power_of_two(x * 2.885390082f) + 1.0f));
     return 1.0f - 2.0f * y;

@@ -1,14 +1,14 @@
 // Root-mean-square norms over each D of a row's C channels, and their gradients.
 //
 // With r = 1 / sqrt(mean(x²) + eps) and g = dy w:  y = x r w,  dx = r (g - x r² mean(g x)),  dw = Σ dy x r.
-// r is computed again from x, never stored. Four shapes of the same work, which the launcher chooses from:
-// `_heads` gives 1 to 32 lanes to a group of at most 256 channels; `_two` and `_four` give it a block whose threads
-// keep 2 or 4 times eight channels in registers between the two passes; `_any` reads the group twice, element by
-// element, for what is wide or not aligned. Traffic in elements: forward 2, gradient 3 or, with an addend, 4.
-// Outputs may be inputs: every read of a group precedes the writes, or the same thread reads and writes an element.
-// The order of sums depends on the sizes alone.
+// r is recomputed from x, never stored. The launcher chooses one of four forms: `_heads` uses 1 to 32 lanes for a group
+// of at most 256 channels; `_two` and `_four` use a block whose threads keep 2 or 4 times eight channels in registers
+// between the two passes; `_any` reads the group twice, element by element, if it is wide or not aligned. Traffic in
+// elements: forward 2, gradient 3 or, with an addend, 4.
+// Outputs may be inputs: all reads of a group precede its writes, or the same thread reads and writes an element.
+// The order of sums depends only on the sizes.
 
-// Group `index` of the matrix: where it begins. Groups of a row lie side by side.
+// Where group `index` of the matrix begins. The groups of a row are adjacent.
 __device__ __forceinline__ i64 group_offset(u32 index, int groups, int columns, i64 stride) {
     u32 row = index / (u32)groups;
     return (i64)row * stride + (i64)(index - row * (u32)groups) * columns;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // ── gradient with respect to x ───────────────────────────────────────────────────────────────────
-// `addend` is null where there is none.
+// `addend` may be null.
 
 __device__ __forceinline__ void norm_slope(const float (&x)[8], const float (&dy)[8], const float (&w)[8], float r,
                                            float pull, float (&dx)[8]) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void slope_in_registers(const act *x, i64 x_stride, c
             unpack<act>(held_x[k], value);
             unpack<act>(held_dy[k], slope);
             unpack<act>(held_addend[k], more);
-            // Read again: it lies in the nearest cache, and registers are what limits the blocks in flight.
+            // Reloaded: it is in the L1 cache, and registers limit the number of resident blocks.
             weight_eight(weight, dtype, shift, first, w);
             norm_slope(value, slope, w, r, pull, out);
 #pragma unroll
@@ -277,10 +277,10 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // ── gradient with respect to the weight ──────────────────────────────────────────────────────────
-// Block p adds up its `groups_per_partial` groups, of `all_groups`, into row p of `partials` (P, D);
+// Block p sums its `groups_per_partial` groups, of `all_groups`, into row p of `partials` (P, D);
 // `add_partial_rows` then adds these rows to the gradient. Traffic: 2 elements, and the partial sums.
 
-// The next group is on its way while the present one is reduced.
+// The next group is loaded while the current one is reduced.
 template <int V>
 __device__ __forceinline__ void weight_in_registers(const act *x, i64 x_stride, const act *dy, i64 dy_stride,
                                                     float eps, float *partials, int columns, int groups,
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(512)
                            groups_per_partial);
 }
 
-// Teams of `lanes` lanes take turns over the block's groups; their sums join in the order of the teams.
+// Teams of `lanes` lanes take turns over the block's groups; their sums are added in the order of the teams.
 extern "C" __global__ void __launch_bounds__(256)
     rms_norm_weight_partials_heads(const act *x, i64 x_stride, const act *dy, i64 dy_stride, float eps,
                                    float *partials, int columns, int groups, u32 all_groups,

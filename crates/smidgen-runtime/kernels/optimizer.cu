@@ -1,14 +1,15 @@
-// The update of the adapters: the norm over all gradients, AdamW with f32 or 8-bit moments, and the pull of
-// LS-LoRA's coefficients. All f32 arithmetic is that of the CPU operation by operation, never fused, so moments,
-// codes and parameters have its bits; sums are f64, each thread's in order and then a tree, whatever the device.
-// Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step, loss scale) are f64 in device memory:
-// the host decides nothing between the gradients and the update. AdamW moves 28 bytes a parameter, 8-bit 14.
+// The optimizer step: the norm over all gradients, AdamW with f32 or 8-bit moments, and the regulariser of LS-LoRA's
+// coefficients. All f32 arithmetic is that of the CPU, operation by operation and never fused, so moments, codes and
+// parameters have the same bits; sums are f64, in order within a thread and then as a tree, on every GPU.
+// Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step, loss scale) are f64 in device
+// memory: the host decides nothing between gradients and update. AdamW moves 28 bytes per parameter, with 8-bit
+// moments 14.
 
 #define UPDATE_THREADS 256
 #define SQUARES_CHUNK 16384
 
-// An adapter has hundreds of small tensors, and a launch costs as much as many of them: a launch takes a table of
-// tensors, and each of its blocks finds its own.
+// An adapter has hundreds of small tensors, and a launch costs as much as updating many of them: so a launch gets a
+// table of tensors, and each block finds its tensor in it.
 #define TABLE_TENSORS 64
 
 struct UpdateTensor {
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         partials[blockIdx.x] = sum;
 }
 
-// One block. `clip` 0 is never.
+// One block. A `clip` of 0 does not clip.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     grad_norm_report(const double *loss, const double *hyper, const double *partials, i32 count, float clip,
                      double *report) {
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     double factor = 1.0;
     if (clip > 0.0f) {
         const double ratio = (double)clip / (norm + 1e-6);
-        factor = ratio < 1.0 ? ratio : 1.0; // 1 where the norm is no number
+        factor = ratio < 1.0 ? ratio : 1.0; // 1 if the norm is NaN
     }
     report[0] = own_loss;
     report[1] = norm;
@@ -103,7 +104,7 @@ struct AdamwScalars {
     i32 finite;
 };
 
-// As the CPU's: f64, rounded once.
+// As on the CPU: f64, rounded once.
 __device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, const double *hyper, double beta1,
                                                       double beta2, double eps, double weight_decay) {
     const double rate = hyper[0];
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         adamw_element(scalars, gradient[at], parameters[at], first[at], second[at]);
 }
 
-// ── AdamW with moments in 8 bits ──────────────────────────────────────────────────────────────────
+// ── AdamW with 8-bit moments ──────────────────────────────────────────────────────────────────────
 
 #define MOMENT_BLOCK 256
 
@@ -195,8 +196,7 @@ __device__ __forceinline__ AdamwScalars adamw8_scalars(const double *report, con
     return scalars;
 }
 
-// A number belongs to code c when it is above the limits before c and not above limit c; on a midpoint the even
-// code wins.
+// A number has code c if it is above the limits before c and not above limit c; on a midpoint the even code wins.
 __device__ __forceinline__ float code_limit(const float *map, int code) {
     const float midpoint = __fmul_rn(__fadd_rn(map[code], map[code + 1]), 0.5f);
     if (code % 2 == 0)
@@ -221,7 +221,7 @@ struct MomentTables {
     float signed_limits[256], unsigned_limits[256];
 };
 
-// A warp takes a block of 256 elements, eight of them in each lane.
+// A warp handles a block of 256 elements, eight in each lane.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     adamw8(const __grid_constant__ UpdateTable table, const double *report, const double *hyper, double beta1,
            double beta2, double eps, double weight_decay) {
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     if (!scalars.finite)
         return;
 
-    // A moment is an f32 for each block, then a byte for each element.
+    // A moment is one f32 per block, then one byte per element.
     const i64 blocks = (elements + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
     u8 *first_codes = (u8 *)(first_largest + blocks), *second_codes = (u8 *)(second_largest + blocks);
     const i64 block = (i64)(blockIdx.x - tensor.first_block) * (UPDATE_THREADS / WARP) + threadIdx.x / WARP;
@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     const i32 count = (i32)max((i64)0, min((i64)8, elements - begin));
     const bool whole = aligned && count == 8;
 
-    // Behind the end there are zeros, which change neither largest magnitude.
+    // Padded with zeros, which change neither largest magnitude.
     float g[8] = {}, p[8] = {};
     u32 m_codes[2] = {}, v_codes[2] = {};
     if (whole) {
@@ -306,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         if (m_top != 0.0f) {
             const float share = __fdiv_rn(m[at], m_top);
             u32 code = nearest_code(tables.signed_limits, share);
-            // A first moment keeps its sign: what is negative is never encoded as the 0 above it.
+            // A first moment keeps its sign: a negative value is never encoded as 0.
             const bool negative = __float_as_uint(share) >> 31;
             if ((code < 127) != negative)
                 code = share > 0.0f ? code + 1 : code - 1;
@@ -338,9 +338,9 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     }
 }
 
-// ── what follows an update ────────────────────────────────────────────────────────────────────────
+// ── zeroing and rounding ──────────────────────────────────────────────────────────────────────────
 
-// Zeros, 16 words a thread.
+// Writes zeros, 16 words per thread.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) zero_tensors(const __grid_constant__ UpdateTable table) {
     const UpdateTensor &tensor = table.tensors[tensor_of_block(table)];
     const i64 begin = (i64)(blockIdx.x - tensor.first_block) * (16 * UPDATE_THREADS);
@@ -372,7 +372,7 @@ struct RoundTable {
     RoundedTensor tensors[TABLE_TENSORS];
 };
 
-// Matrices without gaps to matrices with rows `to_stride` apart, eight elements a thread.
+// Rounds dense matrices to matrices with rows `to_stride` apart, eight elements per thread.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) round_tensors(const __grid_constant__ RoundTable table) {
     const RoundedTensor &tensor = table.tensors[tensor_of_block(table)];
     const i64 begin = ((i64)(blockIdx.x - tensor.first_block) * UPDATE_THREADS + threadIdx.x) * 8;
@@ -397,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) round_tensors(const
 
 // ── LS-LoRA's coefficients ────────────────────────────────────────────────────────────────────────
 
-// One block: loss = weight * sum (a - neutral)^2, and its gradient is added to what is there.
+// One block: adds weight * sum (a - neutral)^2 to the loss, and its gradient to the gradient.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     fourier_reg(const float *coefficients, i32 modules, double weight, const double *hyper, double *loss,
                 float *dcoefficients) {

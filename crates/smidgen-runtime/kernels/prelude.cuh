@@ -1,9 +1,9 @@
-// What every kernel file begins with: the types of this project, conversions between stored numbers and
-// f32, accesses of 16 bytes, and sums in a fixed order. The compiler gets this text before each `.cu` file
-// and no header at all, so that kernels build wherever a driver is. `act` is the element of activations:
-// f32, bf16 or f16 by -DACT_F32, -DACT_BF16 or -DACT_F16; arithmetic is in f32 whatever it is.
-// The unit of fast access is eight elements: 16 bytes of bf16 and f16, twice 16 of f32.
-// Left out: matrix instructions and copies past registers, which belong to the kernels that use them.
+// The common start of every kernel file: type names, conversions between stored numbers and f32, 16-byte accesses,
+// and sums in a fixed order. This text is prepended to each `.cu` file, and no header is included, so that kernels
+// compile on any machine with NVRTC. `act` is the element type of activations: f32, bf16 or f16 with -DACT_F32,
+// -DACT_BF16 or -DACT_F16; arithmetic is always f32.
+// The unit of fast access is eight elements: 16 bytes of bf16 and f16, 32 bytes of f32.
+// Left out: matrix instructions and asynchronous copies (`matrix_unit.cuh`).
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,7 +13,7 @@ typedef signed char i8;
 typedef int i32;
 typedef long long i64;
 
-// Types of their own, so that bits are never taken for numbers by an implicit conversion.
+// Structs, so that no implicit conversion treats the bits as an integer.
 struct bf16 {
     u16 bits;
 };
@@ -50,7 +50,7 @@ __device__ __forceinline__ float to_float(f16 x) {
     return y;
 }
 
-// Rounds to nearest even; an f16 too large becomes infinite.
+// Rounds to nearest even; overflow to f16 is infinite.
 template <typename T> __device__ __forceinline__ T from_float(float x);
 
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
@@ -71,7 +71,7 @@ __device__ __forceinline__ act to_act(float x) { return from_float<act>(x); }
 
 // ── two and eight elements ───────────────────────────────────────────────────────────────────────
 
-// A register of two 16-bit floats, `low` at the lower address.
+// Packs two 16-bit floats into a register, `low` at the lower address.
 template <typename T> __device__ __forceinline__ u32 pack_two(float low, float high);
 
 template <> __device__ __forceinline__ u32 pack_two<bf16>(float low, float high) {
@@ -98,7 +98,7 @@ template <> __device__ __forceinline__ void unpack_two<f16>(u32 x, float &low, f
     high = to_float(f16{(u16)(x >> 16)});
 }
 
-// Eight elements as they lie in memory: what to hold while other loads are under way.
+// Eight elements in their memory format, to hold while other loads are pending.
 template <typename T> struct Eight {
     uint4 words;
 };
@@ -106,7 +106,7 @@ template <> struct Eight<float> {
     uint4 words, more;
 };
 
-// `from` and `to` at multiples of 16 bytes. Ordinary loads, right for buffers that are also written.
+// `from` and `to` are aligned to 16 bytes. Ordinary loads, safe for buffers that are also written.
 template <typename T> __device__ __forceinline__ Eight<T> read_eight(const T *from) {
     return Eight<T>{*(const uint4 *)from};
 }
@@ -158,7 +158,7 @@ template <typename T> __device__ __forceinline__ void store_eight(T *to, const f
     write_eight<T>(to, pack<T>(x));
 }
 
-// N = 8 elements at a multiple of 16 bytes, or N = 1 anywhere: a kernel written once for both.
+// N = 8 elements aligned to 16 bytes, or N = 1 anywhere, so that one kernel template serves both.
 template <int N, typename T> __device__ __forceinline__ void load_span(const T *from, float (&y)[N]) {
     static_assert(N == 8 || N == 1, "a span is eight elements or one");
     if constexpr (N == 8)
@@ -175,7 +175,7 @@ template <int N, typename T> __device__ __forceinline__ void store_span(T *to, c
         to[0] = from_float<T>(x[0]);
 }
 
-// ── weights in the type they are stored in ───────────────────────────────────────────────────────
+// ── weights in their stored type ─────────────────────────────────────────────────────────────────
 
 #define STORED_F32 0
 #define STORED_BF16 1
@@ -189,7 +189,7 @@ __device__ __forceinline__ float stored_float(const void *stored, int dtype, i64
     return to_float(((const f16 *)stored)[index]);
 }
 
-// Elements `index` to `index + 7`, at a multiple of 16 bytes.
+// Elements `index` to `index + 7`, aligned to 16 bytes.
 __device__ __forceinline__ void stored_eight(const void *stored, int dtype, i64 index, float (&y)[8]) {
     if (dtype == STORED_F32)
         load_eight<float>((const float *)stored + index, y);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void stored_eight(const void *stored, int dtype, i64 
 }
 
 // ── sums and maxima in a fixed order ─────────────────────────────────────────────────────────────
-// Every thread gets the same bits. A whole warp, or the whole block, must call.
+// Every thread gets the same bits. All threads of the warp, or of the block, must call.
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -209,7 +209,7 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// Over each `lanes` neighbouring lanes by themselves; `lanes` is a power of two and the same in the whole warp.
+// Sums over each group of `lanes` neighbouring lanes; `lanes` is a power of two and the same in the whole warp.
 __device__ __forceinline__ float lanes_sum(float x, int lanes) {
     for (int distance = lanes / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(EVERY_LANE, x, distance);
@@ -230,7 +230,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// A block of whole warps along x. May be called again and again: the first barrier guards the last use.
+// For a block of whole warps along x. May be called repeatedly: the first barrier protects the previous use.
 template <typename T> __device__ __forceinline__ T block_sum(T x) {
     __shared__ T parts[32];
     x = warp_sum(x);

@@ -2,9 +2,9 @@
 //
 // "Rotate half": of a head's first `dim` channels, channel i of the first half pairs with channel i of the second;
 // the channels after them pass unchanged. The gradient of a rotation is the rotation by the opposite angle.
-// Angles are f32 products as PyTorch forms them, their cosine and sine are taken in f64, as on the CPU.
-// A thread turns eight pairs (one, where heads are not aligned) of up to four heads by the same angles, and loads
-// them all before it writes, so `y` may be `x`. Traffic in elements: 2, and the table once for each four heads.
+// Angles are f32 products as in PyTorch; their cosine and sine are computed in f64, as on the CPU.
+// A thread rotates eight pairs (one, if heads are not aligned) of up to four heads by the same angles, and loads all
+// of them before it writes, so `y` may be `x`. Traffic in elements: 2, and the table once for each four heads.
 
 #define LENGTHS_OF_NOTHING 0
 #define LENGTHS_OF_SEGMENTS 1
@@ -23,9 +23,9 @@ __device__ __forceinline__ int segment_length(const int *boundaries, int count, 
 }
 
 // Columns `first_pair` to `first_pair + 7` of both halves of table (T, 2 * half) := scale * cos(a) and scale * sin(a),
-// a = position * frequency. The frequencies are the `long` ones where the sequence has more than `original` tokens:
-// `lengths` holds boundaries, or each token's own. Frequencies travel with the launch, eight at a time, so that no
-// copy to the device precedes it. A thread has one of the eight for one token.
+// a = position * frequency. A sequence of more than `original` tokens uses the `long` frequencies; `lengths` holds
+// segment boundaries, or the length of each token's sequence. Frequencies are kernel arguments, eight at a time, so
+// that no copy to the device is needed. A thread computes one of the eight for one token.
 extern "C" __global__ void __launch_bounds__(256)
     rope_table_columns(const int *positions, const int *lengths, int lengths_kind, int lengths_count, int original,
                        float scale, float *table, i64 table_stride, int half, int first_pair, int tokens, float s0,
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define HEADS_AT_ONCE 4
 
-// Unit `u` of a token's four heads: spans of pairs first, then spans of channels that pass.
+// Unit `u` of a token's four heads: spans of pairs first, then spans of unrotated channels.
 template <int N>
 __device__ __forceinline__ void turn(const act *x, i64 x_stride, const float *table, i64 table_stride,
                                      float direction, act *y, i64 y_stride, int heads, int head_dim, int half,

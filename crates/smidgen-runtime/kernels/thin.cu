@@ -1,16 +1,16 @@
-// The products of an adapter, in which one matrix is wide (T, N) and everything else has only R columns: the wide
-// one is read once and the rest is small, so time is that of reading it.
+// The matmuls of an adapter, in which one matrix is wide (T, N) and everything else has only R columns: the wide one
+// is read once and the rest is small, so the time is that of reading it.
 //   sums over tokens     D (N, R) or (R, N) += scale · wideᵀ·thin
-//   products             h (T, R) = wide · A, with A as (R, N) or as (N, R)
+//   matmuls              h (T, R) = wide · A, with A as (R, N) or as (N, R)
 //   both at once         the gradients of an adapter, dB += scale · dyᵀ·h and dh = dy·B
-// A block takes a range of tokens and a range of columns. What it cannot sum alone goes to places of its own in
-// scratch, and `thin_total` adds these in a fixed order, so a run repeats to the byte. Ranges follow from planned
-// sizes; tokens that are not there leave the last ranges out, so what is added was written.
+// A block processes a range of tokens and a range of columns. Partial sums go to the workspace, and `thin_total` adds
+// them in a fixed order, so that results are deterministic. Ranges follow from planned sizes; a shorter micro-batch
+// omits the last ranges, so only sums that were written are added.
 //
-// Tiles of 16 KiB of the wide matrix pass through shared memory, several on their way at a time, in chunks of
-// 16 bytes that are permuted within a row as in `attention_tiles.cuh`. Rows begin at multiples of 16 bytes, columns and
-// ranks are multiples of 8 (R at most 64), and ranks are padded with zeros to RANK in shared memory.
-// Left out: f32, other ranks and other alignments: these are the library's. `matrix_unit.cuh` comes before this text.
+// Tiles of 16 KiB of the wide matrix go through a pipeline in shared memory, in chunks of 16 bytes that are swizzled
+// as in `attention_tiles.cuh`. Rows are aligned to 16 bytes, columns and ranks are multiples of 8 (R at most 64), and
+// ranks are padded with zeros to RANK in shared memory.
+// Left out: f32, other ranks and other alignments, which cuBLASLt handles. `matrix_unit.cuh` comes before this text.
 
 #if !defined(ACT_F32)
 
@@ -20,15 +20,15 @@
 #define TILE_ELEMENTS 8192
 #define TILE_BYTES (TILE_ELEMENTS * 2)
 
-// Where a chunk of 8 elements lies in a tile with rows of COLUMNS elements. Eight neighbouring rows of one chunk lie
-// in eight different groups of banks.
+// Byte offset of a chunk of 8 elements in a tile with rows of COLUMNS elements. The same chunk of eight neighbouring
+// rows is in eight different groups of banks.
 template <int COLUMNS> __device__ __forceinline__ u32 place_of(int row, int chunk) {
     constexpr int CHUNKS = COLUMNS / 8;
     constexpr int SWIZZLED = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
     return row * (COLUMNS * 2) + ((chunk ^ (row / (8 / SWIZZLED) % SWIZZLED)) * 16);
 }
 
-// Begins to copy a tile whose first element is at `from`; what is beyond `rows` and `columns` becomes zero.
+// Starts to copy a tile whose first element is at `from`; elements beyond `rows` and `columns` become zero.
 template <int ROWS, int COLUMNS, int THREADS>
 __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride, int rows, int columns) {
     constexpr int CHUNKS = COLUMNS / 8, ALL = ROWS * CHUNKS;
@@ -43,7 +43,8 @@ __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride,
 
 // ── sums over tokens, and the gradients of an adapter ────────────────────────────────────────────
 
-// The sums' places: of range i they begin at i · range_stride. With `adds` there is one range and they are the gradient.
+// Where sums go: those of range i begin at i · range_stride. With `adds` there is one range, and its sums are added to
+// the gradient.
 struct SumPlaces {
     float *sums;
     i64 range_stride, row_stride;
@@ -74,16 +75,16 @@ template <int WARPS, int RANK> struct TokenTiles {
     static constexpr int TOKENS = TILE_ELEMENTS / COLUMNS;
     static constexpr int STAGES = RANK == 16 ? 4 : 3;
     static constexpr u32 STAGE_BYTES = TILE_BYTES + TOKENS * RANK * 2;
-    // A product's fragments of a tile of tokens, and the bytes of a warp's.
+    // Fragments of the matmul for a tile of tokens, and the bytes of one warp's part.
     static constexpr int FRAGMENTS = TOKENS / 16 * (RANK / 8);
     static constexpr u32 PART_BYTES = FRAGMENTS * 512;
-    // The parts of all warps, twice: one is filled while the other is added up.
+    // A double buffer for the parts of all warps: one is filled while the other is summed.
     static constexpr u32 EXCHANGE_BYTES = 2 * WARPS * PART_BYTES;
 };
 
-// Adds what the warps hold of a tile's product and writes it to (rows, rank) of this block's columns.
+// Adds the warps' parts of a tile of the matmul and writes the sum to (rows, rank) of this block's columns.
 template <int WARPS, int RANK>
-__device__ __forceinline__ void add_parts(u32 parts, float *product, int token, int last, int rank) {
+__device__ __forceinline__ void add_parts(u32 parts, float *matmul_parts, int token, int last, int rank) {
     using Tiles = TokenTiles<WARPS, RANK>;
 #pragma unroll
     for (int first = 0; first < Tiles::FRAGMENTS * 64; first += Tiles::THREADS) {
@@ -99,27 +100,27 @@ __device__ __forceinline__ void add_parts(u32 parts, float *product, int token, 
         const int row = token + fragment / (RANK / 8) * 16 + lane / 4 + index % 2 * 8;
         const int column = fragment % (RANK / 8) * 8 + lane % 4 * 2;
         if (row < last && column < rank)
-            *(float2 *)(product + (i64)row * rank + column) = sum;
+            *(float2 *)(matmul_parts + (i64)row * rank + column) = sum;
     }
 }
 
-// A block takes the columns blockIdx.x and the tokens blockIdx.y. A warp sums its 64 columns over all of these tokens
-// in registers. With PRODUCT it also forms wide · right over its 64 columns, `right` (columns, rank) being in
-// registers; the warps' parts are added through shared memory, one tile behind, and go to (blocks, rows, rank).
-template <int WARPS, int RANK, bool PRODUCT>
+// A block processes the columns blockIdx.x and the tokens blockIdx.y. A warp sums its 64 columns over all of these
+// tokens in registers. With MATMUL it also computes wide · right over its 64 columns, with `right` (columns, rank) in
+// registers; the warps' parts are added through shared memory, one tile later, and go to (blocks, rows, rank).
+template <int WARPS, int RANK, bool MATMUL>
 __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride,
                                            const act *right, i64 right_stride, int rows, int columns, int rank,
-                                           int range_tokens, float *product, const SumPlaces &to) {
+                                           int range_tokens, float *matmul_parts, const SumPlaces &to) {
     using Tiles = TokenTiles<WARPS, RANK>;
     constexpr int COLUMNS = Tiles::COLUMNS, TOKENS = Tiles::TOKENS, STAGES = Tiles::STAGES, N = RANK / 8;
     constexpr int BLOCKS_OF_16 = WARP_COLUMNS / 16;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_column = blockIdx.x * COLUMNS, first = blockIdx.y * range_tokens;
     const int last = min(first + range_tokens, rows), tiles = ceil_div(last - first, TOKENS);
-    const u32 exchange = shared_base(), stages = exchange + (PRODUCT ? Tiles::EXCHANGE_BYTES : 0);
+    const u32 exchange = shared_base(), stages = exchange + (MATMUL ? Tiles::EXCHANGE_BYTES : 0);
     const act *from = wide + first * wide_stride + first_column;
-    if (PRODUCT)
-        product += (i64)blockIdx.x * rows * rank;
+    if (MATMUL)
+        matmul_parts += (i64)blockIdx.x * rows * rank;
 
     auto copy = [&](int tile) {
         const u32 stage = stages + tile % STAGES * Tiles::STAGE_BYTES;
@@ -130,8 +131,8 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
                                                 thin_stride, left, rank);
     };
 
-    if (PRODUCT) {
-        static_assert(COLUMNS * RANK * 2 <= Tiles::EXCHANGE_BYTES, "the right side passes through the exchange");
+    if (MATMUL) {
+        static_assert(COLUMNS * RANK * 2 <= Tiles::EXCHANGE_BYTES, "the right operand passes through the exchange");
         copy_tile<COLUMNS, RANK, Tiles::THREADS>(exchange, right + first_column * right_stride, right_stride,
                                                  columns - first_column, rank);
         copy_async_commit();
@@ -142,9 +143,9 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
             copy(tile);
         copy_async_commit();
     }
-    // The warp's columns of `right` as right sides: summed are 16 columns, N times 8 ranks.
-    u32 b[PRODUCT ? BLOCKS_OF_16 : 1][PRODUCT ? N : 1][2];
-    if (PRODUCT) {
+    // The warp's columns of `right` as right operands: each sums over 16 columns, N times 8 ranks.
+    u32 b[MATMUL ? BLOCKS_OF_16 : 1][MATMUL ? N : 1][2];
+    if (MATMUL) {
         copy_async_wait<STAGES - 1>();
         __syncthreads();
 #pragma unroll
@@ -163,19 +164,19 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<STAGES - 2>();
-        // This tile is there for all, and all have left the one before.
+        // This tile has arrived for all threads, and all are done with the previous one.
         __syncthreads();
         if (tile + STAGES - 1 < tiles)
             copy(tile + STAGES - 1);
         copy_async_commit();
-        if (PRODUCT && tile > 0)
-            add_parts<WARPS, RANK>(exchange + (tile - 1) % 2 * (WARPS * Tiles::PART_BYTES), product,
+        if (MATMUL && tile > 0)
+            add_parts<WARPS, RANK>(exchange + (tile - 1) % 2 * (WARPS * Tiles::PART_BYTES), matmul_parts,
                                    first + (tile - 1) * TOKENS, last, rank);
         const u32 stage = stages + tile % STAGES * Tiles::STAGE_BYTES, thin_tile = stage + TILE_BYTES;
         const u32 part = exchange + (tile % 2 * WARPS + warp) * Tiles::PART_BYTES + lane * 16;
 #pragma unroll
         for (int m = 0; m < TOKENS / 16; ++m) {
-            // Thin rows as right sides: summed are 16 tokens.
+            // Thin rows as right operands, which sum over 16 tokens.
             u32 h[N][2];
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
@@ -189,20 +190,20 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
             for (int j = 0; j < BLOCKS_OF_16; ++j) {
                 const int chunk = warp * (WARP_COLUMNS / 8) + j * 2;
                 u32 a[4];
-                // 16 columns as rows of the left side.
+                // 16 columns as rows of the left operand.
                 load_matrices_transposed(
                     a, stage + place_of<COLUMNS>(m * 16 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
                 for (int n = 0; n < N; ++n)
                     multiply_add(sums[j][n], a, h[n][0], h[n][1]);
-                if (PRODUCT) {
+                if (MATMUL) {
                     load_matrices(a, stage + place_of<COLUMNS>(m * 16 + lane % 16, chunk + lane / 16));
 #pragma unroll
                     for (int n = 0; n < N; ++n)
                         multiply_add(c[n], a, b[j][n][0], b[j][n][1]);
                 }
             }
-            if (PRODUCT) {
+            if (MATMUL) {
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
                     const u32 bits[4] = {__float_as_uint(c[n][0]), __float_as_uint(c[n][1]), __float_as_uint(c[n][2]),
@@ -212,9 +213,9 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
             }
         }
     }
-    if (PRODUCT) {
+    if (MATMUL) {
         __syncthreads();
-        add_parts<WARPS, RANK>(exchange + (tiles - 1) % 2 * (WARPS * Tiles::PART_BYTES), product,
+        add_parts<WARPS, RANK>(exchange + (tiles - 1) % 2 * (WARPS * Tiles::PART_BYTES), matmul_parts,
                                first + (tiles - 1) * TOKENS, last, rank);
     }
     copy_async_wait<0>();
@@ -230,15 +231,15 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
         }
 }
 
-// dh's parts (column blocks, rows, rank) and dB's (ranges, columns, rank). Grid: column blocks, ranges of tokens that
-// have rows. Dynamic shared memory: EXCHANGE_BYTES + STAGES · STAGE_BYTES.
+// The partial sums of dh (column blocks, rows, rank) and of dB (ranges, columns, rank). Grid: column blocks, ranges of
+// tokens that have rows. Dynamic shared memory: EXCHANGE_BYTES + STAGES · STAGE_BYTES.
 #define ADAPTER_GRAD(COLUMNS, RANK, BLOCKS)                                                                            \
     extern "C" __global__ void __launch_bounds__(COLUMNS / 2, BLOCKS) adapter_grad_##COLUMNS##_##RANK(                 \
         const act *dy, i64 dy_stride, const act *h, i64 h_stride, const act *b, i64 b_stride, int rows, int columns,   \
-        int rank, int range_tokens, float *product, float *sums, i64 range_stride, i64 row_stride, int adds,           \
+        int rank, int range_tokens, float *matmul_parts, float *sums, i64 range_stride, i64 row_stride, int adds,      \
         float scale) {                                                                                                 \
         sum_tokens<COLUMNS / WARP_COLUMNS, RANK, true>(dy, dy_stride, h, h_stride, b, b_stride, rows, columns, rank,   \
-                                                       range_tokens, product,                                          \
+                                                       range_tokens, matmul_parts,                                     \
                                                        SumPlaces{sums, range_stride, row_stride, 0, adds, scale});     \
     }
 
@@ -247,8 +248,8 @@ ADAPTER_GRAD(256, 32, 2)
 ADAPTER_GRAD(512, 16, 2)
 ADAPTER_GRAD(512, 32, 1)
 
-// The parts of wideᵀ·thin, (ranges, columns, rank) or, `across`, (ranges, rank, columns). Grid: column blocks, ranges
-// of tokens that have rows. Dynamic shared memory: STAGES · STAGE_BYTES.
+// The partial sums of wideᵀ·thin, (ranges, columns, rank) or, if `across`, (ranges, rank, columns). Grid: column
+// blocks, ranges of tokens that have rows. Dynamic shared memory: STAGES · STAGE_BYTES.
 #define THIN_SUMS(RANK)                                                                                                \
     extern "C" __global__ void __launch_bounds__(128, 2)                                                               \
         thin_sums_##RANK(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows, int columns,    \
@@ -263,12 +264,12 @@ THIN_SUMS(16)
 THIN_SUMS(32)
 THIN_SUMS(64)
 
-// ── products with a thin matrix ──────────────────────────────────────────────────────────────────
+// ── matmuls with a thin matrix ───────────────────────────────────────────────────────────────────
 
 #define MATMUL_THREADS 128
 
 template <int RANK> struct MatmulTiles {
-    // Rows of 16 tokens that a warp takes: the thin matrix is read from shared memory once for them all.
+    // Groups of 16 tokens per warp: the thin matrix is read from shared memory once for all of them.
     static constexpr int M = RANK <= 32 ? 1 : 2;
     static constexpr int TOKENS = 64 * M;
     static constexpr int COLUMNS = TILE_ELEMENTS / TOKENS;
@@ -276,10 +277,10 @@ template <int RANK> struct MatmulTiles {
     static constexpr u32 STAGE_BYTES = TILE_BYTES + COLUMNS * RANK * 2;
 };
 
-// A block takes the columns blockIdx.x and the tokens blockIdx.y. The thin matrix is (rank, columns) if BY_ROWS, else
-// (columns, rank). Where there are several column ranges, sums go to (ranges, rows, rank) in `parts`.
+// A block processes the columns blockIdx.x and the tokens blockIdx.y. The thin matrix is (rank, columns) if BY_ROWS,
+// else (columns, rank). If there are several column ranges, sums go to (ranges, rows, rank) in `parts`.
 template <int RANK, bool BY_ROWS>
-__device__ __forceinline__ void form_matmul(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows,
+__device__ __forceinline__ void thin_matmul(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows,
                                              int columns, int rank, int range_columns, float *parts, act *output,
                                              i64 output_stride) {
     using Tiles = MatmulTiles<RANK>;
@@ -360,24 +361,24 @@ __device__ __forceinline__ void form_matmul(const act *wide, i64 wide_stride, co
 }
 
 // Grid: column ranges, blocks of tokens that have rows. Dynamic shared memory: STAGES · STAGE_BYTES.
-#define THIN_PRODUCT(RANK, FORM, BY_ROWS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2) thin_matmul_##FORM##_##RANK(                     \
+#define THIN_MATMUL(RANK, FORM, BY_ROWS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2) thin_matmul_##FORM##_##RANK(                       \
         const act *wide, i64 wide_stride, const act *thin, i64 thin_stride, int rows, int columns, int rank,           \
         int range_columns, float *parts, act *output, i64 output_stride) {                                             \
-        form_matmul<RANK, BY_ROWS>(wide, wide_stride, thin, thin_stride, rows, columns, rank, range_columns, parts,   \
+        thin_matmul<RANK, BY_ROWS>(wide, wide_stride, thin, thin_stride, rows, columns, rank, range_columns, parts,    \
                                     output, output_stride);                                                            \
     }
 
-THIN_PRODUCT(16, of_rows, true)
-THIN_PRODUCT(32, of_rows, true)
-THIN_PRODUCT(64, of_rows, true)
-THIN_PRODUCT(16, of_columns, false)
-THIN_PRODUCT(32, of_columns, false)
-THIN_PRODUCT(64, of_columns, false)
+THIN_MATMUL(16, of_rows, true)
+THIN_MATMUL(32, of_rows, true)
+THIN_MATMUL(64, of_rows, true)
+THIN_MATMUL(16, of_columns, false)
+THIN_MATMUL(32, of_columns, false)
+THIN_MATMUL(64, of_columns, false)
 
 // ── the total of the parts ───────────────────────────────────────────────────────────────────────
 
-// Parts (count, rows, width) in f32, `width` a multiple of 4; part follows part after `stride` elements.
+// Parts (count, rows, width) in f32, `stride` elements apart; `width` is a multiple of 4.
 struct Parts {
     const float *first;
     int count;
@@ -385,10 +386,10 @@ struct Parts {
     int rows, width;
 };
 
-// Quarters of a block take every fourth part, so that many loads are under way; then the quarters are added.
+// Each quarter of a block takes every fourth part, so that many loads are pending; then the quarters are added.
 #define TOTAL_THREADS 256
 #define TOTAL_FOURS (TOTAL_THREADS / 4)
-// Loads that a thread begins at a time.
+// Loads that a thread starts at a time.
 #define LOADS 8
 
 __device__ __forceinline__ void add(float4 &sum, float4 x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
@@ -421,23 +422,23 @@ __device__ __forceinline__ float4 total_of(const Parts &parts, u32 four, bool ex
     return sum;
 }
 
-// gradient += scale · the total of sums; output = the total of products, rounded. The first `sum_blocks` blocks of 64
-// fours are the gradient's, the rest the output's.
+// gradient += scale · the total of sums; output = the total of matmul parts, rounded. The first `sum_blocks` blocks, of
+// 64 groups of four elements, handle the gradient, the others the output.
 extern "C" __global__ void __launch_bounds__(TOTAL_THREADS, 4)
     thin_total(const float *sums, int ranges, i64 range_stride, int rows, int width, float *gradient,
-               i64 gradient_stride, float scale, int sum_blocks, const float *products, int product_ranges,
-               i64 product_stride, int product_rows, int product_width, act *output, i64 output_stride) {
+               i64 gradient_stride, float scale, int sum_blocks, const float *matmul_parts, int matmul_ranges,
+               i64 matmul_stride, int matmul_rows, int matmul_width, act *output, i64 output_stride) {
     __shared__ float4 quarters[TOTAL_THREADS];
     const bool of_sums = (int)blockIdx.x < sum_blocks, writes = threadIdx.x < TOTAL_FOURS;
-    const Parts parts{of_sums ? sums : products, of_sums ? ranges : product_ranges,
-                      of_sums ? range_stride : product_stride, of_sums ? rows : product_rows,
-                      of_sums ? width : product_width};
+    const Parts parts{of_sums ? sums : matmul_parts, of_sums ? ranges : matmul_ranges,
+                      of_sums ? range_stride : matmul_stride, of_sums ? rows : matmul_rows,
+                      of_sums ? width : matmul_width};
     const u32 block = of_sums ? blockIdx.x : blockIdx.x - sum_blocks, fours = parts.width / 4;
     const u32 four = block * TOTAL_FOURS + threadIdx.x % TOTAL_FOURS, row = four / fours, column = four % fours * 4;
     const bool exists = row < (u32)parts.rows;
     float4 *at = (float4 *)(gradient + row * gradient_stride + column);
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    // Early, as it does not wait for the parts.
+    // Loaded early, because it does not depend on the parts.
     if (of_sums && exists && writes)
         x = *at;
     const float4 total = total_of(parts, four, exists, quarters);

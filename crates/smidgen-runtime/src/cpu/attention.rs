@@ -6,36 +6,16 @@
 //! Blocks follow from the shape alone: the bytes do not depend on the number of threads.
 //! Left out: the gradient (`attention_gradient.rs`), masks other than causal and window, dropout.
 
-use super::arena::aligned_floats;
+pub use super::attention_tiles::AttentionOptions;
 use super::attention_tiles::{
     AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, QUERY_BLOCK, TOGETHER, capped_tanh, clear_hidden,
     keys_of_piece, row_pieces, visible_columns,
 };
-use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::{Transpose, transpose_with};
-use super::pool::{current_threads, run_tasks};
-use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
+use super::pool::run_tasks;
 use std::ops::Range;
-
-/// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
-/// is 0, the last one T, and equal neighbours are an empty segment.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionOptions<'a> {
-    pub segments: &'a [i32],
-    pub heads: usize,
-    pub kv_heads: usize,
-    /// At most 256.
-    pub head_dim: usize,
-    pub scale: f32,
-    /// Query i sees key j of its segment if i - window < j <= i; `None` is all j <= i.
-    pub window: Option<usize>,
-    /// Scores s become c · tanh(s / c) before the mask.
-    pub softcap: Option<f32>,
-    /// If set, matmuls round their operands to bf16 and use this unit, which the machine supports.
-    pub unit: Option<Bf16Unit>,
-}
 
 /// A matrix (T, heads · D) of f32 that is read, rows `row_stride` floats apart.
 #[derive(Clone, Copy, Debug)]
@@ -102,61 +82,6 @@ pub unsafe fn attention(
             segment += 1;
         }
     });
-}
-
-impl AttentionOptions<'_> {
-    pub(super) fn tokens(&self) -> usize {
-        self.segments.last().map_or(0, |&end| end as usize)
-    }
-
-    pub(super) fn segment(&self, index: usize) -> Range<usize> {
-        self.segments[index] as usize..self.segments[index + 1] as usize
-    }
-
-    pub(super) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    pub(super) fn check_and_align(&self, workspace: &mut [f32]) -> AttentionScratch {
-        let threads = current_threads();
-        let tiles = match self.unit {
-            None => 0,
-            Some(_) => threads * bf16_attention_thread_floats(self.head_dim),
-        };
-        let needed = tiles + attention_floats(threads, self.group(), self.head_dim);
-        assert!(
-            workspace.len() >= needed,
-            "attention on {threads} threads needs {needed} floats of workspace, got {}",
-            workspace.len()
-        );
-        assert!(
-            self.segments.first() == Some(&0) && self.segments.is_sorted(),
-            "segment boundaries must begin at 0 and never decrease"
-        );
-        assert!((1..=256).contains(&self.head_dim), "head size {} is not in 1..=256", self.head_dim);
-        assert!(
-            self.heads.is_multiple_of(self.kv_heads),
-            "{} heads cannot share {} key heads",
-            self.heads,
-            self.kv_heads
-        );
-        assert_ne!(self.window, Some(0), "a window of 0 hides every key");
-        AttentionScratch {
-            pointer: aligned_floats(workspace).as_mut_ptr(),
-            group: self.group(),
-            head_dim: self.head_dim,
-            unit: self.unit,
-            threads,
-        }
-    }
-
-    /// The first key that `query` sees in a segment that begins at `segment_start`.
-    pub(super) fn first_key(&self, segment_start: usize, query: usize) -> usize {
-        match self.window {
-            None => segment_start,
-            Some(window) => segment_start.max((query + 1).saturating_sub(window)),
-        }
-    }
 }
 
 impl Tokens {

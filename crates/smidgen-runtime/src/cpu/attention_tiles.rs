@@ -1,20 +1,94 @@
-//! The tiles of attention: their sizes, which scores are visible, and their workspace.
+//! What attention computes, and its tiles: their sizes, which scores are visible, and their workspace.
 //!
 //! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
 //! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
 //! Sizes and cuts follow from the shape alone. Left out: what is computed on tiles (`attention.rs`,
 //! `attention_gradient.rs`).
 
-use super::attention::AttentionOptions;
+use super::arena::aligned_floats;
 #[cfg(target_arch = "x86_64")]
 use super::bf16_attention::bf16_tile_matmul;
 use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
 use super::kernel::{TileMatmul, tile_matmul};
-use super::pool::current_thread;
-use smidgen_ir::workspace_cpu::{attention_thread_floats, bf16_attention_thread_floats};
+use super::pool::{current_thread, current_threads};
+use smidgen_ir::workspace_cpu::{attention_floats, attention_thread_floats, bf16_attention_thread_floats};
 
 pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
+use std::ops::Range;
+
+/// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
+/// is 0, the last one T, and equal neighbours are an empty segment.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOptions<'a> {
+    pub segments: &'a [i32],
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// At most 256.
+    pub head_dim: usize,
+    pub scale: f32,
+    /// Query i sees key j of its segment if i - window < j <= i; `None` is all j <= i.
+    pub window: Option<usize>,
+    /// Scores s become c · tanh(s / c) before the mask.
+    pub softcap: Option<f32>,
+    /// If set, matmuls round their operands to bf16 and use this unit, which the machine supports.
+    pub unit: Option<Bf16Unit>,
+}
+
+impl AttentionOptions<'_> {
+    pub(super) fn tokens(&self) -> usize {
+        self.segments.last().map_or(0, |&end| end as usize)
+    }
+
+    pub(super) fn segment(&self, index: usize) -> Range<usize> {
+        self.segments[index] as usize..self.segments[index + 1] as usize
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    pub(super) fn check_and_align(&self, workspace: &mut [f32]) -> AttentionScratch {
+        let threads = current_threads();
+        let tiles = match self.unit {
+            None => 0,
+            Some(_) => threads * bf16_attention_thread_floats(self.head_dim),
+        };
+        let needed = tiles + attention_floats(threads, self.group(), self.head_dim);
+        assert!(
+            workspace.len() >= needed,
+            "attention on {threads} threads needs {needed} floats of workspace, got {}",
+            workspace.len()
+        );
+        assert!(
+            self.segments.first() == Some(&0) && self.segments.is_sorted(),
+            "segment boundaries must begin at 0 and never decrease"
+        );
+        assert!((1..=256).contains(&self.head_dim), "head size {} is not in 1..=256", self.head_dim);
+        assert!(
+            self.heads.is_multiple_of(self.kv_heads),
+            "{} heads cannot share {} key heads",
+            self.heads,
+            self.kv_heads
+        );
+        assert_ne!(self.window, Some(0), "a window of 0 hides every key");
+        AttentionScratch {
+            pointer: aligned_floats(workspace).as_mut_ptr(),
+            group: self.group(),
+            head_dim: self.head_dim,
+            unit: self.unit,
+            threads,
+        }
+    }
+
+    /// The first key that `query` sees in a segment that begins at `segment_start`.
+    pub(super) fn first_key(&self, segment_start: usize, query: usize) -> usize {
+        match self.window {
+            None => segment_start,
+            Some(window) => segment_start.max((query + 1).saturating_sub(window)),
+        }
+    }
+}
 
 /// The workspace of all threads.
 pub struct AttentionScratch {

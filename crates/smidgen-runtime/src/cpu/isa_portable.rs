@@ -3,8 +3,7 @@
 //! It is the only path off x86-64 and the reference for the other two in tests.
 //! Left out: explicit NEON; the compiler vectorises these loops.
 
-use super::convert::f16_to_f32;
-use super::isa::Lanes;
+use super::isa_lanes::Lanes;
 
 #[derive(Clone, Copy)]
 #[repr(align(16))]
@@ -136,7 +135,7 @@ impl Lanes for PortableLanes {
     #[inline(always)]
     unsafe fn splat_f16(source: *const u8) -> Self {
         // SAFETY: the caller promises a readable half.
-        PortableLanes([f16_to_f32(unsafe { source.cast::<u16>().read_unaligned() }); 4])
+        PortableLanes([half::f16::from_bits(unsafe { source.cast::<u16>().read_unaligned() }).to_f32(); 4])
     }
     #[inline(always)]
     unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self) {

@@ -5,7 +5,7 @@
 //! Every `unsafe` block here relies on that. No alignment is assumed.
 //! Left out: anything that only one of the two sets could do.
 
-use super::isa::Lanes;
+use super::isa_lanes::Lanes;
 use std::arch::x86_64::*;
 
 /// Methods that return the value of one expression of intrinsics.

@@ -23,6 +23,7 @@ pub mod columns;
 pub mod convert;
 pub mod counter;
 mod decode_rows;
+mod decode_span;
 pub mod elementwise;
 pub mod embed;
 pub mod footprint;
@@ -32,6 +33,7 @@ pub mod heap;
 pub mod isa;
 #[cfg(test)]
 mod isa_accuracy;
+mod isa_lanes;
 mod isa_portable;
 #[cfg(target_arch = "x86_64")]
 mod isa_x86;

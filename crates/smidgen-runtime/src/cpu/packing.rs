@@ -3,7 +3,7 @@
 //! The right operand becomes panels of 48 columns, with one row per k; the last panel is as wide as its
 //! columns rounded up to 16, padded with zeros. The scale of a term is applied here.
 //! The left operand is copied only if its own layout would miss the caches.
-//! Left out: element formats, which only `stored.rs` knows.
+//! Left out: element formats, which only `decode_span.rs` knows.
 
 use super::isa::{Lanes, on_each_isa};
 use super::kernel::{LeftRun, PANEL_COLUMNS, TILE_ROWS};

@@ -103,14 +103,14 @@ pub fn run_step(
     Ok(())
 }
 
-/// Writes scale·number, in the numbers of `to`.
+/// Writes scale·number, rounded to the type of `to`.
 fn each<T: Copy>(from: Stored, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
     for index in 0..from.len() {
         to.set(index, round(scale * from.get(index)));
     }
 }
 
-/// A step with the memory it works on.
+/// A step with the memory that it uses.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a> {
     arena: &'a Arena,
@@ -143,8 +143,8 @@ impl Run<'_> {
     /// All elements of an operand of plain `T`.
     pub(super) fn elements<T: Copy>(&self, operand: &Operand) -> Dst<T> {
         debug_assert_eq!(operand.storage.plain().map(DType::bytes), Some(size_of::<T>()));
-        // SAFETY: the range lies in the arena, aligned, for as long as the step runs; the plan gives no
-        // two operands overlapping memory but those that the operation may take in place.
+        // SAFETY: the range is inside the arena and aligned while the step runs; operands overlap only if
+        // the operation may work in place on them.
         unsafe { Dst::new(self.address(operand), operand.elements_at(self.extent)) }
     }
 
@@ -180,18 +180,18 @@ impl Run<'_> {
         embed::embed(self.i32s(0), self.matrix(self.input(1)), scale, self.output_rows(0));
     }
 
-    /// Looks rows up in a table on disk, some at a time.
+    /// Reads the rows of an embedding table on disk, some at a time.
     fn embed_from_disk(&self, scale: f32, spill: &Spill) -> Result<(), DeviceError> {
         const ROWS_BYTES: usize = 32 << 10;
         let (ids, table, y) = (self.i32s(0), self.input(1), self.output_rows(0));
         let (vocabulary, row_bytes) = (self.rows_of(table), table.storage.bytes(1, table.columns));
         let most = (ROWS_BYTES / row_bytes).max(1);
         let places: Vec<i32> = (0..most as i32).collect();
-        // Words, so that rows of floats are aligned where rows of whole words are.
+        // A buffer of u64, so that its rows are aligned.
         let mut words = vec![0u64; (most * row_bytes).div_ceil(8)];
         for first in (0..ids.len()).step_by(most) {
             let count = most.min(ids.len() - first);
-            // SAFETY: the words are as many bytes and more, and bytes have no alignment.
+            // SAFETY: the buffer has at least this many bytes, and bytes have no alignment.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), most * row_bytes) };
             for (row, bytes) in bytes.chunks_exact_mut(row_bytes).take(count).enumerate() {
@@ -200,7 +200,7 @@ impl Run<'_> {
                 spill.file().read(table.offset + id * row_bytes, bytes)?;
             }
             let rows = stored::Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
-            // SAFETY: so many places are there, and rows `first..first + count` of y.
+            // SAFETY: `places` has `count` elements, and y has rows `first..first + count`.
             let (places, y) = unsafe {
                 let target = Dst::new(y.row(first).address(), count * y.columns());
                 (Src::new(places.as_ptr(), count), target.rows(y.columns()))
@@ -219,7 +219,7 @@ impl Run<'_> {
         }
     }
 
-    /// Weights in the element type they are stored in.
+    /// A plain weight, as stored.
     fn stored(&self, operand: &Operand) -> Stored {
         // SAFETY: as for `elements`.
         unsafe {
@@ -228,7 +228,7 @@ impl Run<'_> {
         }
     }
 
-    /// A matrix operand as the right side of a product, or as a table of rows.
+    /// A matrix as the right operand of a matmul, or as a table of rows.
     pub(super) fn matrix(&self, operand: &Operand) -> stored::Stored {
         let (pointer, rows) = (self.address(operand), self.rows_of(operand));
         match operand.part {
@@ -238,7 +238,7 @@ impl Run<'_> {
         }
     }
 
-    /// An activation as the left side of a product.
+    /// An activation as the left operand of a matmul.
     fn left(&self, operand: &Operand) -> Left {
         Left { pointer: self.address(operand), row_stride: operand.columns, depth_stride: 1 }
     }
@@ -262,14 +262,14 @@ impl Run<'_> {
         unsafe { Dst::new(self.arena.pointer(offset, bytes).cast(), bytes / 4) }
     }
 
-    /// The workspace behind its first `floats` floats, as a slice for a product.
+    /// The workspace after its first `floats` floats.
     #[expect(clippy::mut_from_ref, reason = "the plan gives the workspace to this step alone")]
     pub(super) fn workspace_from(&self, floats: usize) -> &mut [f32] {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
         let first = 4 * floats;
-        assert!(first <= bytes, "workspace of {bytes} bytes, {first} are taken");
+        assert!(first <= bytes, "a workspace of {bytes} bytes, of which {first} are in use");
         // SAFETY: the plan gives this range to this step alone, and each step makes one such slice at a
-        // time, behind what it has taken for itself.
+        // time, after the part that it uses itself.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.arena.pointer(offset + first, bytes - first).cast(),
@@ -304,7 +304,7 @@ impl Run<'_> {
         }
     }
 
-    /// A product by vectors of f32, whatever the plan's precision.
+    /// A matmul on f32 vectors, whatever the plan's precision.
     pub(super) fn f32_matmul(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
@@ -318,7 +318,7 @@ impl Run<'_> {
         }
     }
 
-    /// y = x·Wᵀ + bias + scale·h·Bᵀ as one product over both terms.
+    /// y = x·Wᵀ + bias + scale·h·Bᵀ as one matmul over both terms.
     fn linear(&self, bias: bool, lora: Option<f32>) {
         let mut terms = [Term::NOTHING; 2];
         let mut count = 1;
@@ -340,13 +340,13 @@ impl Run<'_> {
         Term { left: self.left(left), right: self.matrix(right), right_transposed: false, scale }
     }
 
-    /// The bias, and how many floats of the workspace it takes.
+    /// The bias as f32 at the start of the workspace, and how many floats of it are then in use.
     fn bias_row(&self, operand: &Operand) -> (Init, usize) {
         let row = self.decoded_vector(operand);
         (Init::Bias(row.address()), aligned_floats(row.len()))
     }
 
-    /// A vector as f32, decoded into the front of the workspace.
+    /// A vector as f32, decoded to the start of the workspace.
     pub(super) fn decoded_vector(&self, operand: &Operand) -> Dst<f32> {
         let stored = self.stored(operand);
         let row = self.workspace_floats().part(0, stored.len());
@@ -356,10 +356,10 @@ impl Run<'_> {
         row
     }
 
-    /// The front of the workspace as f64.
+    /// The start of the workspace as f64.
     pub(super) fn workspace_doubles(&self, count: usize) -> Dst<f64> {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
-        assert!(8 * count <= bytes, "workspace of {bytes} bytes for {count} doubles");
+        assert!(8 * count <= bytes, "a workspace of {bytes} bytes for {count} doubles");
         // SAFETY: the plan gives this range to this step alone.
         unsafe { Dst::new(self.arena.pointer(offset, 8 * count).cast(), count) }
     }
@@ -392,8 +392,8 @@ impl Run<'_> {
         Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
-    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. LoRA's gradients have one side of the rank's width:
-    /// in f32 it is the one that is packed; in bf16, where both are, the wide one is packed as it lies.
+    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. In gradients of LoRA factors one side has only R columns:
+    /// in f32 that side is packed; in bf16, where both are packed, the wide side is packed without transposing it.
     pub(super) fn accumulate_outer(
         &self,
         left: Factor,
@@ -425,7 +425,7 @@ impl Run<'_> {
         self.matmul(&[term], Init::Accumulate, output, floats_taken);
     }
 
-    /// A matrix times `scale` in other numbers.
+    /// A matrix times `scale`, rounded to another type.
     fn round(&self, scale: f32) {
         let (from, to) = (self.stored(self.input(0)), self.update(0));
         match Self::element(to) {
@@ -456,5 +456,5 @@ pub(super) struct Factor {
     pub stride: usize,
 }
 
-/// Most terms of one product: q, k, v, gate and up never meet in one, so this leaves room.
+/// Most terms of one matmul: more than q, k, v, gate and up with their adapters.
 const MOST_TERMS: usize = 16;

@@ -1,7 +1,7 @@
-//! The steps of DoRA and LS-LoRA on the CPU: operands become views, products and row kernels follow each other.
+//! The steps of DoRA and LS-LoRA on the CPU: turns operands into views and calls matmuls and row kernels.
 //!
-//! DoRA's row norms and LS-LoRA's argument are matrices as large as a weight or an activation; both exist only some
-//! rows at a time, in the step's workspace or in the buffer of the result.
+//! The matrix of DoRA's row norms is as large as a weight, LS-LoRA's argument as large as an activation; only some
+//! rows of either exist at a time, in the step's workspace or in the buffer of the result.
 
 use super::decode_rows::decode_rows;
 use super::fourier::FourierModule;
@@ -40,7 +40,7 @@ impl Run<'_> {
         for first in (0..n).step_by(block) {
             let rows = block.min(n - first);
             let sum = self.workspace_floats().part(0, rows * k);
-            // SAFETY: the weight is a view of planned memory, the instruction set the one detected.
+            // SAFETY: the weight is a view of planned memory, and the instruction set was detected.
             unsafe { decode_rows(Isa::detect(), self.matrix(weight), first, sum) };
             let mut term = self.plain_term(b, self.input(1), scale);
             term.left.pointer = self.row_address(b, first);
@@ -50,7 +50,7 @@ impl Run<'_> {
         }
     }
 
-    /// y = base + φ(scale·h·Bᵀ), the product some rows at a time.
+    /// y = base + φ(scale·h·Bᵀ), with the matmul for some rows at a time.
     pub(super) fn fourier(&self, scale: f32) {
         let (base, y) = (self.floats(self.input(0)), self.floats_mut(self.output(0)));
         let (all, n) = (self.rows_of(self.input(0)), self.input(0).columns);
@@ -66,7 +66,7 @@ impl Run<'_> {
         }
     }
 
-    /// h·Bᵀ of rows `first..first + rows`, h being input `input` and B the next.
+    /// h·Bᵀ of rows `first..first + rows`, where h is input `input` and B the next input.
     fn fourier_argument(&self, input: usize, first: usize, rows: usize, z: Dst<f32>, taken: usize) {
         let (h, b) = (self.input(input), self.input(input + 1));
         let mut term = self.transposed_term(h, b, 1.0);
@@ -76,7 +76,7 @@ impl Run<'_> {
         self.matmul(&[term], Init::Overwrite, Output { view, rows, columns }, taken);
     }
 
-    /// The argument is formed in the buffer of its gradient.
+    /// The argument is computed in the buffer of its gradient.
     pub(super) fn fourier_grad(&self, scale: f32) {
         let dz = self.output_rows(0);
         let partials = workspace_cpu::fourier_partials(dz.rows(), dz.columns());

@@ -1,4 +1,5 @@
-//! Rotary positions and attention on the CPU: operands become views, boundaries and places of a cache become slices.
+//! Rotary positions and attention on the CPU: turns operands into views, and segment boundaries and cache rows into
+//! slices.
 //!
 //! Left out: what is computed (`rope.rs`, `attention.rs`, `attention_gradient.rs`, `cached_attention.rs`).
 
@@ -66,7 +67,7 @@ impl Run<'_> {
         }
     }
 
-    /// What multiplies bf16, where the plan asks for it.
+    /// The bf16 unit, if the plan computes in bf16.
     fn unit_of_plan(&self) -> Option<Bf16Unit> {
         match self.step.precision {
             Precision::F32 | Precision::F16 => None,
@@ -74,10 +75,10 @@ impl Run<'_> {
         }
     }
 
-    /// Boundaries of segments and the like; nothing writes them while a step runs.
+    /// An integer input, such as segment boundaries; nothing writes it while a step runs.
     pub(super) fn integers(&self, input: usize) -> &[i32] {
         let operand = self.input(input);
-        // SAFETY: the range lies in the arena, is written before the step and by nobody during it.
+        // SAFETY: the range is inside the arena, and nothing writes it during the step.
         unsafe { std::slice::from_raw_parts(self.address(operand), operand.elements_at(self.extent)) }
     }
 
@@ -94,7 +95,7 @@ impl Run<'_> {
         unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
 
-    /// Table, slots and positions from input `first` on, of a cache with so many rows.
+    /// Table, slots and positions from input `first` on.
     fn cache_places(&self, first: usize, cache: &Operand) -> CachePlaces<'_> {
         CachePlaces {
             table: self.integers(first),

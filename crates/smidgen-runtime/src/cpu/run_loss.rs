@@ -1,7 +1,7 @@
 //! The head of the model on the CPU: logits, the loss over chunks of them, and its gradients.
 //!
-//! A chunk of logits lives in the workspace, becomes its own gradient there, and then the gradients of the hidden
-//! state and of an adapter on the head.
+//! A chunk of logits is computed in the workspace and replaced by its gradient there, from which the gradients of the
+//! hidden state and of an adapter on the head are computed.
 
 use super::kernel::OutputView;
 use super::loss;
@@ -10,7 +10,7 @@ use super::run::{Factor, Run};
 use smidgen_ir::{LossHead, workspace_cpu};
 
 impl Run<'_> {
-    /// Chunks of rows: logits, softmax and its gradient in place, gradients at once.
+    /// For each chunk of rows: logits, loss, the gradient of the logits in place, and the other gradients.
     pub(super) fn lm_head_loss(&self, head: &LossHead) {
         let (x, table) = (self.input(0), self.input(1));
         let (rows, vocabulary) = (self.rows_of(x), self.rows_of(table));
@@ -48,7 +48,7 @@ impl Run<'_> {
         total.set(0, total.src().get(0) + sum * weight);
     }
 
-    /// Columns from `first_word` on, as many as the head has rows.
+    /// Logits of all rows; the head has the words from `first_word` on.
     pub(super) fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>, first_word: usize) {
         let mut terms = [Term::NOTHING; 2];
         let mut count = 1;
@@ -68,7 +68,7 @@ impl Run<'_> {
         }
     }
 
-    /// Rows of x times the head, and of h times an adapter's B.
+    /// The logits of a chunk of rows: x times the head, plus h times B of an adapter.
     pub(super) fn logits(&self, lora: Option<f32>, chunk: &LossChunk, taken: usize) {
         let vocabulary = self.rows_of(self.input(1));
         let mut terms = [Term::NOTHING; 2];
@@ -83,7 +83,7 @@ impl Run<'_> {
         self.matmul(&terms[..count], Init::Overwrite, output, taken);
     }
 
-    /// Rows of an input from `chunk.first` on, times a transposed matrix.
+    /// The rows of a chunk of an input, times a transposed matrix.
     fn chunk_term(&self, input: usize, matrix: usize, chunk: &LossChunk, scale: f32) -> Term {
         let operand = self.input(input);
         let left = Left {
@@ -94,7 +94,7 @@ impl Run<'_> {
         Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
     }
 
-    /// The logits are their gradients now: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
+    /// From the gradients dz of the logits: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
     fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
         let vocabulary = self.rows_of(self.input(1));
         let gradient = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
@@ -129,7 +129,7 @@ impl Run<'_> {
     }
 }
 
-/// Rows of the loss whose logits exist now.
+/// A chunk of rows of the loss.
 pub(super) struct LossChunk {
     pub first: usize,
     pub count: usize,

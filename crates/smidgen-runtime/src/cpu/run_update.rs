@@ -1,6 +1,6 @@
-//! The steps of an update on the CPU: the norm of all gradients, and AdamW with moments in f32 or 8 bits.
+//! The optimizer step on the CPU: the norm of all gradients, and AdamW with f32 or 8-bit moments.
 //!
-//! Loss, report and settings are f64 in the arena, as on every device; a report that is not finite stops the update.
+//! Loss, report and settings are f64 in the arena, as on every device; AdamW does nothing if the report is not finite.
 
 use super::run::Run;
 use super::view::Dst;
@@ -28,12 +28,12 @@ impl Run<'_> {
         }
     }
 
-    /// What the loss and its gradients were multiplied with.
+    /// The factor by which the loss and its gradients were scaled.
     pub(super) fn loss_scale(&self, hyper: &Operand) -> f64 {
         self.elements::<f64>(hyper).src().get(2)
     }
 
-    /// What a step of AdamW is given, and the factor of its gradients; nothing when the report is not finite.
+    /// The settings of an AdamW step and the factor of its gradients; `None` if the report is not finite.
     fn adamw_hyper(&self, settings: &AdamW) -> Option<(optimizer::AdamwHyper, f32)> {
         let report = self.elements::<f64>(self.input(1)).src();
         let (factor, finite) = (report.get(2), report.get(3) == 1.0);
@@ -62,13 +62,13 @@ impl Run<'_> {
         optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, hyper, factor);
     }
 
-    /// A moment in 8 bits: its blocks' largest magnitudes, then its codes.
+    /// An 8-bit moment: the largest magnitude of each block, then the codes.
     fn moment8(&self, operand: &Operand) -> optimizer8::Moment8 {
         debug_assert!(matches!(operand.storage, Storage::Dynamic8 { .. }));
         let elements = operand.elements_at(self.extent);
         let codes = dynamic8_codes(elements);
-        // SAFETY: as for `elements`: the two parts lie in the operand's range one after the other, the floats
-        // at its aligned begin.
+        // SAFETY: as for `elements`; the two parts follow each other in the operand's range, the floats at its
+        // aligned start.
         unsafe {
             let begin: *mut u8 = self.address(operand);
             optimizer8::Moment8 {

@@ -1,10 +1,11 @@
 //! Launches of the gated activations and their gradients.
 //!
-//! Gate and up may be column halves of one matrix: every operand has its own row stride. The gradient can give the
-//! activation's value once more, for a backward pass that needs it and did not keep it.
+//! Gate and up may be column halves of one matrix: every operand has its own row stride. The gradient kernel can also
+//! recompute the value of the activation, for a backward pass that needs it and did not keep it.
 
+use super::modules::KernelFile;
 use super::spans::{Place, Spans, THREADS};
-use super::stage::{Arg, KernelFile, Stage};
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::Activation;
 
@@ -44,7 +45,7 @@ pub fn gated_act(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Resul
 
 /// dgate and dup.
 pub fn gated_act_grad(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Result<(), DeviceError> {
-    // The kernel can write the activation as well.
+    // No recomputed activation is asked for.
     let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));

@@ -1,12 +1,13 @@
 //! Launches causal attention over packed segments, forward and backward.
 //!
-//! Only the device knows the segments, so a small kernel first lists the tiles there are, and the grids are
-//! as large as the number of tiles can be. Kernels are compiled for four padded head sizes, a file for each.
-//! Rows that do not begin at multiples of 16 bytes and head sizes that are no multiples of 8 take plain kernels,
-//! which are right and slow. Left out: attention over cached keys.
+//! Segment boundaries are on the device, so a small kernel first lists the tiles, and the grids are as large as the
+//! number of tiles can be. Kernels are compiled for four padded head sizes, two files for each.
+//! Rows that are not aligned to 16 bytes and head sizes that are not multiples of 8 use plain kernels, which are
+//! correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
 
 use super::attention_hopper::{self, HopperHead};
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
     AttentionTiles, attention_floats_bytes, attention_list_bytes, attention_parts, attention_tile_bound,
@@ -14,7 +15,7 @@ use smidgen_ir::workspace_cuda::{
 };
 use smidgen_ir::{AttentionShape, DType, Extent};
 
-/// Two for each padded head size.
+/// Two files per padded head size.
 pub const FILES: [KernelFile; 8] = [
     HEADS[0].forward_file,
     HEADS[0].gradient_file,
@@ -26,7 +27,7 @@ pub const FILES: [KernelFile; 8] = [
     HEADS[3].gradient_file,
 ];
 
-/// Channels of a head that kernels go up to.
+/// The largest head size that kernels support.
 pub const MOST_CHANNELS: usize = 256;
 
 /// The files of one head size.
@@ -238,12 +239,12 @@ const HEADS: [Head; 4] = [head!(64), head!(96), head!(128), head!(256)];
 impl Head {
     fn of(head_dim: usize) -> &'static Head {
         static ALL: [Head; 4] = HEADS;
-        assert!((1..=MOST_CHANNELS).contains(&head_dim), "`check` refuses heads of {head_dim} channels");
+        assert!((1..=MOST_CHANNELS).contains(&head_dim), "`check` refuses a head size of {head_dim}");
         let tiles = AttentionTiles::of(head_dim);
         ALL.iter().find(|head| head.tiles == tiles).expect("there is a file for every padded size")
     }
 
-    /// A row of a tile in shared memory: elements of 16 bits.
+    /// A row of a tile in shared memory: 16-bit elements.
     fn row_bytes(&self) -> usize {
         2 * self.tiles.padded_head
     }
@@ -257,11 +258,11 @@ impl Head {
     /// The larger of what the two kinds of blocks need.
     fn gradient_shared_bytes(&self) -> u32 {
         let AttentionTiles { padded_head, queries, keys } = self.tiles;
-        // Of keys: keys, values, two stages of queries, do, what pairs of warps hand over of p and ds, and two stages
-        // of two floats for each query. As many queries as keys are taken at a time.
-        let handed_over = 2 * keys * keys * 2;
-        let of_keys = self.row_bytes() * 5 * keys + handed_over + 4 * 4 * keys;
-        // Of queries: queries, do, and two stages of keys and values.
+        // A block of keys: keys, values, two stages of queries and do, p and ds that pairs of warps exchange, and two
+        // stages of two floats per query. It reads as many queries as keys at a time.
+        let exchanged = 2 * keys * keys * 2;
+        let of_keys = self.row_bytes() * 5 * keys + exchanged + 4 * 4 * keys;
+        // A block of queries: queries, do, and two stages of keys and values.
         let key_step = match padded_head {
             64 => 64,
             96 | 128 => 32,
@@ -271,7 +272,7 @@ impl Head {
         of_keys.max(of_queries) as u32
     }
 
-    /// Sums over a head that a block of `attention_grad_prepare` makes.
+    /// Head sums that a block of `attention_grad_prepare` computes.
     fn sums_of_block(&self) -> usize {
         let lanes = match self.tiles.padded_head {
             64 => 8,
@@ -282,7 +283,7 @@ impl Head {
     }
 }
 
-/// What both directions need to know.
+/// What both directions need.
 struct Work<'a> {
     shape: &'a AttentionShape,
     head: &'static Head,
@@ -290,7 +291,7 @@ struct Work<'a> {
     segments: i32,
 }
 
-/// Where things are in the step's scratch. Only the list of queries is there in the forward pass.
+/// The parts of the step's workspace. The forward pass has only the list of queries.
 struct Scratch {
     query_list: u64,
     key_list: u64,
@@ -316,7 +317,7 @@ impl<'a> Work<'a> {
         attention_tile_bound(self.tokens as usize, self.segments as usize, rows)
     }
 
-    /// Laid out by planned sizes.
+    /// The layout follows from planned sizes.
     fn scratch(&self, stage: &Stage<'_>, gradient: bool) -> Scratch {
         let Extent { tokens, segments, .. } = *stage.planned();
         let (query_list, bytes) = stage.workspace();
@@ -347,7 +348,7 @@ impl<'a> Work<'a> {
 
 /// The last four arguments of every kernel for all GPUs: head size, window, scale and cap.
 fn score_args(shape: &AttentionShape) -> [Arg; 4] {
-    /// Stands for no window: more than any segment has, and sums with positions stay in range.
+    /// No window: larger than any segment, and small enough that sums with positions do not overflow.
     const ALL_KEYS: usize = 1 << 30;
     let window = shape.window.map_or(ALL_KEYS, |window| window.min(ALL_KEYS));
     [
@@ -370,7 +371,7 @@ fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
 mod tests {
     use super::*;
 
-    /// Bytes that the kernels' own definitions add up to.
+    /// The bytes follow from the definitions in the kernel files.
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits_every_gpu() {
         let expected =
@@ -380,7 +381,7 @@ mod tests {
             assert_eq!(head.tiles.padded_head, head_dim);
             assert_eq!(head.forward_shared_bytes(), forward, "forward of {head_dim}");
             assert_eq!(head.gradient_shared_bytes(), gradient, "gradient of {head_dim}");
-            assert!(forward.max(gradient) <= 99 << 10, "the least that a block may have on Ampere and newer");
+            assert!(forward.max(gradient) <= 99 << 10, "every GPU since Ampere allows a block this much");
         }
     }
 

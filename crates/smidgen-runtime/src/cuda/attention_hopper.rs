@@ -1,17 +1,18 @@
-//! The attention kernels of Hopper GPUs: their files, which attention they compute, and their shared memory.
+//! The attention kernels of Hopper GPUs: their files, which shapes they support, and their shared memory.
 //!
-//! Matrix instructions of warpgroups exist on compute capability 9.0 alone, and code that has them is compiled for
-//! `sm_90a`. Heads of 128 channels without window and cap are theirs (the kernels build for 64 as well, where dq came
-//! out wrong: see `benches/attention_check.py`); `attention.rs` launches them in place of
-//! its own, with the same lists of tiles, preparation and parts. Whether it does follows from the plan and the GPU.
+//! Warpgroup matrix instructions (wgmma) exist only on compute capability 9.0, and code that uses them is compiled for
+//! `sm_90a`. These kernels support a head size of 128 without window and softcap (they also compile for 64, where dq
+//! was wrong: see `benches/attention_check.py`). `attention.rs` launches them in place of its own, with the same lists
+//! of tiles, preparation and partial sums. The choice follows from the plan and the GPU alone.
 
-use super::stage::{KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::Stage;
 use smidgen_ir::{AttentionShape, Extent};
 
-/// Forward and gradient.
+/// Forward and backward.
 pub const FILES: [KernelFile; 2] = [HEADS[0].forward_file, HEADS[0].gradient_file];
 
-/// The files that an attention may be computed by.
+/// The files that an attention shape may use.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
     let all_seen = Extent::default();
     let head = HopperHead::by_shape(shape, &all_seen);
@@ -20,7 +21,7 @@ pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
 
 /// Threads of a block: one warpgroup copies, two multiply.
 pub const THREADS: u32 = 384;
-/// Queries or keys of an item, which one block takes at a time.
+/// Queries or keys of a work item, which one block processes at a time.
 pub const ITEM_ROWS: usize = 128;
 
 /// The kernels of one head size.
@@ -72,13 +73,13 @@ macro_rules! head {
 
 const HEADS: [HopperHead; 1] = [head!(128)];
 
-/// Slots of the ring that tiles come through.
+/// Slots of the ring buffer of tiles.
 const SLOTS: usize = 4;
 /// Barriers of the ring and of the resident tile, and two items.
 const CONTROL_BYTES: usize = 16 + 2 * 8 * SLOTS + 2 * 32;
 
 impl HopperHead {
-    /// The kernels for an attention whose rows can be read 16 bytes at a time, if this GPU has any.
+    /// The kernels for an attention shape with rows aligned to 16 bytes, if this GPU has them.
     pub fn of(stage: &Stage<'_>, shape: &AttentionShape) -> Option<&'static HopperHead> {
         if stage.has_hopper_kernels() { HopperHead::by_shape(shape, stage.planned()) } else { None }
     }
@@ -92,17 +93,17 @@ impl HopperHead {
         ALL.iter().find(|head| head.head_dim == shape.head_dim)
     }
 
-    /// A row of a tile in shared memory: elements of 16 bits.
+    /// A row of a tile in shared memory: 16-bit elements.
     const fn row_bytes(&self) -> usize {
         2 * self.head_dim
     }
 
-    /// Queries, a ring of keys and values, and the result on its way out.
+    /// Queries, a ring buffer of keys and values, and a buffer for the result.
     pub const fn forward_shared_bytes(&self) -> u32 {
         (self.row_bytes() * ITEM_ROWS * (2 + SLOTS) + CONTROL_BYTES) as u32
     }
 
-    /// Two resident tiles, a ring of pairs of 64 rows with two floats for each, and the result on its way out.
+    /// Two resident tiles, a ring buffer of pairs of 64 rows with two floats for each, and a buffer for the result.
     pub const fn gradient_shared_bytes(&self) -> u32 {
         (self.row_bytes() * ITEM_ROWS * (3 + SLOTS) + SLOTS * 2 * 64 * 4 + CONTROL_BYTES) as u32
     }
@@ -115,7 +116,7 @@ mod tests {
     const SHAPE: AttentionShape =
         AttentionShape { heads: 8, kv_heads: 2, head_dim: 128, scale: 1.0, window: None, softcap: None };
 
-    /// Bytes that the kernels' own definitions add up to; a block may have 227 KiB.
+    /// The bytes follow from the definitions in the kernel files; a block may use 227 KiB.
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits() {
         let bytes = HEADS.map(|head| (head.forward_shared_bytes(), head.gradient_shared_bytes()));

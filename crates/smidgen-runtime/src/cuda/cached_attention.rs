@@ -1,10 +1,11 @@
-//! Launches of generation's attention: writing the caches, and attending over them.
+//! Launches attention for generation: writes to the KV cache, and attention over it.
 //!
-//! One block for each query and head. The caches hold the numbers of activations.
-//! Left out: heads of more than 256 channels.
+//! One block per query and head. The caches have the type of activations.
+//! Left out: head sizes above 256.
 
+use super::modules::KernelFile;
 use super::spans::{Place, SPAN, THREADS, count, int};
-use super::stage::{Arg, KernelFile, Stage};
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::AttentionShape;
 
@@ -14,17 +15,17 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &["cache_rows", "cached_attention_eight", "cached_attention_one"],
 };
 
-/// Channels of a head that a warp can hold.
+/// The largest head size that a warp can hold.
 pub const MOST_HEAD_DIM: usize = 32 * SPAN;
 
-/// Table of cache rows with its two sizes, slots and positions, from input `first` on.
+/// The arguments from input `first` on: table of cache rows with its sizes, slots, positions.
 fn places(stage: &Stage<'_>, step: &BoundStep, first: usize) -> [Arg; 5] {
     let [table, slots, positions] = [0, 1, 2].map(|index| &step.inputs[first + index]);
     let pointer = |operand: &Operand| Arg::Pointer(stage.pointer(operand));
     [pointer(table), int(stage.rows(table)), int(table.columns), pointer(slots), pointer(positions)]
 }
 
-/// The rows of the tokens go to their places in both caches.
+/// Writes the keys and values of new tokens to their cache rows.
 pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let tokens = stage.rows(&step.inputs[0]);
     if tokens == 0 {
@@ -52,7 +53,7 @@ pub fn cached_attention(
         return Ok(());
     }
     let head_dim = shape.head_dim;
-    assert!(head_dim <= MOST_HEAD_DIM, "heads of {head_dim} channels, at most {MOST_HEAD_DIM}");
+    assert!(head_dim <= MOST_HEAD_DIM, "a head size of {head_dim}: kernels support up to {MOST_HEAD_DIM}");
     let [q, keys, values] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let o = Place::of(stage, &step.outputs[0]);
     let aligned = head_dim.is_multiple_of(SPAN) && [q, keys, values].iter().all(|place| place.aligned);

@@ -1,11 +1,12 @@
-//! DoRA: a gain for every output channel, the gradient of its magnitudes, and the row norms it divides by.
+//! DoRA: a gain per output channel, the gradient of its magnitudes, and the row norms that it divides by.
 //!
-//! Row norms decode some rows of the weight to f32 in the workspace; the kernel adds the low-rank part in registers, so
-//! there is no product in between. Kernels: `kernels/columns.cu`.
+//! Row norms decode some rows of the weight to f32 in the workspace; the kernel adds B·A in registers, so the sum is
+//! never stored. Kernels: `kernels/columns.cu`.
 
 use super::decode::{self, RowChoice, Target, is_aligned};
-use super::linear::stored_code;
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::spans::stored_dtype;
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::Storage;
 use smidgen_ir::workspace_cuda::{SUM_ROWS, magnitude_partials_bytes, norm_block_rows};
@@ -27,7 +28,7 @@ pub fn scale_columns(stage: &Stage<'_>, step: &BoundStep, bias: bool) -> Result<
     let (z_pointer, y_pointer) = (stage.pointer(z), stage.pointer(y));
     let eight =
         columns.is_multiple_of(8) && is_aligned(z_pointer, z.stride) && is_aligned(y_pointer, y.stride);
-    // Narrow matrices give a block several rows at once.
+    // In a narrow matrix a block handles several rows at once.
     let groups = columns.div_ceil(8);
     let lanes = groups.next_power_of_two().clamp(32, THREADS as usize);
     let rows_of_a_block = THREADS as usize / lanes * SCALED_ROWS;
@@ -37,7 +38,7 @@ pub fn scale_columns(stage: &Stage<'_>, step: &BoundStep, bias: bool) -> Result<
         Arg::Pointer(stage.pointer(&step.inputs[1])),
         Arg::Pointer(stage.pointer(&step.inputs[2])),
         Arg::Pointer(bias.map_or(0, |bias| stage.pointer(bias))),
-        Arg::Int(bias.map_or(0, stored_code)),
+        bias.map_or(Arg::Int(0), stored_dtype),
         Arg::Pointer(y_pointer),
         Arg::Long(y.stride as i64),
         Arg::Int(rows as i32),
@@ -119,14 +120,14 @@ pub fn row_norms(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), 
     Ok(())
 }
 
-/// The step's scratch, which planner and launcher count alike.
+/// The step's workspace, which must hold `needed` bytes.
 fn workspace_of(stage: &Stage<'_>, needed: usize) -> u64 {
     let (pointer, bytes) = stage.workspace();
-    assert!(needed <= bytes, "workspace of {bytes} bytes, {needed} are needed");
+    assert!(needed <= bytes, "a workspace of {bytes} bytes, {needed} are needed");
     pointer
 }
 
-/// Those of `columns.cu`.
+/// As in `columns.cu`.
 const THREADS: u32 = 256;
 const SCALED_ROWS: usize = 4;
 const SUM_THREADS: u32 = 64;

@@ -1,10 +1,11 @@
-//! Stored matrices as numbers that products take, some rows at a time; rows of a table by their ids.
+//! Decodes rows of stored matrices to the matmul type, or to f32; rows of a table may be selected by ids.
 //!
-//! One kernel for each format: the rows come from a view that may be a slice of a tensor whose scales lie apart, the
-//! target has a stride and is of activations or of f32. Anything that is not aligned goes element by element.
-//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, both behind `kernels/decode.cuh`.
+//! One kernel per format: the source may be a slice of a tensor that stores its scales apart, and the target has a
+//! stride. Unaligned data is decoded element by element.
+//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`.
 
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::{DeviceError, Operand};
 use smidgen_ir::storage::bnb4_parts;
 use smidgen_ir::{Block, Code4, DType, Storage};
@@ -40,20 +41,20 @@ pub struct Target {
     pub pointer: u64,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// f32, whatever activations are.
+    /// f32, whatever the type of activations.
     pub wide: bool,
 }
 
 /// Which rows of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowChoice {
-    /// Rows that follow each other.
+    /// Consecutive rows.
     From(usize),
-    /// Rows by the numbers at this device address, i32.
+    /// The rows with the i32 numbers at this device address.
     ByIds(u64),
 }
 
-/// Rows `first_row..first_row + rows` of a matrix as activations.
+/// Decodes rows `first_row..first_row + rows` of a matrix to the type of activations.
 pub fn decode_rows(
     stage: &Stage<'_>,
     operand: &Operand,
@@ -66,7 +67,7 @@ pub fn decode_rows(
     decode(stage, operand, RowChoice::From(first_row), rows, target, 1.0)
 }
 
-/// Some rows of a matrix times a factor.
+/// Decodes some rows of a matrix, times a factor.
 pub fn decode(
     stage: &Stage<'_>,
     matrix: &Operand,
@@ -95,7 +96,7 @@ pub fn decode(
         _ => 0,
     };
     let groups = rows * columns.div_ceil(8);
-    assert!(groups < 1 << 31, "{rows} rows of {columns} at once");
+    assert!(groups < 1 << 31, "{rows} rows of {columns} are too many for one launch");
     let aligned = columns.is_multiple_of(8)
         && is_aligned(target.pointer, target.stride)
         && comes_by_eights(matrix, bytes, total_rows);
@@ -119,16 +120,16 @@ pub fn decode(
     stage.launch(kernel_of(matrix.storage), [blocks, 1, 1], THREADS, 0, &args)
 }
 
-/// Whether every eighth element of every row can be reached by an access of 16 bytes.
+/// Whether every row can be accessed in aligned groups of 16 bytes.
 pub fn is_aligned(pointer: u64, stride: usize) -> bool {
     pointer.is_multiple_of(16) && stride.is_multiple_of(8)
 }
 
-/// Threads of a block, and groups of eight elements that it decodes: those of `decode.cuh`.
+/// Threads per block, and groups of eight elements that a block decodes, as in `decode.cuh`.
 const THREADS: u32 = 256;
 const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
 
-/// Whether everything that eight elements of a row need lies at multiples of its size, for rows of whole eights.
+/// Whether rows are whole groups of eight elements whose codes and scales are aligned.
 fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
     match matrix.storage {
         Storage::Plain(_) => is_aligned(bytes, matrix.stride),
@@ -138,7 +139,10 @@ fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
             bytes.is_multiple_of(8) && parts.scales.is_multiple_of(4) && parts.group_scales.is_multiple_of(4)
         }
         Storage::Gguf(block) => {
-            assert!(matrix.columns.is_multiple_of(block.elements()), "`check` refuses rows of broken blocks");
+            assert!(
+                matrix.columns.is_multiple_of(block.elements()),
+                "`check` refuses rows that are not whole blocks"
+            );
             true
         }
         Storage::Dynamic8 { .. } => false,

@@ -1,14 +1,14 @@
-//! The driver: one GPU, its context and stream, and memory that both sides reach.
+//! The CUDA driver: one GPU, its context and streams, events, and pinned memory.
 //!
-//! All calls of the driver's C interface that are not launches or products stand here, each with its error as
-//! text. The process works on one GPU with one stream of steps, and others for what comes and goes beside them.
+//! All driver calls except launches, graphs and matmuls are here, each with its error as text. The process uses one GPU
+//! with one compute stream, and further streams for transfers.
 
 use crate::device::DeviceError;
 use cudarc::driver::{result, sys};
 
 pub const NAME: &str = "cuda";
 
-/// The driver's answer as a result.
+/// Turns the status of a driver call into a result.
 pub fn check(code: sys::CUresult, call: &'static str) -> Result<(), DeviceError> {
     match code {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -24,12 +24,12 @@ fn failure(error: result::DriverError, call: &'static str) -> DeviceError {
     DeviceError::Call { device: NAME, call, what }
 }
 
-/// Attaches the name of a call to its error.
+/// Adds the name of the call to an error.
 pub fn named<T>(result: Result<T, result::DriverError>, call: &'static str) -> Result<T, DeviceError> {
     result.map_err(|error| failure(error, call))
 }
 
-/// One GPU with its context made current, and the stream on which every step runs.
+/// One GPU with its context, which is current, and the compute stream.
 #[derive(Debug)]
 pub struct Gpu {
     pub name: String,
@@ -54,14 +54,14 @@ impl Gpu {
         }
         let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
         let attribute = |which| {
-            // SAFETY: the device was just got.
+            // SAFETY: the device exists.
             named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
         };
         use sys::CUdevice_attribute as Attribute;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
-        // SAFETY: the device was just got; its primary context stays retained as long as the process lives.
+        // SAFETY: the device exists; its primary context stays retained as long as the process lives.
         let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was just retained.
         named(unsafe { result::ctx::set_current(context) }, "cuCtxSetCurrent")?;
@@ -71,17 +71,17 @@ impl Gpu {
         Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device })
     }
 
-    /// Free bytes as the management library sees them.
+    /// Free bytes according to NVML.
     pub fn free_bytes(&self) -> Option<u64> {
-        super::facts::free_bytes(self.device)
+        super::nvml::free_bytes(self.device)
     }
 
-    /// What this process holds, as the management library sees it.
+    /// Bytes that this process uses, according to NVML.
     pub fn held_bytes(&self) -> Option<u64> {
-        super::facts::held_bytes(self.device)
+        super::nvml::held_bytes(self.device)
     }
 
-    /// Free and total bytes of the GPU, all processes counted.
+    /// Free and total bytes of the GPU.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;
         Ok((free as u64, total as u64))
@@ -89,12 +89,12 @@ impl Gpu {
 
     /// Waits until everything launched so far is done.
     pub fn wait(&self) -> Result<(), DeviceError> {
-        // SAFETY: the stream is this GPU's own.
+        // SAFETY: the stream belongs to this GPU.
         named(unsafe { result::stream::synchronize(self.stream) }, "cuStreamSynchronize")
     }
 }
 
-/// A stream beside that of the steps.
+/// A stream for transfers.
 #[derive(Debug)]
 pub struct Stream {
     pub handle: sys::CUstream,
@@ -109,7 +109,7 @@ impl Stream {
         Ok(Stream { handle: named(result::stream::create(kind), "cuStreamCreate")? })
     }
 
-    /// Waits until everything in it is done.
+    /// Waits until everything enqueued in it is done.
     pub fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream belongs to the current context.
         named(unsafe { result::stream::synchronize(self.handle) }, "cuStreamSynchronize")
@@ -118,19 +118,19 @@ impl Stream {
 
 type HostWork = Box<dyn FnOnce() + Send>;
 
-/// Has the driver call `work` on a thread of its own once everything before it in the stream is done; what comes behind
-/// it waits until it returns. `work` makes no call of the driver.
+/// Enqueues a host callback: the driver calls `work` on a thread of its own, in stream order. `work` must not call the
+/// driver.
 pub fn call_in_order(stream: &Stream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
     unsafe extern "C" fn call(work: *mut std::ffi::c_void) {
-        // SAFETY: made below from such a box, and called once.
+        // SAFETY: made from such a box below, and called once.
         let work = unsafe { Box::from_raw(work.cast::<HostWork>()) };
         work();
     }
     let work = Box::into_raw(Box::new(Box::new(work) as HostWork));
-    // SAFETY: the stream belongs to the current context, and `call` takes what it is given.
+    // SAFETY: the stream belongs to the current context, and `call` takes ownership of the box.
     let code = unsafe { sys::cuLaunchHostFunc(stream.handle, Some(call), work.cast()) };
     if code != sys::CUresult::CUDA_SUCCESS {
-        // SAFETY: it was not taken.
+        // SAFETY: the callback was not enqueued, so the box is still ours.
         drop(unsafe { Box::from_raw(work) });
     }
     check(code, "cuLaunchHostFunc")
@@ -138,19 +138,19 @@ pub fn call_in_order(stream: &Stream, work: impl FnOnce() + Send + 'static) -> R
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once; what is under way in it is finished first.
+        // SAFETY: created in `new`, destroyed once; the driver finishes enqueued work first.
         let _ = unsafe { result::stream::destroy(self.handle) };
     }
 }
 
-/// Memory of the host that the GPU reads and writes directly.
+/// Pinned host memory, which the GPU reads and writes directly.
 #[derive(Debug)]
 pub struct Pinned {
     pointer: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: plain memory, owned.
+// SAFETY: owned memory.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -168,22 +168,22 @@ impl Pinned {
         self.pointer
     }
 
-    /// The memory; no copy from or to it may be under way.
+    /// A range of the memory; no copy from or to it may be pending.
     pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
         assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
-        // SAFETY: in bounds, initialized by the driver's mapping, and borrowed as long as the slice lives.
+        // SAFETY: in bounds, initialized by the driver, and borrowed as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed once. An error at the end of the process has no one to tell.
+        // SAFETY: allocated in `new`, freed once. `drop` cannot return an error.
         let _ = unsafe { result::free_host(self.pointer.cast()) };
     }
 }
 
-/// A mark in a stream.
+/// A CUDA event.
 #[derive(Debug)]
 pub struct Event {
     handle: sys::CUevent,
@@ -193,13 +193,13 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// One that only orders.
+    /// An event for ordering only.
     pub fn new() -> Result<Event, DeviceError> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
     }
 
-    /// One that also measures.
+    /// An event that also records the time.
     pub fn timed() -> Result<Event, DeviceError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
@@ -214,14 +214,14 @@ impl Event {
         named(unsafe { result::event::record(self.handle, stream) }, "cuEventRecord")
     }
 
-    /// Has a stream wait for what the last record stands behind; the host goes on.
+    /// Makes a stream wait for the event; the host does not wait.
     pub(super) fn hold(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: event and stream belong to the current context.
         named(unsafe { result::stream::wait_event(stream, self.handle, flags) }, "cuStreamWaitEvent")
     }
 
-    /// Whether everything before the last record is done.
+    /// Whether everything enqueued before the event is done.
     pub fn has_happened(&self) -> Result<bool, DeviceError> {
         // SAFETY: the event belongs to the current context.
         match unsafe { sys::cuEventQuery(self.handle) } {
@@ -249,25 +249,25 @@ impl Drop for Event {
     }
 }
 
-/// Bytes of the host to the GPU, in the order of the stream.
+/// Copies from the host to the GPU, in stream order.
 ///
 /// # Safety
-/// `from` is pinned memory and `to` lies in the reservation, both for so many bytes and until the copy is done.
+/// `from` is pinned memory and `to` is inside the reservation, both for `bytes` bytes and until the copy is done.
 pub unsafe fn copy_to_device(gpu: &Gpu, to: u64, from: *const u8, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller's promise.
     check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, gpu.stream) }, "cuMemcpyHtoDAsync")
 }
 
-/// The other way.
+/// Copies from the GPU to the host, in stream order.
 ///
 /// # Safety
-/// As for [`copy_to_device`], with the sides exchanged.
+/// As for [`copy_to_device`], with `to` and `from` exchanged.
 pub unsafe fn copy_to_host(gpu: &Gpu, to: *mut u8, from: u64, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller's promise.
     check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, gpu.stream) }, "cuMemcpyDtoHAsync")
 }
 
-/// Rows from one address to another, each with the bytes from one row to the next.
+/// Rows to copy; `from` and `to` are an address and the bytes from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCopy {
     pub from: (u64, usize),
@@ -276,10 +276,10 @@ pub struct RowCopy {
     pub rows: usize,
 }
 
-/// Copies between any two of the GPU's memory and pinned memory, in the order of a stream.
+/// Copies rows between GPU memory and pinned memory, in either direction, in stream order.
 ///
 /// # Safety
-/// All rows are pinned memory or lie in a reservation of the GPU, until the copy is done.
+/// Until the copy is done, all rows are pinned memory or inside a reservation of the GPU.
 pub unsafe fn copy_rows(stream: sys::CUstream, copy: &RowCopy) -> Result<(), DeviceError> {
     if copy.rows == 1 {
         let bytes = copy.row_bytes;

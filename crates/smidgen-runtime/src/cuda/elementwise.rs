@@ -1,10 +1,11 @@
-//! Launches of the kernels that move, add, drop or round elements, and of column sums.
+//! Launches the kernels that move, add, drop or round elements, and column sums.
 //!
-//! Dropout's decisions are those of the CPU to the bit: threshold and scale are computed here as there.
+//! Dropout drops exactly the elements that the CPU drops: threshold and scale are computed in the same way.
 
+use super::modules::KernelFile;
 use super::norm::{add_partial_rows, partial_rows};
 use super::spans::{Place, SPAN, Spans, THREADS, count, int};
-use super::stage::{Arg, KernelFile, Stage};
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, rows_per_partial};
 
@@ -26,7 +27,7 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Columns that a block of `column_partials` adds up.
+/// Columns that a block of `column_partials` sums.
 const TILE_COLUMNS: usize = 256;
 
 /// y = a + b.
@@ -83,7 +84,7 @@ pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErr
     stage.launch(kernel, [count(stage.rows(dx).div_ceil(rows_of_block)), 1, 1], THREADS, 0, &args)
 }
 
-/// Elements dropped with probability `p`, or with `rest` what dropping takes away.
+/// Drops elements with probability `p`; with `rest`, computes x minus that.
 pub fn dropout(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -114,7 +115,7 @@ pub fn dropout(
     stage.launch(spans.form("dropout_eight", "dropout_one"), grid, THREADS, 0, &args)
 }
 
-/// dbias += the sum of dy's rows, over partial sums in the workspace.
+/// dbias += the sum of the rows of dy, with partial sums in the workspace.
 pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (dy, dbias) = (&step.inputs[0], &step.updates[0]);
     let (rows, columns) = (stage.rows(dy), dy.columns);

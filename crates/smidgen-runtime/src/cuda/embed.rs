@@ -1,10 +1,11 @@
 //! Token embedding: rows of a stored table by their ids, times a scale, and the gradient of that table.
 //!
-//! The forward pass is the decoder of matrices with ids in place of row numbers; only the rows that are needed are
-//! read. Kernel of the gradient: `kernels/embed.cu`.
+//! The forward pass is the matrix decoder with ids in place of row numbers; only the rows that are needed are read.
+//! Kernel of the gradient: `kernels/embed.cu`.
 
 use super::decode::{self, RowChoice, Target};
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::Storage;
 
@@ -40,6 +41,6 @@ pub fn embed_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(),
     stage.launch("embed_grad", grid, THREADS, 0, &args)
 }
 
-/// Those of `embed.cu`.
+/// As in `embed.cu`.
 const THREADS: u32 = 256;
 const COLUMNS_OF_A_BLOCK: usize = 256 * 4;

@@ -1,11 +1,12 @@
-//! LS-LoRA: base + φ(scale·h·Bᵀ) and its gradients; the low-rank product is formed inside the kernels.
+//! LS-LoRA: base + φ(scale·h·Bᵀ) and its gradients; the kernels compute the low-rank matmul themselves.
 //!
-//! A block takes 128 rows and some columns, and forms its part of the product in registers. Its sums for the gradients
-//! of the module's parameters go to the workspace, and a second launch adds them in order.
+//! A block handles 128 rows and some columns, and computes its part of the matmul in registers. Its partial sums for
+//! the gradients of the module's parameters go to the workspace, and a second launch adds them in order.
 //! Kernels: `kernels/fourier.cu`.
 
 use super::decode::is_aligned;
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{FOURIER_SUMS, fourier_block_columns, fourier_blocks};
 use smidgen_ir::{DType, Storage};
@@ -58,7 +59,7 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
     let (across, down) = fourier_blocks(rows, columns, stage.activations());
     let (partials, bytes) = stage.workspace();
     let needed = across * down * FOURIER_SUMS * 8;
-    assert!(needed <= bytes, "workspace of {bytes} bytes, {needed} are needed");
+    assert!(needed <= bytes, "a workspace of {bytes} bytes, {needed} are needed");
     let sigma = stage.pointer(&step.inputs[3]);
     let rank = step.inputs[0].columns;
     let mut args = product_args(stage, &step.inputs[0], &step.inputs[1]).to_vec();
@@ -88,11 +89,11 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
     stage.launch("fourier_grad_total", [FOURIER_SUMS as u32, 1, 1], THREADS, 0, &args)
 }
 
-/// h and b with their strides, both in the numbers of activations.
+/// h and b with their strides, both in the type of activations.
 fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
     for matrix in [h, b] {
         let expected = Storage::Plain(stage.activations());
-        assert_eq!(matrix.storage, expected, "factors of a matmul in the numbers of activations");
+        assert_eq!(matrix.storage, expected, "type of h and b");
     }
     let pointer = stage.pointer(h);
     // Two 16-bit numbers in one read.
@@ -106,7 +107,7 @@ fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
     ]
 }
 
-/// The block's columns of B: whole sixteens of R in 16-bit numbers, R as it is in f32.
+/// The columns of B that a block needs; with 16-bit activations R is rounded up to a multiple of 16.
 fn shared_bytes(stage: &Stage<'_>, rank: usize) -> u32 {
     let columns = fourier_block_columns(stage.activations());
     let bytes = match stage.activations() {
@@ -116,5 +117,5 @@ fn shared_bytes(stage: &Stage<'_>, rank: usize) -> u32 {
     bytes as u32
 }
 
-/// That of `fourier.cu`.
+/// As in `fourier.cu`.
 const THREADS: u32 = 256;

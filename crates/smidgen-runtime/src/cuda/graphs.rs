@@ -1,11 +1,11 @@
-//! Launches recorded as a graph of the driver's: a small model's step is thousands of short kernels, and handing over
-//! each by itself takes longer than running it.
+//! CUDA graphs: one training step of a small model is thousands of short kernels, and launching each takes longer than
+//! running it.
 //!
-//! A stretch of steps is recorded before the first one runs, at the planned extent. A micro-batch of another extent
-//! launches the same kernels with other numbers: it is recorded again while the GPU still works on the one before, and
-//! the graph takes its numbers over, in the memory that it has. One that launches other kernels is launched one by one.
-//! Either way the GPU is given the same launches in the same order, so the bytes of a run do not depend on it.
-//! Plans with transfers are launched one by one: they wait for memory, not for launches.
+//! A stretch of steps is captured at the planned extent before the first one runs. A micro-batch of another extent
+//! launches the same kernels with other arguments: it is captured while the GPU still works on the one before, and the
+//! graph is updated in place. If its kernels differ, it is launched one by one.
+//! The GPU gets the same launches in the same order either way, so the results do not depend on it.
+//! Plans with transfers are not captured: they are bound by memory, not by launches.
 
 use super::driver::{self, Gpu};
 use crate::device::{BoundStep, DeviceError};
@@ -13,9 +13,9 @@ use cudarc::driver::sys;
 use smidgen_ir::{Entry, Extent};
 use std::ops::Range;
 
-/// Shorter stretches gain too little.
+/// A shorter stretch gains too little from a graph.
 const FEWEST_STEPS: usize = 16;
-/// Extents in a row that did not fit their graph, after which it is left alone.
+/// After this many failed updates in a row, a stretch is launched one by one.
 const MOST_MISFITS: usize = 8;
 
 /// The graphs of a plan.
@@ -25,18 +25,18 @@ pub struct Graphs {
     launches: u64,
 }
 
-/// One stretch of an entry point's steps.
+/// Consecutive steps of an entry point, captured as one graph.
 #[derive(Debug)]
 struct Stretch {
     entry: Entry,
     steps: Range<usize>,
     graph: Executable,
-    /// That of the launches it holds.
+    /// The extent of the captured launches.
     extent: Extent,
     misfits: usize,
 }
 
-/// The stretches that can be recorded: all steps but those of the head, whose number of launches follows that of rows.
+/// The stretches to capture: all steps except those of the head, whose number of launches depends on the rows.
 fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
     if steps.iter().any(|step| step.op.is_transfer()) {
         return vec![];
@@ -52,12 +52,12 @@ fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
 }
 
 impl Graphs {
-    /// Graphs launched so far, each in the place of many kernels.
+    /// Graph launches so far.
     pub fn launches(&self) -> u64 {
         self.launches
     }
 
-    /// Records the steps of an entry point at its planned extent. What cannot be recorded is launched one by one.
+    /// Captures the steps of an entry point at its planned extent. Steps without a graph are launched one by one.
     pub fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -75,7 +75,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Runs the steps of an entry point, recorded stretches as graphs and the rest by `launch`.
+    /// Runs the steps of an entry point: captured stretches as graphs, the rest with `launch`.
     pub fn run(
         &mut self,
         gpu: &Gpu,
@@ -84,7 +84,7 @@ impl Graphs {
         mut launch: impl FnMut(&[BoundStep]) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let Some(first) = steps.first() else { return Ok(()) };
-        // A step by itself is no entry point.
+        // A single step is not a whole entry point.
         let is_whole = first.index == 0 && steps.len() > 1;
         let mut done = 0;
         for stretch in self.stretches.iter_mut().filter(|own| is_whole && own.entry == first.entry) {
@@ -103,7 +103,7 @@ impl Graphs {
 }
 
 impl Stretch {
-    /// Whether the graph now holds the launches of this extent.
+    /// Updates the graph to an extent; returns whether it now holds its launches.
     fn fit(
         &mut self,
         gpu: &Gpu,
@@ -125,7 +125,7 @@ impl Stretch {
     }
 }
 
-/// Launches that were written down instead of run.
+/// Captured launches.
 #[derive(Debug)]
 struct Recording {
     graph: sys::CUgraph,
@@ -134,11 +134,11 @@ struct Recording {
 impl Recording {
     fn of(gpu: &Gpu, launch: impl FnOnce() -> Result<(), DeviceError>) -> Result<Recording, DeviceError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is this GPU's own, and no other recording is under way in it.
+        // SAFETY: the stream belongs to this GPU, and no other capture is active on it.
         driver::check(unsafe { sys::cuStreamBeginCapture_v2(gpu.stream, mode) }, "cuStreamBeginCapture")?;
         let launched = launch();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: begun above; it has to end even where a launch failed.
+        // SAFETY: begun above; a capture has to end even if a launch failed.
         let ended = unsafe { sys::cuStreamEndCapture(gpu.stream, &mut graph) };
         let recording = Recording { graph };
         launched?;
@@ -150,13 +150,13 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if !self.graph.is_null() {
-            // SAFETY: made in `of`, destroyed once; what was made of it lives by itself.
+            // SAFETY: made in `of`, destroyed once; executables made from it do not depend on it.
             let _ = unsafe { sys::cuGraphDestroy(self.graph) };
         }
     }
 }
 
-/// A graph that can be launched, with its memory on the GPU.
+/// An executable graph, with its memory on the GPU.
 #[derive(Debug)]
 struct Executable {
     handle: sys::CUgraphExec,
@@ -166,20 +166,21 @@ struct Executable {
 unsafe impl Send for Executable {}
 
 impl Executable {
-    /// None where the driver makes none of it, for want of memory or of knowledge.
+    /// `None` if the driver cannot instantiate or upload the graph.
     fn new(gpu: &Gpu, recording: &Recording) -> Option<Executable> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the recording is whole and lives through the call.
+        // SAFETY: the capture has ended, and the graph lives through the call.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, recording.graph, 0) };
         driver::check(made, "cuGraphInstantiate").ok()?;
         let graph = Executable { handle };
-        // So that its memory is taken now. SAFETY: the graph was just made.
+        // Uploaded now so that its memory is allocated before the run. SAFETY: the graph was just made.
         let uploaded = unsafe { sys::cuGraphUpload(graph.handle, gpu.stream) };
         driver::check(uploaded, "cuGraphUpload").ok()?;
         Some(graph)
     }
 
-    /// Takes over the numbers of a recording; false where its launches are others. What is under way keeps its own.
+    /// Updates the arguments to those of a capture; returns false if its kernels differ. Launches that are already
+    /// enqueued keep theirs.
     fn update(&mut self, recording: &Recording) -> bool {
         // SAFETY: a plain structure, written by the call.
         let mut why: sys::CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
@@ -189,14 +190,14 @@ impl Executable {
     }
 
     fn launch(&self, gpu: &Gpu) -> Result<(), DeviceError> {
-        // SAFETY: the launches in it name the reservation and kernels that live as long as the plan.
+        // SAFETY: the captured launches use the reservation and kernels, which live as long as the plan.
         driver::check(unsafe { sys::cuGraphLaunch(self.handle, gpu.stream) }, "cuGraphLaunch")
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once; the driver lets a launch that is under way end.
+        // SAFETY: made in `new`, destroyed once; the driver lets a running launch finish.
         let _ = unsafe { sys::cuGraphExecDestroy(self.handle) };
     }
 }

@@ -1,22 +1,21 @@
-//! The head: logits of some rows at a time, the loss on them, and the gradients while they exist.
+//! The LM head: logits of a chunk of rows, the loss on them, and their gradients.
 //!
-//! A chunk of logits is formed in scratch, turned into its own gradient in place, and multiplied with the head again.
-//! A head that is not stored in the numbers of products is decoded some rows at a time; its products then go
-//! block by block of the vocabulary.
+//! A chunk of logits is computed in the workspace, replaced by its gradient, and multiplied with the head again.
+//! A head that is not stored in the matmul type is decoded in blocks of the vocabulary, with one matmul per block.
 
 use super::decode::decode_rows;
-use super::linear::{Room, Scratch, Tokens, matrix, outer_sum, weight_matrix};
-use super::loss::{LogitMatrix, LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
+use super::linear::{AdapterRoom, Scratch, outer_sum, weight_matrix};
+use super::loss::{LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
 use super::matmul::{Matmul, Matrix, Sizes};
-use super::stage::Stage;
+use super::stage::{Stage, Tokens};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{HEAD_ROWS, MATMUL_BYTES, logit_stride};
-use smidgen_ir::{DType, LossHead, Storage};
+use smidgen_ir::{LossHead, Storage};
 
-/// The head's weight, whole or some rows at a time.
+/// The weight of the head: as stored, or decoded in blocks of rows.
 pub struct Head<'a> {
     operand: &'a Operand,
-    /// Where rows are decoded, if they have to be.
+    /// Where rows are decoded to, unless the weight is used as stored.
     decoded: Option<u64>,
     pub rows: usize,
 }
@@ -37,13 +36,13 @@ impl<'a> Head<'a> {
     }
 
     pub fn block(&self, stage: &Stage<'_>, first: usize, rows: usize) -> Result<Matrix, DeviceError> {
-        let Some(pointer) = self.decoded else { return Ok(matrix(stage, self.operand)) };
+        let Some(pointer) = self.decoded else { return Ok(stage.matrix(self.operand)) };
         decode_rows(stage, self.operand, first, rows, pointer, self.operand.columns)?;
         Ok(Matrix { pointer, stride: self.operand.columns, element: stage.activations() })
     }
 }
 
-/// An adapter of the head: h (S, R), B (V, R) in the numbers of products, and the scale.
+/// An adapter of the head: h (S, R), B (V, R) in the matmul type, and the scale.
 pub type Adapter<'a> = (&'a Operand, Matrix, f32);
 
 fn adapter<'a>(
@@ -54,11 +53,11 @@ fn adapter<'a>(
     lora: Option<f32>,
 ) -> Result<Option<Adapter<'a>>, DeviceError> {
     let Some(scale) = lora else { return Ok(None) };
-    let b = weight_matrix(stage, scratch, &step.inputs[h + 1], Room::None)?;
+    let b = weight_matrix(stage, scratch, &step.inputs[h + 1], AdapterRoom::None)?;
     Ok(Some((&step.inputs[h], b, scale)))
 }
 
-/// Rows `first..first + rows` of x times the head, with the adapter's share, into `logits`.
+/// logits = rows `first..` of x times the head, plus the adapter.
 pub fn form_logits(
     stage: &Stage<'_>,
     head: &Head<'_>,
@@ -73,7 +72,7 @@ pub fn form_logits(
         let whole = |rows: usize, depth: usize| Sizes { rows, columns: words, depth };
         let output = logits.at(0, first_word);
         let matmul = Matmul {
-            left: matrix(stage, x).at(first, 0),
+            left: stage.matrix(x).at(first, 0),
             left_transposed: false,
             right,
             right_transposed: true,
@@ -88,7 +87,7 @@ pub fn form_logits(
         stage.cublas.run(stage.gpu, &matmul)?;
         if let Some((h, b, scale)) = adapter {
             let matmul = Matmul {
-                left: matrix(stage, h).at(first, 0),
+                left: stage.matrix(h).at(first, 0),
                 right: b.at(first_word, 0),
                 addend: Some(output),
                 alpha: scale,
@@ -102,7 +101,7 @@ pub fn form_logits(
     Ok(())
 }
 
-/// Adds weight·Σ NLL to the loss, and forms what gradients are asked for.
+/// Adds weight·Σ NLL to the loss, and computes the gradients that the step asks for.
 pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Result<(), DeviceError> {
     let (x, labels, weight) = (&step.inputs[0], &step.inputs[2], &step.inputs[3]);
     let vocabulary = stage.rows(&step.inputs[1]);
@@ -152,7 +151,7 @@ fn chunk_gradients(
     scratch: u64,
 ) -> Result<(), DeviceError> {
     let x = &step.inputs[0];
-    let into = |operand: &Operand| matrix(stage, operand).at(first, 0);
+    let into = |operand: &Operand| stage.matrix(operand).at(first, 0);
     let mut addend = None;
     for (first_word, words) in head_weight.blocks() {
         let output = into(&step.outputs[0]);
@@ -213,14 +212,10 @@ pub fn all_logits(
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
     let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
     let (stride, element) = (logit_stride(words), stage.activations());
-    let planned = x.rows_at(stage.planned());
-    let logits = Matrix { pointer: scratch.take(planned * stride * element.bytes()), stride, element };
-    let tokens = Tokens { rows: stage.rows(x), planned };
+    let tokens = stage.tokens(x);
+    let logits = Matrix { pointer: scratch.take(tokens.planned * stride * element.bytes()), stride, element };
     let scratch = scratch.take(MATMUL_BYTES);
     form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
     let target = &step.updates[0];
-    let from = LogitMatrix { pointer: logits.pointer, stride, element };
-    let pointer = stage.pointer(target) + 4 * first_word as u64;
-    let to = LogitMatrix { pointer, stride: target.stride, element: DType::F32 };
-    finish_logits(stage, from, to, tokens.rows, words, softcap)
+    finish_logits(stage, logits, stage.matrix(target).at(0, first_word), tokens.rows, words, softcap)
 }

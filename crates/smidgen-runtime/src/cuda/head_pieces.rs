@@ -1,22 +1,22 @@
-//! The head some rows at a time, where it is not on the device as a whole.
+//! The LM head in pieces of the vocabulary, for plans that do not hold the whole head on the device.
 //!
-//! A piece passes twice: for the sums over the vocabulary, and for the gradients that follow from them, each time with
-//! the logits of a chunk of rows in scratch. dx is summed in f32 over the pieces and rounded once, by the piece that
-//! comes last: eight roundings to 8 bits of mantissa would show in every gradient of the model.
+//! Each piece is used twice: for the softmax sums over the vocabulary, and for the gradients, each time with the logits
+//! of a chunk of rows in the workspace. dx is summed over the pieces in f32 and rounded once, by the last piece: a
+//! rounding to 8 bits of mantissa per piece would show in every gradient of the model.
 
 use super::head::{Head, form_logits};
-use super::linear::{Scratch, Tokens, matrix};
+use super::linear::Scratch;
 use super::loss::{PieceChunk, loss_of_sums, round_rows};
 use super::matmul::{Matmul, Matrix, Sizes};
-use super::stage::Stage;
+use super::stage::{Stage, Tokens};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, logit_stride};
 use smidgen_ir::{DType, HeadPiece};
 
-/// Sums of three f32 a row.
+/// Three f32 sums per row.
 const SUMS_BYTES: u64 = 12;
 
-/// What this piece adds to the sums of the ones before.
+/// Adds this piece to the sums of the pieces before it.
 pub fn head_sums(stage: &Stage<'_>, step: &BoundStep, piece: &HeadPiece) -> Result<(), DeviceError> {
     let before = if piece.continues { stage.pointer(&step.inputs[3]) } else { 0 };
     let sums = stage.pointer(&step.outputs[0]);
@@ -34,7 +34,7 @@ pub fn head_loss(stage: &Stage<'_>, step: &BoundStep, row_losses: bool) -> Resul
     loss_of_sums(stage, stage.pointer(sums), stage.rows(sums), weight, loss, losses)
 }
 
-/// The logits again, their gradient in place, and dx of the pieces before plus dlogits·rows of the head.
+/// Recomputes the logits, replaces them by their gradient, and adds dlogits·W to the dx of the pieces before.
 pub fn head_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -42,34 +42,34 @@ pub fn head_grad(
     ends: bool,
 ) -> Result<(), DeviceError> {
     let (weight, sums) = (stage.pointer(&step.inputs[3]), stage.pointer(&step.inputs[4]));
-    let dx = matrix(stage, &step.outputs[0]);
-    let before = piece.continues.then(|| matrix(stage, &step.inputs[5]));
+    let dx = stage.matrix(&step.outputs[0]);
+    let before = piece.continues.then(|| stage.matrix(&step.inputs[5]));
     let columns = step.inputs[0].columns;
-    // What is rounded is summed beside it.
+    // A dx that is rounded is summed in f32 in the workspace.
     let is_rounded = ends && dx.element != DType::F32;
     let summed_bytes = if is_rounded { 4 * piece.chunk * columns } else { 0 };
-    for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, room| {
+    for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, parts| {
         chunk.to_gradients(stage, weight, sums + SUMS_BYTES * first as u64)?;
         let dx = dx.at(first, 0);
         let summed = match is_rounded {
-            true => Matrix { pointer: room.summed, stride: columns, element: DType::F32 },
+            true => Matrix { pointer: parts.summed, stride: columns, element: DType::F32 },
             false => dx,
         };
         let mut addend = before.map(|before| before.at(first, 0));
-        for (first_word, words) in room.head.blocks() {
+        for (first_word, words) in parts.head.blocks() {
             let whole = |rows: usize| Sizes { rows, columns, depth: words };
             let matmul = Matmul {
-                left: room.logits.at(0, first_word),
+                left: parts.logits.at(0, first_word),
                 left_transposed: false,
-                right: room.head.block(stage, first_word, words)?,
+                right: parts.head.block(stage, first_word, words)?,
                 right_transposed: false,
                 output: summed,
                 addend,
                 bias: None,
                 alpha: 1.0,
                 sizes: whole(chunk.rows),
-                planned: whole(room.planned),
-                scratch: room.scratch,
+                planned: whole(parts.planned),
+                scratch: parts.scratch,
             };
             stage.cublas.run(stage.gpu, &matmul)?;
             addend = Some(summed);
@@ -78,26 +78,26 @@ pub fn head_grad(
     })
 }
 
-/// The scratch of a step.
-struct Room<'a> {
+/// The parts of a step's workspace.
+struct PieceScratch<'a> {
     head: Head<'a>,
     /// (chunk, N) of activations.
     logits: Matrix,
-    /// The bytes that were asked for.
+    /// For dx in f32.
     summed: u64,
-    /// A product's own.
+    /// The workspace of matmuls.
     scratch: u64,
     /// Rows of the largest chunk.
     planned: usize,
 }
 
-/// Forms the logits of some rows after the others and hands them on, with the first of these rows.
+/// Computes the logits chunk by chunk and calls `visit(first row, chunk, workspace)` for each.
 fn for_each_chunk_of_logits(
     stage: &Stage<'_>,
     step: &BoundStep,
     piece: &HeadPiece,
     summed_bytes: usize,
-    visit: impl Fn(usize, &PieceChunk, &Room<'_>) -> Result<(), DeviceError>,
+    visit: impl Fn(usize, &PieceChunk, &PieceScratch<'_>) -> Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
     let (x, labels) = (&step.inputs[0], stage.pointer(&step.inputs[2]));
     let mut scratch = Scratch::of(stage);
@@ -107,11 +107,11 @@ fn for_each_chunk_of_logits(
     let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
     let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(MATMUL_BYTES));
     let planned = piece.chunk.min(x.rows_at(stage.planned()));
-    let room = Room { head, logits, summed, scratch, planned };
+    let parts = PieceScratch { head, logits, summed, scratch, planned };
     let rows = stage.rows(x);
     for first in (0..rows).step_by(piece.chunk) {
         let tokens = Tokens { rows: piece.chunk.min(rows - first), planned };
-        form_logits(stage, &room.head, x, None, (first, tokens), logits, scratch)?;
+        form_logits(stage, &parts.head, x, None, (first, tokens), logits, scratch)?;
         let chunk = PieceChunk {
             logits: logits.pointer,
             stride,
@@ -121,7 +121,7 @@ fn for_each_chunk_of_logits(
             labels: labels + 4 * first as u64,
             softcap: piece.softcap,
         };
-        visit(first, &chunk, &room)?;
+        visit(first, &chunk, &parts)?;
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Where the CUDA libraries are: the driver, cuBLASLt and NVRTC.
+//! Finds the CUDA libraries: the driver, cuBLASLt and NVRTC.
 //!
-//! Programs without them must start as well, so nothing is linked. The loader's own path comes first, then the
-//! toolkit that `CUDA_HOME` or `CUDA_PATH` names, the usual folder, and the folders in which pip puts NVIDIA's
-//! packages. A library that is found outside the loader's path is opened by its full name; later lookups by its
-//! short name then find it.
+//! The program must also start on machines without them, so nothing is linked. The loader's own path comes first, then
+//! the toolkit that `CUDA_HOME` or `CUDA_PATH` names, the usual folder, and the folders of NVIDIA's pip packages. A
+//! library outside the loader's path is opened by its full path; later lookups by its short name then find it.
 
+use crate::device::DeviceError;
 use std::ffi::{CString, OsStr};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Library {
     pub what: &'static str,
-    /// The beginning of the file's name.
+    /// The start of the file name.
     pub file: &'static str,
     pub found: Option<PathBuf>,
     /// What to do if it is missing.
@@ -21,13 +21,13 @@ pub struct Library {
 
 const DRIVER: (&str, &str, &str) = ("driver", "libcuda.so", "install the NVIDIA driver");
 const NEEDED: [(&str, &str, &str); 3] = [
-    // NVRTC opens it by itself, by its short name.
+    // NVRTC opens this one itself, by its short name.
     ("NVRTC's built-ins", "libnvrtc-builtins.so", "pip install nvidia-cuda-nvrtc"),
     ("NVRTC", "libnvrtc.so", "pip install nvidia-cuda-nvrtc, or install the CUDA toolkit"),
     ("cuBLASLt", "libcublasLt.so", "pip install nvidia-cublas, or install the CUDA toolkit"),
 ];
 
-/// Looks for every library and opens those outside the loader's path. The driver comes first.
+/// Finds every library and opens those outside the loader's path. The driver comes first.
 pub fn find() -> Vec<Library> {
     let mut folders = Vec::new();
     for variable in ["CUDA_HOME", "CUDA_PATH"] {
@@ -47,7 +47,15 @@ pub fn find() -> Vec<Library> {
     libraries
 }
 
-/// `nvidia/*/lib` of every Python environment that can be told from here.
+/// Finds and opens every library; the first missing one is an error.
+pub fn require() -> Result<(), DeviceError> {
+    match find().into_iter().find(|library| library.found.is_none()) {
+        None => Ok(()),
+        Some(Library { what, file, remedy, .. }) => Err(DeviceError::Library { what, file, remedy }),
+    }
+}
+
+/// `nvidia/*/lib` of every Python environment that can be found.
 fn pip_folders() -> Vec<PathBuf> {
     let mut roots = Vec::new();
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
@@ -91,7 +99,7 @@ fn open_by_name(file: &str, versions: &[&str]) -> Option<PathBuf> {
 fn open_in(folders: &[PathBuf], file: &str) -> Option<PathBuf> {
     let files = folders.iter().flat_map(|folder| entries(folder));
     let mut fitting: Vec<PathBuf> = files.filter(|path| begins(path, file)).collect();
-    // The newest major version that there is, of the first folder that has any.
+    // The newest major version in the first folder that has any.
     fitting.sort_by_key(|path| std::cmp::Reverse(major_version(path, file)));
     fitting.into_iter().find(|path| open(path))
 }

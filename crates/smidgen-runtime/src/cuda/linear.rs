@@ -1,26 +1,28 @@
-//! The products of a step: linears with their adapters, their gradients, and sums over tokens.
+//! Linear layers with their adapters, their gradients, and sums over tokens.
 //!
-//! A weight that is not stored in the numbers of products is decoded into scratch first. Where an adapter's operands
-//! lie beside those of its linear, both are one product, `[x | h]·[W | B]ᵀ` and `[dy | dh]·[W ; A]`: h and dh are
-//! copied into spare columns, B and A lie in the weight's own room or are copied beside the decoded weight.
-//! Otherwise the adapter is a second product, added to the first.
+//! A weight that is not stored in the matmul type is decoded into the workspace first. If the operands of an adapter
+//! are adjacent to those of its linear, both are one matmul, `[x | h]·[W | B]ᵀ` and `[dy | dh]·[W ; A]`: h and dh are
+//! copied into spare columns of x and dy, and B and A are stored next to the weight or copied next to the decoded
+//! weight. Otherwise the adapter is a second matmul, added to the first.
 
 use super::decode::decode_rows;
 use super::matmul::{Matmul, Matrix, Sizes};
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::spans::stored_dtype;
+use super::stage::{Arg, Stage, Tokens};
 use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, spare_columns};
-use smidgen_ir::{DType, Op, Storage};
+use smidgen_ir::{Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "matmul.cu",
     source: include_str!("../../kernels/matmul.cu"),
-    kernels: &["lay_beside", "broadcast_row", "fill_with_noise"],
+    kernels: &["copy_rows", "broadcast_row", "fill_with_noise"],
 };
 
-/// The step's scratch, handed out from its begin. Products take the last part.
+/// Allocates parts of the step's workspace from its start. The last part is the workspace of the matmuls.
 #[derive(Debug)]
 pub struct Scratch {
     next: u64,
@@ -36,27 +38,13 @@ impl Scratch {
     pub fn take(&mut self, bytes: usize) -> u64 {
         let pointer = self.next;
         self.next += align_up(bytes) as u64;
-        assert!(self.next <= self.end, "{bytes} bytes of scratch that were not planned");
+        assert!(self.next <= self.end, "{bytes} more bytes do not fit the planned workspace");
         pointer
     }
 }
 
-/// An activation, a gradient or a weight as it lies.
-pub fn matrix(stage: &Stage<'_>, operand: &Operand) -> Matrix {
-    let element = operand.storage.plain().expect("only plain numbers are a matrix as they lie");
-    Matrix { pointer: stage.pointer(operand), stride: operand.stride, element }
-}
-
-impl Matrix {
-    /// From a row and a column on.
-    pub fn at(self, row: usize, column: usize) -> Matrix {
-        let elements = row * self.stride + column;
-        Matrix { pointer: self.pointer + (elements * self.element.bytes()) as u64, ..self }
-    }
-}
-
-/// Copies rows to where a product wants them, and fills up to `padded` columns with zeros.
-pub fn lay_beside(
+/// Copies rows to another stride, and zeros the columns from `columns` to `padded`.
+pub fn copy_rows(
     stage: &Stage<'_>,
     from: Matrix,
     to: Matrix,
@@ -77,10 +65,10 @@ pub fn lay_beside(
         Arg::Int(padded as i32),
     ];
     let blocks = (rows * padded).div_ceil(256);
-    stage.launch("lay_beside", [blocks as u32, 1, 1], 256, 0, &args)
+    stage.launch("copy_rows", [blocks as u32, 1, 1], 256, 0, &args)
 }
 
-/// Writes a stored vector into every row.
+/// Writes a stored vector to every row.
 fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<(), DeviceError> {
     let rows = stage.rows(output);
     if rows == 0 {
@@ -88,7 +76,7 @@ fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<
     }
     let args = [
         Arg::Pointer(stage.pointer(bias)),
-        Arg::Int(stored_code(bias)),
+        stored_dtype(bias),
         Arg::Pointer(stage.pointer(output)),
         Arg::Long(output.stride as i64),
         Arg::Int(rows as i32),
@@ -98,47 +86,37 @@ fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<
     stage.launch("broadcast_row", blocks, 256, 0, &args)
 }
 
-/// The prelude's name for the numbers of a stored vector.
-pub fn stored_code(operand: &Operand) -> i32 {
-    match operand.storage {
-        Storage::Plain(DType::F32) => 0,
-        Storage::Plain(DType::Bf16) => 1,
-        Storage::Plain(DType::F16) => 2,
-        storage => unreachable!("`check` refuses vectors stored as {storage}"),
-    }
-}
-
-fn is_as_products_take_it(stage: &Stage<'_>, operand: &Operand) -> bool {
+fn is_matmul_type(stage: &Stage<'_>, operand: &Operand) -> bool {
     operand.storage == Storage::Plain(stage.activations())
 }
 
-/// Where a decoded weight leaves room for its adapter.
+/// Where a decoded weight has room for its adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum AdapterRoom {
     None,
-    /// So many columns behind each row.
-    Beside(usize),
-    /// So many rows behind the last.
-    Beneath(usize),
+    /// Spare columns at the end of each row.
+    Columns(usize),
+    /// Spare rows after the last.
+    Rows(usize),
 }
 
-/// A weight in the numbers of products: as it lies, or decoded with room for its adapter.
+/// A weight in the matmul type: as stored, or decoded with room for its adapter.
 pub fn weight_matrix(
     stage: &Stage<'_>,
     scratch: &mut Scratch,
     weight: &Operand,
-    room: Room,
+    room: AdapterRoom,
 ) -> Result<Matrix, DeviceError> {
-    if is_as_products_take_it(stage, weight) {
-        return Ok(matrix(stage, weight));
+    if is_matmul_type(stage, weight) {
+        return Ok(stage.matrix(weight));
     }
-    let (beside, beneath) = match room {
-        Room::None => (0, 0),
-        Room::Beside(columns) => (columns, 0),
-        Room::Beneath(rows) => (0, rows),
+    let (spare_columns, spare_rows) = match room {
+        AdapterRoom::None => (0, 0),
+        AdapterRoom::Columns(columns) => (columns, 0),
+        AdapterRoom::Rows(rows) => (0, rows),
     };
-    let (rows, stride, element) = (stage.rows(weight), weight.columns + beside, stage.activations());
-    let pointer = scratch.take((rows + beneath) * stride * element.bytes());
+    let (rows, stride, element) = (stage.rows(weight), weight.columns + spare_columns, stage.activations());
+    let pointer = scratch.take((rows + spare_rows) * stride * element.bytes());
     decode_rows(stage, weight, 0, rows, pointer, stride)?;
     Ok(Matrix { pointer, stride, element })
 }
@@ -163,24 +141,29 @@ pub fn linear(
     let rank = adapter.map_or(0, |(h, _, _)| h.columns);
     let spare = spare_columns(rank);
     let has_room = rank > 0 && x.stride >= x.columns + spare;
-    let stored = is_as_products_take_it(stage, weight);
-    let w =
-        weight_matrix(stage, &mut scratch, weight, if has_room { Room::Beside(spare) } else { Room::None })?;
-    let mut addend = residual.map(|residual| matrix(stage, residual));
+    let stored = is_matmul_type(stage, weight);
+    let w = weight_matrix(
+        stage,
+        &mut scratch,
+        weight,
+        if has_room { AdapterRoom::Columns(spare) } else { AdapterRoom::None },
+    )?;
+    let mut addend = residual.map(|residual| stage.matrix(residual));
     let mut epilogue = None;
     if bias {
         let bias = &step.inputs[2];
         if bias_fits_epilogue(stage, bias) {
             epilogue = Some(stage.pointer(bias));
         } else {
-            assert!(residual.is_none(), "`residual_of` has looked at the bias");
+            assert!(residual.is_none(), "`residual_of` allows no residual with this bias");
             broadcast_row(stage, bias, y)?;
-            addend = Some(matrix(stage, y));
+            addend = Some(stage.matrix(y));
         }
     }
-    let b_apart = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, Room::None)).transpose()?;
+    let b_apart =
+        adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, AdapterRoom::None)).transpose()?;
     let scratch = scratch.take(MATMUL_BYTES);
-    let left = matrix(stage, x);
+    let left = stage.matrix(x);
     let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
     let (rows, planned) = (stage.rows(y), y.rows_at(stage.planned()));
     let mut depth = x.columns;
@@ -188,19 +171,19 @@ pub fn linear(
     if let Some((h, b, scale)) = adapter
         && has_room
         && scale == 1.0
-        && is_as_products_take_it(stage, b)
+        && is_matmul_type(stage, b)
     {
-        let beside = w.at(0, x.columns);
-        let lies = b.stride == w.stride && stage.pointer(b) == beside.pointer;
+        let spare_of_w = w.at(0, x.columns);
+        let is_adjacent = b.stride == w.stride && stage.pointer(b) == spare_of_w.pointer;
         if !stored {
-            lay_beside(stage, matrix(stage, b), beside, y.columns, rank, spare)?;
+            copy_rows(stage, stage.matrix(b), spare_of_w, y.columns, rank, spare)?;
         }
-        if lies || !stored {
-            lay_beside(stage, matrix(stage, h), left.at(0, x.columns), rows, rank, spare)?;
+        if is_adjacent || !stored {
+            copy_rows(stage, stage.matrix(h), left.at(0, x.columns), rows, rank, spare)?;
             (depth, apart) = (x.columns + spare, None);
         }
     }
-    let output = matrix(stage, y);
+    let output = stage.matrix(y);
     let matmul = Matmul {
         left,
         left_transposed: false,
@@ -217,7 +200,7 @@ pub fn linear(
     stage.cublas.run(stage.gpu, &matmul)?;
     let (Some((h, _, scale)), Some(right)) = (apart, b_apart) else { return Ok(()) };
     let matmul = Matmul {
-        left: matrix(stage, h),
+        left: stage.matrix(h),
         right,
         addend: Some(output),
         bias: None,
@@ -231,12 +214,13 @@ pub fn linear(
 
 /// Whether cuBLASLt can add the bias itself.
 fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
-    is_as_products_take_it(stage, bias) && stage.pointer(bias).is_multiple_of(16)
+    is_matmul_type(stage, bias) && stage.pointer(bias).is_multiple_of(16)
 }
 
-/// What `sum` adds to the product before it, if it takes the product's place: then both are one. Any other place may
-/// lie over what only the product's step reads. A sum always takes it where nobody else reads the product (the order
-/// in `Op::in_place`), so this follows from the graph, and a layer computed again gives the same bits.
+/// The other summand of `sum`, if `sum` adds to the output of the linear before it in place: then both are one matmul.
+/// An output anywhere else might overlap an input of the linear. The planner always makes such a sum in place if
+/// nothing else reads the linear's output (the order in `Op::in_place`), so this follows from the graph, and a
+/// recomputed layer gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
     matmul: &BoundStep,
@@ -262,7 +246,7 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
     let partners = pair_terms(stage, &terms);
     let output = &step.outputs[0];
     let (rows, planned) = (stage.rows(output), output.rows_at(stage.planned()));
-    let target = matrix(stage, output);
+    let target = stage.matrix(output);
     let mut addend = None;
     for (index, &(d, weight, scale)) in terms.iter().enumerate() {
         if partners.contains(&Some(index)) {
@@ -272,21 +256,21 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
         let partner = partners[index].map(|other| terms[other]);
         let rank = partner.map_or(0, |(dh, _, _)| dh.columns);
         let spare = spare_columns(rank);
-        let stored = is_as_products_take_it(stage, weight);
-        let right = weight_matrix(stage, &mut scratch, weight, Room::Beneath(spare))?;
+        let stored = is_matmul_type(stage, weight);
+        let right = weight_matrix(stage, &mut scratch, weight, AdapterRoom::Rows(spare))?;
         let mut depth = d.columns;
         if let Some((dh, a, _)) = partner {
             if !stored {
-                lay_beside_rows(stage, a, right.at(d.columns, 0), spare)?;
+                copy_rows_of_a(stage, a, right.at(d.columns, 0), spare)?;
             }
-            lay_beside(stage, matrix(stage, dh), matrix(stage, d).at(0, d.columns), rows, rank, spare)?;
+            copy_rows(stage, stage.matrix(dh), stage.matrix(d).at(0, d.columns), rows, rank, spare)?;
             depth += spare;
         }
         let whole = |rows: usize| Sizes { rows, columns: output.columns, depth };
         stage.cublas.run(
             stage.gpu,
             &Matmul {
-                left: matrix(stage, d),
+                left: stage.matrix(d),
                 left_transposed: false,
                 right,
                 right_transposed: false,
@@ -304,34 +288,34 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
     Ok(())
 }
 
-/// A's rows beneath a decoded weight, and zeros where they do not fill the step of columns.
-fn lay_beside_rows(stage: &Stage<'_>, a: &Operand, to: Matrix, spare: usize) -> Result<(), DeviceError> {
+/// Copies the rows of A below a decoded weight, and zeros the spare rows that A does not fill.
+fn copy_rows_of_a(stage: &Stage<'_>, a: &Operand, to: Matrix, spare: usize) -> Result<(), DeviceError> {
     let rank = stage.rows(a);
     if rank < spare {
         let rest = to.at(rank, 0);
         stage.clear(rest.pointer, (spare - rank) * to.stride * to.element.bytes())?;
     }
-    lay_beside(stage, matrix(stage, a), to, rank, a.columns, a.columns)
+    copy_rows(stage, stage.matrix(a), to, rank, a.columns, a.columns)
 }
 
-/// For each term the thin one that becomes part of its product: A beneath the weight, dh in the spare columns of dy.
+/// For each term, the low-rank term that can be part of its matmul: A below the weight, dh in spare columns of dy.
 fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Option<usize>> {
     let mut partners = vec![None; terms.len()];
     for (thin, &(dh, a, scale)) in terms.iter().enumerate() {
         let spare = spare_columns(dh.columns);
-        if scale != 1.0 || !is_as_products_take_it(stage, a) {
+        if scale != 1.0 || !is_matmul_type(stage, a) {
             continue;
         }
         let fits = |index: &usize| {
             let (d, weight, scale) = terms[*index];
             let has_room = d.stride >= d.columns + spare && scale == 1.0;
-            let beneath = if is_as_products_take_it(stage, weight) {
-                let end = matrix(stage, weight).at(stage.rows(weight), 0);
+            let is_adjacent = if is_matmul_type(stage, weight) {
+                let end = stage.matrix(weight).at(stage.rows(weight), 0);
                 weight.stride == a.stride && stage.pointer(a) == end.pointer
             } else {
                 true
             };
-            *index != thin && has_room && beneath && partners[*index].is_none()
+            *index != thin && has_room && is_adjacent && partners[*index].is_none()
         };
         let wide = (0..terms.len()).find(fits);
         if let Some(wide) = wide {
@@ -344,13 +328,13 @@ fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Opt
 /// dW (N, K) += scale·dyᵀ·x.
 pub fn weight_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
     let (dy, x) = (&step.inputs[0], &step.inputs[1]);
-    let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
+    let tokens = stage.tokens(dy);
     let scratch = Scratch::of(stage).take(MATMUL_BYTES);
-    outer_sum(stage, matrix(stage, dy), matrix(stage, x), tokens, scale, &step.updates[0], scratch)
+    outer_sum(stage, stage.matrix(dy), stage.matrix(x), tokens, scale, &step.updates[0], scratch)
 }
 
-/// Whether the two steps are the gradient of B and that of h, from the same dy, and can be formed in one pass over it.
-/// The planner gives such steps one scratch together.
+/// Whether two steps are the gradients of B and of h from the same dy, and can be computed in one pass over it.
+/// The planner gives such steps the same workspace.
 pub fn is_adapter_grad(stage: &Stage<'_>, outer: &BoundStep, inner: &BoundStep) -> bool {
     let (Op::WeightGrad { .. }, Op::LinearGrad { scales }) = (&outer.op, &inner.op) else { return false };
     let ([dy, h], [other_dy, b], [dh]) = (&outer.inputs[..], &inner.inputs[..], &inner.outputs[..]) else {
@@ -360,13 +344,6 @@ pub fn is_adapter_grad(stage: &Stage<'_>, outer: &BoundStep, inner: &BoundStep) 
         && dy == other_dy
         && outer.workspace == inner.workspace
         && thin::adapter_grad_fits(stage, [dy, h, b, dh], &outer.updates[0])
-}
-
-/// Rows of a micro-batch, and the most that are planned.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens {
-    pub rows: usize,
-    pub planned: usize,
 }
 
 /// Adds scale·leftᵀ·right, summed over tokens, to a gradient.
@@ -385,7 +362,7 @@ pub fn outer_sum(
     if thin::outer_sum_fits(stage, left, right, gradient) {
         return thin::outer_sum(stage, left, right, tokens, scale, gradient, scratch);
     }
-    let target = matrix(stage, gradient);
+    let target = stage.matrix(gradient);
     let whole = |depth: usize| Sizes { rows: stage.rows(gradient), columns: gradient.columns, depth };
     stage.cublas.run(
         stage.gpu,

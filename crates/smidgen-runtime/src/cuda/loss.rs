@@ -1,12 +1,13 @@
-//! The loss of a chunk of logits, with their gradient written over them, and the sum of the losses of rows.
+//! The loss of a chunk of logits, which are replaced by their gradient, and the sum of the row losses.
 //!
-//! The products around it are not here: the caller forms logits in activations, calls [`softmax_loss_chunk`] for each
-//! chunk, multiplies what became of them, and adds up all rows once, at the end. Where the head comes in pieces, a
-//! [`PieceChunk`] has the logits of one. Kernels: `kernels/loss.cu`.
+//! The caller computes the logits, calls [`softmax_loss_chunk`] for each chunk, multiplies the gradients, and sums the
+//! losses of all rows once, at the end. If the head is in pieces, a [`PieceChunk`] has the logits of one piece.
+//! Left out: the matmuls (`head.rs`, `head_pieces.rs`). Kernels: `kernels/loss.cu`.
 
 use super::decode::is_aligned;
 use super::matmul::Matrix;
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::DeviceError;
 use smidgen_ir::DType;
 
@@ -28,7 +29,7 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Rows whose logits exist now; all addresses are the device's.
+/// A chunk of rows with all their logits; all addresses are on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossChunk {
     /// (rows, V) of activations.
@@ -41,14 +42,14 @@ pub struct LossChunk {
     pub labels: u64,
     /// One f64.
     pub weight: u64,
-    /// (rows) of f32, from the chunk's first row on: takes the negative log-likelihoods.
+    /// (rows) of f32, from the chunk's first row on: receives the negative log likelihoods.
     pub row_losses: u64,
     pub softcap: Option<f32>,
-    /// Whether the logits become weight · gradient; else they stay.
+    /// Whether the logits are replaced by weight · gradient.
     pub gradient: bool,
 }
 
-/// Losses of rows, and the gradient in place.
+/// Computes the row losses, and the gradient in place.
 pub fn softmax_loss_chunk(stage: &Stage<'_>, chunk: &LossChunk) -> Result<(), DeviceError> {
     if chunk.rows == 0 {
         return Ok(());
@@ -73,7 +74,7 @@ pub fn softmax_loss_chunk(stage: &Stage<'_>, chunk: &LossChunk) -> Result<(), De
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of `rows` losses (f32), in an order that depends on `rows` alone.
+/// loss (one f64) += weight (one f64) · the sum of `rows` losses (f32), in an order that depends only on `rows`.
 pub fn sum_losses(
     stage: &Stage<'_>,
     row_losses: u64,
@@ -88,7 +89,7 @@ pub fn sum_losses(
     stage.launch("sum_losses", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Rows whose logits of some words exist now; all addresses are the device's.
+/// A chunk of rows with the logits of one piece of the vocabulary; all addresses are on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PieceChunk {
     /// (rows, N) of activations.
@@ -96,7 +97,7 @@ pub struct PieceChunk {
     /// Elements from one row of logits to the next.
     pub stride: usize,
     pub rows: usize,
-    /// N, and the first of them.
+    /// N, the words of the piece, and its first word.
     pub words: usize,
     pub first_word: usize,
     /// (rows) of i32, from the chunk's first row on.
@@ -105,7 +106,7 @@ pub struct PieceChunk {
 }
 
 impl PieceChunk {
-    /// Launches a kernel whose arguments begin with the logits, or its twin with the cap behind all others.
+    /// Launches `names[0]`, or with a softcap `names[1]`, whose last argument is the cap.
     fn launch(&self, stage: &Stage<'_>, names: [&'static str; 2], more: &[Arg]) -> Result<(), DeviceError> {
         if self.rows == 0 {
             return Ok(());
@@ -124,20 +125,20 @@ impl PieceChunk {
         stage.launch(name, [self.rows as u32, 1, 1], THREADS, 0, &args)
     }
 
-    /// Adds what the words come to: sums (rows, 3) of f32, `before` which may be the same, or 0.
+    /// sums (rows, 3) of f32 = `before` plus this piece. `before` may be `sums`, or 0 for the first piece.
     pub fn add_to_sums(&self, stage: &Stage<'_>, before: u64, sums: u64) -> Result<(), DeviceError> {
         let more = [Arg::Pointer(before), Arg::Pointer(sums)];
         self.launch(stage, ["head_sums", "head_sums_capped"], &more)
     }
 
-    /// Makes the logits weight (one f64) · their gradient, by the sums of all words.
+    /// Replaces the logits by weight (one f64) · their gradient; `sums` are those of the whole vocabulary.
     pub fn to_gradients(&self, stage: &Stage<'_>, weight: u64, sums: u64) -> Result<(), DeviceError> {
         let more = [Arg::Pointer(weight), Arg::Pointer(sums)];
         self.launch(stage, ["head_grad", "head_grad_capped"], &more)
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of the losses of rows, which go to `row_losses` (f32) unless it is 0.
+/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is 0.
 pub fn loss_of_sums(
     stage: &Stage<'_>,
     sums: u64,
@@ -159,7 +160,7 @@ pub fn loss_of_sums(
     stage.launch("head_loss", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Rows of f32 as activations.
+/// Rounds rows of f32 to the type of activations.
 pub fn round_rows(
     stage: &Stage<'_>,
     from: Matrix,
@@ -167,7 +168,7 @@ pub fn round_rows(
     rows: usize,
     columns: usize,
 ) -> Result<(), DeviceError> {
-    assert_eq!((from.element, to.element), (DType::F32, stage.activations()), "rows to round");
+    assert_eq!((from.element, to.element), (DType::F32, stage.activations()), "types of `round_rows`");
     if rows == 0 {
         return Ok(());
     }
@@ -181,26 +182,16 @@ pub fn round_rows(
     stage.launch("round_rows", [rows as u32, columns.div_ceil(THREADS as usize) as u32, 1], THREADS, 0, &args)
 }
 
-/// A matrix of logits in device memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogitMatrix {
-    pub pointer: u64,
-    /// Elements from one row to the next.
-    pub stride: usize,
-    /// Activations' or f32.
-    pub element: DType,
-}
-
-/// Logits as f32, capped where there is a cap; `from` may be `to` if it is f32.
+/// Writes logits as f32, with the softcap if there is one; `from` may be `to` if it is f32.
 pub fn finish_logits(
     stage: &Stage<'_>,
-    from: LogitMatrix,
-    to: LogitMatrix,
+    from: Matrix,
+    to: Matrix,
     rows: usize,
     vocabulary: usize,
     softcap: Option<f32>,
 ) -> Result<(), DeviceError> {
-    assert_eq!(to.element, DType::F32, "finished logits");
+    assert_eq!(to.element, DType::F32, "type of finished logits");
     if rows == 0 || (from == to && softcap.is_none()) {
         return Ok(());
     }
@@ -216,5 +207,5 @@ pub fn finish_logits(
     stage.launch(kernel, [vocabulary.div_ceil(THREADS as usize) as u32, rows as u32, 1], THREADS, 0, &args)
 }
 
-/// That of `loss.cu`.
+/// As in `loss.cu`.
 const THREADS: u32 = 512;

@@ -1,10 +1,10 @@
-//! Matrix products by cuBLASLt: D (M, N) = alpha · L (M, K) · R (K, N) + C, row by row in memory.
+//! Matmuls by cuBLASLt: D (M, N) = alpha · L (M, K) · R (K, N) + C, all row-major.
 //!
-//! The library knows several ways to form a product of a shape. They are timed once, before a run, and the fastest
-//! is kept by the shape, in memory and on disk, so that a later run forms the same sums in the same order; those of a
-//! plan can be told, and taken over by a run that continues it elsewhere. A micro-batch with fewer tokens than planned
-//! uses the way of the planned shape.
-//! Every way that the library offers repeats to the byte; another way may round otherwise.
+//! The library has several algorithms for a shape. They are timed once, before a run, and the fastest is cached by
+//! shape, in memory and on disk, so that later runs sum in the same order. A checkpoint stores the algorithms of its
+//! plan, and a run that resumes elsewhere adopts them. A micro-batch with fewer tokens than planned uses the algorithm
+//! of the planned shape.
+//! Every algorithm that the library offers is deterministic; different algorithms may round differently.
 
 use super::driver::{Event, Gpu, NAME};
 use super::modules;
@@ -18,18 +18,26 @@ use std::ffi::c_void;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Ways of a product that are timed.
+/// Algorithms that are timed per shape.
 const CANDIDATES: usize = 8;
-/// Timed runs of each.
+/// Timed runs of each algorithm.
 const REPEATS: usize = 4;
 
-/// A matrix in device memory, row by row.
+/// A row-major matrix in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
     pub pointer: u64,
     /// Elements from one row to the next.
     pub stride: usize,
     pub element: DType,
+}
+
+impl Matrix {
+    /// The part that begins at a row and a column.
+    pub fn at(self, row: usize, column: usize) -> Matrix {
+        let elements = row * self.stride + column;
+        Matrix { pointer: self.pointer + (elements * self.element.bytes()) as u64, ..self }
+    }
 }
 
 /// M, N and K.
@@ -51,22 +59,22 @@ pub struct Matmul {
     pub output: Matrix,
     /// C; it may be the output itself.
     pub addend: Option<Matrix>,
-    /// Added to every row, in the numbers of the output.
+    /// Address of a bias that is added to every row, in the element type of the output.
     pub bias: Option<u64>,
     pub alpha: f32,
     pub sizes: Sizes,
-    /// The largest sizes that the plan knows for this product.
+    /// The largest sizes of this matmul in the plan.
     pub planned: Sizes,
-    /// Scratch of [`MATMUL_BYTES`].
+    /// A workspace of [`MATMUL_BYTES`].
     pub scratch: u64,
 }
 
-/// What a way is chosen by: nothing of it depends on where a plan puts things, so that other plans of the same math
-/// form the same sums.
+/// What an algorithm is chosen by. Apart from alignment it does not depend on addresses, so that other plans of the
+/// same math use the same algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     sizes: Sizes,
-    /// Bytes at whose multiples rows of left, right, C and D begin, at most 16.
+    /// Alignment of the rows of left, right, C and D in bytes, at most 16.
     alignments: [u32; 4],
     input_bits: u32,
     output_bits: u32,
@@ -76,23 +84,19 @@ struct Key {
     bias: bool,
 }
 
-/// A way to form a product, as the library writes it down.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Way {
-    algorithm: sys::cublasLtMatmulAlgo_t,
-}
+type Algorithm = sys::cublasLtMatmulAlgo_t;
 
 #[derive(Debug)]
 pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
-    ways: RefCell<BTreeMap<Key, Way>>,
-    /// Those that the plan at hand uses.
+    algorithms: RefCell<BTreeMap<Key, Algorithm>>,
+    /// The keys that the loaded plan uses.
     of_plan: RefCell<BTreeSet<Key>>,
     descriptions: RefCell<HashMap<(Key, [usize; 4]), Description>>,
-    /// Whether a product without a way is timed.
+    /// Whether `run` times algorithms instead of computing.
     timing: Cell<bool>,
     is_changed: Cell<bool>,
-    /// Whose ways these are: the GPU's name, its multiprocessors and the library's version.
+    /// What the algorithms are valid for: name and multiprocessors of the GPU, and the version of the library.
     owner: String,
     file: Option<PathBuf>,
 }
@@ -101,19 +105,20 @@ pub struct CublasLt {
 unsafe impl Send for CublasLt {}
 
 impl CublasLt {
-    /// Opens the library, with the ways that earlier runs on such a GPU kept in `folder`.
+    /// Opens the library, with the algorithms that earlier runs on such a GPU cached in `folder`.
     pub fn open(gpu: &Gpu, folder: Option<&Path>) -> Result<CublasLt, DeviceError> {
         let handle = result::create_handle().map_err(|error| failure("cublasLtCreate", error))?;
         // SAFETY: the library is loaded.
         let version = unsafe { sys::cublasLtGetVersion() };
         let owner = format!("{}, {} multiprocessors, cuBLASLt {version}", gpu.name, gpu.multiprocessors);
+        // The file name of earlier versions, so that an upgrade does not time every shape again.
         let file =
             folder.map(|folder| folder.join(format!("products-{:016x}.txt", modules::hash(&[&owner]))));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-        let ways = text.lines().filter_map(read_line).collect();
+        let algorithms = text.lines().filter_map(read_line).collect();
         Ok(CublasLt {
             handle,
-            ways: RefCell::new(ways),
+            algorithms: RefCell::new(algorithms),
             of_plan: RefCell::default(),
             descriptions: RefCell::default(),
             timing: Cell::new(false),
@@ -123,7 +128,7 @@ impl CublasLt {
         })
     }
 
-    /// While this is on, a product whose shape has no way yet tries them all, and nothing else is computed.
+    /// While this is on, `run` times the algorithms of every new shape, and computes nothing else.
     pub fn set_timing(&self, on: bool) {
         self.timing.set(on);
     }
@@ -132,36 +137,36 @@ impl CublasLt {
         self.timing.get()
     }
 
-    /// Writes down new ways; a disk that refuses them costs the next run some time, no more.
+    /// Saves new algorithms. A failed write is ignored: the next run times them again.
     pub fn keep(&self) {
         if let (true, Some(file)) = (self.is_changed.replace(false), &self.file) {
-            let ways = self.ways.borrow();
-            let text: String = ways.iter().map(|(key, way)| write_line(key, way)).collect();
+            let algorithms = self.algorithms.borrow();
+            let text: String = algorithms.iter().map(|(key, algorithm)| write_line(key, algorithm)).collect();
             let _ = modules::write_whole(file, text.as_bytes());
         }
     }
 
-    /// Forgets which ways the plan before used; see [`Products::chosen`].
+    /// Starts the list of algorithms of a new plan; see [`CublasLt::chosen`].
     pub fn begin_plan(&self) {
         self.of_plan.borrow_mut().clear();
     }
 
-    /// The ways of the plan at hand, behind a line that says whose they are.
+    /// The algorithms of the loaded plan, after a line that says what they are valid for.
     pub fn chosen(&self) -> String {
-        let (ways, of_plan) = (self.ways.borrow(), self.of_plan.borrow());
-        let lines = of_plan.iter().filter_map(|key| Some(write_line(key, ways.get(key)?)));
+        let (algorithms, of_plan) = (self.algorithms.borrow(), self.of_plan.borrow());
+        let lines = of_plan.iter().filter_map(|key| Some(write_line(key, algorithms.get(key)?)));
         format!("{}\n{}", self.owner, lines.collect::<String>())
     }
 
-    /// Takes over such ways, if they are of such a GPU and library.
+    /// Uses such algorithms, if they are valid for this GPU and library.
     pub fn adopt(&self, chosen: &str) -> bool {
         let (owner, lines) = chosen.split_once('\n').unwrap_or((chosen, ""));
         let is_ours = owner == self.owner;
         if is_ours {
-            let mut ways = self.ways.borrow_mut();
-            let before = ways.clone();
-            ways.extend(lines.lines().filter_map(read_line));
-            self.is_changed.set(self.is_changed.get() || *ways != before);
+            let mut algorithms = self.algorithms.borrow_mut();
+            let before = algorithms.clone();
+            algorithms.extend(lines.lines().filter_map(read_line));
+            self.is_changed.set(self.is_changed.get() || *algorithms != before);
         }
         is_ours
     }
@@ -170,67 +175,71 @@ impl CublasLt {
         if matmul.sizes.rows == 0 || matmul.sizes.columns == 0 {
             return Ok(());
         }
-        assert!(matmul.sizes.depth > 0, "a matmul without depth");
+        assert!(matmul.sizes.depth > 0, "a matmul of depth 0");
         let key = matmul.key(matmul.planned);
         if self.timing.get() {
             self.of_plan.borrow_mut().insert(key);
-            return if self.ways.borrow().contains_key(&key) { Ok(()) } else { self.time(gpu, matmul, key) };
+            return if self.algorithms.borrow().contains_key(&key) {
+                Ok(())
+            } else {
+                self.time(gpu, matmul, key)
+            };
         }
-        let known = self.ways.borrow().get(&key).copied();
-        let way = match known {
-            Some(way) => way,
-            None => self.first_way(matmul, key)?,
+        let known = self.algorithms.borrow().get(&key).copied();
+        let algorithm = match known {
+            Some(algorithm) => algorithm,
+            None => self.first_algorithm(matmul, key)?,
         };
-        match self.form(gpu, matmul, key, &way) {
-            // A way of the planned shape need not serve another; the library's first for this one does.
+        match self.enqueue(gpu, matmul, key, &algorithm) {
+            // The algorithm of the planned shape may not support this one; then the library's first choice is used.
             Err(DeviceError::Call { .. }) if matmul.sizes != matmul.planned => {
                 let own = matmul.key(matmul.sizes);
-                let found = self.ways.borrow().get(&own).copied();
-                let way = match found {
-                    Some(way) => way,
-                    None => self.first_way(matmul, own)?,
+                let found = self.algorithms.borrow().get(&own).copied();
+                let algorithm = match found {
+                    Some(algorithm) => algorithm,
+                    None => self.first_algorithm(matmul, own)?,
                 };
-                self.form(gpu, matmul, own, &way)
+                self.enqueue(gpu, matmul, own, &algorithm)
             }
             result => result,
         }
     }
 
-    fn first_way(&self, matmul: &Matmul, key: Key) -> Result<Way, DeviceError> {
-        let ways = self.candidates(matmul, key, 1)?;
-        self.ways.borrow_mut().insert(key, ways[0]);
+    fn first_algorithm(&self, matmul: &Matmul, key: Key) -> Result<Algorithm, DeviceError> {
+        let algorithms = self.candidates(matmul, key, 1)?;
+        self.algorithms.borrow_mut().insert(key, algorithms[0]);
         self.of_plan.borrow_mut().insert(key);
         self.is_changed.set(true);
-        Ok(ways[0])
+        Ok(algorithms[0])
     }
 
-    /// Times the library's candidates on the operands at hand and keeps the fastest.
+    /// Times the library's candidates on the operands at the planned sizes and keeps the fastest.
     fn time(&self, gpu: &Gpu, matmul: &Matmul, key: Key) -> Result<(), DeviceError> {
         let whole = Matmul { sizes: matmul.planned, ..*matmul };
-        let mut best: Option<(f32, Way)> = None;
-        for way in self.candidates(&whole, key, CANDIDATES)? {
+        let mut best: Option<(f32, Algorithm)> = None;
+        for algorithm in self.candidates(&whole, key, CANDIDATES)? {
             let (begin, end) = (Event::timed()?, Event::timed()?);
-            if self.form(gpu, &whole, key, &way).is_err() {
+            if self.enqueue(gpu, &whole, key, &algorithm).is_err() {
                 continue;
             }
             begin.record(gpu)?;
             for _ in 0..REPEATS {
-                self.form(gpu, &whole, key, &way)?;
+                self.enqueue(gpu, &whole, key, &algorithm)?;
             }
             end.record(gpu)?;
             end.wait()?;
             let took = begin.milliseconds_until(&end)?;
             if best.is_none_or(|(least, _)| took < least) {
-                best = Some((took, way));
+                best = Some((took, algorithm));
             }
         }
-        let (_, way) = best.ok_or_else(|| no_way(key))?;
-        self.ways.borrow_mut().insert(key, way);
+        let (_, algorithm) = best.ok_or_else(|| no_algorithm(key))?;
+        self.algorithms.borrow_mut().insert(key, algorithm);
         self.is_changed.set(true);
         Ok(())
     }
 
-    fn candidates(&self, matmul: &Matmul, key: Key, count: usize) -> Result<Vec<Way>, DeviceError> {
+    fn candidates(&self, matmul: &Matmul, key: Key, count: usize) -> Result<Vec<Algorithm>, DeviceError> {
         let description = Description::new(matmul, &key)?;
         let [left, right, addend, output] = key.alignments;
         // SAFETY: every handle was just created, and attributes are given with their sizes.
@@ -244,7 +253,7 @@ impl CublasLt {
                     .map_err(|error| failure("cublasLt preference", error))
             };
             set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const scratch).cast(), 8)?;
-            // The library's first matrix is our right one: see `Description`.
+            // The library's A is our right operand: see `Description`.
             set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const right).cast(), 4)?;
             set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const left).cast(), 4)?;
             set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const addend).cast(), 4)?;
@@ -269,16 +278,19 @@ impl CublasLt {
             let good = |result: &sys::cublasLtMatmulHeuristicResult_t| {
                 result.state.result().is_ok() && result.workspaceSize <= MATMUL_BYTES
             };
-            let ways: Vec<Way> = found
-                .iter()
-                .filter(|result| good(result))
-                .map(|result| Way { algorithm: result.algo })
-                .collect();
-            if ways.is_empty() { Err(no_way(key)) } else { Ok(ways) }
+            let algorithms: Vec<Algorithm> =
+                found.iter().filter(|result| good(result)).map(|result| result.algo).collect();
+            if algorithms.is_empty() { Err(no_algorithm(key)) } else { Ok(algorithms) }
         }
     }
 
-    fn form(&self, gpu: &Gpu, matmul: &Matmul, key: Key, way: &Way) -> Result<(), DeviceError> {
+    fn enqueue(
+        &self,
+        gpu: &Gpu,
+        matmul: &Matmul,
+        key: Key,
+        algorithm: &Algorithm,
+    ) -> Result<(), DeviceError> {
         let mut descriptions = self.descriptions.borrow_mut();
         let description = match descriptions.entry((key, matmul.strides())) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -290,8 +302,8 @@ impl CublasLt {
         }
         let beta: f32 = if matmul.addend.is_some() { 1.0 } else { 0.0 };
         let addend = matmul.addend.map_or(matmul.output.pointer, |addend| addend.pointer);
-        // SAFETY: the matrices lie in the reservation with the sizes and strides of their descriptions, the scratch
-        // is planned for this step, and everything lives until the stream has passed the product.
+        // SAFETY: the matrices are inside the reservation with the sizes and strides of their descriptions, the
+        // workspace is planned for this step, and all of it lives until the stream has run the matmul.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -306,7 +318,7 @@ impl CublasLt {
                 description.addend,
                 matmul.output.pointer as *mut c_void,
                 description.output,
-                &way.algorithm,
+                algorithm,
                 matmul.scratch as *mut c_void,
                 MATMUL_BYTES,
                 gpu.stream.cast(),
@@ -349,12 +361,12 @@ fn element_code(element: DType) -> u32 {
         DType::F32 => 32,
         DType::Bf16 => 16,
         DType::F16 => 15,
-        DType::F64 | DType::I32 | DType::U64 => unreachable!("products take floats"),
+        DType::F64 | DType::I32 | DType::U64 => unreachable!("a matmul of {element:?}"),
     }
 }
 
-/// The library's words for a product. It counts columns first: what is D row by row is Dᵀ to it, so it is told
-/// Dᵀ = Rᵀ·Lᵀ, our right matrix first.
+/// A matmul in the library's terms. The library is column-major: a row-major D is Dᵀ to it, so it computes
+/// Dᵀ = Rᵀ·Lᵀ, with our right matrix first.
 #[derive(Debug)]
 struct Description {
     operation: sys::cublasLtMatmulDesc_t,
@@ -420,7 +432,7 @@ impl Description {
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pointer)
     }
 
-    /// Takes on the sizes of a product.
+    /// Sets the sizes of a matmul.
     fn resize(&mut self, matmul: &Matmul) -> Result<(), DeviceError> {
         if self.sizes == matmul.sizes {
             return Ok(());
@@ -452,7 +464,7 @@ impl Description {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once; what was launched does not refer to them.
+        // SAFETY: created in `new`, destroyed once; launched work does not refer to them.
         unsafe {
             for layout in [self.left, self.right, self.addend, self.output] {
                 let _ = result::destroy_matrix_layout(layout);
@@ -462,7 +474,7 @@ impl Drop for Description {
     }
 }
 
-/// Rows and columns as the library counts them: a row of ours is a column.
+/// Rows and columns in the column-major terms of the library.
 struct Shapes {
     left: (usize, usize),
     right: (usize, usize),
@@ -483,14 +495,14 @@ fn failure(call: &'static str, error: result::CublasError) -> DeviceError {
     DeviceError::Call { device: NAME, call, what: format!("{:?}", error.0) }
 }
 
-fn no_way(key: Key) -> DeviceError {
+fn no_algorithm(key: Key) -> DeviceError {
     let Sizes { rows, columns, depth } = key.sizes;
-    let what = format!("cuBLASLt has no way to multiply ({rows}, {depth}) by ({depth}, {columns})");
+    let what = format!("cuBLASLt has no algorithm for ({rows}, {depth}) by ({depth}, {columns})");
     DeviceError::Call { device: NAME, call: "cublasLtMatmulAlgoGetHeuristic", what }
 }
 
-/// A line of the file: the numbers of the key, a colon, the eight words of the way.
-fn write_line(key: &Key, way: &Way) -> String {
+/// A line of the file: the numbers of the key, a colon, the eight words of the algorithm.
+fn write_line(key: &Key, algorithm: &Algorithm) -> String {
     let Sizes { rows, columns, depth } = key.sizes;
     let mut numbers = vec![rows as u64, columns as u64, depth as u64];
     numbers.extend(key.alignments.map(u64::from));
@@ -499,19 +511,19 @@ fn write_line(key: &Key, way: &Way) -> String {
     numbers.extend(flags.map(u64::from));
     let mut line: String = numbers.iter().map(|number| format!("{number} ")).collect();
     line.push(':');
-    for word in way.algorithm.data {
+    for word in algorithm.data {
         write!(line, " {word:016x}").expect("writing to a string cannot fail");
     }
     line.push('\n');
     line
 }
 
-fn read_line(line: &str) -> Option<(Key, Way)> {
-    let (key, way) = line.split_once(':')?;
+fn read_line(line: &str) -> Option<(Key, Algorithm)> {
+    let (key, algorithm) = line.split_once(':')?;
     let numbers: Vec<u64> = key.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let numbers: [u64; 13] = numbers.try_into().ok()?;
     let words: Vec<u64> =
-        way.split_whitespace().map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
+        algorithm.split_whitespace().map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
     let data: [u64; 8] = words.try_into().ok()?;
     let size = |index: usize| numbers[index] as usize;
     let key = Key {
@@ -524,7 +536,7 @@ fn read_line(line: &str) -> Option<(Key, Way)> {
         added: numbers[11] == 1,
         bias: numbers[12] == 1,
     };
-    Some((key, Way { algorithm: sys::cublasLtMatmulAlgo_t { data } }))
+    Some((key, Algorithm { data }))
 }
 
 #[cfg(test)]
@@ -532,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_reads_back() {
+    fn an_algorithm_reads_back() {
         let key = Key {
             sizes: Sizes { rows: 8192, columns: 3584, depth: 18960 },
             alignments: [16, 16, 8, 16],
@@ -543,8 +555,8 @@ mod tests {
             added: true,
             bias: false,
         };
-        let way = Way { algorithm: sys::cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] } };
-        assert_eq!(read_line(write_line(&key, &way).trim_end()), Some((key, way)));
+        let algorithm = Algorithm { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] };
+        assert_eq!(read_line(write_line(&key, &algorithm).trim_end()), Some((key, algorithm)));
         assert_eq!(read_line("1 2 3 : 4"), None);
         assert_eq!(read_line(""), None);
     }

@@ -1,8 +1,8 @@
-//! The CUDA device: one reservation on one GPU, kernels compiled for it, products by cuBLASLt.
+//! The CUDA device: one reservation on one GPU, kernels compiled for it, matmuls by cuBLASLt.
 //!
-//! Everything runs on one stream in the order of the plan; inside a step the host waits for nothing. Inputs go
-//! through pinned memory, results come back when they are read. What is allocated is allocated before the first
-//! step: the context with its kernels, the pinned memory, the arena, and graphs of the launches (`graphs.rs`).
+//! Everything runs on one stream in the order of the plan; inside a step the host never waits. Inputs go through
+//! pinned memory; results are copied back when they are read. All memory is allocated before the first step: the
+//! context with its kernels, pinned memory, the arena, and CUDA graphs of the launches (`graphs.rs`).
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
 pub mod act;
@@ -26,6 +26,7 @@ pub mod loss;
 pub mod matmul;
 pub mod modules;
 pub mod norm;
+pub mod nvml;
 pub mod optimizer;
 mod own_memory;
 pub mod rope;
@@ -57,13 +58,13 @@ use staging::Staging;
 use std::path::PathBuf;
 use transfers::Transfers;
 
-/// What a CUDA device is opened with.
+/// How to open a CUDA device.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Which GPU, as the driver counts them.
+    /// The GPU's number in the driver.
     pub ordinal: usize,
     pub precision: Precision,
-    /// Where compiled kernels and the ways of products are kept between runs.
+    /// The folder for compiled kernels and matmul algorithms.
     pub cache: Option<PathBuf>,
 }
 
@@ -80,24 +81,19 @@ pub struct Cuda {
     arena: (u64, usize),
     precision: Precision,
     records_launches: bool,
-    /// What the context with its kernels and libraries takes, where it can be told.
+    /// Memory of the context with its kernels and libraries, if NVML is available.
     context_bytes: Option<u64>,
-    /// What was free before it was opened.
+    /// Free memory before the context was opened.
     free_before: Option<u64>,
     own_memory: OwnMemory,
     peak_bytes: u64,
-    /// What went wrong where nobody could be told.
+    /// A failure inside a call that returns no `Result`.
     failed: Option<DeviceError>,
 }
 
 impl Cuda {
     /// Finds the libraries, opens the GPU and compiles the kernels.
     pub fn open(options: &CudaOptions) -> Result<Cuda, DeviceError> {
-        let libraries = libraries::find();
-        if let Some(missing) = libraries.iter().find(|library| library.found.is_none()) {
-            let (what, file, remedy) = (missing.what, missing.file, missing.remedy);
-            return Err(DeviceError::Library { what, file, remedy });
-        }
         let before = look(options.ordinal)?.free_bytes;
         let gpu = Gpu::open(options.ordinal)?;
         let (major, minor) = gpu.capability;
@@ -133,22 +129,22 @@ impl Cuda {
         })
     }
 
-    /// What the context with its kernels and libraries takes of the GPU's memory, where it can be told.
+    /// GPU memory of the context with its kernels and libraries, if NVML is available.
     pub fn context_bytes(&self) -> Option<u64> {
         self.context_bytes
     }
 
-    /// Times that the host waited for the GPU so far.
+    /// How often the host has waited for the GPU.
     pub fn waits(&self) -> u64 {
         self.staging.waits()
     }
 
-    /// Graphs launched for the plan at hand, each in the place of many kernels.
+    /// CUDA graph launches of the loaded plan.
     pub fn graph_launches(&self) -> u64 {
         self.graphs.launches()
     }
 
-    /// Host memory that the GPU reaches.
+    /// Pinned host memory.
     pub fn pinned_bytes(&self) -> usize {
         self.staging.bytes() + self.transfers.bytes()
     }
@@ -208,13 +204,13 @@ impl Cuda {
         self.failed.take().or_else(|| self.transfers.failure()).map_or(Ok(()), Err)
     }
 
-    /// With a folder for the file of values that a plan puts on disk.
+    /// Sets the folder for the file of tensors that a plan offloads to disk.
     pub fn with_spill_folder(mut self, folder: PathBuf) -> Cuda {
         self.transfers.set_folder(folder);
         self
     }
 
-    /// Without graphs of launches, for comparison: they make a difference to speed alone.
+    /// Turns CUDA graphs off, for comparison. They change only the speed.
     pub fn without_graphs(mut self) -> Cuda {
         self.records_launches = false;
         self
@@ -226,7 +222,7 @@ impl Cuda {
         self.gpu.wait()
     }
 
-    /// Fills the reservation with numbers, so that products take as long as they will in a run.
+    /// Fills the reservation with random numbers, so that matmuls are timed as in a run.
     fn fill_with_noise(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let (pointer, bytes) = self.arena;
         let args = [stage::Arg::Pointer(pointer), stage::Arg::Wide(bytes as u64 / 4)];
@@ -235,7 +231,7 @@ impl Cuda {
     }
 
     fn clear(&self) -> Result<(), DeviceError> {
-        // SAFETY: the reservation's own range.
+        // SAFETY: exactly the reservation.
         let code = unsafe { sys::cuMemsetD8Async(self.arena.0, 0, self.arena.1, self.gpu.stream) };
         driver::check(code, "cuMemsetD8Async")
     }
@@ -265,7 +261,7 @@ impl Device for Cuda {
         run::check(step, extent)
     }
 
-    /// Times the products of every shape that has no way yet, on noise.
+    /// Compiles kernels, times the matmuls of every new shape on random numbers, and captures graphs.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         for step in steps.iter().flat_map(|(_, steps)| *steps) {
             self.kernels.require(&run::files_of(&step.op))?;
@@ -324,7 +320,7 @@ impl Device for Cuda {
             return self.transfers.disk().file().read(at.offset, into);
         }
         if at.space == Space::Host {
-            // The stream of steps waits for every transfer at the end of an entry point.
+            // The compute stream waits for every transfer at the end of an entry point.
             self.gpu.wait()?;
             into.copy_from_slice(self.transfers.slice_mut(at.offset, into.len()));
             return Ok(());
@@ -388,14 +384,14 @@ impl Cuda {
             return Ok(());
         }
         self.gpu.wait()?;
-        // SAFETY: allocated in `reserve`, freed once, and nothing that uses it is under way.
+        // SAFETY: allocated in `reserve`, freed once, and no work that uses it is pending.
         driver::named(unsafe { result::free_sync(pointer) }, "cuMemFree")
     }
 }
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // An error at the end has no one to tell.
+        // `drop` cannot return an error.
         let _ = self.release();
     }
 }

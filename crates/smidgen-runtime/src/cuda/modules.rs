@@ -1,11 +1,10 @@
-//! Kernels: compiled for the GPU at hand when a run needs them, and kept on disk.
+//! Kernels: compiled for this GPU when a run needs them, and cached on disk.
 //!
-//! NVRTC compiles each file in a fraction of a second and the machine code is kept under a hash of source, options
-//! and compiler version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to be
-//! installed, and no header: `prelude.cuh` comes before each file.
+//! NVRTC compiles each file in a fraction of a second; the machine code is cached under a hash of source, options and
+//! compiler version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to be installed, and
+//! no header: `prelude.cuh` is prepended to each file.
 
 use super::driver::{Gpu, NAME, check};
-use super::stage::KernelFile;
 use crate::device::DeviceError;
 use cudarc::driver::sys;
 use cudarc::nvrtc;
@@ -17,10 +16,18 @@ use std::path::{Path, PathBuf};
 
 pub const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
 
-/// What files for Hopper GPUs alone are compiled for: its code runs on no later GPU.
+/// A file of kernels, compiled as one module.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelFile {
+    pub name: &'static str,
+    pub source: &'static str,
+    pub kernels: &'static [&'static str],
+}
+
+/// The architecture of the Hopper-only kernels; its code runs on no later GPU.
 pub const HOPPER: &str = "sm_90a";
 
-/// What a file is compiled with. `architecture` is such as `sm_90`.
+/// The compiler options of a file. An example of `architecture` is `sm_90`.
 pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     let element = match activations {
         DType::Bf16 => "-DACT_BF16",
@@ -35,7 +42,7 @@ pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     ]
 }
 
-/// The machine code of a file.
+/// Compiles a file to machine code.
 pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceError> {
     let refused = |what: String| DeviceError::Compile { file: file.name, what };
     let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
@@ -63,7 +70,7 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
 
 unsafe fn cubin(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::result::NvrtcError> {
     let mut bytes = 0usize;
-    // SAFETY: the caller's program is compiled; the buffer is as large as NVRTC asks for.
+    // SAFETY: the caller's program is compiled; the buffer has the size that NVRTC states.
     unsafe {
         nvrtc::sys::nvrtcGetCUBINSize(program, &mut bytes).result()?;
         let mut code = vec![0u8; bytes];
@@ -72,7 +79,7 @@ unsafe fn cubin(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::res
     }
 }
 
-/// Version of the compiler, which is part of what cached code is known by.
+/// Version of the compiler, a part of the cache key.
 pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the pointers are valid for the call.
@@ -90,7 +97,7 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 pub struct Kernels {
     functions: HashMap<&'static str, Function>,
     options: Vec<String>,
-    /// Of files for Hopper GPUs alone, on one and with activations of 16 bits.
+    /// The options of Hopper-only files; `None` on other GPUs and in f32.
     hopper_options: Option<Vec<String>>,
     cache: Option<PathBuf>,
 }
@@ -98,18 +105,18 @@ pub struct Kernels {
 #[derive(Debug)]
 struct Function {
     handle: sys::CUfunction,
-    /// Dynamic shared memory that it was told of so far, where that is more than needs no telling.
+    /// The limit of dynamic shared memory that was set for it, if it needs more than the default.
     shared_bytes: Cell<u32>,
 }
 
-/// Dynamic shared memory that every kernel may have.
+/// Dynamic shared memory that a kernel may use without raising its limit.
 const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 
 // SAFETY: handles of one context; see `Gpu`.
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// None yet; those of a GPU's architecture come by [`Kernels::require`].
+    /// Holds no kernels yet; [`Kernels::require`] loads them.
     pub fn new(gpu: &Gpu, activations: DType, cache: Option<&Path>) -> Kernels {
         let (major, minor) = gpu.capability;
         let options = options(&format!("sm_{major}{minor}"), activations);
@@ -118,12 +125,12 @@ impl Kernels {
         Kernels { functions: HashMap::new(), options, hopper_options, cache: cache.map(Path::to_path_buf) }
     }
 
-    /// Compiles or reads the files that are not there yet, and finds their kernels.
+    /// Compiles, or loads from the cache, the files that are not loaded yet.
     pub fn require(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
         self.load(files, &self.options.clone())
     }
 
-    /// The same of files for Hopper GPUs alone; nothing on others.
+    /// The same for Hopper-only files; does nothing on other GPUs.
     pub fn require_on_hopper(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
         match self.hopper_options.clone() {
             Some(options) => self.load(files, &options),
@@ -131,7 +138,7 @@ impl Kernels {
         }
     }
 
-    /// Whether the kernels for Hopper GPUs alone are here where they were required.
+    /// Whether this GPU runs the Hopper-only kernels.
     pub fn has_hopper(&self) -> bool {
         self.hopper_options.is_some()
     }
@@ -159,7 +166,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// A kernel that may use so much dynamic shared memory.
+    /// A kernel, allowed to use `shared_bytes` of dynamic shared memory.
     pub fn function(&self, name: &'static str, shared_bytes: u32) -> Result<sys::CUfunction, DeviceError> {
         let function = self.functions.get(name).unwrap_or_else(|| panic!("no kernel `{name}`"));
         if shared_bytes > function.shared_bytes.get() {
@@ -173,7 +180,7 @@ impl Kernels {
     }
 }
 
-/// The code out of the cache, or compiled and put there. A cache that cannot be written is no reason to stop.
+/// Loads the code from the cache, or compiles and caches it. A cache that cannot be written is ignored.
 fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> Result<Vec<u8>, DeviceError> {
     let Some(folder) = cache else { return compile(file, options) };
     let version = format!("{:?}", compiler_version()?);
@@ -189,7 +196,7 @@ fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> R
     Ok(code)
 }
 
-/// Under a name of its own first, so that no one reads half a file.
+/// Writes to a temporary name and renames, so that no process reads half a file.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
     std::fs::create_dir_all(&folder)?;
@@ -198,7 +205,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&temporary, path)
 }
 
-/// FNV-1a over all parts, each with its end.
+/// FNV-1a over all parts, with a separator after each.
 pub fn hash(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

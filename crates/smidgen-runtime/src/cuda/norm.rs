@@ -1,11 +1,12 @@
-//! Launches of the norms and their gradients.
+//! Launches the norms and their gradients.
 //!
-//! A norm runs over groups of D channels, of which a row has one or several. Small groups go to some lanes of a warp,
-//! larger ones to a block that keeps them in registers, all others to a block that reads them twice; which it is
-//! follows from the sizes and the alignment alone.
+//! A norm runs over groups of D channels; a row has one or several groups. Some lanes of a warp handle a small group,
+//! a block keeps a larger one in registers, and a block reads the largest ones twice. The choice follows from sizes
+//! and alignment alone.
 
+use super::modules::KernelFile;
 use super::spans::{Place, SPAN, count, int, stored_dtype, word};
-use super::stage::{Arg, KernelFile, Stage};
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Norm;
 use smidgen_ir::workspace_cuda::{NORM_GROUPS_PER_PARTIAL, rows_per_partial};
@@ -29,10 +30,10 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Threads of a block of the `_heads` kernels.
+/// Threads per block of the `_heads` kernels.
 const TEAM_THREADS: u32 = 256;
 
-/// Which kernel works on a group, and with how many threads.
+/// Which kernel handles a group, and with how many threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Heads { lanes: u32 },
@@ -53,7 +54,7 @@ impl Form {
         }
     }
 
-    /// Of the four kernels that do the same, in the order of the variants.
+    /// Selects one of four equivalent kernels, given in the order of the variants.
     fn kernel(self, names: [&'static str; 4]) -> &'static str {
         match self {
             Form::Heads { .. } => names[0],
@@ -70,7 +71,7 @@ impl Form {
         }
     }
 
-    /// Blocks for all groups, where a team of lanes takes `of_team` of them and a block one.
+    /// Blocks for all groups, if a team of lanes handles `of_team` groups and a block one.
     fn blocks(self, groups: u32, of_team: u32) -> u32 {
         match self {
             Form::Heads { lanes } => groups.div_ceil(TEAM_THREADS / lanes * of_team),
@@ -110,7 +111,7 @@ pub fn rms_norm(stage: &Stage<'_>, step: &BoundStep, norm: &Norm) -> Result<(), 
     stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args)
 }
 
-/// dx = the gradient through the norm, plus an addend where there is one.
+/// dx = the gradient through the norm, plus an addend if there is one.
 pub fn rms_norm_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -137,7 +138,7 @@ pub fn rms_norm_grad(
     stage.launch(form.kernel(names), [form.blocks(groups.all, 1), 1, 1], form.threads(), 0, &args)
 }
 
-/// dweight += Σ dy·x / rms(x), over partial sums in the workspace.
+/// dweight += Σ dy·x / rms(x), with partial sums in the workspace.
 pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), DeviceError> {
     let (x, dy, dweight) = (&step.inputs[0], &step.inputs[1], &step.updates[0]);
     let columns = stage.rows(dweight) * dweight.columns;
@@ -165,7 +166,7 @@ pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Re
     add_partial_rows(stage, workspace, partials, columns, stage.pointer(dweight))
 }
 
-/// The begin of the workspace, for so many rows of partial sums.
+/// The start of the workspace, which must hold `partials` rows of partial sums.
 pub(super) fn partial_rows(stage: &Stage<'_>, partials: usize, columns: usize) -> Arg {
     let (pointer, bytes) = stage.workspace();
     let needed = 4 * partials * columns;
@@ -190,7 +191,7 @@ fn weight_args(weight: &Operand, place: Place, norm: &Norm) -> [Arg; 4] {
     [place.pointer, stored_dtype(weight), Arg::Float(shift), Arg::Float(norm.eps)]
 }
 
-/// What the `_heads` kernels take at the end.
+/// The last arguments of the `_heads` kernels.
 fn lanes_args(form: Form, groups: &Groups) -> impl Iterator<Item = Arg> {
     let lanes = match form {
         Form::Heads { lanes } => Some([Arg::Word(groups.all), Arg::Int(lanes as i32)]),
@@ -203,7 +204,7 @@ fn lanes_args(form: Form, groups: &Groups) -> impl Iterator<Item = Arg> {
 mod tests {
     use super::*;
 
-    /// Every group is covered by the registers or lanes of the form that is chosen for it.
+    /// The registers or lanes of the chosen form hold every group.
     #[test]
     fn forms_hold_their_groups() {
         for columns in 1..20_000 {

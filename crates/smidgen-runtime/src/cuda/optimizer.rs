@@ -1,10 +1,12 @@
-//! The update: the norm over all gradients, AdamW with moments in f32 or 8 bits, gradients to zero, adapters rounded,
-//! the pull of LS-LoRA's coefficients.
+//! The optimizer step: gradient norm, AdamW with f32 or 8-bit moments, zeroing of gradients, rounding of adapters, and
+//! the regulariser of LS-LoRA's coefficients.
 //!
-//! Steps in a row that do the same to other tensors are one launch, up to 64 of them. Loss, report and hyper are f64 in device memory and are read there, so that nothing waits
-//! between the gradients and the update. Kernels: `kernels/optimizer.cu`.
+//! Consecutive steps with the same operation on different tensors share a launch, up to 64 of them. Loss, report and
+//! hyper are f64 in device memory, and the kernels read them there, so that the host does not wait between gradients
+//! and update. Kernels: `kernels/optimizer.cu`.
 
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
 use smidgen_ir::workspace_cuda::squares_chunks;
@@ -27,7 +29,7 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Tensors of one launch; as in `optimizer.cu`, like the structures.
+/// Tensors per launch; this and the structures are as in `optimizer.cu`.
 const TABLE_TENSORS: usize = 64;
 
 #[repr(C)]
@@ -61,7 +63,8 @@ struct Table<T> {
     tensors: [T; TABLE_TENSORS],
 }
 
-/// Launches a kernel over tensors, some in each launch: `blocks` of each, and how its entry learns of its first.
+/// Launches a kernel over all tensors, at most [`TABLE_TENSORS`] per launch. `blocks` gives the blocks of a tensor, and
+/// a callback stores the tensor's first block in its entry.
 fn launch_tables<T: Copy + Default>(
     stage: &Stage<'_>,
     kernel: &'static str,
@@ -96,7 +99,7 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     let (partials, bytes) = stage.workspace();
     let gradients = &step.inputs[2..];
     let count: usize = gradients.iter().map(|gradient| squares_chunks(dense_elements(stage, gradient))).sum();
-    assert!(8 * count <= bytes, "workspace of {bytes} bytes for {count} sums");
+    assert!(8 * count <= bytes, "a workspace of {bytes} bytes for {count} sums");
     let tensors = gradients.iter().map(|operand| {
         let (gradient, elements) = (stage.pointer(operand), dense_elements(stage, operand));
         let aligned = is_aligned(&[gradient]);
@@ -116,8 +119,8 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment. Report and hyper
-/// are the same for all.
+/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment. All steps have
+/// the same report and hyper.
 pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
     update(stage, steps, settings, "adamw", blocks, |moment| moment.storage == Storage::F32)
@@ -141,7 +144,7 @@ fn update(
     let tensors = steps.iter().map(|step| {
         let elements = dense_elements(stage, &step.inputs[0]);
         assert_eq!(dense_elements(stage, &step.updates[0]), elements, "elements of a parameter");
-        assert!(step.updates[1..].iter().all(&fits), "moments that `{kernel}` does not take");
+        assert!(step.updates[1..].iter().all(&fits), "`{kernel}` does not support these moments");
         let gradient = stage.pointer(&step.inputs[0]);
         let [parameters, first, second] = [0, 1, 2].map(|index| stage.pointer(&step.updates[index]));
         let aligned = is_aligned(&[gradient, parameters, first, second]);
@@ -169,10 +172,10 @@ fn update(
 pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let tensors = steps.iter().map(|step| {
         let value = &step.updates[0];
-        assert!(value.is_dense(), "`zero` of rows with gaps");
+        assert!(value.is_dense(), "`zero` supports no gaps between rows");
         let bytes = value.bytes_at(stage.extent);
         let words = bytes / 4;
-        assert_eq!(4 * words, bytes, "whole words are set to zero");
+        assert_eq!(4 * words, bytes, "`zero` sets whole 32-bit words");
         let gradient = stage.pointer(value);
         let aligned = is_aligned(&[gradient]);
         let tensor = UpdateTensor { gradient, elements: words as i64, aligned, ..UpdateTensor::default() };
@@ -181,12 +184,12 @@ pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     launch_tables(stage, "zero_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
 }
 
-/// The update of each step := scale·input, in the numbers of activations.
+/// The update of each step := scale·input, in the type of activations.
 pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let tensors = steps.iter().map(|step| {
-        let Op::Round { scale } = step.op else { unreachable!("only roundings are given here") };
+        let Op::Round { scale } = step.op else { unreachable!("the caller passes `Round` steps only") };
         let (weight, rounded) = (&step.inputs[0], &step.updates[0]);
-        assert_eq!(rounded.storage, Storage::Plain(stage.activations()), "rounded to other numbers");
+        assert_eq!(rounded.storage, Storage::Plain(stage.activations()), "type of a rounded copy");
         let (from, to) = (stage.pointer(weight), stage.pointer(rounded));
         let elements = dense_elements(stage, weight);
         let eight = is_aligned(&[from, to]) == 1
@@ -221,11 +224,11 @@ pub fn fourier_reg(stage: &Stage<'_>, step: &BoundStep, weight: f64) -> Result<(
     stage.launch("fourier_reg", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Elements of an f32 tensor without gaps, as all trained ones, their gradients and moments are.
+/// Elements of a dense f32 tensor, as all trained tensors, their gradients and moments are.
 fn dense_elements(stage: &Stage<'_>, operand: &Operand) -> usize {
     assert!(operand.storage == Storage::F32 && operand.is_dense(), "{operand:?} is not dense f32");
     stage.rows(operand) * operand.columns
 }
 
-/// That of `optimizer.cu`.
+/// As in `optimizer.cu`.
 const THREADS: u32 = 256;

@@ -1,10 +1,11 @@
-//! Launches of the rotary embedding: its table, and the rotation.
+//! Launches the rotary embedding: its table, and the rotation.
 //!
-//! The frequencies come from the same function as on the CPU, so both agree on them to the last bit; they travel as
-//! arguments of the launch, eight at a time.
+//! The frequencies come from the same function as on the CPU, so both devices agree to the last bit; they are passed
+//! as kernel arguments, eight at a time.
 
+use super::modules::KernelFile;
 use super::spans::{Place, SPAN, THREADS, count, int, long, word};
-use super::stage::{Arg, KernelFile, Stage};
+use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{Dim, RopeSpec};
 
@@ -14,9 +15,9 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &["rope_table_columns", "rope_eight", "rope_one"],
 };
 
-/// Frequencies of one launch.
+/// Frequencies per launch.
 const PAIRS_AT_ONCE: usize = 8;
-/// Heads that a thread turns by the same angles.
+/// Heads that a thread rotates by the same angles.
 const HEADS_AT_ONCE: usize = 4;
 
 /// The table of cosines and sines.
@@ -63,7 +64,7 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
     Ok(())
 }
 
-/// Turns every head by its token's angles.
+/// Rotates every head by the angles of its token.
 pub fn rope(stage: &Stage<'_>, step: &BoundStep, heads: usize, inverse: bool) -> Result<(), DeviceError> {
     let (x, table, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let (tokens, head_dim) = (stage.rows(x), x.columns / heads);
@@ -71,7 +72,7 @@ pub fn rope(stage: &Stage<'_>, step: &BoundStep, heads: usize, inverse: bool) ->
     let [x, table, y] = [x, table, y].map(|operand| Place::of(stage, operand));
     let spans = head_dim.is_multiple_of(SPAN) && half.is_multiple_of(SPAN);
     let aligned = spans && x.aligned && table.aligned && y.aligned;
-    // A span turns with its partner; the channels beyond `dim` pass.
+    // A span is rotated together with its partner; channels from `dim` on are copied.
     let units_of_head = (half + head_dim - dim) / if aligned { SPAN } else { 1 };
     let units = count(units_of_head * heads.div_ceil(HEADS_AT_ONCE) * tokens);
     if units == 0 {

@@ -3,7 +3,8 @@
 //! A step that a launcher cannot run is refused here, before any step has run.
 
 use super::driver::NAME;
-use super::stage::{KernelFile, Stage};
+use super::modules::KernelFile;
+use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
     head_pieces, linear, loss, norm, optimizer, rope, thin,
@@ -60,7 +61,7 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         && shape.head_dim > attention::MOST_CHANNELS
     {
         let what =
-            format!("heads of {} channels: kernels go up to {}", shape.head_dim, attention::MOST_CHANNELS);
+            format!("a head size of {}: kernels support up to {}", shape.head_dim, attention::MOST_CHANNELS);
         return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {

@@ -1,18 +1,18 @@
-//! Matrices as the kernels take them: an address, a row stride, and whether 16-byte accesses are allowed.
+//! Matrices as kernel arguments: an address, a row stride, and whether 16-byte accesses are allowed.
 //!
-//! Kernels over elements come in pairs, `_eight` for spans of eight aligned elements and `_one` for single ones; the
-//! choice follows from addresses, strides and columns alone. Both give the same numbers.
+//! Elementwise kernels come in pairs, `_eight` for spans of eight aligned elements and `_one` for single ones; the
+//! choice follows from addresses, strides and columns alone. Both give the same results.
 
 use super::stage::{Arg, Stage};
 use crate::device::Operand;
 use smidgen_ir::{DType, Storage};
 
-/// Threads of a block of a kernel over spans.
+/// Threads per block of a kernel over spans.
 pub const THREADS: u32 = 256;
 /// Elements of an aligned span.
 pub const SPAN: usize = 8;
 
-/// Where a matrix lies.
+/// Address and stride of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub pointer: Arg,
@@ -26,7 +26,7 @@ impl Place {
         Place::at(stage.pointer(operand), operand.stride)
     }
 
-    /// A vector, which has no rows to align but its own begin.
+    /// A vector: only its start has to be aligned.
     pub fn of_vector(stage: &Stage<'_>, operand: &Operand) -> Place {
         Place::at(stage.pointer(operand), 0)
     }
@@ -39,7 +39,7 @@ impl Place {
         }
     }
 
-    /// A matrix that is not there: the kernel sees a null pointer.
+    /// An absent matrix: the kernel sees a null pointer.
     pub const NONE: Place = Place { pointer: Arg::Pointer(0), stride: Arg::Long(0), aligned: true };
 }
 
@@ -60,18 +60,18 @@ impl Spans {
         Spans { aligned, spans_of_row: word(spans_of_row), spans: Arg::Word(count), count }
     }
 
-    /// Of a kernel's two forms, the one for these spans.
+    /// Selects one of a kernel's two forms.
     pub fn form(&self, eight: &'static str, one: &'static str) -> &'static str {
         if self.aligned { eight } else { one }
     }
 
-    /// A grid whose threads take so many spans each; `None` where there is nothing to do.
+    /// A grid in which each thread handles `spans_of_thread` spans; `None` if there are none.
     pub fn grid(&self, spans_of_thread: u32) -> Option<[u32; 3]> {
         (self.count > 0).then(|| [self.count.div_ceil(THREADS * spans_of_thread), 1, 1])
     }
 }
 
-/// How a kernel knows the numbers of a stored vector.
+/// The code for the element type of a stored vector, as in `prelude.cuh`.
 pub fn stored_dtype(operand: &Operand) -> Arg {
     Arg::Int(match operand.storage {
         Storage::Plain(DType::F32) => 0,
@@ -81,9 +81,9 @@ pub fn stored_dtype(operand: &Operand) -> Arg {
     })
 }
 
-/// Kernels count in 32 bits; a plan whose sizes pass them does not fit any GPU's memory.
+/// Kernels count in 32 bits; a plan with larger sizes does not fit any GPU.
 pub fn count(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or_else(|_| panic!("{number} pieces in one launch"))
+    u32::try_from(number).unwrap_or_else(|_| panic!("{number} does not fit a 32-bit kernel argument"))
 }
 
 pub fn word(number: usize) -> Arg {
@@ -91,7 +91,9 @@ pub fn word(number: usize) -> Arg {
 }
 
 pub fn int(number: usize) -> Arg {
-    Arg::Int(i32::try_from(number).unwrap_or_else(|_| panic!("{number} as an argument of 32 bits")))
+    Arg::Int(
+        i32::try_from(number).unwrap_or_else(|_| panic!("{number} does not fit a 32-bit kernel argument")),
+    )
 }
 
 pub fn long(number: usize) -> Arg {

@@ -1,25 +1,17 @@
-//! One step being run on a GPU: where its operands are, and how a kernel is started for it.
+//! What a launcher gets: one step with the addresses of its operands, and calls that launch kernels.
 //!
-//! A launcher turns a bound step into launches. It sees device addresses and actual rows, never host memory:
-//! nothing here waits for the GPU. The stream runs the launches in order.
+//! A launcher turns a bound step into kernel launches. It sees device addresses and actual rows, never host memory,
+//! and nothing here waits for the GPU. The stream runs the launches in order.
 
 use super::driver::{self, Gpu};
-use super::matmul::CublasLt;
+use super::matmul::{CublasLt, Matrix};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};
 use cudarc::driver::sys;
 use smidgen_ir::{DType, Extent, Space};
 use std::ffi::c_void;
 
-/// A file of kernels, compiled as one module.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelFile {
-    pub name: &'static str,
-    pub source: &'static str,
-    pub kernels: &'static [&'static str],
-}
-
-/// An argument of a kernel, in exactly the type that the kernel declares.
+/// A kernel argument, of exactly the type that the kernel declares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arg {
     Pointer(u64),
@@ -31,7 +23,7 @@ pub enum Arg {
     Double(f64),
 }
 
-/// A step with the memory it works on.
+/// A step to launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage<'a> {
     pub(super) gpu: &'a Gpu,
@@ -42,10 +34,17 @@ pub struct Stage<'a> {
     pub(super) host: u64,
     pub(super) step: &'a BoundStep,
     pub(super) extent: &'a Extent,
-    /// The planned extent, by which products choose how they are formed.
+    /// The planned extent, which selects the algorithm of a matmul.
     pub(super) planned: &'a Extent,
-    /// The numbers of activations.
+    /// The element type of activations.
     pub(super) activations: DType,
+}
+
+/// Rows of a micro-batch, and the most that are planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    pub rows: usize,
+    pub planned: usize,
 }
 
 impl Stage<'_> {
@@ -54,23 +53,34 @@ impl Stage<'_> {
         let start = match operand.space {
             Space::Device => self.arena,
             Space::Host => self.host,
-            Space::Disk => unreachable!("what lies on disk is brought before it is used"),
+            Space::Disk => unreachable!("a tensor on disk is fetched before it is used"),
         };
         start + operand.offset as u64
     }
 
-    /// Actual rows of this micro-batch.
+    /// A plain operand as a matrix.
+    pub fn matrix(&self, operand: &Operand) -> Matrix {
+        let element = operand.storage.plain().expect("quantized operands are decoded first");
+        Matrix { pointer: self.pointer(operand), stride: operand.stride, element }
+    }
+
+    /// Rows of an operand in this micro-batch and in the plan.
+    pub fn tokens(&self, operand: &Operand) -> Tokens {
+        Tokens { rows: self.rows(operand), planned: operand.rows_at(self.planned) }
+    }
+
+    /// Rows of an operand in this micro-batch.
     pub fn rows(&self, operand: &Operand) -> usize {
         operand.rows_at(self.extent)
     }
 
-    /// Device address and bytes of the step's scratch.
+    /// Device address and bytes of the step's workspace.
     pub fn workspace(&self) -> (u64, usize) {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
         (self.arena + offset as u64, bytes)
     }
 
-    /// Multiprocessors of the GPU: for speed only, never for results.
+    /// Multiprocessors of the GPU. May change grids, never results.
     pub fn multiprocessors(&self) -> usize {
         self.gpu.multiprocessors
     }
@@ -88,7 +98,7 @@ impl Stage<'_> {
         self.activations
     }
 
-    /// Starts a kernel; nothing while products are timed.
+    /// Launches a kernel; does nothing while matmuls are being timed.
     pub fn launch(
         &self,
         kernel: &'static str,
@@ -100,7 +110,7 @@ impl Stage<'_> {
         self.launch_places(kernel, grid, block, shared_bytes, None, args)
     }
 
-    /// The same with a structure as the first argument, laid out as the kernel declares it.
+    /// The same with a structure as the first argument, in the layout that the kernel declares.
     pub fn launch_with<T>(
         &self,
         kernel: &'static str,
@@ -142,7 +152,7 @@ impl Stage<'_> {
             };
         }
         // SAFETY: the function belongs to a module of this context, the arguments are of the types that it
-        // declares and live through the call, and the addresses among them lie in the reservation.
+        // declares and live through the call, and the addresses among them are inside the reservation.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function,
@@ -161,12 +171,12 @@ impl Stage<'_> {
         driver::check(code, kernel)
     }
 
-    /// Writes zeros.
+    /// Zeros a range of the reservation.
     pub fn clear(&self, pointer: u64, bytes: usize) -> Result<(), DeviceError> {
         if self.cublas.is_timing() {
             return Ok(());
         }
-        // SAFETY: the range lies in the reservation.
+        // SAFETY: the range is inside the reservation.
         let code = unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, self.gpu.stream) };
         driver::check(code, "cuMemsetD8Async")
     }

@@ -1,15 +1,16 @@
-//! The products of an adapter by kernels of their own: h = x·Aᵀ, sums over tokens, and dB with dh of one reading of dy.
+//! The low-rank matmuls of an adapter, with kernels of their own: h = x·Aᵀ, sums over tokens, and dB and dh from one
+//! read of dy.
 //!
-//! One matrix of each is wide and the rest has a few columns, so the time is that of reading the wide one. A block
-//! takes some tokens and some columns; what it cannot sum alone goes to the scratch of the step's products, and a
-//! second launch adds that in order. How work is cut follows from planned sizes, so a shorter micro-batch leaves
-//! ranges out and changes nothing else.
-//! Left to cuBLASLt: f32, ranks over 32 or not in eights, rows that do not begin at multiples of 16 bytes.
+//! One operand is wide and the others have few columns, so the time is that of reading the wide one. A block handles
+//! some tokens and some columns; partial sums go to the workspace of the step's matmuls, and a second launch adds them
+//! in order. The cut follows from planned sizes, so a shorter micro-batch leaves out ranges and changes nothing else.
+//! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes.
 //! Kernels: `kernels/thin.cu`.
 
-use super::linear::{Tokens, matrix};
 use super::matmul::Matrix;
-use super::stage::{Arg, KernelFile, Stage};
+use super::modules::KernelFile;
+use super::spans::{int, long};
+use super::stage::{Arg, Stage, Tokens};
 use crate::device::{DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
     AdapterGradCut, MATMUL_BYTES, MOST_THIN_RANK, OUTER_SUM_COLUMNS, ThinMatmulCut, adapter_grad_bytes,
@@ -17,7 +18,7 @@ use smidgen_ir::workspace_cuda::{
 };
 use smidgen_ir::{DType, Storage};
 
-/// For activations of 16 bits only: in f32 the file has no kernel.
+/// For 16-bit activations only: in f32 the file has no kernel.
 pub const FILE: KernelFile = KernelFile {
     name: "thin.cu",
     source: concat!(include_str!("../../kernels/matrix_unit.cuh"), include_str!("../../kernels/thin.cu")),
@@ -39,8 +40,8 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Whether kernels take a wide matrix of so many columns and thin ones of so many: the matrices are in the numbers of
-/// activations, a gradient among them in f32, and all rows begin at multiples of 16 bytes.
+/// Whether the kernels support a wide matrix of `columns` columns and thin ones of `rank`: the matrices have the type
+/// of activations, gradients f32, and all rows are aligned to 16 bytes.
 pub fn fits(activations: DType, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
     let whole = |number: usize| number > 0 && number.is_multiple_of(8);
     let lies = |matrix: &Matrix| {
@@ -53,16 +54,16 @@ pub fn fits(activations: DType, rank: usize, columns: usize, matrices: &[Matrix]
     sixteen_bits && rank <= MOST_THIN_RANK && whole(rank) && whole(columns) && matrices.iter().all(lies)
 }
 
-/// Whether [`adapter_grad`] takes dy, h, b and dh, and db.
+/// Whether [`adapter_grad`] supports these operands: dy, h, b and dh, and db.
 pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -> bool {
     let [dy, h, _, _] = acts;
     are_activations(stage, &acts)
         && db.storage == Storage::Plain(DType::F32)
-        && fits(stage.activations(), h.columns, dy.columns, &acts.map(|act| matrix(stage, act)))
-        && fits(stage.activations(), h.columns, dy.columns, &[matrix(stage, db)])
+        && fits(stage.activations(), h.columns, dy.columns, &acts.map(|act| stage.matrix(act)))
+        && fits(stage.activations(), h.columns, dy.columns, &[stage.matrix(db)])
 }
 
-/// Whether [`outer_sum`] takes these.
+/// Whether [`outer_sum`] supports these operands.
 pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: &Operand) -> bool {
     let (rows, columns) = (stage.rows(gradient), gradient.columns);
     left.element == stage.activations()
@@ -72,14 +73,14 @@ pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: 
             stage.activations(),
             rows.min(columns),
             rows.max(columns),
-            &[left, right, matrix(stage, gradient)],
+            &[left, right, stage.matrix(gradient)],
         )
 }
 
-/// Whether [`thin_matmul`] takes these.
+/// Whether [`thin_matmul`] supports these operands.
 pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
     are_activations(stage, &[x, a, h])
-        && fits(stage.activations(), h.columns, x.columns, &[x, a, h].map(|operand| matrix(stage, operand)))
+        && fits(stage.activations(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
 }
 
 fn are_activations(stage: &Stage<'_>, operands: &[&Operand]) -> bool {
@@ -96,10 +97,10 @@ pub fn adapter_grad(
     db: &Operand,
     scale: f32,
 ) -> Result<(), DeviceError> {
-    let tokens = Tokens { rows: stage.rows(dy), planned: dy.rows_at(stage.planned()) };
+    let tokens = stage.tokens(dy);
     let (columns, rank) = (dy.columns, h.columns);
     let scratch = matmul_scratch(stage);
-    let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| matrix(stage, operand));
+    let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| stage.matrix(operand));
     let Some(cut) = AdapterGradCut::of(tokens.planned, columns, rank) else {
         matmul(
             stage,
@@ -165,7 +166,7 @@ pub fn outer_sum(
     let needed = outer_sum_bytes(tokens.planned, columns, rank);
     assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial sums");
     let range_tokens = outer_sum_range_tokens(tokens.planned, columns, rank);
-    let target = matrix(stage, gradient);
+    let target = stage.matrix(gradient);
     let planned_ranges = tokens.planned.div_ceil(range_tokens);
     let places = SumPlaces::of(target, scratch, scale, planned_ranges, columns * rank, width);
     let mut args = Vec::with_capacity(14);
@@ -193,14 +194,14 @@ pub fn outer_sum(
 
 /// h (T, R) = x (T, K)·a (R, K)ᵀ.
 pub fn thin_matmul(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> Result<(), DeviceError> {
-    let tokens = Tokens { rows: stage.rows(x), planned: x.rows_at(stage.planned()) };
-    let [wide, thin, output] = [x, a, h].map(|operand| matrix(stage, operand));
+    let tokens = stage.tokens(x);
+    let [wide, thin, output] = [x, a, h].map(|operand| stage.matrix(operand));
     let scratch = matmul_scratch(stage);
     let (columns, rank) = (x.columns, h.columns);
     matmul(stage, Factors { wide, thin, form: Form::OfRows, columns, rank }, tokens, output, scratch)
 }
 
-/// How the thin side of a product lies.
+/// The layout of the thin operand.
 #[derive(Clone, Copy)]
 enum Form {
     /// (R, K).
@@ -209,7 +210,7 @@ enum Form {
     OfColumns,
 }
 
-/// A wide matrix (T, columns) and a thin one.
+/// A wide matrix (T, columns) and a thin matrix.
 #[derive(Clone, Copy)]
 struct Factors {
     wide: Matrix,
@@ -231,7 +232,7 @@ fn matmul(
     }
     let cut = ThinMatmulCut::of(tokens.planned, columns, rank);
     let needed = cut.bytes(tokens.planned, columns, rank);
-    assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial products");
+    assert!(needed <= MATMUL_BYTES, "{needed} bytes of partial sums");
     let padded = padded_thin_rank(rank);
     let kernel = match (form, padded) {
         (Form::OfRows, 16) => "thin_matmul_of_rows_16",
@@ -261,7 +262,7 @@ fn matmul(
     )
 }
 
-/// Where sums over tokens go: into partial sums, or, of a single range, into the gradient.
+/// Where sums over tokens go: to partial sums, or, if there is a single range, to the gradient.
 struct SumPlaces {
     partial: bool,
     args: [Arg; 5],
@@ -286,7 +287,7 @@ impl SumPlaces {
     }
 }
 
-/// Matrices (rows, width) in f32, one behind the other.
+/// Consecutive matrices (rows, width) of f32.
 #[derive(Clone, Copy)]
 struct Parts {
     first: u64,
@@ -315,7 +316,7 @@ struct Sums {
     scale: f32,
 }
 
-/// Adds partial sums to a gradient, and partial products to an output.
+/// Adds partial sums to a gradient, and those of a matmul to its output.
 fn total(
     stage: &Stage<'_>,
     sums: Option<Sums>,
@@ -333,30 +334,22 @@ fn total(
     stage.launch("thin_total", [blocks as u32, 1, 1], 256, 0, &args)
 }
 
-/// The part of the step's scratch that is the products'.
+/// The part of the step's workspace that belongs to matmuls: its end.
 fn matmul_scratch(stage: &Stage<'_>) -> u64 {
     let (pointer, bytes) = stage.workspace();
-    assert!(bytes >= MATMUL_BYTES, "{bytes} bytes of scratch for products");
+    assert!(bytes >= MATMUL_BYTES, "a workspace of {bytes} bytes, matmuls need {MATMUL_BYTES}");
     pointer + (bytes - MATMUL_BYTES) as u64
-}
-
-fn int(number: usize) -> Arg {
-    super::spans::int(number)
-}
-
-fn long(number: usize) -> Arg {
-    super::spans::long(number)
 }
 
 /// A tile of the wide matrix.
 const TILE_BYTES: usize = 16 << 10;
 
-/// Tiles on their way, those of `thin.cu`.
+/// Pipeline stages, as in `thin.cu`.
 const fn stages(padded: usize) -> usize {
     if padded == 16 { 4 } else { 3 }
 }
 
-/// What warps hand over of dh, twice, and tiles of dy and h.
+/// A double buffer in which warps exchange dh, and tiles of dy and h.
 const fn adapter_grad_shared_bytes(block_columns: usize, padded: usize) -> u32 {
     let (warps, tokens) = (block_columns / 64, TILE_BYTES / 2 / block_columns);
     let exchange = 2 * warps * tokens * padded * 4;
@@ -378,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_kernels_take() {
+    fn what_kernels_support() {
         let at = |pointer: u64, stride: usize, element: DType| Matrix { pointer, stride, element };
         let act = at(4096, 3600, DType::Bf16);
         let takes = |rank, columns, matrix: Matrix| fits(DType::Bf16, rank, columns, &[act, matrix]);
@@ -390,14 +383,14 @@ mod tests {
         );
         assert!(!takes(72, 3584, act) && !takes(12, 3584, act) && !takes(0, 3584, act));
         assert!(!takes(16, 3580, act));
-        assert!(!takes(16, 3584, at(8, 3584, DType::Bf16)), "rows begin at odd multiples of 8 bytes");
-        assert!(!takes(16, 3584, at(16, 3588, DType::Bf16)), "so do odd rows");
+        assert!(!takes(16, 3584, at(8, 3584, DType::Bf16)), "rows aligned to 8 bytes only");
+        assert!(!takes(16, 3584, at(16, 3588, DType::Bf16)), "odd rows aligned to 8 bytes only");
         assert!(!takes(16, 3584, at(16, 18, DType::F32)));
         assert!(!takes(16, 3584, at(16, 3584, DType::F16)));
         assert!(!fits(DType::F32, 16, 3584, &[]));
     }
 
-    /// A block may have 99 KiB on GPUs of one chip generation, and the kernels say the same numbers.
+    /// Some supported GPUs allow a block 99 KiB; `thin.cu` uses the same sizes.
     #[test]
     fn tiles_fit_shared_memory() {
         for padded in [16, 32] {

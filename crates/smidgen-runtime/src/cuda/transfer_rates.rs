@@ -1,22 +1,22 @@
-//! How fast bytes pass between pinned memory and a GPU, one way at a time.
+//! Measures the copy bandwidth between pinned memory and a GPU, one direction at a time.
 //!
-//! Measured by the GPU's own clock, behind a copy that warms up. Takes so many bytes on either side and gives them back.
+//! Timed with events on the GPU, after one copy to warm up. The buffers on both sides are freed afterwards.
 
 use super::driver::{Event, Gpu, Pinned, copy_to_device, copy_to_host, named};
 use crate::device::{DeviceError, DeviceError::Reserve};
 use cudarc::driver::result;
 
-/// Bytes in a second to the GPU, and from it.
+/// Bytes per second to the GPU, and from it, with copies of `bytes` bytes.
 pub fn transfer_rates(gpu: &Gpu, bytes: usize) -> Result<(f64, f64), DeviceError> {
     let mut pinned = Pinned::new(bytes)?;
-    // Touched, so that no page has to be found while it is copied.
+    // Touched, so that no page fault is timed.
     pinned.slice_mut(0, bytes).fill(1);
     // SAFETY: the memory is freed once, below.
     let device = unsafe { result::malloc_sync(bytes) };
     let device = device.map_err(|_| Reserve { device: super::NAME, bytes })?;
     let rates = time(gpu, &mut pinned, device);
     let waited = gpu.wait();
-    // SAFETY: allocated above, and nothing that uses it is under way.
+    // SAFETY: allocated above, and no work that uses it is pending.
     named(unsafe { result::free_sync(device) }, "cuMemFree")?;
     waited.and(rates)
 }
@@ -36,9 +36,9 @@ fn time(gpu: &Gpu, pinned: &mut Pinned, device: u64) -> Result<(f64, f64), Devic
         end.wait()?;
         Ok((COPIES * bytes) as f64 / (1e-3 * f64::from(begin.milliseconds_until(&end)?)))
     };
-    // SAFETY: both sides have so many bytes, and the caller waits before it frees either.
-    let inward = rate(&|| unsafe { copy_to_device(gpu, device, host, bytes) })?;
+    // SAFETY: both buffers have `bytes` bytes, and the caller waits before it frees either.
+    let to_device = rate(&|| unsafe { copy_to_device(gpu, device, host, bytes) })?;
     // SAFETY: as above.
-    let outward = rate(&|| unsafe { copy_to_host(gpu, host, device, bytes) })?;
-    Ok((inward, outward))
+    let to_host = rate(&|| unsafe { copy_to_host(gpu, host, device, bytes) })?;
+    Ok((to_device, to_host))
 }

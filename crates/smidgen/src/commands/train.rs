@@ -190,8 +190,7 @@ fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_g
 
 /// A device that failed under way: what was saved before is named.
 fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
-    let is_device =
-        failure.message.starts_with("cuda: ") || failure.message.contains("the offload file");
+    let is_device = failure.message.starts_with("cuda: ") || failure.message.contains("the offload file");
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
     match saved.filter(|_| is_device) {
         Some(step) => {

@@ -17,8 +17,8 @@ use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
-use smidgen_runtime::cuda::facts::{Holder, holders};
 use smidgen_runtime::cuda::libraries::{self, Library};
+use smidgen_runtime::cuda::nvml::{Holder, holders};
 use smidgen_runtime::cuda::{self, GpuFacts};
 use std::path::{Path, PathBuf};
 
