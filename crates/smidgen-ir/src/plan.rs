@@ -232,11 +232,6 @@ impl DeviceKind {
     }
 }
 
-/// What a block of so many bytes takes: in steps of 16 with its size before it, and no less than 32.
-fn allocated_bytes(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct EntryPlan {
     pub entry: Entry,
@@ -293,21 +288,6 @@ pub struct Peak {
 impl Plan {
     pub fn reserved_bytes(&self) -> usize {
         self.persistent_bytes + self.transient_bytes
-    }
-
-    /// Bytes that the plan itself takes, every list as an allocator hands it out. Names count as long as they usually are:
-    /// a plan that is only looked at, and has none, takes what it will.
-    pub fn own_bytes(&self) -> usize {
-        const NAME_BYTES: usize = 34;
-        let value_bytes = size_of::<PlannedValue>() + allocated_bytes(NAME_BYTES);
-        let steps = self.entries.iter().flat_map(|entry| &entry.steps);
-        let ids = |ids: &[ValueId]| allocated_bytes(size_of_val(ids));
-        let of_step = |step: &Step| {
-            let lists = ids(&step.inputs) + ids(&step.outputs) + ids(&step.updates);
-            size_of::<Step>() + lists + allocated_bytes(size_of_val(&*step.awaits))
-        };
-        let of_steps: usize = steps.map(of_step).sum();
-        self.values.len() * value_bytes + size_of_val(&*self.buffers) + of_steps
     }
 
     pub fn size(&self, space: Space) -> SpaceSize {

@@ -2,7 +2,6 @@
 //!
 //! Large pages are requested where the system has them: matmuls read more memory than the TLB covers with small pages.
 
-use super::heap;
 use super::pool::run_tasks;
 use smidgen_ir::workspace_cpu::LINE_FLOATS;
 use std::alloc::{Layout, alloc, dealloc};
@@ -28,11 +27,10 @@ impl Arena {
         Arena { memory: None }
     }
 
-    /// `None` if the system refuses that many bytes. Heap that planning has freed is returned to the system first,
-    /// and the program itself is mapped: the plan counts on both.
+    /// `None` when the system refuses. Heap that tokenizing and planning have freed is returned to the system first:
+    /// the plan does not count it a second time, next to the arena.
     pub fn reserve(bytes: usize) -> Option<Arena> {
-        heap::give_back();
-        heap::map_program();
+        return_freed_heap();
         if bytes == 0 {
             return Some(Arena::empty());
         }
@@ -58,7 +56,7 @@ impl Arena {
             // SAFETY: pieces are disjoint and inside the block.
             unsafe { self.pointer(start, length).write_bytes(0, length) };
         };
-        heap::with_large_pages(|| run_tasks(bytes.div_ceil(TOUCH_BYTES), touch));
+        run_tasks(bytes.div_ceil(TOUCH_BYTES), touch);
     }
 
     pub fn len(&self) -> usize {
@@ -97,6 +95,15 @@ impl Arena {
 pub fn aligned_floats(workspace: &mut [f32]) -> &mut [f32] {
     let skipped = workspace.as_ptr().align_offset(4 * LINE_FLOATS);
     &mut workspace[skipped..]
+}
+
+/// The GNU allocator keeps freed pages for later; other allocators are left alone.
+fn return_freed_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: only pages that no allocation uses are returned.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 impl Drop for Arena {

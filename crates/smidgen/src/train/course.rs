@@ -11,6 +11,7 @@ use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::outcome::{Ending, RunPolicy, Went};
+use super::monitor::{self, Looked};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
@@ -119,7 +120,7 @@ impl Course<'_> {
                 self.dir.set_aside(Product::of(&job.recipe))?;
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
-            meter.enter(phase, device.memory());
+            meter.enter(phase, &monitor::look(&mut device));
             if let Start::Checkpoint { folder, .. } = &start
                 && let Some(obstacle) = resume::adopt_products(&mut device, folder)
             {
@@ -156,7 +157,8 @@ impl Course<'_> {
             let bar = progress.get_or_insert_with(|| Progress::new(total_steps, first, log_every, quiet));
             let interrupt = interrupt.get_or_insert_with(Interrupt::listen);
             let result = trainer.run_and_return(&mut batches, first, journal, bar, interrupt);
-            meter.enter(Phase::Prepare, None);
+            // Only what was sampled while the trainer held the arena counts for its last phase.
+            meter.enter(Phase::Prepare, &Looked::default());
             self.write_phases(&meter, &chosen);
             let (mut outcome, returned) = result.inspect_err(|_| bar.finish())?;
             if first_loss.is_nan() {

@@ -1,10 +1,10 @@
-//! The memory of the process, the device and the machine, measured after every step.
+//! What is looked at after every step and where a phase ends: the memory of the process, of the device and of the machine.
 //!
-//! Every row says how long the measurement took, so a run shows what its monitor costs. It is time of the thread that
-//! queues the work; a GPU that is busy meanwhile loses nothing.
+//! How long looking takes is in every metrics row, so that a run shows for itself what its monitor costs. It is time of
+//! the thread that queues the work: a GPU that is busy in the meantime loses none of it.
+//! Counters of the kernel are read, never reset: what `/usr/bin/time -v` prints of a run is what the run took.
 
 use super::metrics::read_rss;
-use super::phases::PhaseMeter;
 use crate::plan::host;
 use smidgen_runtime::Device;
 use smidgen_runtime::device::DeviceMemory;
@@ -14,7 +14,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Looked {
     /// Of a device with memory of its own.
-    device: Option<DeviceMemory>,
+    pub(super) device: Option<DeviceMemory>,
     free_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
     /// Peak of the process so far.
@@ -23,8 +23,7 @@ pub struct Looked {
     pub ms: f64,
 }
 
-/// Looks. `meter` knows the peak of phases before this one.
-pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
+pub fn look<D: Device>(device: &mut D) -> Looked {
     let begun = Instant::now();
     let host = read_rss();
     let device = device.memory();
@@ -32,8 +31,7 @@ pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
         device,
         free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
         rss_bytes: host.map(|host| host.rss_bytes),
-        rss_peak_bytes: host
-            .map(|host| meter.map_or(host.peak_bytes, |meter| meter.process_peak_bytes(&host))),
+        rss_peak_bytes: host.map(|host| host.peak_bytes),
         ms: begun.elapsed().as_secs_f64() * 1e3,
     }
 }
@@ -41,7 +39,12 @@ pub fn look<D: Device>(device: &mut D, meter: Option<&PhaseMeter>) -> Looked {
 impl Looked {
     /// Memory in use by the run; on the CPU that of the process.
     pub fn device_bytes(&self) -> Option<u64> {
-        self.device.map_or(self.rss_bytes, |device| Some(device.bytes))
+        self.own_device_bytes().or(self.rss_bytes)
+    }
+
+    /// Memory in use on a device with memory of its own.
+    pub fn own_device_bytes(&self) -> Option<u64> {
+        self.device.map(|device| device.bytes)
     }
 
     pub fn device_peak_bytes(&self) -> Option<u64> {
@@ -75,7 +78,7 @@ mod tests {
     #[test]
     fn looking_is_timed_and_sees_this_process() {
         let mut cpu = smidgen_runtime::Cpu::new(1).unwrap();
-        let looked = look(&mut cpu, None);
+        let looked = look(&mut cpu);
         assert_eq!(looked.rss_bytes.is_some(), std::path::Path::new("/proc/self/status").exists());
         assert!(looked.rss_peak_bytes >= looked.rss_bytes);
         assert!(looked.ms > 0.0);

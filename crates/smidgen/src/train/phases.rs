@@ -1,13 +1,13 @@
-//! What a run takes in each phase of its life, measured, beside what was planned: `phases.json` in the run folder.
+//! What a run takes in each phase of its life, measured next to what was planned: `phases.json` in the run folder.
 //!
-//! The kernel keeps the highest resident memory of a process and lets the process reset it: it is read and reset where
-//! one phase ends and the next begins. Where it cannot be reset, a phase has what was resident at its end.
-//! A GPU's memory is looked at there too; it is reserved once, so that nothing happens in between.
+//! A phase has the highest of its samples: the monitor looks after every step, and once more where a phase ends.
+//! A short spike between two samples is not seen here; the kernel sees it, and its peak of the whole process is
+//! `host_peak_bytes` in the metrics. Nothing here resets a counter of the kernel.
+//! The memory of a GPU is reserved once, so that no sample of it can miss anything.
 
-use super::metrics::{HostMemory, read_rss};
+use super::monitor::Looked;
 use crate::plan::life::LifePhase;
 use serde_json::{Map, Value, json};
-use smidgen_runtime::device::DeviceMemory;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -36,9 +36,10 @@ impl Phase {
     }
 }
 
-/// The most that a phase was seen to take.
+/// The highest samples of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
+    /// RAM of the process.
     pub resident_bytes: Option<u64>,
     /// Of a device with memory of its own.
     pub device_bytes: Option<u64>,
@@ -48,44 +49,27 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct PhaseMeter {
     now: Phase,
-    /// Whether the kernel counts anew where it is asked to.
-    resets: bool,
     taken: BTreeMap<Phase, Taken>,
-    /// Of the whole process so far.
-    highest_bytes: u64,
 }
 
 impl PhaseMeter {
-    /// What was taken so far belongs to the preparation.
+    /// Begins with the preparation.
     pub fn begin() -> PhaseMeter {
-        PhaseMeter { now: Phase::Prepare, resets: true, taken: BTreeMap::new(), highest_bytes: 0 }
+        PhaseMeter { now: Phase::Prepare, taken: BTreeMap::new() }
     }
 
-    /// Ends the phase that was, and begins another. `device` is what a device with memory of its own says.
-    pub fn enter(&mut self, phase: Phase, device: Option<DeviceMemory>) {
-        let host = read_rss();
-        self.record(host, device);
-        self.resets = self.resets && std::fs::write("/proc/self/clear_refs", "5").is_ok();
-        self.now = phase;
-    }
-
-    fn record(&mut self, host: Option<HostMemory>, device: Option<DeviceMemory>) {
+    /// Counts a sample for the present phase.
+    pub fn sample(&mut self, looked: &Looked) {
         let taken = self.taken.entry(self.now).or_default();
-        if let Some(host) = host {
-            self.highest_bytes = self.highest_bytes.max(host.peak_bytes);
-            // What could not be reset would count for every later phase.
-            let bytes = if self.resets { host.peak_bytes } else { host.rss_bytes };
-            taken.resident_bytes = taken.resident_bytes.max(Some(bytes));
-        }
-        if let Some(device) = device {
-            taken.device_bytes = taken.device_bytes.max(Some(device.bytes));
-            taken.pinned_bytes = taken.pinned_bytes.max(device.pinned_bytes);
-        }
+        taken.resident_bytes = taken.resident_bytes.max(looked.rss_bytes);
+        taken.device_bytes = taken.device_bytes.max(looked.own_device_bytes());
+        taken.pinned_bytes = taken.pinned_bytes.max(looked.pinned_bytes());
     }
 
-    /// The peak of the whole process, whatever was reset since.
-    pub fn process_peak_bytes(&self, now: &HostMemory) -> u64 {
-        self.highest_bytes.max(now.peak_bytes)
+    /// Ends the present phase with a last sample, and begins another.
+    pub fn enter(&mut self, phase: Phase, looked: &Looked) {
+        self.sample(looked);
+        self.now = phase;
     }
 
     pub fn taken(&self, phase: Phase) -> Option<Taken> {
@@ -127,52 +111,44 @@ pub fn folder_bytes(folder: &Path) -> u64 {
 mod tests {
     use super::*;
     use crate::plan::life::Spaces;
+    use smidgen_runtime::device::DeviceMemory;
 
-    fn host(rss: u64, peak: u64) -> Option<HostMemory> {
-        Some(HostMemory { rss_bytes: rss, peak_bytes: peak, anonymous_bytes: rss })
+    fn process(rss: u64) -> Looked {
+        Looked { rss_bytes: Some(rss), rss_peak_bytes: Some(1000), ..Looked::default() }
     }
 
     #[test]
-    fn each_phase_has_its_own_peak() {
+    fn a_phase_has_the_highest_of_its_samples() {
         let mut meter = PhaseMeter::begin();
-        meter.record(host(50, 90), None);
-        meter.now = Phase::Load;
-        meter.record(host(60, 80), None);
-        meter.now = Phase::Save;
-        meter.record(host(60, 61), None);
-        meter.record(host(55, 70), None);
+        meter.enter(Phase::Load, &process(50));
+        meter.enter(Phase::Train, &process(80));
+        [70, 90, 75].map(|rss| meter.sample(&process(rss)));
+        meter.enter(Phase::Save, &process(60));
+        meter.enter(Phase::Train, &process(65));
+        meter.enter(Phase::Save, &process(30));
+        meter.enter(Phase::Prepare, &process(40));
         let taken = |phase| meter.taken(phase).and_then(|taken| taken.resident_bytes);
         assert_eq!(
-            [Phase::Prepare, Phase::Load, Phase::Save, Phase::Eval].map(taken),
-            [Some(90), Some(80), Some(70), None]
+            [Phase::Prepare, Phase::Load, Phase::Train, Phase::Save, Phase::Eval].map(taken),
+            [Some(50), Some(80), Some(90), Some(65), None]
         );
-        assert_eq!(meter.process_peak_bytes(&host(1, 2).unwrap()), 90);
-        assert_eq!(meter.process_peak_bytes(&host(1, 95).unwrap()), 95);
         let life = [LifePhase { name: "save", needs: Spaces { device: 75, disk: 9, ..Spaces::default() } }];
         let rendered = meter.render_json(&life, 8);
         assert_eq!(
             rendered["save"],
             json!({
                 "planned": {"device": 75, "pinned": 0, "host": 0, "disk": 9},
-                "measured": {"device": 70, "pinned": 0, "host": 0, "disk": 8},
+                "measured": {"device": 65, "pinned": 0, "host": 0, "disk": 8},
             })
         );
         assert_eq!(rendered["prepare"]["planned"], Value::Null);
     }
 
     #[test]
-    fn what_cannot_be_reset_is_sampled() {
-        let mut meter = PhaseMeter { resets: false, ..PhaseMeter::begin() };
-        meter.record(host(50, 90), None);
-        assert_eq!(meter.taken(Phase::Prepare).unwrap().resident_bytes, Some(50));
-        assert_eq!(meter.process_peak_bytes(&host(1, 2).unwrap()), 90);
-    }
-
-    #[test]
     fn a_device_with_memory_of_its_own_is_not_the_host() {
         let mut meter = PhaseMeter::begin();
         let memory = DeviceMemory { bytes: 700, peak_bytes: 700, free_bytes: 1, pinned_bytes: 40 };
-        meter.record(host(50, 90), Some(memory));
+        meter.sample(&Looked { device: Some(memory), ..process(90) });
         let measured = &meter.render_json(&[], 0)["prepare"]["measured"];
         assert_eq!(*measured, json!({"device": 700, "pinned": 40, "host": 90, "disk": 0}));
     }

@@ -57,7 +57,7 @@ pub struct Trainer<'a, D> {
     pub(super) limit_bytes: Option<u64>,
     /// Whether memory is measured after every step; only a benchmark of the monitor turns it off.
     is_monitored: bool,
-    /// Gets the start of every phase.
+    /// Samples memory, phase by phase.
     meter: Option<&'a mut PhaseMeter>,
     /// Checked at checkpoints: has free memory changed?
     watch: Option<Watch<'a>>,
@@ -151,7 +151,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Trainer { is_monitored, ..self }
     }
 
-    /// Reports every phase to the meter.
+    /// Has the meter sample memory in every phase.
     pub fn with_meter(self, meter: &'a mut PhaseMeter) -> Trainer<'a, D> {
         Trainer { meter: Some(meter), ..self }
     }
@@ -321,7 +321,7 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     fn enter(&mut self, phase: Phase) {
         if let Some(meter) = &mut self.meter {
-            meter.enter(phase, self.executor.device_mut().memory());
+            meter.enter(phase, &monitor::look(self.executor.device_mut()));
         }
     }
 
@@ -332,7 +332,7 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     /// Writes `adapter/` or `model/`: the last state, or the best evaluated one where that is what the run was to find.
     fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
-        let Trainer { mut executor, job, dir, standing, .. } = self;
+        let Trainer { mut executor, job, dir, standing, mut meter, .. } = self;
         if job.recipe.train.early_stop > 0
             && let Some(best) = standing.best_saved.filter(|best| best.step != moment.step)
         {
@@ -345,7 +345,10 @@ impl<'a, D: Device> Trainer<'a, D> {
                 Product::Adapter => adapters::save_adapter(&mut executor, job, folder)?,
                 Product::Model => trained_weights::write_model(&mut executor, job, folder)?,
             }
-            // The arena is released first: the tokenizer's vocabulary is not part of the plan.
+            if let Some(meter) = &mut meter {
+                meter.sample(&monitor::look(executor.device_mut()));
+            }
+            // The arena is freed first: the plan does not count a tokenizer next to it.
             drop(executor);
             match product {
                 // A missing tokenizer is only a warning: the adapter is what counts.
@@ -469,9 +472,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         let seconds = self.last_row.elapsed().as_secs_f64();
         self.last_row = Instant::now();
         let looked = match self.is_monitored {
-            true => monitor::look(self.executor.device_mut(), self.meter.as_deref()),
+            true => monitor::look(self.executor.device_mut()),
             false => Looked::default(),
         };
+        if let Some(meter) = &mut self.meter {
+            meter.sample(&looked);
+        }
         let row = MetricsRow {
             step: begun.step + 1,
             epoch: begun.epoch,
