@@ -7,6 +7,7 @@
 //! on the L4 with its 72 W.
 //! Memory is the driver's total, which is a little below the number on the box.
 
+use crate::context::Overhead;
 use crate::profile::{DeviceProfile, Rates};
 use smidgen_ir::DeviceKind;
 
@@ -36,6 +37,8 @@ const MEMORY_SHARE: f64 = 0.75;
 const BUS_SHARE: f64 = 0.78;
 /// What a usual disk reads; nobody knows it of another machine.
 const DISK_BYTES_PER_S: f64 = 2e9;
+/// The driver's context with our kernels and cuBLASLt, on an H200; `doctor` measures other cards.
+pub const CONTEXT_BYTES: u64 = 536 << 20;
 /// A launch.
 const STEP_S: f64 = 4e-6;
 /// A code is read, and plain numbers are written for the product.
@@ -125,7 +128,7 @@ impl Card {
             name: self.name.to_owned(),
             device: DeviceKind::Cuda,
             memory_bytes: Some(self.memory_bytes()),
-            context_bytes: None,
+            overhead: Overhead::cuda(CONTEXT_BYTES),
             f32: rates(full, self.attention_share * full),
             half: rates(half, self.attention_share * half),
             fetch_bytes_per_s: bus_bytes_per_s,

@@ -1,65 +1,90 @@
-//! What the process or the driver takes beside the reservation, in a few terms.
+//! What a run takes outside the arena: of the process on a CPU, of the driver on a GPU.
 //!
-//! Whoever plans fills in the numbers; here they become bytes for one plan.
+//! One small model serves both. Its numbers are a field of the device profile, [`Overhead`]; what the job knows to the
+//! byte, such as its data in RAM, is added by whoever plans. The margin covers what the model leaves out: which pages of
+//! the program are resident, what a tokenizer leaves in the heap, how a driver rounds. Plans print it as such.
+//! Measurements and limits: `docs/decisions/memory-outside-the-arena.md`.
 
-use smidgen_ir::{Plan, Space, Step};
+use smidgen_ir::{DeviceKind, Plan, Space, Step};
 
-/// What the process or the driver takes beside the reservation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Context {
-    pub bytes: u64,
-    /// Whether the plan itself is there, ...
-    pub holds_plan: bool,
-    /// ... and for every step of it, and every value of a step: what the runtime makes of them.
+/// What a device takes outside the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overhead {
+    /// The program with its libraries, or the driver's context with kernels and cuBLASLt.
+    pub fixed_bytes: u64,
+    /// Per thread.
+    pub thread_bytes: u64,
+    /// Per step: the plan and what the runtime makes of it. On a GPU per kernel launch that a graph records.
     pub step_bytes: u64,
-    pub operand_bytes: u64,
-    /// For every step of an entry point without transfers: a device's record of what it launches.
-    pub recorded_step_bytes: u64,
-    /// For those of them that multiply with a coded matrix beside it: they launch more.
-    pub recorded_code_bytes: u64,
-    /// For every token of a micro-batch: the batch itself, before it is on the device.
-    pub token_bytes: u64,
-    /// Where a plan has values on disk: what that takes, ...
-    pub spill_bytes: u64,
-    /// ... and beside it the largest of them on its way there, in pieces of this.
-    pub spill_piece_bytes: u64,
-    /// A byte of the device for so many of the host within its reach: its tables of where they are. 0 = none.
-    pub host_bytes_a_table_byte: u64,
-    /// The reservation and such tables are taken in steps of this; 0 = to the byte.
-    pub granule_bytes: u64,
+    /// What a run may take beyond the other terms.
+    pub margin_bytes: u64,
 }
 
-impl Context {
-    pub fn bytes_for(&self, plan: &Plan) -> u64 {
-        let count = |steps: &[Step]| steps.len() as u64;
-        let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
-        let recorded = || plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
-        let codes = recorded().flat_map(|entry| &entry.steps).filter(|step| step.cost.coded_operands > 0.0);
-        let recorded_bytes = self.recorded_step_bytes
-            * recorded().map(|entry| count(&entry.steps)).sum::<u64>()
-            + self.recorded_code_bytes * codes.count() as u64;
-        let on_disk = plan.buffers.iter().filter(|buffer| buffer.space == Space::Disk);
-        let largest_on_disk = on_disk.map(|buffer| buffer.bytes as u64).max();
-        let spill_bytes =
-            largest_on_disk.map_or(0, |largest| self.spill_bytes + self.spill_piece_bytes.min(largest));
-        let host_bytes = plan.host.bytes() as u64;
-        let tables = host_bytes.checked_div(self.host_bytes_a_table_byte).unwrap_or(0);
-        let whole = |bytes: u64| bytes.next_multiple_of(self.granule_bytes.max(1));
-        let reserved = plan.reserved_bytes() as u64;
-        let rounded_up = whole(reserved) - reserved;
-        let of_steps = self.plan_bytes(plan) + recorded_bytes;
-        let of_tokens = self.token_bytes * plan.extent.tokens as u64;
-        self.bytes + of_steps + of_tokens + spill_bytes + whole(tables) + rounded_up
-    }
+impl Overhead {
+    /// A process on a CPU.
+    pub const CPU: Overhead =
+        Overhead { fixed_bytes: 16 << 20, thread_bytes: 128 << 10, step_bytes: 1536, margin_bytes: 12 << 20 };
 
-    /// The plan, and what the runtime makes of it.
-    fn plan_bytes(&self, plan: &Plan) -> u64 {
-        let own_bytes = if self.holds_plan { plan.own_bytes() as u64 } else { 0 };
-        // Its lists lie between what was freed while planning; measured.
-        let gaps = own_bytes / 12;
-        let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
-        let operands = |step: &Step| (step.inputs.len() + step.outputs.len() + step.updates.len()) as u64;
-        let of_step = |step: &Step| self.step_bytes + self.operand_bytes * operands(step);
-        own_bytes + gaps + steps.map(of_step).sum::<u64>()
+    /// A GPU whose context was measured.
+    pub const fn cuda(context_bytes: u64) -> Overhead {
+        Overhead { fixed_bytes: context_bytes, thread_bytes: 0, step_bytes: 3600, margin_bytes: 3_000_000 }
     }
+}
+
+/// The overhead of a device for one job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    /// Whose memory is counted: RAM of the process, or that of a GPU.
+    pub device: DeviceKind,
+    pub overhead: Overhead,
+    pub threads: usize,
+    /// Held in RAM for the whole run, and known to the byte: data, and the largest buffer of loading.
+    pub data_bytes: u64,
+    /// Per token of a micro-batch, before it is on the device.
+    pub token_bytes: u64,
+    /// Where a plan has values on disk: the largest buffer that they pass through.
+    pub spill_bytes: u64,
+}
+
+/// A driver hands out memory in units of this.
+const GRANULE_BYTES: u64 = 2 << 20;
+/// Pinned memory has page tables on the GPU: an entry of 8 bytes per page of 4 KiB.
+const PINNED_BYTES_PER_TABLE_BYTE: u64 = 512;
+/// Launches of a matmul whose matrix is decoded first.
+const LAUNCHES_OF_CODED: u64 = 3;
+
+impl Context {
+    /// Everything outside the arena of this plan, the margin included.
+    pub fn bytes_for(&self, plan: &Plan) -> u64 {
+        let Overhead { fixed_bytes, thread_bytes, step_bytes, margin_bytes } = self.overhead;
+        let (steps, rounding) = match self.device {
+            DeviceKind::Cpu => (plan.entries.iter().map(|entry| entry.steps.len() as u64).sum(), 0),
+            DeviceKind::Cuda => (recorded_launches(plan), granules(plan)),
+        };
+        let has_disk = plan.buffers.iter().any(|buffer| buffer.space == Space::Disk);
+        let spill_bytes = if has_disk { self.spill_bytes } else { 0 };
+        fixed_bytes
+            + thread_bytes * self.threads as u64
+            + step_bytes * steps
+            + self.data_bytes
+            + self.token_bytes * plan.extent.tokens as u64
+            + spill_bytes
+            + rounding
+            + margin_bytes
+    }
+}
+
+/// Kernel launches of the entry points that become graphs: those without transfers.
+fn recorded_launches(plan: &Plan) -> u64 {
+    let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
+    let recorded = plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
+    let launches = |step: &Step| if step.cost.coded_operands > 0.0 { LAUNCHES_OF_CODED } else { 1 };
+    recorded.flat_map(|entry| &entry.steps).map(launches).sum()
+}
+
+/// What rounding the arena up takes, and the page tables of pinned memory.
+fn granules(plan: &Plan) -> u64 {
+    let whole = |bytes: u64| bytes.next_multiple_of(GRANULE_BYTES);
+    let reserved = plan.reserved_bytes() as u64;
+    whole(reserved) - reserved + whole(plan.host.bytes() as u64 / PINNED_BYTES_PER_TABLE_BYTE)
 }

@@ -31,7 +31,7 @@ pub mod solve;
 mod stages;
 pub mod update;
 
-pub use context::Context;
+pub use context::{Context, Overhead};
 pub use error::ModelError;
 pub use model::spec::DecoderSpec;
 pub use options::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};

@@ -5,6 +5,7 @@
 //! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
 //! what it takes to bring the matrices of a product into the form that the product wants.
 
+use crate::context::Overhead;
 use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
 
 /// What a device does in a second when it multiplies numbers of one kind.
@@ -34,8 +35,8 @@ pub struct DeviceProfile {
     pub device: DeviceKind,
     /// What a GPU has, as its driver counts it.
     pub memory_bytes: Option<u64>,
-    /// What the driver's context takes there, where it was measured.
-    pub context_bytes: Option<u64>,
+    /// What a run takes there outside the arena.
+    pub overhead: Overhead,
     pub f32: Rates,
     /// In bf16, or f16 on a GPU.
     pub half: Rates,
@@ -67,7 +68,7 @@ impl DeviceProfile {
             name: "cpu".into(),
             device: DeviceKind::Cpu,
             memory_bytes: None,
-            context_bytes: None,
+            overhead: Overhead::CPU,
             f32: rates(110e9, 46e9, 68e9, 1.05e-9),
             half: rates(380e9, 34e9, 100e9, 0.6e-9),
             fetch_bytes_per_s: 1.5e9,

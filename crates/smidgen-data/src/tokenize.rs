@@ -2,11 +2,12 @@
 //!
 //! The calling thread reads rows and stores what comes back; workers tokenize chunks of rows. Chunks come back
 //! in any order and are stored in that of the files, so the number of threads never shows in a set.
-//! Memory is bounded: at most so many chunks are under way, and a chunk ends early when its rows are long.
+//! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so rows are handed out only
+//! as long as those under way are not too long together. A row that is longer than that is tokenized alone.
 //! An error is that of the first row that has one.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -21,8 +22,10 @@ use crate::source::{RowPlace, RowUnit};
 use crate::token_builder::TokenSetBuilder;
 
 const ROWS_OF_A_CHUNK: usize = 32;
-/// A chunk is full with so much text, too.
+/// A chunk is full with this much text, too.
 const TEXT_BYTES_OF_A_CHUNK: usize = 128 << 10;
+/// The longest rows of all chunks under way have at most this much text together.
+const LONGEST_BYTES_UNDER_WAY: usize = 256 << 10;
 
 /// What was noticed about rows, for warnings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,6 +114,9 @@ struct Pipeline<'a, F> {
     /// The chunk being filled.
     rows: Vec<Taken>,
     text_bytes: usize,
+    longest_bytes: usize,
+    /// The longest row of each chunk that was sent and is not stored, in order.
+    under_way: VecDeque<usize>,
     sent: u64,
     stored: u64,
     most_under_way: u64,
@@ -153,6 +159,8 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             early: BTreeMap::new(),
             rows: Vec::new(),
             text_bytes: 0,
+            longest_bytes: 0,
+            under_way: VecDeque::new(),
             sent: 0,
             stored: 0,
             // Enough that no worker waits while this thread reads, and that one long row stops nobody.
@@ -165,7 +173,9 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
 
     fn take(&mut self, place: RowPlace<'_>, example: Example) -> Result<(), PrepareError> {
         self.file = place_of(self.files, self.file, place.file);
-        self.text_bytes += text_bytes(&example);
+        let bytes = text_bytes(&example);
+        self.text_bytes += bytes;
+        self.longest_bytes = self.longest_bytes.max(bytes);
         self.rows.push(Taken { file: self.file, unit: place.unit, number: place.number, example });
         match self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
             true => self.send(),
@@ -176,6 +186,14 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
     fn send(&mut self) -> Result<(), PrepareError> {
         let rows = std::mem::replace(&mut self.rows, Vec::with_capacity(ROWS_OF_A_CHUNK));
         self.text_bytes = 0;
+        let longest_bytes = std::mem::take(&mut self.longest_bytes);
+        let is_too_long = |under_way: &VecDeque<usize>| {
+            longest_bytes + under_way.iter().sum::<usize>() > LONGEST_BYTES_UNDER_WAY
+        };
+        while !self.under_way.is_empty() && is_too_long(&self.under_way) {
+            self.wait()?;
+        }
+        self.under_way.push_back(longest_bytes);
         let chunks = self.chunks.as_ref().expect("nothing is sent after the end");
         chunks.send(Chunk { index: self.sent, rows }).expect("workers wait until the sender is gone");
         self.sent += 1;
@@ -192,6 +210,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         self.early.insert(done.index, done);
         while let Some(done) = self.early.remove(&self.stored) {
             self.stored += 1;
+            self.under_way.pop_front();
             (self.on_rows)(done.rows.len() as u64);
             for (file, unit, number, row) in done.rows {
                 let place = RowPlace { file: &self.files[file], unit, number };

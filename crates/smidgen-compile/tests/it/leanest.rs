@@ -126,12 +126,7 @@ const CHEAP_STEPS: Context = shapes::process(200_000, 20, 3000);
 /// As a process has it: a transfer of little takes more than it saves.
 const DEAR_STEPS: Context = shapes::process(1_000_000, 1100, 60_000);
 /// As a GPU has it.
-const TABLES: Context = Context {
-    recorded_step_bytes: 3500,
-    host_bytes_a_table_byte: 512,
-    granule_bytes: 2 << 20,
-    ..shapes::process(5_000_000, 0, 0)
-};
+const TABLES: Context = Context { device: DeviceKind::Cuda, ..shapes::process(5_000_000, 3500, 0) };
 
 #[test]
 fn the_least_is_stated_where_steps_take_little() {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::options::{Moments, Optimizer};
-use smidgen_compile::{AdapterForm, Context, DecoderSpec, Request, TrainedBiases};
+use smidgen_compile::{AdapterForm, Context, DecoderSpec, Overhead, Request, TrainedBiases};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use std::collections::HashMap;
 
@@ -132,19 +132,8 @@ pub fn optimizer() -> Optimizer {
     Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
 }
 
-/// What a process takes beside its reservation: this much, for each step, and where it has values on disk.
-pub const fn process(bytes: u64, step_bytes: u64, spill_bytes: u64) -> Context {
-    Context {
-        bytes,
-        holds_plan: false,
-        step_bytes,
-        operand_bytes: 0,
-        recorded_step_bytes: 0,
-        recorded_code_bytes: 0,
-        token_bytes: 0,
-        spill_bytes,
-        spill_piece_bytes: 0,
-        host_bytes_a_table_byte: 0,
-        granule_bytes: 0,
-    }
+/// What a process takes outside the arena: this much, per step, and where it has values on disk.
+pub const fn process(fixed_bytes: u64, step_bytes: u64, spill_bytes: u64) -> Context {
+    let overhead = Overhead { fixed_bytes, thread_bytes: 0, step_bytes, margin_bytes: 0 };
+    Context { device: DeviceKind::Cpu, overhead, threads: 1, data_bytes: 0, token_bytes: 0, spill_bytes }
 }

@@ -5,10 +5,10 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
-    Budget, Choice, Context, Demand, Pins, Policy, Profile, Rates, Recompute, Request, Solution, Why,
-    compile, solve,
+    Budget, Choice, Context, Demand, Overhead, Pins, Policy, Profile, Rates, Recompute, Request, Solution,
+    Why, compile, solve,
 };
-use smidgen_ir::{Entry, Extent, Plan, Precision, Space};
+use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, SpaceSize};
 
 const LAYERS: usize = 7;
 const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
@@ -42,7 +42,10 @@ fn resident() -> Pins {
 fn peak_of(plan: &Plan) -> u64 {
     let steps: usize = plan.entries.iter().map(|entry| entry.steps.len()).sum();
     let spilled = if plan.disk.bytes() > 0 { CONTEXT.spill_bytes } else { 0 };
-    CONTEXT.bytes + CONTEXT.step_bytes * steps as u64 + spilled + plan.reserved_bytes() as u64
+    CONTEXT.overhead.fixed_bytes
+        + CONTEXT.overhead.step_bytes * steps as u64
+        + spilled
+        + plan.reserved_bytes() as u64
 }
 
 /// Peak of a demand with the first `count` layers recomputed, by its own plan.
@@ -224,40 +227,41 @@ fn prices_are_those_of_plans_without_a_choice() {
     }
 }
 
-/// Memory of the host within a GPU's reach takes tables of the GPU, in whole steps.
+/// Pinned memory has page tables on the GPU, in whole granules; so has the arena.
 #[test]
-fn pinned_memory_takes_tables_of_the_device() {
-    let request = Request { device: smidgen_ir::DeviceKind::Cuda, ..request() };
+fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
+    let request = Request { device: DeviceKind::Cuda, ..request() };
     let away = smidgen_compile::ladder::all_weights_away(&request, 2);
-    let plan = compile(&request, &Policy { away, ..Policy::resident(Recompute::none(), 8) });
-    let host_bytes = plan.host.bytes() as u64;
-    assert!(host_bytes > 4096);
-    let context =
-        Context { bytes: 7, host_bytes_a_table_byte: 512, granule_bytes: 2 << 20, ..Context::default() };
+    let mut plan = compile(&request, &Policy { away, ..Policy::resident(Recompute::none(), 8) });
     let reserved = plan.reserved_bytes() as u64;
-    let none = 7 + reserved.next_multiple_of(2 << 20) - reserved;
-    assert_eq!(context.bytes_for(&plan), none + (2 << 20));
-    let context = Context { host_bytes_a_table_byte: 1, ..context };
-    assert_eq!(context.bytes_for(&plan), none + host_bytes.next_multiple_of(2 << 20));
-    assert_eq!(Context { host_bytes_a_table_byte: 0, ..context }.bytes_for(&plan), none);
+    let rounded = 7 + reserved.next_multiple_of(2 << 20) - reserved;
+    let context = Context { device: DeviceKind::Cuda, ..shapes::process(7, 0, 0) };
+    for (host_bytes, tables_bytes) in
+        [(0, 0), (4096, 2 << 20), (1 << 30, 2 << 20), ((1 << 30) + 512, 4 << 20)]
+    {
+        plan.host = SpaceSize { persistent_bytes: host_bytes, transient_bytes: 0 };
+        assert_eq!(context.bytes_for(&plan), rounded + tables_bytes, "{host_bytes}");
+    }
 }
 
 #[test]
-fn a_process_pays_for_its_micro_batch_and_for_what_passes_to_the_disk() {
+fn a_process_pays_for_its_threads_its_data_its_micro_batch_and_what_passes_to_the_disk() {
     let here = compile(&request(), &Policy::resident(Recompute::none(), 8));
     let away = smidgen_compile::ladder::all_weights_away(&request(), 2);
     let spilled = compile(&request(), &Policy { away, ..Policy::resident(Recompute::none(), 8) });
-    let largest =
-        spilled.buffers.iter().filter(|buffer| buffer.space == Space::Disk).map(|buffer| buffer.bytes);
-    let largest = largest.max().expect("weights are on disk") as u64;
-    let context = Context { bytes: 7, token_bytes: 3, ..Context::default() };
-    let tokens = here.extent.tokens as u64;
-    assert_eq!([&here, &spilled].map(|plan| context.bytes_for(plan)), [7 + 3 * tokens; 2]);
-    let with_piece = |spill_piece_bytes| Context { spill_bytes: 100, spill_piece_bytes, ..context };
-    for (piece_bytes, passes) in [(largest - 1, largest - 1), (largest + 1, largest)] {
-        assert_eq!(with_piece(piece_bytes).bytes_for(&here), 7 + 3 * tokens);
-        assert_eq!(with_piece(piece_bytes).bytes_for(&spilled), 7 + 3 * tokens + 100 + passes);
-    }
+    let overhead = Overhead { fixed_bytes: 7, thread_bytes: 11, step_bytes: 2, margin_bytes: 1000 };
+    let context = Context {
+        device: DeviceKind::Cpu,
+        overhead,
+        threads: 3,
+        data_bytes: 50,
+        token_bytes: 3,
+        spill_bytes: 100,
+    };
+    let steps = |plan: &Plan| plan.entries.iter().map(|entry| entry.steps.len() as u64).sum::<u64>();
+    let rest = 7 + 3 * 11 + 50 + 3 * here.extent.tokens as u64 + 1000;
+    assert_eq!(context.bytes_for(&here), rest + 2 * steps(&here));
+    assert_eq!(context.bytes_for(&spilled), rest + 2 * steps(&spilled) + 100);
 }
 
 #[test]
@@ -281,27 +285,21 @@ fn steps_that_are_alike_begin_once() {
     assert_eq!(profile.entry_seconds(&plan, Entry::Update), (changes + 1) as f64);
 }
 
+/// A step whose matrix is decoded first is three launches, and an entry point with transfers is launched step by step.
 #[test]
-fn a_plan_pays_for_whole_granules_and_for_the_record_of_launches_without_transfers() {
-    let context = Context { bytes: 7, recorded_step_bytes: 3, ..Context::default() };
+fn a_gpu_pays_for_the_launches_that_its_graphs_record() {
     let mut plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
+    plan.persistent_bytes = plan.persistent_bytes.next_multiple_of(2 << 20);
+    plan.transient_bytes = plan.transient_bytes.next_multiple_of(2 << 20);
+    let context = Context { device: DeviceKind::Cuda, ..shapes::process(7, 3, 0) };
     let steps = |entry: &smidgen_ir::EntryPlan| entry.steps.len() as u64;
     let all: u64 = plan.entries.iter().map(steps).sum();
     assert_eq!(context.bytes_for(&plan), 7 + 3 * all);
-    assert_eq!(
-        Context { recorded_code_bytes: 5, ..context }.bytes_for(&plan),
-        7 + 3 * all,
-        "nothing is coded"
-    );
     let coded = plan.entries.iter_mut().flat_map(|entry| &mut entry.steps).take(4);
     coded.for_each(|step| step.cost.coded_operands = 1.0);
-    assert_eq!(Context { recorded_code_bytes: 5, ..context }.bytes_for(&plan), 7 + 3 * all + 5 * 4);
-    let in_steps = Context { granule_bytes: 1 << 20, ..context };
-    let whole = (plan.reserved_bytes() as u64).next_multiple_of(1 << 20);
-    assert!(whole > plan.reserved_bytes() as u64);
-    assert_eq!(plan.reserved_bytes() as u64 + in_steps.bytes_for(&plan), 7 + 3 * all + whole);
-    let first = &mut plan.entries[0];
-    first.steps[0].op = smidgen_ir::Op::Fetch;
-    let others = all - first.steps.len() as u64;
-    assert_eq!(context.bytes_for(&plan), 7 + 3 * others);
+    assert_eq!(context.bytes_for(&plan), 7 + 3 * (all + 2 * 4));
+    let of_first = steps(&plan.entries[0]);
+    assert!(of_first > 4);
+    plan.entries[0].steps[0].op = smidgen_ir::Op::Fetch;
+    assert_eq!(context.bytes_for(&plan), 7 + 3 * (all - of_first));
 }

@@ -2,6 +2,7 @@
 //!
 //! Large pages are requested where the system has them: matmuls read more memory than the TLB covers with small pages.
 
+use super::heap;
 use super::pool::run_tasks;
 use smidgen_ir::workspace_cpu::LINE_FLOATS;
 use std::alloc::{Layout, alloc, dealloc};
@@ -30,7 +31,7 @@ impl Arena {
     /// `None` when the system refuses. Heap that tokenizing and planning have freed is returned to the system first:
     /// the plan does not count it a second time, next to the arena.
     pub fn reserve(bytes: usize) -> Option<Arena> {
-        return_freed_heap();
+        heap::return_free_pages();
         if bytes == 0 {
             return Some(Arena::empty());
         }
@@ -95,15 +96,6 @@ impl Arena {
 pub fn aligned_floats(workspace: &mut [f32]) -> &mut [f32] {
     let skipped = workspace.as_ptr().align_offset(4 * LINE_FLOATS);
     &mut workspace[skipped..]
-}
-
-/// The GNU allocator keeps freed pages for later; other allocators are left alone.
-fn return_freed_heap() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: only pages that no allocation uses are returned.
-    unsafe {
-        libc::malloc_trim(0)
-    };
 }
 
 impl Drop for Arena {

@@ -29,6 +29,7 @@ pub mod embed;
 pub mod footprint;
 pub mod fourier;
 mod head_pieces;
+pub mod heap;
 pub mod isa;
 #[cfg(test)]
 mod isa_accuracy;

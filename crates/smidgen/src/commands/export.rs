@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::Tally;
 use crate::merge::original::OriginalModel;
-use crate::plan::planning::program_bytes;
+use crate::plan::planning::process_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
@@ -187,7 +187,7 @@ fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
         "folded": exported.folded,
         "types": types,
         "written": tally(&total(exported)),
-        "planned_bytes": program_bytes(1, exported.base_tensors) + exported.memory_bytes,
+        "planned_bytes": process_bytes(1) + exported.memory_bytes,
         "measured_bytes": read_rss().map(|memory| memory.peak_bytes),
         "notes": exported.notes,
     })

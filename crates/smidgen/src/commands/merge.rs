@@ -11,7 +11,7 @@ use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::OriginalModel;
 use crate::merge::{MergeOptions, Merged, Tally, merge};
 use crate::plan::life::MERGE_WORKERS;
-use crate::plan::planning::program_bytes;
+use crate::plan::planning::process_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -195,7 +195,7 @@ impl Report<'_> {
             "copied": tally(merged.copied),
             "written": tally(self.total()),
             "memory_bytes": merged.memory_bytes,
-            "planned_bytes": program_bytes(MERGE_WORKERS, merged.base_tensors) + merged.memory_bytes,
+            "planned_bytes": process_bytes(MERGE_WORKERS) + merged.memory_bytes,
             "measured_bytes": self.measured_bytes,
             "logits_difference": difference,
             "notes": merged.notes,

@@ -84,7 +84,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the command and prints what went wrong.
 pub fn run() -> ExitCode {
-    heap::begin();
+    heap::return_freed_blocks();
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Plan(args) => plan::run(args, cli.quiet),

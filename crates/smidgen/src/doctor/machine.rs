@@ -328,8 +328,10 @@ fn figures(profile: &DeviceProfile) -> String {
         DeviceKind::Cpu => "disk",
         DeviceKind::Cuda => "pinned memory",
     };
-    let context =
-        profile.context_bytes.map_or(String::new(), |bytes| format!(", context {}", format_bytes(bytes)));
+    let context = match profile.device {
+        DeviceKind::Cpu => String::new(),
+        DeviceKind::Cuda => format!(", context {}", format_bytes(profile.overhead.fixed_bytes)),
+    };
     format!(
         "{} bf16, {} f32, memory {}, {elsewhere} {} in and {} out, {:.1} us a step{context}",
         flops(bf16),

@@ -112,10 +112,6 @@ fn measure_cuda(
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES).map_err(Failure::world)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
-    let context_bytes = match place {
-        Place::Cuda { context_bytes, .. } => *context_bytes,
-        Place::Cpu | Place::Elsewhere { .. } => None,
-    };
     // Attention comes to its full rate in long samples only, and only there it takes much of the time.
     let (large, small) = match (effort, is_roomy) {
         (Effort::Usual, true) => ((1, 8192), (1, 1024)),
@@ -135,7 +131,7 @@ fn measure_cuda(
     Ok(DeviceProfile {
         name,
         memory_bytes,
-        context_bytes,
+        overhead: place.overhead(),
         f32,
         half,
         fetch_bytes_per_s: fetch,

@@ -6,7 +6,7 @@
 
 use crate::failure::Failure;
 use crate::plan::devices::Place;
-use crate::plan::planning::{eval_extent, gpu_context, largest_extent, program_context};
+use crate::plan::planning::{eval_extent, gpu_context, job_context, largest_extent};
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
@@ -103,7 +103,7 @@ fn plan_one(
     let request = Request { extent, row_losses: true, ..subject.request.clone() };
     let plan = compile_eval(&request, policy);
     let context = match request.device {
-        DeviceKind::Cpu => program_context(&request, model, means.data_bytes as u64),
+        DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
         DeviceKind::Cuda => gpu_context(means.place),
     };
     let context_bytes = context.bytes_for(&plan);

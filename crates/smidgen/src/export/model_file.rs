@@ -83,8 +83,6 @@ pub struct ExportedModel {
     pub folded: usize,
     /// The block, one module's factors, what is held of a quantized tensor, and the tokenizer.
     pub memory_bytes: u64,
-    /// Tensors of the base.
-    pub base_tensors: usize,
     pub notes: Vec<String>,
 }
 
@@ -151,7 +149,6 @@ pub fn export_model(
         tensors: count_by_type(&specs),
         folded: tensors.iter().filter(|tensor| matches!(tensor.output.action, Action::Fold(_))).count(),
         memory_bytes: factors.room_bytes() + held as u64 + tokenizer,
-        base_tensors: original.tensors().len(),
         notes,
     })
 }

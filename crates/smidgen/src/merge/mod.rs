@@ -59,8 +59,6 @@ pub struct Merged {
     pub copied: Tally,
     /// What the workspace held.
     pub memory_bytes: u64,
-    /// Tensors of the base.
-    pub base_tensors: usize,
     /// What the user should know, such as a tokenizer that is missing.
     pub notes: Vec<String>,
 }
@@ -112,7 +110,6 @@ pub fn merge(
         converted: tally(|action| matches!(action, fit::Action::Convert | fit::Action::Replace(_))),
         copied: tally(|action| matches!(action, fit::Action::Copy)),
         memory_bytes: workspace.memory_bytes(),
-        base_tensors: original.tensors().len(),
         notes,
     })
 }

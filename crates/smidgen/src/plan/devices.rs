@@ -7,6 +7,8 @@
 use crate::failure::Failure;
 use crate::hub::environment;
 use crate::plan::arithmetic::Arithmetic;
+use smidgen_compile::cards::CONTEXT_BYTES;
+use smidgen_compile::{DeviceProfile, Overhead};
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
@@ -20,14 +22,14 @@ pub enum Place {
         ordinal: usize,
         /// What is known of the GPU, if it is here.
         facts: Option<GpuFacts>,
-        /// What the driver's context takes there, once it was measured.
+        /// What the driver's context takes there, once it was measured: when the device was opened, or by `doctor`.
         context_bytes: Option<u64>,
     },
     /// A GPU of another machine, which is planned for and known by its profile alone.
     Elsewhere {
         name: String,
         memory_bytes: Option<u64>,
-        context_bytes: Option<u64>,
+        overhead: Overhead,
     },
 }
 
@@ -87,15 +89,19 @@ impl Place {
         }
     }
 
-    /// What the driver's context with our kernels and cuBLASLt takes of a GPU: measured with a margin for what grows
-    /// at the first launches, or what was seen elsewhere.
-    pub fn gpu_context_bytes(&self) -> u64 {
-        const GROWTH_BYTES: u64 = 3_000_000;
-        const SEEN_BYTES: u64 = 536 << 20;
+    /// What a run takes there outside the arena.
+    pub fn overhead(&self) -> Overhead {
         match self {
-            Place::Cuda { context_bytes: Some(bytes), .. }
-            | Place::Elsewhere { context_bytes: Some(bytes), .. } => bytes + GROWTH_BYTES,
-            Place::Cpu | Place::Cuda { .. } | Place::Elsewhere { .. } => SEEN_BYTES,
+            Place::Cpu => Overhead::CPU,
+            Place::Cuda { context_bytes, .. } => Overhead::cuda(context_bytes.unwrap_or(CONTEXT_BYTES)),
+            Place::Elsewhere { overhead, .. } => *overhead,
+        }
+    }
+
+    /// Takes over what `doctor` measured, until the device is opened.
+    pub fn assume(&mut self, profile: &DeviceProfile) {
+        if let Place::Cuda { context_bytes, .. } = self {
+            context_bytes.get_or_insert(profile.overhead.fixed_bytes);
         }
     }
 

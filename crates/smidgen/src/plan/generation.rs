@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
 use crate::plan::devices::Place;
-use crate::plan::planning::{gpu_context, program_context};
+use crate::plan::planning::{gpu_context, job_context};
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
 use smidgen_formats::model::Model;
@@ -46,8 +46,9 @@ pub struct GenerationPlan {
     pub shape: DecodeShape,
     /// The device for people.
     pub device: String,
-    /// The program and all that lies beside the reservation, or the driver's context.
+    /// What the process or the driver takes outside the arena, its margin included.
     pub context_bytes: u64,
+    pub margin_bytes: u64,
     pub peak_bytes: u64,
     pub budget_bytes: u64,
     /// The budget was stated, and is not what is free.
@@ -79,13 +80,13 @@ pub fn plan_generation(
         let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
         let plan = compile_decode(&request, away);
         let beside = match request.device {
-            DeviceKind::Cpu => program_context(&request, model, beside_bytes(&request, &shape)),
+            DeviceKind::Cpu => job_context(&request, model, beside_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
-        let context_bytes = beside.bytes_for(&plan);
+        let (context_bytes, margin_bytes) = (beside.bytes_for(&plan), beside.overhead.margin_bytes);
         let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
         let device = place.describe();
-        GenerationPlan { plan, shape, device, context_bytes, peak_bytes, budget_bytes, stated }
+        GenerationPlan { plan, shape, device, context_bytes, margin_bytes, peak_bytes, budget_bytes, stated }
     };
     let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
     let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];

@@ -81,13 +81,14 @@ impl Job {
         }
         check_weights(&spec, &model)?;
         let named = profiles::named(&recipe.memory)?;
-        let place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
+        let mut place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
         let profile = match named {
             Some(named) => named,
             None => profiles::of_place(&place, request.threads, access.measured_profiles),
         };
+        place.assume(&profile.device);
         let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;

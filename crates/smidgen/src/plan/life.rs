@@ -10,7 +10,7 @@ use crate::plan::disk::Footprint;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
 use crate::plan::job::Job;
 use crate::plan::model::written_storage;
-use crate::plan::planning::{pinned_bytes, process_context, program_bytes};
+use crate::plan::planning::{pinned_bytes, process_bytes, process_context};
 use crate::rows::data::Data;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
@@ -94,17 +94,16 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
         DeviceKind::Cuda => Spaces { host: bytes, disk, ..Spaces::default() },
     };
     let tensors = TensorSizes::of(job);
-    let program = |threads: usize| program_bytes(threads, tensors.count);
     let factors = factor_bytes(&job.request);
     let blocks = (MERGE_WORKERS * FILE_BLOCK_BYTES) as u64;
     // A model has nothing to be merged.
     if job.request.trained.is_empty() {
-        let merge = program(MERGE_WORKERS) + blocks + factors + tensors.held_bytes;
+        let merge = process_bytes(MERGE_WORKERS) + blocks + factors + tensors.held_bytes;
         add("merge", in_ram(merge, tensors.merged_bytes));
     }
     let block = FILE_BLOCK_BYTES as u64;
     let tokenizer = TOKENIZER_TOKEN_BYTES * job.request.spec.vocabulary as u64;
-    let export = program(1) + block + factors + tensors.held_bytes + tokenizer;
+    let export = process_bytes(1) + block + factors + tensors.held_bytes + tokenizer;
     add("export", in_ram(export, tensors.exported_bytes));
     if let Some(needs) = generation(job) {
         add("generate", needs);
@@ -157,7 +156,6 @@ fn made_request(job: &Job) -> Request {
 }
 
 struct TensorSizes {
-    count: usize,
     /// The most of one tensor that stays in memory while its rows are read.
     held_bytes: u64,
     /// All of them, as a merge and an export write them.
@@ -169,8 +167,7 @@ impl TensorSizes {
     /// The files are read, however they lie in memory while training.
     fn of(job: &Job) -> TensorSizes {
         let tensors = job.request.spec.tensors();
-        let mut sizes =
-            TensorSizes { count: tensors.len(), held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };
+        let mut sizes = TensorSizes { held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };
         for tensor in &tensors {
             let (rows, columns) = tensor.shape.at(&Extent::default());
             let stored = job.model.weight(&tensor.name).and_then(|weight| weight.storage());

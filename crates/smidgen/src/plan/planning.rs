@@ -18,21 +18,18 @@ use crate::rows::choice::ChoiceSet;
 use crate::rows::data::{Data, Rows};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, can_fit, options,
-    roomiest, solve,
+    Budget, Context, Demand, Overhead, Pins, Policy, Profile, Request, Solution, SolveError, can_fit,
+    options, roomiest, solve,
 };
-use smidgen_data::format::RowFormat;
 use smidgen_data::micro_batch::{MicroBatch, largest_micro_batch};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::encode::{at_once_bytes, load_scratch_bytes, save_scratch_bytes};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent, Plan, Precision, Storage};
+use smidgen_ir::{DeviceKind, Extent, Plan, Storage};
 use smidgen_recipe::{Batch, Compute, MicroTokens, Placement, Recompute, TileTokens, WeightPlacement};
-use smidgen_runtime::cpu::heap::{self, Hoard};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
-use smidgen_runtime::device::{BoundStep, Operand};
 use std::collections::BTreeSet;
 
 /// A job and the plan it will run by.
@@ -57,34 +54,8 @@ pub struct Planned {
     pub life: Vec<LifePhase>,
 }
 
-/// What the program takes beside the arena, measured: its files, which are mapped as a whole, where the system does not say
-/// how large they are, ...
-const FILES_BYTES: u64 = 24_000_000;
-/// ... small buffers, ...
-const PROCESS_BYTES: u64 = 465_000;
-/// ... what a tokenizer leaves in the heap where rows are text, and of each thread that tokenized, ...
-const TEXT_BYTES: u64 = 2_500_000;
-const TEXT_THREAD_BYTES: u64 = 300_000;
-/// ... each thread's stack and heap, and more of it where products are of f32, ...
-const THREAD_BYTES: u64 = 24_000;
-const F32_THREAD_BYTES: u64 = 6_000;
-/// ... each weight of the model, its names and places, ...
-const WEIGHT_BYTES: u64 = 2_300;
-/// ... what an allocator adds to the operands of a step, which are two lists, ...
-const STEP_LISTS_BYTES: u64 = 32;
-/// ... and the thread that writes to disk and reads from it. Fitted to the release binary; `tests/it/memory.rs` allows a
-/// test build more.
-const SPILL_BYTES: u64 = 60_000;
-/// What a GPU keeps of each step of a graph of launches: 8 MiB for a decoder of 30 layers with evaluation, ...
-const RECORDED_STEP_BYTES: u64 = 3_600;
-/// ... and beside it of each that decodes a matrix: 18 MiB in all for one of 28 layers in 4 bits, computed again.
-const RECORDED_CODE_BYTES: u64 = 8_000;
-/// Where the base itself is trained: the list of what is written, and the code that writes a whole model.
-const MODEL_OUT_BYTES: u64 = 500_000;
-
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
-    let _freed_is_used_again = Hoard::begin();
     let pins = pins(job)?;
     plan_with(job, &DemandShape::of(job, None)?, pins)
 }
@@ -293,15 +264,13 @@ pub fn pinned_bytes(plan: &Plan) -> u64 {
     plan.host.bytes() as u64 + if is_slot_used { DISK_SLOT_BYTES as u64 } else { 0 }
 }
 
-/// What the program takes beside the arena, without data.
-pub fn program_bytes(threads: usize, weights: usize) -> u64 {
-    // Builds for tests are larger; they plan as the one that is shipped does, and their tests allow for it.
-    let mapped_bytes = if cfg!(debug_assertions) { 0 } else { heap::program_files_bytes() as u64 };
-    let files_bytes = if mapped_bytes == 0 { FILES_BYTES } else { mapped_bytes };
-    files_bytes + PROCESS_BYTES + threads as u64 * THREAD_BYTES + weights as u64 * WEIGHT_BYTES
+/// What the process takes outside the arena, without data.
+pub fn process_bytes(threads: usize) -> u64 {
+    let Overhead { fixed_bytes, thread_bytes, margin_bytes, .. } = Overhead::CPU;
+    fixed_bytes + thread_bytes * threads as u64 + margin_bytes
 }
 
-/// What lies on the device beside the arena while training.
+/// What is taken of the device outside the arena while training.
 fn context(job: &Job) -> Context {
     match job.request.device {
         DeviceKind::Cuda => gpu_context(&job.place),
@@ -310,61 +279,42 @@ fn context(job: &Job) -> Context {
 }
 
 pub fn gpu_context(place: &Place) -> Context {
-    Context {
-        bytes: place.gpu_context_bytes(),
-        recorded_step_bytes: RECORDED_STEP_BYTES,
-        recorded_code_bytes: RECORDED_CODE_BYTES,
-        // Pages of 4 KiB, each an entry of 8 bytes; measured.
-        host_bytes_a_table_byte: 512,
-        granule_bytes: 2 << 20,
-        ..Context::default()
-    }
+    Context { device: DeviceKind::Cuda, overhead: place.overhead(), ..Context::default() }
 }
 
-/// What the process takes beside the arena while training.
+/// What the process takes outside the arena while training.
 pub fn process_context(job: &Job) -> Context {
-    let data = match &job.data {
+    let data_bytes = match &job.data {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
             let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-            let threads = job.request.threads as u64;
-            let text = match rows.origin.format {
-                RowFormat::Tokens => 0,
-                _ => TEXT_BYTES + threads * TEXT_THREAD_BYTES,
-            };
-            (rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()) as u64 + text
+            rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()
         }
         Data::Assumed { .. } => 0,
     };
-    program_context(&job.request, &job.model, data)
+    job_context(&job.request, &job.model, data_bytes as u64)
 }
 
-/// What the program takes beside the arena with so much data: itself, its threads, and the loading of weights.
-pub fn program_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
-    let tensors = request.spec.tensors();
-    let (mut loading, mut at_once) = (0, 0);
-    for tensor in &tensors {
+/// What the process takes outside the arena with this much data in RAM; the buffers of loading and saving weights count
+/// as data.
+pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
+    let (mut scratch, mut at_once) = (0, 0);
+    for tensor in &request.spec.tensors() {
         let Some(weight) = model.weight(&tensor.name) else { continue };
         let storage = request.storage_of(&tensor.name);
-        loading = loading.max(load_scratch_bytes(&weight, storage) as u64);
-        at_once = at_once.max(at_once_bytes(&weight, storage) as u64);
+        scratch = scratch.max(load_scratch_bytes(&weight, storage));
+        at_once = at_once.max(at_once_bytes(&weight, storage));
         if !request.trained.is_empty() {
-            loading = loading.max(save_scratch_bytes(&weight) as u64);
+            scratch = scratch.max(save_scratch_bytes(&weight));
         }
     }
-    let model_out = if request.trained.is_empty() { 0 } else { MODEL_OUT_BYTES };
-    let of_f32 = if request.precision == Precision::F32 { F32_THREAD_BYTES } else { 0 };
-    let program = program_bytes(request.threads, tensors.len()) + request.threads as u64 * of_f32;
-    let bytes = program + loading + model_out + data_bytes;
     Context {
-        bytes,
-        holds_plan: true,
-        step_bytes: size_of::<BoundStep>() as u64 + STEP_LISTS_BYTES,
-        operand_bytes: size_of::<Operand>() as u64,
+        device: DeviceKind::Cpu,
+        overhead: Overhead::CPU,
+        threads: request.threads,
+        data_bytes: data_bytes + scratch as u64,
         token_bytes: MicroBatch::TOKEN_BYTES,
-        spill_bytes: SPILL_BYTES + at_once,
-        spill_piece_bytes: (PIECE_BYTES as u64).saturating_sub(at_once),
-        ..Context::default()
+        spill_bytes: at_once.max(PIECE_BYTES) as u64,
     }
 }
 

@@ -3,10 +3,10 @@
 //! Weights, activations and workspace of the `eval` entry point, and where offloaded weights are stored.
 //! Left out: the scores (`eval_table.rs`).
 
-use super::plan_table::elsewhere_lines;
+use super::plan_table::{context_note, elsewhere_lines};
 use crate::eval::evaluator::{EvalPlan, Means};
+use smidgen_ir::Category;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Category, DeviceKind};
 use std::fmt::Write;
 
 /// The budget table.
@@ -31,11 +31,9 @@ pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> Strin
             line(&category.name().replace('_', " "), *bytes as u64, &note);
         }
     }
-    let context = match evaluation.plan.device {
-        DeviceKind::Cpu => "the process: program, stacks and data",
-        DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
-    };
-    line("context", evaluation.context_bytes, context);
+    let margin_bytes = means.place.overhead().margin_bytes;
+    let note = context_note(evaluation.plan.device, evaluation.context_bytes, margin_bytes);
+    line("context", evaluation.context_bytes, &note);
     let spare = format_bytes(means.budget_bytes - evaluation.peak_bytes);
     line("peak", evaluation.peak_bytes, &format!("fits, {spare} to spare"));
     text + &elsewhere_lines(&evaluation.plan)

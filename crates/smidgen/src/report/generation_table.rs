@@ -3,10 +3,9 @@
 //! The rows are those of the `decode` entry point; offloaded weights are listed below them.
 //! Left out: the generated text and its speed.
 
-use super::plan_table::elsewhere_lines;
+use super::plan_table::{context_note, elsewhere_lines};
 use crate::plan::generation::GenerationPlan;
 use smidgen_compile::DecodeShape;
-use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
@@ -23,10 +22,9 @@ pub fn render_generation_table(generation: &GenerationPlan) -> String {
             "keys and values" if slots == 1 => format!("{positions} tokens, and their logits"),
             "keys and values" => format!("{cache_rows} tokens of {slots} sequences, and their logits"),
             "activations" => format!("{new_tokens} tokens at the same time"),
-            "context" if generation.plan.device == DeviceKind::Cuda => {
-                "the driver's, with kernels and cuBLASLt".into()
+            "context" => {
+                context_note(generation.plan.device, generation.context_bytes, generation.margin_bytes)
             }
-            "context" => "the program, its stacks and the tokenizer".into(),
             _ => String::new(),
         };
         line(format!("  {name:<16}{:>12}   {note}", format_bytes(bytes)));

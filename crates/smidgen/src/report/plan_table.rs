@@ -34,10 +34,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         "  {:<16}{:>12}   {}",
         "context",
         format_bytes(planned.solution.context_bytes),
-        match plan.device {
-            DeviceKind::Cpu => "the process: program, stacks and data",
-            DeviceKind::Cuda => "the driver's, with kernels and cuBLASLt",
-        }
+        context_note(plan.device, planned.solution.context_bytes, job.place.overhead().margin_bytes)
     ));
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {
@@ -73,6 +70,16 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         line(format!("  note: {note}"));
     }
     text
+}
+
+/// What the row `context` is made of: the margin is for what a run may take beyond what is known.
+pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -> String {
+    let known = format_bytes(context_bytes - margin_bytes);
+    let margin = format_bytes(margin_bytes);
+    match device {
+        DeviceKind::Cpu => format!("process and data {known}, margin {margin}"),
+        DeviceKind::Cuda => format!("driver, kernels and cuBLASLt {known}, margin {margin}"),
+    }
 }
 
 /// What a plan has beside the device, a line for each kind of memory that it takes.

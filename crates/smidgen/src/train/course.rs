@@ -10,8 +10,8 @@ use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
-use super::outcome::{Ending, RunPolicy, Went};
 use super::monitor::{self, Looked};
+use super::outcome::{Ending, RunPolicy, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
@@ -120,7 +120,17 @@ impl Course<'_> {
                 self.dir.set_aside(Product::of(&job.recipe))?;
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
-            meter.enter(phase, &monitor::look(&mut device));
+            let looked = monitor::look(&mut device);
+            meter.enter(phase, &looked);
+            if plans == 1
+                && let Some(bytes) = above_plan(&looked, planned.solution.peak_bytes)
+            {
+                (self.say)(&format!(
+                    "warning: preparing the data took {}, the plan of the run has {}: rows with much text take up to 250 bytes per byte while they are tokenized",
+                    format_bytes(bytes),
+                    format_bytes(planned.solution.peak_bytes)
+                ));
+            }
             if let Start::Checkpoint { folder, .. } = &start
                 && let Some(obstacle) = resume::adopt_products(&mut device, folder)
             {
@@ -323,6 +333,12 @@ impl Course<'_> {
             (self.say)(&format!("warning: {}", failure.message));
         }
     }
+}
+
+/// The peak of the process so far, where the device is the CPU and it is above a plan's.
+fn above_plan(looked: &Looked, planned_bytes: u64) -> Option<u64> {
+    let is_cpu = looked.own_device_bytes().is_none();
+    looked.rss_peak_bytes.filter(|bytes| is_cpu && *bytes > planned_bytes)
 }
 
 fn rows_of(job: &mut Job) -> &mut Rows {

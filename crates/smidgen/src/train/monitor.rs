@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct Looked {
     /// Of a device with memory of its own.
     pub(super) device: Option<DeviceMemory>,
-    free_bytes: Option<u64>,
+    pub(super) free_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
     /// Peak of the process so far.
     pub rss_peak_bytes: Option<u64>,

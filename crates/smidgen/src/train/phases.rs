@@ -122,7 +122,7 @@ mod tests {
         let mut meter = PhaseMeter::begin();
         meter.enter(Phase::Load, &process(50));
         meter.enter(Phase::Train, &process(80));
-        [70, 90, 75].map(|rss| meter.sample(&process(rss)));
+        [70, 90, 75].iter().for_each(|rss| meter.sample(&process(*rss)));
         meter.enter(Phase::Save, &process(60));
         meter.enter(Phase::Train, &process(65));
         meter.enter(Phase::Save, &process(30));

@@ -1,6 +1,7 @@
-//! Plan = allocation, measured from outside: what the kernel counted of a run never exceeds its plan.
+//! Plan = allocation, measured from outside: a run takes what its plan says.
 //!
-//! How close the two are on larger models is measured elsewhere; these models are smaller than the program.
+//! The kernel's peak of the process is held to the rule of `assert_as_planned`, in test builds as in release: a plan does
+//! not depend on how the program was built. `benches/grid.py` does the same with larger models, and on a GPU.
 
 use crate::scratch::{RECIPE, Scratch};
 use std::fmt::Write;
@@ -16,8 +17,8 @@ fn a_run_never_takes_more_than_its_plan() {
             ("threads", &["memory.threads=4", "adapter.dropout=0.2"]),
             ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
         ] {
-            scratch.train(output, overrides);
-            check_peak(&scratch, case, output);
+            scratch.train_measured(output, overrides);
+            check_phases(&scratch, case, output);
         }
     }
 }
@@ -65,8 +66,8 @@ fn a_run_that_trains_the_base_never_takes_more_than_its_plan() {
             ("away", &["memory.weights=disk", "memory.activations=host", "memory.optimizer_state=host"]),
             ("bits", &["train.optimizer=adamw-8bit", "data.eval=data.jsonl", "train.eval_every=3"]),
         ] {
-            scratch.train(output, &[overrides, &["train.lr=1e-4"]].concat());
-            check_peak(&scratch, case, output);
+            scratch.train_measured(output, &[overrides, &["train.lr=1e-4"]].concat());
+            check_phases(&scratch, case, output);
         }
     }
 }
@@ -80,37 +81,21 @@ fn a_large_data_set_is_held_once() {
         writeln!(rows, "{{\"input_ids\":[{},{}]}}", row % 211, row * 7 % 211).unwrap();
     }
     scratch.write("data.jsonl", rows);
-    scratch.train("samples", &["train.steps=2"]);
-    check_peak(&scratch, "a million samples", "samples");
-    scratch.train("tokens", &["train.steps=2", "train.batch_tokens=60"]);
-    check_peak(&scratch, "a million samples", "tokens");
+    scratch.train_measured("samples", &["train.steps=2"]);
+    check_phases(&scratch, "a million samples", "samples");
+    scratch.train_measured("tokens", &["train.steps=2", "train.batch_tokens=60"]);
+    check_phases(&scratch, "a million samples", "tokens");
 }
 
-/// The plan counts the program as it is shipped; one that is built for tests has more code to load.
-const UNOPTIMISED_CODE_BYTES: u64 = if cfg!(debug_assertions) { 7 << 19 } else { 0 };
-
-fn check_peak(scratch: &Scratch, case: &str, output: &str) {
-    let planned = scratch.json(&format!("{output}/plan.json"))["peak_bytes"].as_u64().unwrap();
-    let rows = scratch.metrics(output);
-    let Some(measured) = rows.iter().rev().find_map(|row| row.get("host_peak_bytes")?.as_u64()) else {
-        match cfg!(target_os = "linux") {
-            true => panic!("{case} {output}: no measurement where there is one to be had"),
-            false => eprintln!("skipped: not measured on this system how much memory a process takes"),
-        }
-        return;
-    };
-    assert!(
-        measured <= planned + UNOPTIMISED_CODE_BYTES,
-        "{case} {output}: measured {measured}, planned {planned}"
-    );
+/// What was sampled in each phase is below the plan too, and so is what is on disk.
+fn check_phases(scratch: &Scratch, case: &str, output: &str) {
     let phases = scratch.json(&format!("{output}/phases.json"));
     for (phase, bytes) in phases.as_object().unwrap() {
-        let Some(planned) = bytes["planned"]["device"].as_u64() else { continue };
-        let measured = bytes["measured"]["device"].as_u64().unwrap();
-        let (most, words) = (planned + UNOPTIMISED_CODE_BYTES, format!("{case} {output} {phase}"));
-        assert!(measured <= most, "{words}: measured {measured}, planned {planned}");
-        let [planned, measured] = ["planned", "measured"].map(|kind| bytes[kind]["disk"].as_u64());
-        assert!(measured <= planned, "{words}: {measured:?} on disk, planned {planned:?}");
+        for space in ["device", "disk"] {
+            let [planned, measured] = ["planned", "measured"].map(|kind| bytes[kind][space].as_u64());
+            let Some(planned) = planned else { continue };
+            assert!(measured <= Some(planned), "{case} {output} {phase}: {measured:?} of {planned} ({space})");
+        }
     }
     assert!(["load", "train", "save"].iter().all(|phase| phases.get(phase).is_some()), "{phases}");
 }

@@ -163,6 +163,23 @@ impl Scratch {
         }
     }
 
+    /// The same, with the peak of its memory as the kernel shows it to others; none where there is no `/proc`.
+    pub fn run_measured(&self, arguments: &[&str]) -> (Ended, Option<u64>) {
+        let names = ["stdout", "stderr"].map(|name| self.cache().join(name));
+        let [stdout, stderr] = names.each_ref().map(|name| std::fs::File::create(name).unwrap());
+        let mut child = self.command(arguments).stdout(stdout).stderr(stderr).spawn().unwrap();
+        let mut peak_bytes = None;
+        let status = loop {
+            peak_bytes = peak_bytes.max(read_peak(child.id()));
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        let [stdout, stderr] = names.map(|name| std::fs::read_to_string(name).unwrap());
+        (Ended { code: status.code(), stdout, stderr }, peak_bytes)
+    }
+
     /// Starts the program and lets it talk to nobody.
     pub fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -174,6 +191,16 @@ impl Scratch {
         let ended = self.run(&[&["train", "recipe.toml", &dir][..], overrides].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         ended
+    }
+
+    /// `train` with overrides; it has to succeed, and to take what its plan says.
+    pub fn train_measured(&self, output: &str, overrides: &[&str]) {
+        let dir = format!("output.dir={output}");
+        let arguments = [&["train", "recipe.toml", &dir][..], overrides].concat();
+        let (ended, peak_bytes) = self.run_measured(&arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let planned = self.json(&format!("{output}/plan.json"))["peak_bytes"].as_u64().unwrap();
+        assert_as_planned(planned, peak_bytes, &arguments.join(" "));
     }
 
     /// `plan --json` with overrides, whether it fits or not.
@@ -235,6 +262,25 @@ impl Scratch {
     pub fn train_refused(&self, code: i32, overrides: &[&str], words: &[&str]) -> String {
         self.refused(code, &[&["train", "recipe.toml"][..], overrides].concat(), words)
     }
+}
+
+/// The highest resident memory of a process so far.
+fn read_peak(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// The rule on a CPU: never above the plan, and below it by at most 3 % or 32 MiB.
+pub fn assert_as_planned(planned: u64, measured: Option<u64>, run: &str) {
+    let Some(measured) = measured else {
+        assert!(cfg!(not(target_os = "linux")), "{run}: no measurement where there is one to be had");
+        eprintln!("skipped: this system does not say how much memory a process takes");
+        return;
+    };
+    assert!(measured <= planned, "{run}: {} bytes above its plan of {planned}", measured - planned);
+    let allowed = (3 * planned / 100).max(32 << 20);
+    assert!(planned - measured <= allowed, "{run}: {} bytes below its plan of {planned}", planned - measured);
 }
 
 /// Every line is as wide as a terminal or one long word, such as a path, and ends in no space.

@@ -115,9 +115,6 @@ fn the_greedy_answer_comes_through_the_cache_too() {
     assert_eq!(report["ids"], json!([504, 3575, 282, 4649, 314, 7042, 30]));
     assert_eq!(report["text"], "The capital of France is Paris.");
     assert_eq!(report["stopped_by"], "end_token");
-    if let Some(measured) = report["measured_bytes"].as_f64() {
-        let planned = report["planned_bytes"].as_f64().unwrap();
-        let most = if cfg!(debug_assertions) { planned + 1.5 * 1048576.0 } else { planned };
-        assert!(measured <= most && measured >= 0.95 * planned, "measured {measured}, planned {planned}");
-    }
+    let planned = report["planned_bytes"].as_u64().unwrap();
+    assert_as_planned(planned, report["measured_bytes"].as_u64(), "generate");
 }

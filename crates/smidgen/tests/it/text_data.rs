@@ -236,3 +236,13 @@ fn a_model_without_a_tokenizer() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains("planned without data (the rows are text, and `"), "{}", ended.stdout);
 }
+
+/// While it is tokenized a document takes much more than its text, and every thread could have one.
+#[test]
+fn long_documents_take_no_more_than_the_plan() {
+    let scratch = scratch();
+    let document = "what is the answer one two three ".repeat(4_000);
+    scratch.write("long.jsonl", format!("{}\n", json!({"text": document})).repeat(16));
+    let data = ["data.train=long.jsonl", "data.format=text", "train.batch=256", "train.steps=2"];
+    scratch.train_measured("run", &[&data[..], &["memory.threads=16", "memory.budget=256MiB"]].concat());
+}

@@ -133,7 +133,7 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
         (DeviceKind::Cuda, DeviceChoice::Auto | DeviceChoice::Cuda(_)) => Ok(Place::Elsewhere {
             name: profile.name.clone(),
             memory_bytes: profile.memory_bytes,
-            context_bytes: profile.context_bytes,
+            overhead: profile.overhead,
         }),
     }
 }

@@ -4,7 +4,7 @@
 //! right, a recipe may name any. Every number is checked: rates are above zero, times at least that.
 
 use serde_json::{Map, Value, json};
-use smidgen_compile::{DeviceProfile, Rates};
+use smidgen_compile::{DeviceProfile, Overhead, Rates};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
 use smidgen_ir::DeviceKind;
 use std::path::{Path, PathBuf};
@@ -59,13 +59,22 @@ pub fn render(profile: &DeviceProfile) -> Value {
         "name": profile.name,
         "device": profile.device.name(),
         "memory_bytes": profile.memory_bytes,
-        "context_bytes": profile.context_bytes,
+        "overhead": render_overhead(&profile.overhead),
         "f32": render_rates(&profile.f32),
         "bf16": render_rates(&profile.half),
         "fetch_bytes_per_s": profile.fetch_bytes_per_s,
         "stow_bytes_per_s": profile.stow_bytes_per_s,
         "disk_bytes_per_s": profile.disk_bytes_per_s,
         "travel_s_per_byte": profile.travel_s_per_byte,
+    })
+}
+
+fn render_overhead(overhead: &Overhead) -> Value {
+    json!({
+        "fixed_bytes": overhead.fixed_bytes,
+        "thread_bytes": overhead.thread_bytes,
+        "step_bytes": overhead.step_bytes,
+        "margin_bytes": overhead.margin_bytes,
     })
 }
 
@@ -110,13 +119,25 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
         name: fields.text("name")?,
         device: device.ok_or_else(|| fields.wrong("device", "`cpu` or `cuda`"))?,
         memory_bytes: fields.bytes("memory_bytes")?,
-        context_bytes: fields.bytes("context_bytes")?,
+        overhead: parse_overhead(&value["overhead"])?,
         f32: parse_rates("f32.", &value["f32"])?,
         half: parse_rates("bf16.", &value["bf16"])?,
         fetch_bytes_per_s: fields.rate("fetch_bytes_per_s")?,
         stow_bytes_per_s: fields.rate("stow_bytes_per_s")?,
         disk_bytes_per_s: fields.rate("disk_bytes_per_s")?,
         travel_s_per_byte: fields.time("travel_s_per_byte")?,
+    })
+}
+
+fn parse_overhead(value: &Value) -> Result<Overhead, Wrong> {
+    let none = Map::new();
+    let fields = Fields { within: "overhead.", map: value.as_object().unwrap_or(&none) };
+    let bytes = |name| fields.bytes(name)?.ok_or_else(|| fields.wrong(name, "a number of bytes"));
+    Ok(Overhead {
+        fixed_bytes: bytes("fixed_bytes")?,
+        thread_bytes: bytes("thread_bytes")?,
+        step_bytes: bytes("step_bytes")?,
+        margin_bytes: bytes("margin_bytes")?,
     })
 }
 
