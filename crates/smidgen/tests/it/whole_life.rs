@@ -1,7 +1,7 @@
 //! The whole life of a run against its plan, through the program: what each phase is planned to take, what the commands
 //! that follow take, and budgets that the machine cannot hold.
 
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, assert_as_planned};
 use serde_json::{Value, json};
 
 fn bytes(value: &Value) -> u64 {
