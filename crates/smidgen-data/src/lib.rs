@@ -11,6 +11,7 @@ pub mod cache;
 mod chat_row;
 pub mod compressed;
 mod csv_rows;
+pub mod eval_batch;
 pub mod example;
 pub mod format;
 mod format_error;

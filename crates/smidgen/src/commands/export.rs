@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::merge::Tally;
 use crate::merge::original::OriginalModel;
-use crate::plan::planning::process_bytes;
+use crate::plan::context::process_bytes;
 use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};

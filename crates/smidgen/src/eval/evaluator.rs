@@ -5,8 +5,8 @@
 //! Left out: generation, which has a plan of its own.
 
 use crate::failure::Failure;
+use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
-use crate::plan::planning::{eval_extent, gpu_context, job_context, largest_extent};
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
@@ -15,6 +15,7 @@ use crate::session::weights::load_weights;
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::options::default_loss_chunk;
 use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
+use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;

@@ -3,9 +3,10 @@
 //! Choices that were pinned come first, since letting them go changes no result; then what does change results, and
 //! says so. The same searches answer `smidgen fit`.
 
+use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;
 use crate::plan::model;
-use crate::plan::planning::{DemandShape, Terms};
+use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
 use smidgen_compile::options::Moments;
 use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};

@@ -6,8 +6,8 @@
 
 use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
+use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
-use crate::plan::planning::{gpu_context, job_context};
 use smidgen_compile::ladder::all_weights_away;
 use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
 use smidgen_formats::model::Model;

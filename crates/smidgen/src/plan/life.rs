@@ -6,11 +6,11 @@
 //! Where the device is the CPU, RAM is the device. Left out: what the driver of a GPU takes of the host.
 
 use crate::plan::budget::JobBudget;
+use crate::plan::context::{pinned_bytes, process_bytes, process_context};
 use crate::plan::disk::Footprint;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
 use crate::plan::job::Job;
 use crate::plan::model::written_storage;
-use crate::plan::planning::{pinned_bytes, process_bytes, process_context};
 use crate::rows::data::Data;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};

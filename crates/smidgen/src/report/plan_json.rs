@@ -6,8 +6,9 @@
 
 use super::choices::{describe, layer_count, render_reasons};
 use super::timeline::draw_timeline;
+use crate::plan::context::pinned_bytes;
 use crate::plan::life::must_fit;
-use crate::plan::planning::{Planned, pinned_bytes};
+use crate::plan::planning::Planned;
 use serde_json::{Map, Value, json};
 use smidgen_ir::{Entry, Space};
 

@@ -3,8 +3,8 @@
 //! Samples are packed as every evaluation packs them; the losses of a sample's rows are added in f64.
 
 use crate::failure::Failure;
-use crate::plan::planning::for_each_eval_batch;
 use crate::session::feed::Feed;
+use smidgen_data::eval_batch::for_each_eval_batch;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;

@@ -1,0 +1,56 @@
+//! Micro-batches of an evaluation: samples in order, as many as fit a number of tokens.
+//!
+//! Left out: the batches of training, which are shuffled and packed (`batch.rs`, `micro_batch.rs`).
+
+use crate::tokens::TokenSet;
+use smidgen_ir::Extent;
+
+/// The larger of each dimension.
+pub fn largest_extent(one: Extent, other: Extent) -> Extent {
+    Extent {
+        tokens: one.tokens.max(other.tokens),
+        rows: one.rows.max(other.rows),
+        segments: one.segments.max(other.segments),
+    }
+}
+
+/// Calls `visit` with the samples of each evaluation micro-batch: in order, until the next would exceed
+/// `micro_tokens`.
+pub fn for_each_eval_batch<E>(
+    set: &TokenSet,
+    limit: usize,
+    micro_tokens: usize,
+    mut visit: impl FnMut(std::ops::Range<u32>) -> Result<(), E>,
+) -> Result<(), E> {
+    let samples = if limit == 0 { set.len() } else { limit.min(set.len()) } as u32;
+    let mut first = 0;
+    while first < samples {
+        let (mut end, mut tokens) = (first, 0);
+        while end < samples && (end == first || tokens + set.length(end as usize) as usize <= micro_tokens) {
+            tokens += set.length(end as usize) as usize;
+            end += 1;
+        }
+        visit(first..end)?;
+        first = end;
+    }
+    Ok(())
+}
+
+/// The largest evaluation micro-batch of the first `limit` samples (0: all).
+pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent {
+    let mut largest = Extent::default();
+    let result: Result<(), std::convert::Infallible> =
+        for_each_eval_batch(set, limit, micro_tokens, |samples| {
+            let mut extent = Extent::default();
+            for sample in samples {
+                extent.tokens += set.length(sample as usize) as usize;
+                extent.rows += set.supervised(sample as usize) as usize;
+                extent.segments += 1;
+            }
+            largest = largest_extent(largest, extent);
+            Ok(())
+        });
+    match result {
+        Ok(()) => largest,
+    }
+}

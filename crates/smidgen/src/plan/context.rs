@@ -1,0 +1,76 @@
+//! Memory outside the arena: of the process or the driver, of data in RAM, and of pinned memory.
+//!
+//! What a process takes in general is the device profile's `Overhead`; here it meets one job.
+
+use crate::plan::devices::Place;
+use crate::plan::job::Job;
+use crate::rows::choice::ChoiceSet;
+use crate::rows::data::Data;
+use smidgen_compile::{Context, Overhead, Request};
+use smidgen_data::micro_batch::MicroBatch;
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::encode::{at_once_bytes, load_scratch_bytes, save_scratch_bytes};
+use smidgen_formats::model::Model;
+use smidgen_ir::{DeviceKind, Plan};
+use smidgen_runtime::cpu::spill::PIECE_BYTES;
+use smidgen_runtime::cuda::DISK_SLOT_BYTES;
+
+/// Pinned host memory: offloaded tensors, and the slot through which tensors on disk reach a GPU.
+pub fn pinned_bytes(plan: &Plan) -> u64 {
+    let is_slot_used = plan.device == DeviceKind::Cuda && plan.disk.bytes() > 0;
+    plan.host.bytes() as u64 + if is_slot_used { DISK_SLOT_BYTES as u64 } else { 0 }
+}
+
+/// What the process takes outside the arena, without data.
+pub fn process_bytes(threads: usize) -> u64 {
+    let Overhead { fixed_bytes, thread_bytes, margin_bytes, .. } = Overhead::CPU;
+    fixed_bytes + thread_bytes * threads as u64 + margin_bytes
+}
+
+/// What is taken of the device outside the arena while training.
+pub fn context(job: &Job) -> Context {
+    match job.request.device {
+        DeviceKind::Cuda => gpu_context(&job.place),
+        DeviceKind::Cpu => process_context(job),
+    }
+}
+
+pub fn gpu_context(place: &Place) -> Context {
+    Context { device: DeviceKind::Cuda, overhead: place.overhead(), ..Context::default() }
+}
+
+/// What the process takes outside the arena while training.
+pub fn process_context(job: &Job) -> Context {
+    let data_bytes = match &job.data {
+        Data::Rows(rows) => {
+            let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
+            let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
+            rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()
+        }
+        Data::Assumed { .. } => 0,
+    };
+    job_context(&job.request, &job.model, data_bytes as u64)
+}
+
+/// What the process takes outside the arena with this much data in RAM; the buffers of loading and saving weights count
+/// as data.
+pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
+    let (mut scratch, mut at_once) = (0, 0);
+    for tensor in &request.spec.tensors() {
+        let Some(weight) = model.weight(&tensor.name) else { continue };
+        let storage = request.storage_of(&tensor.name);
+        scratch = scratch.max(load_scratch_bytes(&weight, storage));
+        at_once = at_once.max(at_once_bytes(&weight, storage));
+        if !request.trained.is_empty() {
+            scratch = scratch.max(save_scratch_bytes(&weight));
+        }
+    }
+    Context {
+        device: DeviceKind::Cpu,
+        overhead: Overhead::CPU,
+        threads: request.threads,
+        data_bytes: data_bytes + scratch as u64,
+        token_bytes: MicroBatch::TOKEN_BYTES,
+        spill_bytes: at_once.max(PIECE_BYTES) as u64,
+    }
+}

@@ -1,0 +1,112 @@
+//! The sizes of micro-batch that a job can have, and the largest micro-batch of each.
+//!
+//! The plan is made for the largest micro-batch that the run will meet, found by packing every step beforehand.
+//! Without data, every sample is assumed to have `data.max_tokens` tokens.
+
+use crate::failure::Failure;
+use crate::plan::job::Job;
+use crate::rows::data::{Data, Rows};
+use smidgen_compile::Demand;
+use smidgen_data::eval_batch::{eval_extent, largest_extent};
+use smidgen_data::micro_batch::largest_micro_batch;
+use smidgen_data::tokens::TokenSet;
+use smidgen_ir::Extent;
+use smidgen_recipe::{Batch, MicroTokens};
+
+/// The sizes of micro-batch to choose from, largest first.
+pub struct DemandShape {
+    pub demands: Vec<Demand>,
+    /// Tokens of an average optimizer step.
+    pub step_tokens: f64,
+}
+
+impl DemandShape {
+    /// `pinned` overrides the recipe's own choice of `micro_tokens`.
+    pub fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let pinned = pinned.or(match job.recipe.memory.micro_tokens {
+            MicroTokens::Tokens(tokens) => Some(tokens),
+            MicroTokens::Auto => None,
+        });
+        DemandShape::with(job, pinned)
+    }
+
+    /// As if the recipe left `micro_tokens` to the solver.
+    pub fn unpinned(job: &Job) -> Result<DemandShape, Failure> {
+        DemandShape::with(job, None)
+    }
+
+    fn with(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        match &job.data {
+            Data::Rows(rows) => DemandShape::of_rows(job, rows, pinned),
+            Data::Assumed { .. } => DemandShape::assumed(job, pinned),
+        }
+    }
+
+    fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let longest = rows.train.longest();
+        let whole = largest_micro_batch(&rows.batches, &rows.train, usize::MAX).map_err(Failure::world)?;
+        let stats = rows.train.stats();
+        let mean = stats.tokens as f64 / rows.train.len() as f64;
+        let step_tokens = match job.recipe.train.batch {
+            Batch::Samples(samples) => (mean * samples as f64).min(whole.step_tokens as f64),
+            Batch::Tokens(_) => whole.step_tokens as f64,
+        };
+        let mut demands = Vec::new();
+        for micro_tokens in micro_token_choices(pinned, whole.step_tokens, longest)? {
+            let largest =
+                largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::world)?;
+            let mut extent = largest.micro_batch;
+            let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
+            let longest = evaluated.clone().map(TokenSet::longest).max().unwrap_or(0);
+            let tokens = extent.tokens.max(longest);
+            for set in evaluated {
+                extent = largest_extent(extent, eval_extent(set, 0, tokens));
+            }
+            let micro_steps = step_tokens / largest.micro_batch.tokens as f64;
+            demands.push(Demand { micro_tokens, extent, micro_steps });
+        }
+        Ok(DemandShape { demands, step_tokens })
+    }
+
+    fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let max_tokens = job.recipe.data.max_tokens;
+        let (step_tokens, samples) = match job.recipe.train.batch {
+            Batch::Samples(samples) => (samples * max_tokens, samples),
+            Batch::Tokens(tokens) => (tokens.max(max_tokens), tokens.div_ceil(max_tokens)),
+        };
+        let demands = micro_token_choices(pinned, step_tokens, max_tokens)?
+            .into_iter()
+            .map(|micro_tokens| Demand {
+                micro_tokens,
+                extent: Extent { tokens: micro_tokens, rows: micro_tokens, segments: samples },
+                micro_steps: step_tokens as f64 / micro_tokens as f64,
+            })
+            .collect();
+        Ok(DemandShape { demands, step_tokens: step_tokens as f64 })
+    }
+}
+
+fn micro_token_choices(
+    pinned: Option<usize>,
+    step_tokens: usize,
+    longest: usize,
+) -> Result<Vec<usize>, Failure> {
+    if let Some(pinned) = pinned {
+        if pinned < longest {
+            return Err(Failure::recipe(format!(
+                "`memory.micro_tokens = {pinned}` is below the longest sample, which has {longest} tokens"
+            ))
+            .hint(format!(
+                "`memory.micro_tokens = {longest}`, or `data.max_tokens = {pinned}` to shorten the samples"
+            )));
+        }
+        return Ok(vec![pinned.min(step_tokens)]);
+    }
+    let mut choices: Vec<usize> = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+        .into_iter()
+        .map(|parts| step_tokens.div_ceil(parts))
+        .filter(|tokens| *tokens > longest)
+        .collect();
+    choices.push(longest);
+    Ok(choices)
+}
