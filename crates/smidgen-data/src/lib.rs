@@ -20,7 +20,7 @@ mod format_tests;
 mod json_rows;
 pub mod mask;
 pub mod micro_batch;
-mod parquet_pages;
+mod parquet_limits;
 mod parquet_rows;
 pub mod prepare;
 pub mod source;

@@ -1,29 +1,29 @@
 //! Rows of Parquet tables as JSON: strings, numbers, booleans, lists, structs and maps, nested in any way.
 //!
-//! Dates and times are the numbers that are stored, decimals the nearest number; bytes are text where they
-//! are UTF-8, else null.
-//! Read by the record reader of the `parquet` crate, one page of each column at a time.
-//! That crate meets some damage with a panic (a failed assertion, an index, an overflow), so it is called
-//! behind `catch_unwind`: a damaged file is the world's failure, not ours.
+//! Dates and times become the numbers that are stored, decimals the nearest number, bytes a string where they are
+//! UTF-8 and null otherwise.
+//! The `parquet` crate's record reader decodes them, one page of each column at a time, within the limits of
+//! `parquet_limits.rs`. It panics on some damage (an assertion, an index, an overflow), so it is called inside
+//! `catch_unwind`: a damaged file is an error of the file, not of this program.
 //! Leaves out writing, filters and encrypted files.
 
-use std::cell::Cell;
 use std::fs::File;
-use std::panic::{self, AssertUnwindSafe};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use parquet::data_type::Decimal;
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::metadata::{FooterTail, ParquetMetaData, ParquetMetaDataReader};
 use parquet::record::reader::TreeBuilder;
 use parquet::record::{Field, Row};
 use serde_json::Value as Json;
 
-use super::parquet_pages::{CheckedRowGroup, check_footer};
+use super::parquet_limits::{LimitedRowGroup, check_schema};
 use super::source::{RowPlace, RowUnit, SourceError};
 
-/// Rows whose values are decoded at once; strings among them still lie in their page.
+/// Rows whose values are decoded at once; strings stay in their page until then.
 const ROWS_AT_ONCE: usize = 64;
 
 pub(super) fn read_parquet<E>(
@@ -35,29 +35,21 @@ where
 {
     let broken =
         |message: String| E::from(SourceError::BrokenParquet { path: path.display().to_string(), message });
-    let open = || {
-        File::open(path)
-            .map_err(|source| E::from(SourceError::Read { path: path.display().to_string(), source }))
-    };
-    let (file, headers) = (open()?, Arc::new(open()?));
-    check_footer(&headers).map_err(|error| broken(words(error)))?;
-    let reader = guarded(|| SerializedFileReader::new(file)).map_err(broken)?;
-    if reader.metadata().file_metadata().schema_descr().num_columns() == 0 {
+    let file = File::open(path)
+        .map_err(|source| E::from(SourceError::Read { path: path.display().to_string(), source }))?;
+    let file = Arc::new(file);
+    let metadata = caught(|| read_metadata(&file)).map_err(broken)?;
+    if metadata.file_metadata().schema_descr().num_columns() == 0 {
         return Err(broken("it has no columns".to_owned()));
     }
     let mut number = 0;
-    for index in 0..reader.num_row_groups() {
-        let mut rows = guarded(|| {
-            let inner = reader.get_row_group(index)?;
-            let group = CheckedRowGroup { inner, file: Arc::clone(&headers) };
-            let schema = group.inner.metadata().schema_descr_ptr();
-            TreeBuilder::new().with_batch_size(ROWS_AT_ONCE).as_iter(schema, &group)
-        })
-        .map_err(broken)?;
+    for metadata in metadata.row_groups() {
+        let group = LimitedRowGroup { file: &file, metadata };
+        let tree = TreeBuilder::new().with_batch_size(ROWS_AT_ONCE);
+        let mut rows = caught(|| tree.as_iter(metadata.schema_descr_ptr(), &group)).map_err(broken)?;
         loop {
-            number += 1;
-            let place = RowPlace { file: path, unit: RowUnit::Row, number };
-            match guarded(|| rows.next().map(|row| row.map(|row| json_of_row(&row))).transpose()) {
+            let place = RowPlace { file: path, unit: RowUnit::Row, number: number + 1 };
+            match caught(|| rows.next().map(|row| row.map(|row| json_of_row(&row))).transpose()) {
                 Ok(Some(row)) => on_row(place, row)?,
                 Ok(None) => break,
                 Err(message) => {
@@ -65,10 +57,24 @@ where
                     return Err(E::from(SourceError::BrokenParquetRow { place, message }));
                 }
             }
+            number += 1;
         }
-        number -= 1;
     }
     Ok(())
+}
+
+/// The footer: it stands before its own size and the format's name, which take 8 bytes.
+fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
+    let too_short = || ParquetError::EOF("the file is too short".to_owned());
+    let tail_at = file.metadata()?.len().checked_sub(8).ok_or_else(too_short)?;
+    let mut tail = [0; 8];
+    file.read_exact_at(&mut tail, tail_at)?;
+    let footer_bytes = FooterTail::try_new(&tail)?.metadata_length();
+    let footer_at = tail_at.checked_sub(footer_bytes as u64).ok_or_else(too_short)?;
+    let mut footer = vec![0; footer_bytes];
+    file.read_exact_at(&mut footer, footer_at)?;
+    check_schema(&footer)?;
+    ParquetMetaDataReader::decode_metadata(&footer)
 }
 
 fn json_of_row(row: &Row) -> Json {
@@ -115,47 +121,21 @@ fn json_of_decimal(value: &Decimal) -> Json {
     Json::from(digits / 10_f64.powi(value.scale()))
 }
 
-/// Longer complaints hold the data itself.
-const MOST_WORDS: usize = 200;
+/// Longer messages hold the data itself.
+const MAX_MESSAGE_CHARS: usize = 200;
 
-fn words(error: ParquetError) -> String {
-    let text = match error {
-        ParquetError::General(text) | ParquetError::EOF(text) => text,
-        other => other.to_string(),
-    };
-    match text.starts_with("Error reading BYTE_ARRAY as String") {
-        true => "a string is not UTF-8".to_owned(),
-        false => text.chars().take(MOST_WORDS).collect(),
-    }
-}
-
-thread_local! {
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The result of a call into the crate, a panic there as an error.
+/// The result of a call into the crate, with a panic as an error.
 ///
 /// What the call has changed is not used after a panic, which is what `AssertUnwindSafe` promises.
-fn guarded<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
-    static HOOK: Once = Once::new();
-    // The hook belongs to the process: ours is silent for guarded calls of this thread and passes the rest on.
-    HOOK.call_once(|| {
-        let previous = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !QUIET.get() {
-                previous(info);
-            }
-        }));
-    });
-    QUIET.set(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(call));
-    QUIET.set(false);
-    match result {
-        Ok(result) => result.map_err(words),
-        Err(panic) => {
-            let said = panic.downcast_ref::<String>().map(String::as_str);
-            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("damaged data");
-            Err(said.lines().next().unwrap_or_default().chars().take(MOST_WORDS).collect())
-        }
-    }
+fn caught<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+    let message = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(ParquetError::General(text) | ParquetError::EOF(text))) => text,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it is damaged".to_owned(),
+    };
+    Err(match message.starts_with("Error reading BYTE_ARRAY as String") {
+        true => "a string is not UTF-8".to_owned(),
+        false => message.chars().take(MAX_MESSAGE_CHARS).collect(),
+    })
 }

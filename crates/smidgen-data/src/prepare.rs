@@ -4,11 +4,9 @@
 //! it is not even loaded.
 //! Leaves out what the model and the recipe allow (`job.rs`), and batches.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value as Json, json};
 use smidgen_ir::words::{DataFormat, LossOn};
 use thiserror::Error;
@@ -43,7 +41,6 @@ pub struct PrepareOptions<'a> {
     /// Where tokenized sets are kept between runs, if anywhere.
     pub cache: Option<&'a Path>,
     pub threads: usize,
-    pub quiet: bool,
 }
 
 /// A set and where it is from.
@@ -119,11 +116,12 @@ pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
     tokenizer.map_err(PrepareError::Tokenizer)
 }
 
-/// Files to a set, out of the cache where it is there.
+/// Reads and tokenizes files, or takes the set from the cache. Calls `on_rows` with the number of further rows done.
 pub fn prepare_set(
     files: &[PathBuf],
     model: &Model,
     options: PrepareOptions<'_>,
+    on_rows: &mut dyn FnMut(u64),
 ) -> Result<Prepared, PrepareError> {
     for file in files {
         file_kind(file)?;
@@ -157,8 +155,8 @@ pub fn prepare_set(
         None => TokenSetBuilder::new(options.limits),
     };
     let (template, warnings) = match has_text {
-        true => fill_with_text(files, model, origin.format, options, &mut builder)?,
-        false => fill_with_tokens(files, options, &mut builder)?,
+        true => fill_with_text(files, model, origin.format, options, &mut builder, on_rows)?,
+        false => fill_with_tokens(files, options, &mut builder, on_rows)?,
     };
     let about = json!({"warnings": warnings, "template": template});
     let set = builder.finish_with(files, &about).map_err(|error| match error {
@@ -190,11 +188,9 @@ fn fill_with_tokens(
     files: &[PathBuf],
     options: PrepareOptions<'_>,
     builder: &mut TokenSetBuilder,
+    on_rows: &mut dyn FnMut(u64),
 ) -> Result<Filled, PrepareError> {
-    let bar = Rows::new(options.quiet);
-    let stored = store_token_rows(files, builder, |rows| bar.add(rows));
-    bar.finish();
-    stored?;
+    store_token_rows(files, builder, on_rows)?;
     let mut warnings = Vec::new();
     if options.loss_on != LossOn::Completion {
         let loss_on = options.loss_on;
@@ -211,14 +207,12 @@ fn fill_with_text(
     format: RowFormat,
     options: PrepareOptions<'_>,
     builder: &mut TokenSetBuilder,
+    on_rows: &mut dyn FnMut(u64),
 ) -> Result<Filled, PrepareError> {
     let tokenizer = read_tokenizer(model)?;
     let template = choose_template(options.template, format, &tokenizer)?;
     let encoder = RowEncoder::new(&tokenizer, template.as_ref(), options.loss_on);
-    let bar = Rows::new(options.quiet);
-    let tokenized = tokenize_rows(files, format, &encoder, options.threads, builder, |rows| bar.add(rows));
-    bar.finish();
-    let notes = tokenized?;
+    let notes = tokenize_rows(files, format, &encoder, options.threads, builder, on_rows)?;
     let warnings = warnings_of(&notes, builder.stats(), &tokenizer, template.as_ref(), format, options);
     Ok((template.map(|template| template.name), warnings))
 }
@@ -319,31 +313,4 @@ fn warnings_of_counts(stats: &TokenStats) -> Vec<String> {
         ));
     }
     warnings
-}
-
-/// Rows so far, on a terminal.
-struct Rows(Option<ProgressBar>);
-
-impl Rows {
-    fn new(quiet: bool) -> Rows {
-        Rows((!quiet && io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{spinner} tokenizing: {human_pos} rows, {per_sec}");
-            bar.set_style(style.expect("the template is valid"));
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        }))
-    }
-
-    fn add(&self, rows: u64) {
-        if let Some(bar) = &self.0 {
-            bar.inc(rows);
-        }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
 }

@@ -369,7 +369,7 @@ fn parquet_tables_are_rows_of_json() {
     );
     let error = json_rows(&fixture("text_delta.parquet")).unwrap_err();
     assert!(
-        error.to_string().ends_with("strings in the encoding DELTA_BYTE_ARRAY are not understood"),
+        error.to_string().ends_with("strings in the encoding DELTA_BYTE_ARRAY are not supported"),
         "{error}"
     );
 }
