@@ -6,6 +6,7 @@ use crate::console::colour;
 use crate::console::wrap::{columns, fold};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 /// A line to stderr. A reader that went away (`2>&1 | head`) ends no run: what is said is lost, nothing else.
 pub fn say(line: &str) {
@@ -60,6 +61,39 @@ impl Progress {
 
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Rows tokenized so far, on a terminal only. Cleared when it is dropped.
+#[derive(Debug)]
+pub struct RowProgress(Option<ProgressBar>);
+
+impl RowProgress {
+    pub fn new(quiet: bool) -> RowProgress {
+        RowProgress((!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{spinner} tokenizing: {human_pos} rows, {per_sec}");
+            bar.set_style(style.expect("the template is valid"));
+            bar
+        }))
+    }
+
+    /// Starts to draw with the first rows: a cached set has none.
+    pub fn add(&self, rows: u64) {
+        if let Some(bar) = &self.0 {
+            if bar.position() == 0 {
+                bar.enable_steady_tick(Duration::from_millis(200));
+            }
+            bar.inc(rows);
+        }
+    }
+}
+
+impl Drop for RowProgress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
     }

@@ -5,6 +5,7 @@
 use super::choice::ChoiceSet;
 use super::keys::{data_files, template_choice, token_limits, with_hint};
 use super::question::{are_plain_questions, read_questions};
+use crate::console::progress::RowProgress;
 use crate::failure::Failure;
 use crate::hub::environment::own_cache;
 use smidgen_compile::Request;
@@ -82,9 +83,9 @@ pub fn read_set(
         limits,
         cache: cache.as_deref(),
         threads: request.threads,
-        quiet,
     };
-    prepare_set(&files, model, options).map_err(|error| {
+    let progress = RowProgress::new(quiet);
+    prepare_set(&files, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let failure = match &error {
             // The recipe names a template that is not there or does not suit the rows.
