@@ -15,7 +15,7 @@ pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str
 }
 
 /// What to write instead of this foreign word at one of our keys.
-pub(super) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
+pub(crate) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
     let found =
         FOREIGN_WORDS.iter().find(|(keys, words, _)| keys.contains(&key) && words.contains(&word.as_str()));
@@ -23,7 +23,7 @@ pub(super) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
 }
 
 /// Our section for a section of another trainer, its name in lower case.
-pub(super) fn section_for_foreign(name: &str) -> Option<&'static str> {
+pub(crate) fn section_for_foreign(name: &str) -> Option<&'static str> {
     match name {
         "base_model" => Some("model"),
         "lora" | "lora_config" | "peft" | "peft_config" => Some("adapter"),
@@ -38,13 +38,13 @@ pub(super) fn section_for_foreign(name: &str) -> Option<&'static str> {
 }
 
 /// Every foreign name, for near misses.
-pub(super) fn foreign_names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn foreign_names() -> impl Iterator<Item = &'static str> {
     FOREIGN_KEYS.iter().flat_map(|(names, _)| names.iter().copied()).filter(|name| !name.contains('.'))
 }
 
 /// Foreign keys and hints.
 #[rustfmt::skip]
-pub(super) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
+pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     // model
     (&["model_name_or_path", "model_name", "base_model", "model_id", "pretrained_model_name_or_path", "model_path",
        "tokenizer_name_or_path", "model.name", "model.id", "model.base_model"],
@@ -209,7 +209,7 @@ pub(super) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
 
 /// Foreign words at our keys: keys, words in lower case, hint.
 #[rustfmt::skip]
-pub(super) const FOREIGN_WORDS: &[(&[&str], &[&str], &str)] = &[
+pub(crate) const FOREIGN_WORDS: &[(&[&str], &[&str], &str)] = &[
     (&["model.base", "model.compute"], &["bfloat16", "torch.bfloat16", "bfloat", "brain"], "write `bf16`"),
     (&["model.base", "model.compute"], &["float16", "torch.float16", "fp16", "half"], "write `f16`"),
     (&["model.base", "model.compute"], &["float32", "torch.float32", "fp32", "float", "full"], "write `f32`"),

@@ -4,22 +4,22 @@
 //! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
 //! The order is the order of the documentation and of `job.toml`.
 
-use super::read::{
+use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
     FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
     RECOMPUTE, SEED, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
     WEIGHT_PLACEMENT, count_from, words,
 };
-use super::render::RenderValue;
-use super::sections::{Batch, Length, Recipe};
-use super::value::Given;
+use crate::sections::{Batch, Length, Recipe};
+use crate::toml_text::RenderValue;
+use crate::value::Given;
 use smidgen_ir::words::{
     AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
     Schedule,
 };
 
 /// One key of a recipe.
-pub(super) struct Key {
+pub(crate) struct Key {
     pub section: &'static str,
     pub name: &'static str,
     pub accepts: Accepts,
@@ -42,11 +42,11 @@ impl Key {
 }
 
 /// Sections in order.
-pub(super) const SECTIONS: [&str; 8] =
+pub(crate) const SECTIONS: [&str; 8] =
     ["model", "adapter", "data", "train", "eval", "memory", "expect", "output"];
 
 /// The key of this section and name.
-pub(super) fn find_key(section: &str, name: &str) -> Option<&'static Key> {
+pub(crate) fn find_key(section: &str, name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }
 
@@ -93,7 +93,7 @@ macro_rules! key {
 
 /// Every key.
 #[rustfmt::skip]
-pub(super) static KEYS: &[Key] = &[
+pub(crate) static KEYS: &[Key] = &[
     key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder"),
     key!(model.base, words::<BaseFormat>(), "how the frozen weights are held; all but as-stored may change results"),
     key!(model.compute, words::<Compute>(), "precision of products and activations; auto is the device's best"),

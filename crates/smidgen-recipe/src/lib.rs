@@ -10,7 +10,7 @@
 
 #![forbid(unsafe_code)]
 
-pub(crate) mod foreign;
+mod foreign;
 pub mod import;
 mod keys;
 mod mistake;
@@ -19,9 +19,10 @@ mod parse;
 mod read;
 mod render;
 mod sections;
-pub mod single;
+mod single;
 mod suggest;
-pub(crate) mod value;
+mod toml_text;
+mod value;
 
 #[cfg(test)]
 mod tests;

@@ -59,7 +59,7 @@ pub enum Place {
 
 impl Place {
     /// Lines by number, then everything else in the order in which it was found (the sort is stable).
-    pub(super) fn rank(&self) -> (u8, usize) {
+    pub(crate) fn rank(&self) -> (u8, usize) {
         match self {
             Place::Line(line) | Place::LineColumn(line, _) => (0, *line),
             Place::Override(_) => (1, 0),

@@ -4,7 +4,7 @@
 //! what those places allow is a name: everything else is refused here, before anything is called.
 //! Left out: whether there is such a model.
 
-use super::sections::{ModelPath, RecipePath};
+use crate::sections::{ModelPath, RecipePath};
 use std::fmt;
 use std::path::Path;
 

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::foreign::{foreign_key_hint, section_for_foreign};
-use super::keys::{KEYS, SECTIONS, find_key};
-use super::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
-use super::sections::{Adapter, Recipe, default_alpha};
-use super::suggest::{
+use crate::foreign::{foreign_key_hint, section_for_foreign};
+use crate::keys::{KEYS, SECTIONS, find_key};
+use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+use crate::sections::{Adapter, Recipe, default_alpha};
+use crate::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
 };
-use super::value::{Given, Value, value_of_toml};
+use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::AdapterKind;
 use smidgen_ir::words::nearest;
 
@@ -117,7 +117,7 @@ impl Recipe {
 }
 
 /// The defaults with one override, whose paths start at `folder`, but for that of the output.
-pub(super) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
+pub(crate) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
     let mut reading = Reading {
         recipe: Recipe::with_defaults(),
         seen: HashMap::new(),

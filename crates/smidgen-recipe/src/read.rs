@@ -8,21 +8,18 @@ use std::path::Path;
 
 use smidgen_ir::bytes::parse_bytes;
 
-use super::model_name::parse_model_path;
-use super::sections::{
+use crate::model_name::parse_model_path;
+use crate::sections::{
     Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
     Targets, Template, TileTokens, Warmup, WeightPlacement,
 };
-use super::value::Given;
+use crate::value::{Given, LARGEST_COUNT, parse_count_from_zero};
 use smidgen_ir::words::ClosedWord;
 use strsim::osa_distance;
 
-/// The largest count that any key takes: large enough for every run, small enough that products fit 64 bits.
-pub(super) const LARGEST_COUNT: i128 = i32::MAX as i128;
-
 /// What a key takes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Accepts {
+pub(crate) struct Accepts {
     /// Completes "must be ..."; empty where the words say it all.
     pub phrase: &'static str,
     /// Words that may have been meant by a mistyped one.
@@ -30,7 +27,7 @@ pub(super) struct Accepts {
 }
 
 /// How a key reads its value.
-pub(super) struct Reader<T> {
+pub(crate) struct Reader<T> {
     pub accepts: Accepts,
     pub read: fn(&Given<'_>) -> Option<T>,
 }
@@ -55,12 +52,12 @@ const fn reader<T>(
 }
 
 /// One of the closed words of `W`.
-pub(super) const fn words<W: ClosedWord>() -> Reader<W> {
+pub(crate) const fn words<W: ClosedWord>() -> Reader<W> {
     reader("", W::WORDS, |given| W::from_word(&given.text()?))
 }
 
 /// A whole number of at least `LEAST`.
-pub(super) const fn count_from<T: TryFrom<i128>, const LEAST: i128>() -> Reader<T> {
+pub(crate) const fn count_from<T: TryFrom<i128>, const LEAST: i128>() -> Reader<T> {
     let phrase = match LEAST {
         0 => "a whole number of at least 0",
         1 => "a whole number of at least 1",
@@ -75,50 +72,50 @@ fn read_count<T: TryFrom<i128>, const LEAST: i128>(given: &Given<'_>) -> Option<
     T::try_from(number).ok()
 }
 
-pub(super) const SEED: Reader<u64> = reader("a whole number of at least 0", &[], |given| {
+pub(crate) const SEED: Reader<u64> = reader("a whole number of at least 0", &[], |given| {
     let number = given.integer()?;
     u64::try_from(number).ok().filter(|seed| *seed <= i64::MAX as u64)
 });
 
-pub(super) const ABOVE_ZERO: Reader<f64> =
+pub(crate) const ABOVE_ZERO: Reader<f64> =
     reader("a number above 0", &[], |given| given.number().filter(|number| *number > 0.0));
 
-pub(super) const AT_LEAST_ZERO: Reader<f64> =
+pub(crate) const AT_LEAST_ZERO: Reader<f64> =
     reader("a number of at least 0", &[], |given| given.number().filter(|number| *number >= 0.0));
 
-pub(super) const FRACTION_BELOW_ONE: Reader<f64> =
+pub(crate) const FRACTION_BELOW_ONE: Reader<f64> =
     reader("a number of at least 0 and below 1", &[], read_fraction_below_one);
 
-pub(super) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
+pub(crate) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
     reader("a list of two numbers of at least 0 and below 1", &[], |given| {
         let numbers: Option<Vec<f64>> =
             given.list()?.iter().map(|item| read_fraction_below_one(&given.with(item))).collect();
         numbers?.try_into().ok()
     });
 
-pub(super) const BOOLEAN: Reader<bool> = reader("true or false", &["true", "false"], |given| given.boolean());
+pub(crate) const BOOLEAN: Reader<bool> = reader("true or false", &["true", "false"], |given| given.boolean());
 
-pub(super) const ANY_TEXT: Reader<String> = reader("a string", &[], |given| given.text());
+pub(crate) const ANY_TEXT: Reader<String> = reader("a string", &[], |given| given.text());
 
-pub(super) const MODEL_PATH: Reader<ModelPath> =
+pub(crate) const MODEL_PATH: Reader<ModelPath> =
     reader("`hf:org/name`, `pypi:package`, a folder or a .gguf file", &[], |given| {
         parse_model_path(&read_some_text(given)?, given.folder)
     });
 
-pub(super) const TRAIN_FILES: Reader<Vec<RecipePath>> =
+pub(crate) const TRAIN_FILES: Reader<Vec<RecipePath>> =
     reader("a file, or a list of files", &[], |given| read_files(given).filter(|files| !files.is_empty()));
 
-pub(super) const EVAL_FILES: Reader<Vec<RecipePath>> =
+pub(crate) const EVAL_FILES: Reader<Vec<RecipePath>> =
     reader("a file, or a list of files (empty for none)", &[], |given| match given.text() {
         Some(text) if text.is_empty() => Some(Vec::new()),
         _ => read_files(given),
     });
 
-pub(super) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |given| {
+pub(crate) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |given| {
     Some(RecipePath::resolve(&read_some_text(given)?, given.working_directory))
 });
 
-pub(super) const TARGETS: Reader<Targets> =
+pub(crate) const TARGETS: Reader<Targets> =
     reader("`all-linear`, or a list of different module names", &["all-linear"], |given| {
         let names = read_texts(given)?;
         if names == ["all-linear"] {
@@ -130,7 +127,7 @@ pub(super) const TARGETS: Reader<Targets> =
         fine.then_some(Targets::Names(names))
     });
 
-pub(super) const LAYERS: Reader<Layers> =
+pub(crate) const LAYERS: Reader<Layers> =
     reader("`all`, `last:8`, or a list of different layer numbers", &["all", "last:8"], |given| {
         if let Some(list) = read_layer_list(given) {
             return (!list.is_empty()).then_some(Layers::List(list));
@@ -143,7 +140,7 @@ pub(super) const LAYERS: Reader<Layers> =
         }
     });
 
-pub(super) const INIT: Reader<Init> =
+pub(crate) const INIT: Reader<Init> =
     reader("`default`, or the folder of an adapter", &["default"], |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
@@ -152,15 +149,15 @@ pub(super) const INIT: Reader<Init> =
         })
     });
 
-pub(super) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
+pub(crate) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
     reader("a table of patterns and whole numbers of at least 1", &[], |given| {
         read_patterns(given, read_count::<usize, 1>)
     });
 
-pub(super) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =
+pub(crate) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =
     reader("a table of patterns and numbers above 0", &[], |given| read_patterns(given, ABOVE_ZERO.read));
 
-pub(super) const TEMPLATE: Reader<Template> =
+pub(crate) const TEMPLATE: Reader<Template> =
     reader("`auto`, the name of a built-in template, or a .jinja file", &["auto"], |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
@@ -170,7 +167,7 @@ pub(super) const TEMPLATE: Reader<Template> =
         })
     });
 
-pub(super) const PROFILE: Reader<ProfileChoice> =
+pub(crate) const PROFILE: Reader<ProfileChoice> =
     reader("`auto`, the name of a device, or a .json file of `smidgen doctor`", &["auto"], |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
@@ -180,7 +177,7 @@ pub(super) const PROFILE: Reader<ProfileChoice> =
         })
     });
 
-pub(super) const WARMUP: Reader<Warmup> =
+pub(crate) const WARMUP: Reader<Warmup> =
     reader("a whole number of steps, or a fraction of at least 0 and below 1", &[], |given| {
         match given.integer() {
             Some(_) => Some(Warmup::Steps(read_count::<u64, 0>(given)?)),
@@ -188,12 +185,12 @@ pub(super) const WARMUP: Reader<Warmup> =
         }
     });
 
-pub(super) const DEVICE: Reader<DeviceChoice> =
+pub(crate) const DEVICE: Reader<DeviceChoice> =
     reader("`auto`, `cpu` or `cuda:N` with the number of a GPU", &["auto", "cpu", "cuda:0"], |given| {
         DeviceChoice::parse(given.text()?.as_str())
     });
 
-pub(super) const BUDGET: Reader<Budget> =
+pub(crate) const BUDGET: Reader<Budget> =
     reader("`auto`, or a size above 0 such as `24GiB`, `512MiB` or `8GB`", &["auto"], |given| {
         match given.text() {
             Some(text) if text == "auto" => Some(Budget::Auto),
@@ -201,19 +198,19 @@ pub(super) const BUDGET: Reader<Budget> =
         }
     });
 
-pub(super) const PEAK: Reader<Option<u64>> =
+pub(crate) const PEAK: Reader<Option<u64>> =
     reader("a size above 0 such as `22.4GiB`, or empty for none", &[], |given| match given.text() {
         Some(text) if text.is_empty() => Some(None),
         _ => Some(Some(read_size(given)?)),
     });
 
-pub(super) const MICRO_TOKENS: Reader<MicroTokens> =
+pub(crate) const MICRO_TOKENS: Reader<MicroTokens> =
     reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
         Some(text) if text == "auto" => Some(MicroTokens::Auto),
         _ => Some(MicroTokens::Tokens(read_count::<usize, 1>(given)?)),
     });
 
-pub(super) const TILE_TOKENS: Reader<TileTokens> =
+pub(crate) const TILE_TOKENS: Reader<TileTokens> =
     reader("`auto`, `none`, or a whole number of at least 1", &["auto", "none"], |given| {
         match given.text().as_deref() {
             Some("auto") => Some(TileTokens::Auto),
@@ -222,7 +219,7 @@ pub(super) const TILE_TOKENS: Reader<TileTokens> =
         }
     });
 
-pub(super) const RECOMPUTE: Reader<Recompute> = reader(
+pub(crate) const RECOMPUTE: Reader<Recompute> = reader(
     "`auto`, `none`, `all`, `every:2`, or a list of different layer numbers",
     &["auto", "none", "all", "every:2"],
     |given| {
@@ -239,7 +236,7 @@ pub(super) const RECOMPUTE: Reader<Recompute> = reader(
     },
 );
 
-pub(super) const WEIGHT_PLACEMENT: Reader<WeightPlacement> = reader(
+pub(crate) const WEIGHT_PLACEMENT: Reader<WeightPlacement> = reader(
     "`auto`, `device`, `host`, `host:0.5` (a part above 0, at most 1) or `disk`",
     &["auto", "device", "host", "disk"],
     |given| {
@@ -302,17 +299,6 @@ fn read_patterns<T>(given: &Given<'_>, read: fn(&Given<'_>) -> Option<T>) -> Opt
         return None;
     }
     entries.iter().map(|(name, value)| Some((name.clone(), read(&given.with(value))?))).collect()
-}
-
-/// Digits only: `+5` and ` 5` inside a word are typing errors.
-pub(super) fn parse_count_from_zero(text: &str) -> Option<usize> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number: i128 = if digits {
-        text.parse().ok()?
-    } else {
-        return None;
-    };
-    (number <= LARGEST_COUNT).then_some(number as usize)
 }
 
 fn parse_count_from_one(text: &str) -> Option<usize> {

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::read::parse_count_from_zero;
+use crate::value::parse_count_from_zero;
 use smidgen_ir::words::{
     AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
     Schedule,
@@ -335,7 +335,7 @@ impl Recipe {
     }
 
     /// The default of every key. The required ones (`model.path`, `data.train`, `output.dir`) are empty.
-    pub(super) fn with_defaults() -> Recipe {
+    pub(crate) fn with_defaults() -> Recipe {
         let rank = 16;
         Recipe {
             model: Model {
@@ -407,7 +407,7 @@ impl Recipe {
 }
 
 /// `adapter.alpha` where none is given.
-pub(super) fn default_alpha(rank: usize) -> f64 {
+pub(crate) fn default_alpha(rank: usize) -> f64 {
     2.0 * rank as f64
 }
 
@@ -440,7 +440,7 @@ impl RecipePath {
     }
 
     /// `text` seen from `folder`.
-    pub(super) fn resolve(text: &str, folder: &Path) -> RecipePath {
+    pub(crate) fn resolve(text: &str, folder: &Path) -> RecipePath {
         let resolved = if text.starts_with("hf:") || text.starts_with("pypi:") {
             PathBuf::from(text)
         } else {

@@ -5,35 +5,11 @@
 
 use std::path::Path;
 
-use super::keys::{KEYS, Key, find_key};
-use super::mistake::RecipeErrors;
-use super::parse::read_override;
-use super::sections::Recipe;
-use super::value::{Given, Value};
-
-/// Where a key stands in a recipe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeyPlace {
-    pub section: &'static str,
-    pub name: &'static str,
-    pub required: bool,
-    /// The key of the same section that cannot stand beside this one.
-    pub excludes: Option<&'static str>,
-}
-
-impl KeyPlace {
-    pub fn path(&self) -> String {
-        format!("{}.{}", self.section, self.name)
-    }
-}
-
-/// Every key in the order of a recipe.
-pub(crate) fn key_places() -> impl Iterator<Item = KeyPlace> {
-    KEYS.iter().map(|key| {
-        let Key { section, name, required, excludes, .. } = *key;
-        KeyPlace { section, name, required, excludes }
-    })
-}
+use crate::keys::find_key;
+use crate::mistake::RecipeErrors;
+use crate::parse::read_override;
+use crate::sections::Recipe;
+use crate::value::{Given, Value};
 
 /// The value as TOML, or what the key takes instead.
 ///

@@ -4,15 +4,14 @@
 //! another section, then the nearest spelling.
 //! Left out: the decision that something is wrong, which is made in `parse.rs` before anyone asks here.
 
-use super::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
-use super::keys::{KEYS, Key, SECTIONS, find_key};
-use super::read::LARGEST_COUNT;
-use super::sections::Recipe;
-use super::value::{Given, Value};
+use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
+use crate::keys::{KEYS, Key, SECTIONS, find_key};
+use crate::sections::Recipe;
+use crate::value::{Given, LARGEST_COUNT, Value};
 use smidgen_ir::words::nearest;
 
 /// Message and hint for an error of the TOML parser at the text `written`.
-pub(super) fn explain_syntax_error(message: &str, written: &str) -> (String, Option<String>) {
+pub(crate) fn explain_syntax_error(message: &str, written: &str) -> (String, Option<String>) {
     let is_word = written.starts_with(|c: char| c.is_alphabetic());
     let starts_with_one_of = |starts: &[&str]| starts.iter().any(|start| message.starts_with(start));
     if message == "duplicate key" {
@@ -44,7 +43,7 @@ pub(super) fn explain_syntax_error(message: &str, written: &str) -> (String, Opt
 }
 
 /// What may have been meant by an unknown key.
-pub(super) fn suggest_key(section: &str, name: &str) -> Option<String> {
+pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
     if let Some(hint) = foreign_key_hint(section, name) {
         return Some(hint.to_owned());
     }
@@ -77,13 +76,13 @@ pub(super) fn suggest_key(section: &str, name: &str) -> Option<String> {
 }
 
 /// For an override without `=`: how it would be written.
-pub(super) fn suggest_override_key(text: &str) -> Option<String> {
+pub(crate) fn suggest_override_key(text: &str) -> Option<String> {
     let (section, name) = text.split_once('.')?;
     find_key(section, name).map(|key| format!("it must be {}", key.accepts.describe()))
 }
 
 /// What may have been meant by a refused value.
-pub(super) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
+pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     let would_take = |value: &Value| (key.set)(&mut Recipe::with_defaults(), &given.with(value)).is_some();
     let word = match given.value {
         Value::Text(word) | Value::Bare(word) => word.clone(),
@@ -117,7 +116,7 @@ pub(super) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
 }
 
 /// A value for a message, cut where it is long.
-pub(super) fn abbreviate(value: &Value) -> String {
+pub(crate) fn abbreviate(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(LONGEST) {
@@ -126,6 +125,6 @@ pub(super) fn abbreviate(value: &Value) -> String {
     }
 }
 
-pub(super) fn listed(names: &[&str]) -> String {
+pub(crate) fn listed(names: &[&str]) -> String {
     format!("`{}`", names.join("`, `"))
 }

@@ -11,6 +11,9 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
+/// The largest count that any key takes: large enough for every run, small enough that products fit 64 bits.
+pub(crate) const LARGEST_COUNT: i128 = i32::MAX as i128;
+
 /// An untyped value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
@@ -28,7 +31,7 @@ pub(crate) enum Value {
 }
 
 /// A value together with what relative paths in it are relative to.
-pub(super) struct Given<'a> {
+pub(crate) struct Given<'a> {
     pub value: &'a Value,
     pub folder: &'a Path,
     /// `output.dir` is relative to this wherever it is written.
@@ -107,7 +110,7 @@ impl<'a> Given<'a> {
 }
 
 /// The value that TOML read. Only for values of keys: sections are walked by the caller.
-pub(super) fn value_of_toml(value: &DeValue<'_>) -> Value {
+pub(crate) fn value_of_toml(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::Text(text.to_string()),
         DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
@@ -183,6 +186,17 @@ fn split_outside_quotes(text: &str) -> Vec<&str> {
         parts.push(last);
     }
     parts
+}
+
+/// Digits only: `+5` and ` 5` inside a word are typing errors.
+pub(crate) fn parse_count_from_zero(text: &str) -> Option<usize> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number: i128 = if digits {
+        text.parse().ok()?
+    } else {
+        return None;
+    };
+    (number <= LARGEST_COUNT).then_some(number as usize)
 }
 
 /// As it is quoted back to the user.

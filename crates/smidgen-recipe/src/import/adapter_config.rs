@@ -1,6 +1,6 @@
-//! PEFT's `adapter_config.json`: the adapter of a run, without anything else of that run.
+//! PEFT's `adapter_config.json`: the adapter of a run, and nothing else of that run.
 //!
-//! Left out: kinds of adapters other than LoRA's, and the tensors beside the file, which `adapter.init` starts from.
+//! Left out: adapters other than the kinds of LoRA, and the tensors next to the file (`adapter.init` starts from them).
 
 use super::adapters::{AdapterWords, put_adapter};
 use super::document::Content;
@@ -12,10 +12,10 @@ use crate::value::Value;
 pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
     let kind = fields.take("peft_type");
     if let Some(found) = &kind
-        && let Some(name) = found.text(draft)
+        && let Some(name) = found.text()
         && !name.eq_ignore_ascii_case("lora")
     {
-        draft.mistake(found.line, format!("`peft_type` is {name:?}: only LoRA's kinds are there"));
+        found.mistake(format!("`peft_type` is {name:?}; only LoRA adapters are supported"));
     }
     put_model(draft, fields.take("base_model_name_or_path"), fields.take("revision"));
     let words = AdapterWords {
@@ -38,17 +38,16 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
     put_pattern(draft, "adapter.rank_pattern", fields.take("rank_pattern"));
     put_pattern(draft, "adapter.alpha_pattern", fields.take("alpha_pattern"));
     draft.assume(
-        "an adapter says nothing of how it is trained: batch, rate and length are the recipe's own defaults",
+        "an adapter's config says nothing about training; batch, learning rate and length have the recipe's defaults",
     );
-    draft.assume("the tensors beside the file are not the start: `adapter.init=FOLDER` goes on from them");
-    draft.want("data.train", "the file to train on");
-    draft.want("output.dir", "the folder of the run");
+    draft
+        .assume("training does not start from the tensors next to the file; `adapter.init=FOLDER` does that");
 }
 
 fn put_pattern(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
     let Content::Map(entries) = found.content else {
-        return draft.mistake(found.line, format!("`{}` must be a group of patterns", found.key));
+        return found.mistake(format!("`{}` must be a group of patterns", found.key));
     };
     let value = |content: &Content| match content {
         Content::Number(digits) => match (digits.parse(), digits.parse()) {

@@ -1,32 +1,32 @@
 //! A DeepSpeed configuration: batch sizes, precision, optimizer, schedule, ZeRO and its offloads.
 //!
-//! Offloads say where something lies, so they become pins of `[memory]`; stages, buckets and thresholds say how an
-//! allocator and several GPUs share the work, which the plan settles. The model, the data and the output are in the
-//! script that the file serves, and values of `auto` in its arguments.
+//! Offloads say where state is stored, so they become pins in `[memory]`. Stages, buckets and thresholds tune an
+//! allocator and several GPUs, which the plan makes unnecessary. The script that the file belongs to sets the model, the
+//! data and the output, and its arguments set the values that are `auto` here.
 //! Left out: inference, pipelines, mixtures of experts, compression.
 
 use super::document::Content;
-use super::draft::Draft;
+use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
-use super::reasons::{CHECKPOINTING, SHARDING};
+use super::reasons::{CHECKPOINTING, SHARDING, SPLIT};
 use super::vocabulary::{
     StepSize, put_batch, put_betas, put_compute, put_number, put_optimizer, put_whole, word,
 };
 use crate::value::Value;
 
 const DEEPSPEED: &str = "DeepSpeed";
-/// What pins of `[memory]` say beside their key.
-pub const PINNED: &str = "without the line, the solver chooses";
+/// The comment at pins in `[memory]`.
+pub const PINNED: &str = "remove this line to let the solver choose";
 
 pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
     put_sizes(fields, draft);
-    let enabled = |name: &str, draft: &mut Draft| {
-        let group = fields.take_group(name, draft)?;
+    let mut enabled = |name: &str| {
+        let group = fields.take_group(name)?;
         let found = group.take("enabled");
         draft.leave_rest(&group);
         found
     };
-    let (bf16, f16) = (enabled("bf16", draft).or_else(|| enabled("bfloat16", draft)), enabled("fp16", draft));
+    let (bf16, f16) = (enabled("bf16").or_else(|| enabled("bfloat16")), enabled("fp16"));
     put_compute(draft, bf16.as_ref(), f16.as_ref());
     match fields.take("gradient_clipping") {
         Some(found) if found.is_auto() => ask_for(draft, &found, "train.clip"),
@@ -34,36 +34,35 @@ pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
         None => draft.put_default("train.clip", Value::Integer(0), DEEPSPEED),
     }
     put_number(draft, "train.log_every", fields.take("steps_per_print").filter(|found| found.is_on()));
-    if let Some(group) = fields.take_group("optimizer", draft) {
+    if let Some(group) = fields.take_group("optimizer") {
         put_deepspeed_optimizer(&group, draft);
     }
-    if let Some(group) = fields.take_group("scheduler", draft) {
+    if let Some(group) = fields.take_group("scheduler") {
         put_scheduler(&group, draft);
     }
-    if let Some(group) = fields.take_group("zero_optimization", draft) {
+    if let Some(group) = fields.take_group("zero_optimization") {
         put_zero(&group, draft);
     }
-    if let Some(group) = fields.take_group("activation_checkpointing", draft) {
-        if let Some(found) = group.take("cpu_checkpointing")
-            && found.boolean(draft) == Some(true)
-        {
+    if let Some(group) = fields.take_group("activation_checkpointing") {
+        if let Some(found) = group.take_on("cpu_checkpointing") {
             draft.put_with("memory.activations", word("host"), &[&found], PINNED);
         }
         for found in group.rest() {
             draft.leave_out(&found, CHECKPOINTING);
         }
     }
-    draft.assume(
-        "the script says what is trained, not this file: a LoRA adapter of rank 16 on all linears \
-         (`adapter.kind=full` trains the weights)",
-    );
-    for (key, what) in [
-        ("model.path", "the model that the script loads"),
-        ("data.train", "the file that the script trains on"),
-        ("output.dir", "the folder of the run"),
-    ] {
-        draft.want(key, what);
-    }
+    draft.assume(LORA_ASSUMED);
+    want_from_script(draft);
+}
+
+/// For files that do not say what is trained.
+pub const LORA_ASSUMED: &str = "the script decides what is trained, not this file; assuming a LoRA adapter of rank 16 \
+                                on all linear layers (`adapter.kind=full` trains the weights)";
+
+/// What only the script knows.
+pub fn want_from_script(draft: &mut Draft) {
+    draft.want("model.path", "the model that the script loads");
+    draft.want("data.train", "the file that the script trains on");
 }
 
 /// `train_batch_size` is the product of the other two and the number of GPUs.
@@ -88,14 +87,16 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
                 let auto: Vec<Found<'_>> = [whole, micro, accumulation].into_iter().flatten().collect();
                 match auto.first() {
                     Some(found) => ask_for(draft, found, "train.batch"),
-                    None => draft.assume("no batch size is given: 16 samples a step (`train.batch`)"),
+                    None => {
+                        draft.assume("no batch size is set; assuming 16 samples per step (`train.batch`)")
+                    }
                 }
             }
         };
     }
     let found = whole.as_ref().expect("it is given");
-    let Some(batch) = found.count(draft) else { return };
-    let mut count = |found: &Option<Found<'_>>| found.as_ref().filter(|found| !found.is_auto())?.count(draft);
+    let Some(batch) = found.count() else { return };
+    let count = |found: &Option<Found<'_>>| found.as_ref().filter(|found| !found.is_auto())?.count();
     let share = match (count(&micro), count(&accumulation)) {
         (None, None) => None,
         (micro, accumulation) => micro.unwrap_or(1).checked_mul(accumulation.unwrap_or(1)),
@@ -106,25 +107,25 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
             let parts =
                 [&micro, &accumulation].map(|part| part.as_ref().map(|found| found.content.describe()));
             let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" x ");
-            draft.mistake(found.line, format!("`{}` is {batch}, which is no multiple of {parts}", found.key));
+            found.mistake(format!("`{}` is {batch}, which is not a multiple of {parts}", found.key));
         }
         Some(share) if both && batch / share > 1 => draft.put_with(
             "train.batch",
             Value::Integer(batch.into()),
             &[found],
-            &format!("over {} GPUs there", batch / share),
+            &format!("on {} GPUs", batch / share),
         ),
         _ => draft.put("train.batch", Value::Integer(batch.into()), &[found]),
     }
     for part in [micro, accumulation].iter().flatten().filter(|found| !found.is_auto()) {
-        draft.leave_out(part, "how a step is split is chosen by the solver (`memory.micro_tokens` pins it)");
+        draft.leave_out(part, SPLIT);
     }
 }
 
-/// A value of `auto`, which the trainer's own arguments hold.
+/// For a value of `auto`, which the trainer's arguments set.
 fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str) {
     draft.assume(format!(
-        "`{}` is `auto`, which the trainer's arguments say: `{key}` has the recipe's default, `{key}=...` changes it",
+        "`{}` is `auto`, so the trainer's arguments set it; `{key}` has the recipe's default (`{key}=...` changes it)",
         found.key
     ));
 }
@@ -132,7 +133,7 @@ fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str) {
 fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
     let kind = group.take("type");
     put_optimizer(draft, kind);
-    let Some(params) = group.take_group("params", draft) else {
+    let Some(params) = group.take_group("params") else {
         return draft.leave_rest(group);
     };
     for (name, key) in [("lr", "train.lr"), ("eps", "train.eps"), ("weight_decay", "train.weight_decay")] {
@@ -145,16 +146,15 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
         Some(found) if found.is_auto() => {}
         Some(found) => match found.content {
             Content::List(items) if items.len() == 2 => {
-                let part = |index: usize| {
-                    Some(Found { key: found.key.clone(), line: found.line, content: &items[index].content })
-                };
+                let part =
+                    |index: usize| Some(found.inside(found.key.clone(), found.line, &items[index].content));
                 put_betas(draft, part(0), part(1));
-                // Both halves are one setting.
+                // Both parts are one setting.
                 if let Some(line) = draft.lines.iter_mut().find(|line| line.key == "train.betas") {
-                    line.origin = super::draft::Origin::Keys(vec![(found.key.clone(), found.line)]);
+                    line.source = Source::Keys(vec![(found.key.clone(), found.line)]);
                 }
             }
-            _ => draft.mistake(found.line, format!("`{}` must be a list of two numbers", found.key)),
+            _ => found.mistake(format!("`{}` must be a list of two numbers", found.key)),
         },
         None => {}
     }
@@ -167,18 +167,18 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
 
 fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
     let Some(kind) = group.take("type") else { return draft.leave_rest(group) };
-    let name = kind.text(draft).unwrap_or_default();
+    let name = kind.text().unwrap_or_default();
     let schedule = match name.as_str() {
         "WarmupLR" => "constant",
         "WarmupDecayLR" => "linear",
         "WarmupCosineLR" => "cosine",
         _ => {
-            draft.leave_out(&kind, format!("`{name}` is not there: the recipe has `linear`"));
+            draft.leave_out(&kind, format!("`{name}` is not supported; `linear` is used"));
             return;
         }
     };
     draft.put("train.schedule", word(schedule), &[&kind]);
-    let Some(params) = group.take_group("params", draft) else { return };
+    let Some(params) = group.take_group("params") else { return };
     match params.take("warmup_num_steps") {
         Some(found) if found.is_auto() => ask_for(draft, &found, "train.warmup"),
         found => put_number(draft, "train.warmup", found),
@@ -186,7 +186,7 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
     match params.take("total_num_steps") {
         Some(found) if found.is_auto() => ask_for(draft, &found, "train.steps"),
         Some(found) => {
-            if let Some(steps) = found.number(draft) {
+            if let Some(steps) = found.number() {
                 put_whole(draft, "train.steps", steps, &[&found]);
             }
         }
@@ -194,26 +194,25 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
     }
     if let Some(found) = params.take("warmup_max_lr").filter(|found| !found.is_auto()) {
         let before: Option<f64> = draft.line("train.lr").and_then(|line| line.toml.parse().ok());
-        if before.is_none() || found.number(draft) != before {
+        if before.is_none() || found.number() != before {
             put_number(draft, "train.lr", Some(found));
             if before.is_some() {
                 draft.assume(
-                    "`warmup_max_lr` is the rate: DeepSpeed's schedule sets it over the optimizer's `lr`",
+                    "`warmup_max_lr` is the learning rate, because DeepSpeed's schedule overrides the optimizer's `lr`",
                 );
             }
         }
     }
     if let Some(found) =
         params.take_any(&["warmup_min_lr", "warmup_min_ratio"]).filter(|found| !found.is_auto())
-        && found.number(draft).is_some_and(|least| least > 0.0)
+        && found.number().is_some_and(|least| least > 0.0)
     {
-        draft.leave_out(&found, "warm-up begins at 0");
+        draft.leave_out(&found, "warm-up starts at 0");
     }
     match params.take("warmup_type") {
-        Some(found) if found.text(draft).as_deref() == Some("linear") => {}
-        Some(found) => draft.leave_out(&found, "the rate rises in a straight line"),
-        None => draft
-            .assume("the rate rises in a straight line, where DeepSpeed's warm-up is logarithmic by default"),
+        Some(found) if found.text().as_deref() == Some("linear") => {}
+        Some(found) => draft.leave_out(&found, "warm-up is linear"),
+        None => draft.assume("warm-up is linear; DeepSpeed's default is logarithmic"),
     }
     draft.leave_rest(&params);
     draft.leave_rest(group);
@@ -221,57 +220,60 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
 
 fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     let stage = group.take("stage");
-    let number = stage.as_ref().and_then(|found| found.number(draft));
+    let number = stage.as_ref().and_then(|found| found.number());
     if let (Some(found), Some(number)) = (&stage, number) {
         match (0.0..=3.0).contains(&number) && number.fract() == 0.0 {
             true => draft.leave_out(found, SHARDING),
-            false => draft.mistake(found.line, format!("`{}` must be 0, 1, 2 or 3", found.key)),
+            false => found.mistake(format!("`{}` must be 0, 1, 2 or 3", found.key)),
         }
     }
     let stage = number.unwrap_or(0.0);
     put_offload(group, draft, "offload_optimizer", "memory.optimizer_state", stage, 1.0);
     put_offload(group, draft, "offload_param", "memory.weights", stage, 3.0);
-    // What stages before 2021 wrote.
-    if let Some(found) = group.take("cpu_offload")
-        && found.boolean(draft) == Some(true)
-    {
+    // The spelling before 2021.
+    if let Some(found) = group.take_on("cpu_offload") {
         draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);
     }
-    if let Some(found) = group.take("zero_quantized_nontrainable_weights")
-        && found.boolean(draft) == Some(true)
-    {
-        draft.leave_out(&found, "frozen weights can be quantized as they load (`model.base=int8` or `nf4`)");
+    if let Some(found) = group.take_on("zero_quantized_nontrainable_weights") {
+        draft.leave_out(
+            &found,
+            "frozen weights can be quantized while they load (`model.base=int8` or `nf4`)",
+        );
     }
     draft.leave_rest(group);
 }
 
 fn put_offload(zero: &Fields<'_>, draft: &mut Draft, name: &str, key: &'static str, stage: f64, needed: f64) {
     let Some(whole) = zero.take(name) else { return };
-    let Some(group) = whole.group(draft) else { return };
+    let Some(group) = whole.group() else { return };
     let device = group.take("device");
-    let place = device.as_ref().and_then(|found| found.text(draft));
+    let place = device.as_ref().and_then(|found| found.text());
     if let (Some(found), Some(place)) = (&device, place) {
         put_offloaded(draft, found, &place, key);
         if place != "none" && stage < needed {
-            draft.mistake(
-                whole.line,
-                format!("`{}` needs `stage` {needed}, and the stage is {stage}", whole.key),
-            );
+            whole.mistake(format!("`{}` needs `stage` {needed}, but the stage is {stage}", whole.key));
         }
     }
     draft.leave_rest(&group);
 }
 
-/// A pin of `[memory]` from the name of a place.
+/// A pin in `[memory]` from the name of a place.
 pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'static str) {
     match place {
         "none" => {}
         "cpu" => draft.put_with(key, word("host"), &[found], PINNED),
         "nvme" => {
-            draft.put_with(key, word("host"), &[found], "pinned memory instead of a disk");
-            draft.assume(format!("`{}` names a disk: on a GPU, `{key}` is in pinned memory", found.key));
+            draft.put_with(key, word("host"), &[found], "pinned memory instead of disk");
+            draft.assume(format!("`{}` is a disk; on a GPU, `{key}` uses pinned memory instead", found.key));
         }
-        _ => draft
-            .mistake(found.line, format!("`{}` must be `none`, `cpu` or `nvme`, got `{place}`", found.key)),
+        _ => found.mistake(format!("`{}` must be `none`, `cpu` or `nvme`, got `{place}`", found.key)),
+    }
+}
+
+/// FSDP keeps gradients and optimizer state where the parameters are.
+pub fn put_fsdp_offload(group: &Fields<'_>, draft: &mut Draft) {
+    if let Some(found) = group.take_any_on(&["fsdp_offload_params", "offload_params"]) {
+        draft.put_with("memory.weights", word("host"), &[&found], PINNED);
+        draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);
     }
 }

@@ -1,20 +1,20 @@
-//! A configuration file as a tree whose every value knows its line, from YAML or JSON.
+//! A configuration file, YAML or JSON, as a tree in which every value knows its line.
 //!
-//! JSON is read as the YAML that it is, so that both have lines. Values are untyped words until a key asks for a type,
-//! because files write `2e-4` and `"2e-4"` for the same thing and every tool takes both.
-//! Yes and no are booleans as in YAML 1.1, which is what the trainers' Python reads.
-//! Aliases are followed, with a limit on depth and on values in all, so that a small file stays a small tree.
-//! Left out: tags, several documents in a file, keys that are no words.
+//! JSON is parsed as YAML, so that its values have lines too. Values stay untyped until a setting asks for a type,
+//! because files write `2e-4` and `"2e-4"` for the same number and every tool takes both.
+//! `yes` and `no` are booleans, as in YAML 1.1, which is what the trainers' Python reads.
+//! Aliases are expanded, with a limit on depth and on the number of values, so that a small file stays a small tree.
+//! Left out: tags, several documents in one file, and keys that are not text.
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
 use std::collections::{HashMap, HashSet};
 
-/// Larger files are no configuration.
+/// Larger files are not configurations.
 pub const MOST_BYTES: usize = 1 << 20;
 const MOST_DEPTH: usize = 32;
 const MOST_VALUES: usize = 20_000;
 
-/// A value and where it stands.
+/// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// From 1.
@@ -41,7 +41,7 @@ pub struct Entry {
     pub value: Node,
 }
 
-/// Why a file is no configuration.
+/// Why a file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct DocumentError {
@@ -49,13 +49,13 @@ pub struct DocumentError {
     pub reason: String,
 }
 
-/// The entries of the one map that the text is.
+/// The entries of the map at the top of the file.
 pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
     if text.len() > MOST_BYTES {
-        let reason = format!("{} bytes are no configuration, {MOST_BYTES} are the most", text.len());
+        let reason = format!("{} bytes is too large for a configuration (limit: {MOST_BYTES})", text.len());
         return Err(DocumentError { line: 1, reason });
     }
-    // A byte order mark is a sign of nothing here.
+    // A byte order mark carries no meaning here.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut reading =
         Reading { parser: Parser::new_from_str(text), anchors: HashMap::new(), values: 0, line: 1 };
@@ -64,7 +64,7 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
         match reading.next()? {
             Event::StreamEnd => break,
             Event::DocumentStart(_) if root.is_some() => {
-                return Err(reading.wrong("a second document begins here, one is expected"));
+                return Err(reading.wrong("a second document starts here; only one is supported"));
             }
             Event::DocumentStart(_) => {
                 let event = reading.next()?;
@@ -76,24 +76,24 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
     match root {
         Some(Node { content: Content::Map(entries), .. }) if !entries.is_empty() => Ok(entries),
         Some(Node { content: Content::Null, .. }) | None => {
-            Err(DocumentError { line: 1, reason: "the file holds no settings".to_owned() })
+            Err(DocumentError { line: 1, reason: "the file has no settings".to_owned() })
         }
         Some(node) => {
-            let reason = format!("settings are `key: value`, this is {}", node.content.describe());
+            let reason = format!("expected settings such as `key: value`, got {}", node.content.describe());
             Err(DocumentError { line: node.line, reason })
         }
     }
 }
 
 impl Content {
-    /// What it is, for messages.
+    /// As messages quote it.
     pub fn describe(&self) -> String {
         match self {
             Content::Null => "nothing".to_owned(),
             Content::Boolean(yes) => yes.to_string(),
             Content::Number(digits) => shortened(digits),
             Content::Text(text) => format!("{:?}", shortened(text)),
-            Content::List(items) => format!("a list of {}", items.len()),
+            Content::List(items) => format!("a list of length {}", items.len()),
             Content::Map(entries) => format!("a group of {} settings", entries.len()),
         }
     }
@@ -133,23 +133,21 @@ impl<'a> Reading<'a> {
     fn count(&mut self, values: usize) -> Result<(), DocumentError> {
         self.values += values;
         match self.values > MOST_VALUES {
-            true => {
-                Err(self.wrong(&format!("more than {MOST_VALUES} values, aliases counted as what they name")))
-            }
+            true => Err(self.wrong(&format!("more than {MOST_VALUES} values, with aliases expanded"))),
             false => Ok(()),
         }
     }
 
     fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Node, DocumentError> {
         if depth > MOST_DEPTH {
-            return Err(self.wrong(&format!("nested more than {MOST_DEPTH} deep")));
+            return Err(self.wrong(&format!("nested more than {MOST_DEPTH} levels deep")));
         }
         self.count(1)?;
         let line = self.line;
         let (anchor, content) = match event {
             Event::Alias(anchor) => {
                 let Some(node) = self.anchors.get(&anchor).cloned() else {
-                    return Err(self.wrong("an alias names what encloses it"));
+                    return Err(self.wrong("an alias refers to a value that contains it"));
                 };
                 self.count(size(&node))?;
                 return Ok(Node { line, ..node });
@@ -169,7 +167,7 @@ impl<'a> Reading<'a> {
             other => return Err(self.wrong(&format!("unexpected {other:?}"))),
         };
         let node = Node { line, content };
-        // 0 is no anchor.
+        // 0 means that there is no anchor.
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -185,7 +183,7 @@ impl<'a> Reading<'a> {
             let name = match event {
                 Event::MappingEnd => break,
                 Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
-                _ => return Err(self.wrong("a key must be a word")),
+                _ => return Err(self.wrong("a key must be text")),
             };
             let event = self.next()?;
             let value = self.node(event, depth + 1)?;
@@ -194,7 +192,7 @@ impl<'a> Reading<'a> {
                 continue;
             }
             if let Some(first) = entries.iter().find(|entry| entry.name == name) {
-                let reason = format!("`{name}` stands twice, first in line {}", first.line);
+                let reason = format!("`{name}` is set twice, first in line {}", first.line);
                 return Err(DocumentError { line, reason });
             }
             entries.push(Entry { name, line, value });
@@ -205,7 +203,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// What `<<` brings: the first map that has a key wins.
+/// Adds what `<<` refers to; of several maps with the same key, the first one wins.
 fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
     match value.content {
         Content::Map(entries) => {
@@ -217,7 +215,7 @@ fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
             Ok(())
         }
         Content::List(items) => items.into_iter().try_for_each(|item| merge(merged, item)),
-        _ => Err(DocumentError { line: value.line, reason: "`<<` takes settings to merge".to_owned() }),
+        _ => Err(DocumentError { line: value.line, reason: "`<<` must refer to settings".to_owned() }),
     }
 }
 
@@ -242,7 +240,7 @@ fn scalar(text: &str, style: ScalarStyle) -> Content {
     }
 }
 
-/// Digits, not the words that Rust takes for floats.
+/// Rust would also parse words such as `inf` and `nan` as floats.
 fn is_number(text: &str) -> bool {
     let has_digit = text.bytes().any(|byte| byte.is_ascii_digit());
     has_digit && text.bytes().all(|byte| b"+-.eE0123456789".contains(&byte)) && text.parse::<f64>().is_ok()
@@ -252,7 +250,7 @@ fn unreadable(error: &ScanError) -> DocumentError {
     let column = error.marker().col() + 1;
     DocumentError {
         line: error.marker().line().max(1),
-        reason: format!("column {column}: {}, as YAML or JSON", error.info()),
+        reason: format!("column {column}: not valid YAML or JSON: {}", error.info()),
     }
 }
 
@@ -297,8 +295,11 @@ mod tests {
     #[test]
     fn what_is_no_configuration() {
         assert_eq!(refused(""), "line 1: the file holds no settings");
-        assert_eq!(refused("- a\n- b\n"), "line 1: settings are `key: value`, this is a list of 2");
-        assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` stands twice, first in line 1");
+        assert_eq!(
+            refused("- a\n- b\n"),
+            "line 1: expected settings such as `key: value`, got a list of length 2"
+        );
+        assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` is set twice, first in line 1");
         assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document begins here, one is expected");
         assert!(
             refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "),
@@ -318,9 +319,9 @@ mod tests {
         }
         assert!(refused(&bomb).contains("more than 20000 values"), "{}", refused(&bomb));
         let nested: String = (0..200).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
-        assert_eq!(refused(&nested), "line 34: nested more than 32 deep");
+        assert_eq!(refused(&nested), "line 34: nested more than 32 levels deep");
         assert!(read_document(&"[".repeat(100_000)).is_err());
         assert_eq!(refused("a: &x [*x]\n"), "line 1: an alias names what encloses it");
-        assert!(refused(&"a".repeat(MOST_BYTES + 1)).contains("no configuration"));
+        assert!(refused(&"a".repeat(MOST_BYTES + 1)).contains("too large for a configuration"));
     }
 }

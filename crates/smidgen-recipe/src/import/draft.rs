@@ -1,28 +1,28 @@
-//! A recipe in the making: its lines with where each came from, what was left out and why, what was assumed.
+//! A recipe being translated: its lines and their sources, what was not carried over and why, what was assumed.
 //!
-//! Every value goes through the reader of its key, so that what the parser would refuse is a mistake of the foreign
+//! Every value goes through the reader of its key. What the parser of recipes would refuse is a mistake in the foreign
 //! file, reported with that file's key and line.
-//! Left out: what the keys of other tools mean (`deepspeed.rs` and the files beside it), and the text (`render.rs`).
+//! Left out: what the settings of other tools mean (one file per tool), and the text (`render.rs`).
 
 use super::document::Content;
 use super::fields::{Fields, Found};
 use super::reasons::{Reason, reason_for};
 use crate::RecipeErrors;
-use crate::single::{key_places, render_override, render_value};
+use crate::keys::find_key;
+use crate::single::{render_override, render_value};
 use crate::value::Value;
 use std::path::PathBuf;
 
-/// What becomes of a file of another tool.
+/// What a file of another tool becomes.
 #[derive(Debug, Default)]
 pub struct Draft {
-    /// At most one for each key.
+    /// At most one per key.
     pub lines: Vec<Line>,
     pub left_out: Vec<LeftOut>,
-    /// Whole sentences without their period.
+    /// Sentences without a final period.
     pub assumed: Vec<String>,
-    /// What to write at a required key that the file does not give.
+    /// What belongs at a required key that the file does not set.
     pub wanted: Vec<(&'static str, String)>,
-    pub mistakes: Vec<ImportMistake>,
     pub places: Places,
 }
 
@@ -33,46 +33,39 @@ pub struct Line {
     pub key: String,
     /// The value.
     pub toml: String,
-    pub origin: Origin,
-    /// What else to know, in few words; empty for nothing.
+    pub source: Source,
+    /// A short comment; may be empty.
     pub remark: String,
-    /// In force; else written as a comment.
+    /// False for a line that is written as a comment.
     pub active: bool,
 }
 
-/// Where a line comes from.
+/// Where the value of a line comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Keys of the file, with their lines.
+pub enum Source {
+    /// Settings of the file, with their lines.
     Keys(Vec<(String, usize)>),
-    /// What this tool takes where nothing is written.
+    /// The default of this tool.
     DefaultOf(&'static str),
     CommandLine,
 }
 
-/// A key that has no line in the recipe.
+/// A setting that was not carried over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     pub key: String,
     pub line: usize,
     pub value: String,
     pub why: String,
-    /// False for a setting that nobody here has heard of.
+    /// False for an unknown setting.
     pub is_known: bool,
 }
 
-/// What is wrong with the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImportMistake {
-    pub line: usize,
-    pub message: String,
-}
-
-/// What paths of the file are relative to, and where the recipe will lie.
+/// What paths in the file are relative to, and the folder of the recipe.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     pub working_directory: PathBuf,
-    /// The working directory too where the recipe goes to stdout.
+    /// The working directory, if the recipe goes to stdout.
     pub recipe_folder: PathBuf,
 }
 
@@ -81,7 +74,7 @@ impl Draft {
         Draft { places, ..Draft::default() }
     }
 
-    /// A line from keys of the file; the first of them is blamed for a value that the recipe does not take.
+    /// A line from settings of the file; a value that the recipe refuses is reported at the first of them.
     pub(crate) fn put(&mut self, key: &'static str, value: Value, from: &[&Found<'_>]) {
         self.put_with(key, value, from, "");
     }
@@ -90,39 +83,39 @@ impl Draft {
         match render_value(key, &value, &self.places.prefix()) {
             Ok(toml) => {
                 let keys = from.iter().map(|found| (found.key.clone(), found.line)).collect();
-                self.set(key, toml, Origin::Keys(keys), remark);
+                self.set(key, toml, Source::Keys(keys), remark);
             }
             Err(wanted) => {
-                let (name, line) = from.first().map_or((key, 1), |found| (&*found.key, found.line));
-                self.mistake(line, format!("`{name}` cannot be said here: {wanted}, got {value}"));
+                let found = from.first().expect("a value comes from a setting");
+                found.mistake(format!("`{}` cannot be imported: {wanted}, got {value}", found.key));
             }
         }
     }
 
-    /// What the tool would have taken, where it is not what a recipe takes.
+    /// The tool's default, where it differs from the recipe's.
     pub(crate) fn put_default(&mut self, key: &'static str, value: Value, tool: &'static str) {
         let toml = render_value(key, &value, &self.places.prefix()).expect("defaults of tools are in range");
-        self.set(key, toml, Origin::DefaultOf(tool), "");
+        self.set(key, toml, Source::DefaultOf(tool), "");
     }
 
     /// A line from `section.key=value` on the command line.
     pub fn put_override(&mut self, text: &str) -> Result<(), RecipeErrors> {
         let (key, toml) = render_override(text, &self.places.prefix())?;
-        self.set(&key, toml, Origin::CommandLine, "");
+        self.set(&key, toml, Source::CommandLine, "");
         Ok(())
     }
 
-    fn set(&mut self, key: &str, toml: String, origin: Origin, remark: &str) {
-        // One file is a string, as people write it.
+    fn set(&mut self, key: &str, toml: String, source: Source, remark: &str) {
+        // A single file is written as a string rather than a list.
         let one = toml.strip_prefix("[\"").and_then(|rest| rest.strip_suffix("\"]"));
         let toml = match one.filter(|inside| key.starts_with("data.") && !inside.contains('"')) {
             Some(inside) => format!("\"{inside}\""),
             None => toml,
         };
-        let place = key_places().find(|place| place.path() == key);
-        let rival = place.and_then(|place| Some(format!("{}.{}", place.section, place.excludes?)));
+        let known = key.split_once('.').and_then(|(section, name)| find_key(section, name));
+        let rival = known.and_then(|known| Some(format!("{}.{}", known.section, known.excludes?)));
         self.lines.retain(|line| line.key != key && Some(&line.key) != rival.as_ref());
-        let line = Line { key: key.to_owned(), toml, origin, remark: remark.to_owned(), active: true };
+        let line = Line { key: key.to_owned(), toml, source, remark: remark.to_owned(), active: true };
         self.lines.push(line);
     }
 
@@ -144,7 +137,7 @@ impl Draft {
         });
     }
 
-    /// Everything of a group that was not taken, by its name; what is switched off needs no word.
+    /// Reports the settings of a group that nobody took; known settings that are switched off are not mentioned.
     pub fn leave_rest(&mut self, group: &Fields<'_>) {
         for found in group.rest() {
             let Reason { why, is_known } = reason_for(found.name());
@@ -168,10 +161,6 @@ impl Draft {
         self.wanted.retain(|(known, _)| *known != key);
         self.wanted.push((key, what.into()));
     }
-
-    pub fn mistake(&mut self, line: usize, message: String) {
-        self.mistakes.push(ImportMistake { line, message });
-    }
 }
 
 impl Places {
@@ -179,7 +168,7 @@ impl Places {
         self.working_directory.join(path).exists()
     }
 
-    /// The working directory as the recipe sees it, which paths of the file start from.
+    /// The working directory relative to the recipe, which paths in the file are relative to.
     fn prefix(&self) -> PathBuf {
         match self.recipe_folder.strip_prefix(&self.working_directory) {
             Ok(below) => below.components().map(|_| "..").collect(),
@@ -193,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_seen_from_the_recipe() {
+    fn paths_are_relative_to_the_recipe() {
         let seen = |folder: &str, path: &str| {
             let places = Places { working_directory: "/w".into(), recipe_folder: folder.into() };
             let mut draft = Draft::new(places);

@@ -1,48 +1,50 @@
-//! The settings of one group, taken one by one; what nobody took is known at the end.
+//! The settings of one group, taken one by one; the rest is known at the end.
 //!
-//! A value is read by the type that is asked for. One of another type is a mistake of the file, noted in the draft
-//! with its key and line; reading goes on, so that all mistakes are reported at once.
-//! A value that is null, or `auto` where a tool fills it in itself, is as good as not written.
+//! A value is read as the type that the caller asks for. A value of another type is a mistake in the file, noted with
+//! its key and line.
+//! A null counts as not set, and so does `auto` where the tool fills the value in itself.
 
 use super::document::{Content, Entry, Node};
-use super::draft::Draft;
+use super::mistakes::Mistakes;
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-/// A group of settings and what was taken of it.
+/// A group of settings, and which of them were taken.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    /// `zero_optimization.` or nothing.
+    /// Such as `zero_optimization.`, or empty.
     prefix: String,
     entries: &'a [Entry],
     taken: RefCell<HashSet<&'a str>>,
+    mistakes: &'a Mistakes,
 }
 
-/// A setting that is there.
+/// A setting of the file.
 #[derive(Clone, Debug)]
 pub struct Found<'a> {
-    /// With the groups around it, joined by points.
+    /// With the groups around it, joined by dots.
     pub key: String,
     pub line: usize,
     pub content: &'a Content,
+    mistakes: &'a Mistakes,
 }
 
 impl<'a> Fields<'a> {
-    pub fn of(entries: &'a [Entry]) -> Fields<'a> {
-        Fields { prefix: String::new(), entries, taken: RefCell::default() }
+    pub fn of(entries: &'a [Entry], mistakes: &'a Mistakes) -> Fields<'a> {
+        Fields { prefix: String::new(), entries, taken: RefCell::default(), mistakes }
     }
 
-    /// Whether the key is written at all.
+    /// Whether the file has this key, even without a value.
     pub fn has(&self, name: &str) -> bool {
         self.entries.iter().any(|entry| entry.name == name)
     }
 
-    /// What is written at a key, without taking it.
+    /// The value of a key, without taking it.
     pub fn get(&self, name: &str) -> Option<&'a Content> {
         self.entries.iter().find(|entry| entry.name == name).map(|entry| &entry.value.content)
     }
 
-    /// The setting, if it is there and says something. It counts as taken either way.
+    /// The setting, if it has a value. It counts as taken either way.
     pub fn take(&self, name: &str) -> Option<Found<'a>> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
         self.taken.borrow_mut().insert(&entry.name);
@@ -50,18 +52,34 @@ impl<'a> Fields<'a> {
         (*found.content != Content::Null).then_some(found)
     }
 
-    /// The first of several names for the same thing that says something; all of them count as taken.
+    /// The first of several names for the same setting that has a value; all of them count as taken.
     pub fn take_any(&self, names: &[&str]) -> Option<Found<'a>> {
         let found: Vec<Found<'a>> = names.iter().filter_map(|name| self.take(name)).collect();
         found.into_iter().next()
     }
 
-    /// The settings inside a setting; one that is no group is a mistake.
-    pub fn take_group(&self, name: &str, draft: &mut Draft) -> Option<Fields<'a>> {
-        self.take(name)?.group(draft)
+    /// A switch that is on; it counts as taken either way.
+    pub fn take_on(&self, name: &str) -> Option<Found<'a>> {
+        self.take(name).filter(|found| found.boolean() == Some(true))
     }
 
-    /// What nobody took and says something, in the order written.
+    /// The first of several names for the same switch, if it is on.
+    pub fn take_any_on(&self, names: &[&str]) -> Option<Found<'a>> {
+        self.take_any(names).filter(|found| found.boolean() == Some(true))
+    }
+
+    /// A setting together with its text.
+    pub fn take_text(&self, name: &str) -> Option<(String, Found<'a>)> {
+        let found = self.take(name)?;
+        Some((found.text()?, found))
+    }
+
+    /// The settings inside a setting; a mistake if it is not a group.
+    pub fn take_group(&self, name: &str) -> Option<Fields<'a>> {
+        self.take(name)?.group()
+    }
+
+    /// Settings with a value that nobody took, in the order of the file.
     pub fn rest(&self) -> Vec<Found<'a>> {
         let taken = self.taken.borrow();
         let rest = self.entries.iter().filter(|entry| !taken.contains(entry.name.as_str()));
@@ -73,17 +91,33 @@ impl<'a> Fields<'a> {
             key: format!("{}{}", self.prefix, entry.name),
             line: entry.line,
             content: &entry.value.content,
+            mistakes: self.mistakes,
         }
     }
 }
 
 impl<'a> Found<'a> {
-    /// `auto`: somebody else says it.
+    /// Notes that this setting is wrong.
+    pub fn mistake(&self, message: String) {
+        self.mistakes.note(self.line, message);
+    }
+
+    /// Notes that two settings exclude each other.
+    pub fn exclude(&self, other: &Found<'_>) {
+        self.mistake(format!("`{}` and `{}` (line {}) cannot both be set", self.key, other.key, other.line));
+    }
+
+    /// A value inside this setting, under its own name.
+    pub fn inside(&self, key: String, line: usize, content: &'a Content) -> Found<'a> {
+        Found { key, line, content, mistakes: self.mistakes }
+    }
+
+    /// `auto`: the value is set elsewhere.
     pub fn is_auto(&self) -> bool {
         matches!(self.content, Content::Text(text) if text == "auto")
     }
 
-    /// Whether the setting says something: neither null nor false, and not empty.
+    /// Whether the setting is neither null nor false nor empty.
     pub fn is_on(&self) -> bool {
         match self.content {
             Content::Null | Content::Boolean(false) => false,
@@ -99,46 +133,46 @@ impl<'a> Found<'a> {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }
 
-    pub fn text(&self, draft: &mut Draft) -> Option<String> {
+    pub fn text(&self) -> Option<String> {
         match self.content {
             Content::Text(text) => Some(text.clone()),
             Content::Number(digits) => Some(digits.clone()),
-            _ => self.wrong("a word", draft),
+            _ => self.wrong("a word"),
         }
     }
 
-    pub fn number(&self, draft: &mut Draft) -> Option<f64> {
+    pub fn number(&self) -> Option<f64> {
         let number = match self.content {
             Content::Number(digits) | Content::Text(digits) => digits.trim().parse::<f64>().ok(),
             _ => None,
         };
         match number.filter(|number| number.is_finite()) {
             Some(number) => Some(number),
-            None => self.wrong("a number", draft),
+            None => self.wrong("a number"),
         }
     }
 
     /// A whole number of at least 1.
-    pub fn count(&self, draft: &mut Draft) -> Option<u64> {
-        let whole = self.number(draft)?;
+    pub fn count(&self) -> Option<u64> {
+        let whole = self.number()?;
         match whole.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(&whole) {
             true => Some(whole as u64),
-            false => self.wrong("a whole number of at least 1", draft),
+            false => self.wrong("a whole number of at least 1"),
         }
     }
 
-    pub fn boolean(&self, draft: &mut Draft) -> Option<bool> {
+    pub fn boolean(&self) -> Option<bool> {
         match self.content {
             Content::Boolean(yes) => Some(*yes),
             Content::Text(text) if text == "auto" => None,
             Content::Text(text) if text.eq_ignore_ascii_case("true") => Some(true),
             Content::Text(text) if text.eq_ignore_ascii_case("false") => Some(false),
-            _ => self.wrong("true or false", draft),
+            _ => self.wrong("true or false"),
         }
     }
 
     /// A list of words, or one word; words may be separated by commas.
-    pub fn words(&self, draft: &mut Draft) -> Option<Vec<String>> {
+    pub fn words(&self) -> Option<Vec<String>> {
         let split = |text: &str| -> Vec<String> {
             text.split(',').map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
         };
@@ -151,31 +185,34 @@ impl<'a> Found<'a> {
                 };
                 match items.iter().map(word).collect() {
                     Some(words) => Some(words),
-                    None => self.wrong("a list of words", draft),
+                    None => self.wrong("a list of words"),
                 }
             }
-            _ => self.wrong("a list of words", draft),
+            _ => self.wrong("a list of words"),
         }
     }
 
-    pub fn items(&self, draft: &mut Draft) -> Option<&'a [Node]> {
+    pub fn items(&self) -> Option<&'a [Node]> {
         match self.content {
             Content::List(items) => Some(items),
-            _ => self.wrong("a list", draft),
+            _ => self.wrong("a list"),
         }
     }
 
-    pub fn group(&self, draft: &mut Draft) -> Option<Fields<'a>> {
+    pub fn group(&self) -> Option<Fields<'a>> {
         match self.content {
-            Content::Map(entries) => {
-                Some(Fields { prefix: format!("{}.", self.key), entries, taken: RefCell::default() })
-            }
-            _ => self.wrong("a group of settings", draft),
+            Content::Map(entries) => Some(Fields {
+                prefix: format!("{}.", self.key),
+                entries,
+                taken: RefCell::default(),
+                mistakes: self.mistakes,
+            }),
+            _ => self.wrong("a group of settings"),
         }
     }
 
-    fn wrong<T>(&self, wanted: &str, draft: &mut Draft) -> Option<T> {
-        draft.mistake(self.line, format!("`{}` must be {wanted}, got {}", self.key, self.content.describe()));
+    fn wrong<T>(&self, wanted: &str) -> Option<T> {
+        self.mistake(format!("`{}` must be {wanted}, got {}", self.key, self.content.describe()));
         None
     }
 }

@@ -1,7 +1,7 @@
-//! A LLaMA-Factory configuration: supervised fine-tuning and continued pre-training, LoRA, full or some layers.
+//! A LLaMA-Factory configuration: supervised fine-tuning and continued pre-training with LoRA, full or frozen layers.
 //!
-//! It takes Hugging Face's training arguments and adds model, data and adapter settings of its own.
-//! Datasets are names that `dataset_info.json` in `dataset_dir` resolves; where that file is there, it is asked.
+//! It takes Hugging Face's training arguments and adds its own settings for model, data and adapter.
+//! Datasets are names that `dataset_info.json` in `dataset_dir` maps to files; the map is read if it is there.
 //! Left out: reward models, preference training, multimodal data.
 
 use super::adapters::{AdapterWords, put_adapter};
@@ -21,12 +21,12 @@ const TOOL: &str = "LLaMA-Factory";
 pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
     put_model(draft, fields.take("model_name_or_path"), fields.take("model_revision"));
     let stage = fields.take("stage");
-    let stage_word = stage.as_ref().and_then(|found| found.text(draft));
+    let stage_word = stage.as_ref().and_then(|found| found.text());
     match (stage.as_ref(), stage_word.as_deref()) {
         (None, _) | (Some(_), Some("sft") | None) => {}
         (Some(found), Some("pt")) => draft.put("data.format", word("text"), &[found]),
         (Some(found), Some(other)) => {
-            draft.mistake(found.line, format!("`stage: {other}` is not there: `sft` and `pt` are"));
+            found.mistake(format!("`stage: {other}` is not supported (supported: `sft`, `pt`)"));
         }
     }
     put_weights_and_adapter(fields, draft);
@@ -35,18 +35,18 @@ pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
-    let bits = fields.take("quantization_bit").and_then(|found| Some((found.number(draft)?, found)));
-    let double = fields.take("double_quantization").is_none_or(|found| found.boolean(draft) != Some(false));
+    let bits = fields.take("quantization_bit").and_then(|found| Some((found.number()?, found)));
+    let double = fields.take("double_quantization").is_none_or(|found| found.boolean() != Some(false));
     let code = fields.take("quantization_type");
     if let Some(found) = fields.take("quantization_method")
-        && found.text(draft).is_some_and(|method| !["bnb", "bitsandbytes"].contains(&method.as_str()))
+        && found.text().is_some_and(|method| !["bnb", "bitsandbytes"].contains(&method.as_str()))
     {
-        draft.leave_out(&found, "weights are quantized as bitsandbytes does it");
+        draft.leave_out(&found, "weights are quantized the way bitsandbytes does it");
     }
     let of = |wanted: f64| bits.as_ref().filter(|(bits, _)| *bits == wanted).map(|(_, found)| found);
     put_quantization(draft, Quantization { four_bits: of(4.0), eight_bits: of(8.0), code, double });
     if let Some((bits, found)) = bits.as_ref().filter(|(bits, _)| ![4.0, 8.0].contains(bits)) {
-        draft.mistake(found.line, format!("`{}` is {bits}: there are 4 and 8 bits", found.key));
+        found.mistake(format!("`{}` is {bits}; only 4 and 8 bits are supported", found.key));
     }
     let quantized = bits.as_ref().map(|(_, found)| found);
     let kind = fields.take("finetuning_type");
@@ -65,7 +65,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         tool: TOOL,
         ..AdapterWords::default()
     };
-    let word_of = kind.as_ref().and_then(|found| found.text(draft));
+    let word_of = kind.as_ref().and_then(|found| found.text());
     match (kind.as_ref(), word_of.as_deref()) {
         (None, _) => put_adapter(draft, words, &[]),
         (Some(found), Some("lora")) => put_adapter(draft, words, &[found]),
@@ -75,20 +75,17 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
             put_trained_layers(fields, draft);
         }
         (Some(found), Some(other)) => {
-            draft.mistake(
-                found.line,
-                format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key),
-            );
+            found.mistake(format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key));
         }
         (Some(_), None) => {}
     }
 }
 
-/// The layers that `freeze` leaves trainable: the last n, or the first n where n is below 0.
+/// The layers that `freeze` leaves trainable: the last n, or the first n if n is negative.
 fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
     match fields.take("freeze_trainable_layers") {
         None => draft.put_default("adapter.layers", word("last:2"), TOOL),
-        Some(found) => match found.number(draft) {
+        Some(found) => match found.number() {
             Some(count) if count >= 1.0 => {
                 draft.put("adapter.layers", Value::Text(format!("last:{count}")), &[&found])
             }
@@ -96,27 +93,25 @@ fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
                 let first = (0..-count as i128).map(Value::Integer).collect();
                 draft.put("adapter.layers", Value::List(first), &[&found]);
             }
-            Some(count) => {
-                draft.mistake(found.line, format!("`{}` is {count}: no layer would be trained", found.key))
-            }
+            Some(count) => found.mistake(format!("`{}` is {count}; no layer would be trained", found.key)),
             None => {}
         },
     }
     for name in ["freeze_trainable_modules", "freeze_extra_modules"] {
         if let Some(found) = fields.take(name)
-            && found.words(draft).is_some_and(|modules| modules != ["all"])
+            && found.words().is_some_and(|modules| modules != ["all"])
         {
-            draft.leave_out(&found, "whole layers are trained (`adapter.layers`): results will differ");
+            draft.leave_out(&found, "whole layers are trained (`adapter.layers`); results will differ");
         }
     }
 }
 
 fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'_>>) {
-    let folder = fields.take("dataset_dir").and_then(|found| found.text(draft));
+    let folder = fields.take("dataset_dir").and_then(|found| found.text());
     let folder = folder.unwrap_or_else(|| "data".to_owned());
     for (name, key) in [("dataset", "data.train"), ("eval_dataset", "data.eval")] {
         if let Some(found) = fields.take(name)
-            && let Some(names) = found.words(draft)
+            && let Some(names) = found.words()
         {
             put_named_sets(draft, &found, key, &names, &folder);
         }
@@ -126,14 +121,9 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         None => draft.put_default("data.max_tokens", Value::Integer(2048), TOOL),
     }
     put_template(draft, fields.take("template"));
-    let switch =
-        |name: &str, draft: &mut Draft| fields.take(name).filter(|found| found.boolean(draft) == Some(true));
-    let (prompt, last) = (switch("train_on_prompt", draft), switch("mask_history", draft));
+    let (prompt, last) = (fields.take_on("train_on_prompt"), fields.take_on("mask_history"));
     match (prompt, last, pretraining) {
-        (Some(prompt), Some(last), _) => draft.mistake(
-            last.line,
-            format!("`{}` and `{}` in line {} exclude each other", last.key, prompt.key, prompt.line),
-        ),
+        (Some(prompt), Some(last), _) => last.exclude(&prompt),
         (_, _, Some(stage)) => put_loss_on(draft, LossOn::All, &[stage]),
         (Some(prompt), None, None) => put_loss_on(draft, LossOn::All, &[&prompt]),
         (None, Some(last), None) => put_loss_on(draft, LossOn::Completion, &[&last]),
@@ -141,7 +131,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
     }
 }
 
-/// Files behind names of datasets, where `dataset_info.json` is there to tell.
+/// The files of named datasets, if `dataset_info.json` lists them.
 fn put_named_sets(draft: &mut Draft, found: &Found<'_>, key: &'static str, names: &[String], folder: &str) {
     let info = draft.places.working_directory.join(folder).join("dataset_info.json");
     let info = read_dataset_info(&info);
@@ -153,11 +143,11 @@ fn put_named_sets(draft: &mut Draft, found: &Found<'_>, key: &'static str, names
     put_files(draft, key, &files, found);
     if info.is_none() && key == "data.train" && !draft.has(key) {
         let what = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        draft.want(key, format!("the file that {folder}/dataset_info.json has for {what}"));
+        draft.want(key, format!("the file that {folder}/dataset_info.json lists for {what}"));
     }
 }
 
-/// The file's JSON, unless it is missing, broken or too large to be a list of datasets.
+/// The JSON of the file, unless it is missing, broken or too large for a list of datasets.
 fn read_dataset_info(path: &Path) -> Option<Json> {
     const MAX_BYTES: u64 = 1_000_000;
     let is_small_file = path.metadata().is_ok_and(|found| found.is_file() && found.len() <= MAX_BYTES);

@@ -1,8 +1,8 @@
-//! Configurations of other tools, turned into the recipe that means the same.
+//! Configurations of other tools, translated into recipes.
 //!
-//! `document.rs` reads the file, `origin.rs` tells whose it is, one file for each tool says what its settings mean, and
-//! `render.rs` writes the recipe and what there is to say about it: what has no counterpart and why, what was assumed,
-//! and what is left to fill in. Values go through the readers of the recipe's own keys.
+//! `document.rs` parses the file, `origin.rs` detects the tool, one file per tool translates its settings into a
+//! `draft.rs`, and `render.rs` writes the recipe and the notes: what was not carried over and why, what was assumed,
+//! and which required keys are missing. Values are checked by the readers of the recipe's own keys.
 //! Left out: training scripts in Python, whose settings are code.
 
 mod accelerate;
@@ -14,6 +14,7 @@ pub mod document;
 pub mod draft;
 mod fields;
 mod llama_factory;
+mod mistakes;
 pub mod origin;
 mod reasons;
 pub mod render;
@@ -21,29 +22,29 @@ mod trainer;
 mod vocabulary;
 
 use crate::RecipeErrors;
-use crate::single::key_places;
-use draft::{Draft, ImportMistake, Places};
+use crate::keys::KEYS;
+use draft::{Draft, Places};
 use fields::Fields;
+use mistakes::{ImportMistake, Mistakes};
 use origin::{Origin, Tool, recognize};
-use std::fmt;
 
-/// A file that was understood.
+/// A translated file.
 #[derive(Debug)]
 pub struct Imported {
     pub origin: Origin,
     pub draft: Draft,
-    /// Required keys that nobody gave, and what to put there.
+    /// Required keys without a value.
     pub missing: Vec<Missing>,
 }
 
-/// A required key that is still open.
+/// A required key without a value, and what belongs there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     pub key: String,
     pub what: String,
 }
 
-/// Why a file could not be turned into a recipe.
+/// Why a file could not be translated.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error(transparent)]
@@ -56,7 +57,7 @@ pub enum ImportError {
     Mistakes(Vec<ImportMistake>),
 }
 
-/// Understands the text of a file; `overrides` are `section.key=value` and win over it.
+/// Translates the text of a file. `overrides` are `section.key=value` and replace what the file says.
 pub fn import(
     text: &str,
     tool: Option<Tool>,
@@ -64,9 +65,10 @@ pub fn import(
     places: Places,
 ) -> Result<Imported, ImportError> {
     let entries = document::read_document(text)?;
-    let fields = Fields::of(&entries);
+    let mistakes = Mistakes::default();
+    let fields = Fields::of(&entries, &mistakes);
     let origin = match tool {
-        Some(tool) => Origin { tool, because: "`--from` says so".to_owned() },
+        Some(tool) => Origin { tool, because: "given by `--from`".to_owned() },
         None => recognize(&entries)?,
     };
     let mut draft = Draft::new(places);
@@ -79,9 +81,9 @@ pub fn import(
         Tool::Peft => adapter_config::read_adapter_config(&fields, &mut draft),
     }
     draft.leave_rest(&fields);
-    if !draft.mistakes.is_empty() {
-        draft.mistakes.sort_by_key(|mistake| mistake.line);
-        return Err(ImportError::Mistakes(draft.mistakes));
+    let mistakes = mistakes.sorted();
+    if !mistakes.is_empty() {
+        return Err(ImportError::Mistakes(mistakes));
     }
     for text in overrides {
         draft.put_override(text)?;
@@ -91,7 +93,7 @@ pub fn import(
     Ok(Imported { origin, draft, missing })
 }
 
-/// Lines that would do nothing are written as comments, and required keys that are open are collected.
+/// Turns lines that would have no effect into comments, and lists the required keys that have no value.
 fn settle(draft: &mut Draft) -> Vec<Missing> {
     let is_off =
         |draft: &Draft, key: &str| draft.line(key).is_none_or(|line| !line.active || line.toml == "0");
@@ -108,13 +110,13 @@ fn settle(draft: &mut Draft) -> Vec<Missing> {
     let says = |key: &str, toml: &str| draft.line(key).is_some_and(|line| line.active && line.toml == toml);
     if says("adapter.kind", "\"full\"") && says("memory.weights", "\"host\"") {
         draft.assume(
-            "weights that are trained stay on the device: `memory.weights` moves those that are frozen",
+            "weights that are trained stay on the device; `memory.weights` moves only frozen weights",
         );
     }
-    let open = key_places().filter(|place| place.required && !draft.has(&place.path()));
-    let open: Vec<String> = open.map(|place| place.path()).collect();
-    open.into_iter()
+    let missing = KEYS.iter().filter(|key| key.required && !draft.has(&key.path()));
+    missing
         .map(|key| {
+            let key = key.path();
             let said = draft.wanted.iter().find(|(wanted, _)| *wanted == key);
             let what = said.map_or_else(|| usual(&key).to_owned(), |(_, what)| what.clone());
             Missing { key, what }
@@ -126,7 +128,7 @@ fn usual(key: &str) -> &'static str {
     match key {
         "model.path" => "the model: `hf:org/name`, a folder or a .gguf file",
         "data.train" => "the file to train on",
-        _ => "the folder of the run",
+        _ => "the run folder",
     }
 }
 
@@ -134,10 +136,4 @@ fn listed(mistakes: &[ImportMistake]) -> String {
     let noun = if mistakes.len() == 1 { "mistake" } else { "mistakes" };
     let lines = mistakes.iter().map(|mistake| format!("\n  {mistake}"));
     format!("{} {noun}{}", mistakes.len(), lines.collect::<String>())
-}
-
-impl fmt::Display for ImportMistake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.message)
-    }
 }

@@ -1,12 +1,12 @@
-//! Whose configuration a file is, told by keys that only one tool has.
+//! Which tool a configuration file belongs to, detected from keys that only one tool has.
 //!
-//! Keys of two tools in one file are refused rather than weighed: what half of the file means would be a guess.
-//! Left out: names and places of files, which say little.
+//! A file with keys of two tools is refused: half of it could only be guessed at.
+//! Left out: the name and folder of the file, which say little.
 
 use super::document::Entry;
 use super::trainer::TRL_KEYS;
 
-/// Tools whose files are understood.
+/// Tools whose files can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
     /// A DeepSpeed JSON
@@ -23,21 +23,21 @@ pub enum Tool {
     Peft,
 }
 
-/// A tool, and why it is taken for the file's.
+/// The tool, and how it was detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub tool: Tool,
-    /// Completes "because ...".
+    /// Follows a colon in the notes.
     pub because: String,
 }
 
-/// A file of nobody, or of two.
+/// Why the tool is unclear.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unrecognized {
     #[error("{0}")]
-    Nobody(&'static str),
+    Unknown(&'static str),
     #[error(
-        "line {first_line}: `{first}` is a key of {first_tool}, and `{second}` in line {second_line} one of {second_tool}"
+        "line {first_line}: `{first}` is a key of {first_tool}, but `{second}` (line {second_line}) is a key of {second_tool}"
     )]
     Two {
         first: String,
@@ -53,7 +53,7 @@ impl Tool {
     pub const ALL: [Tool; 6] =
         [Tool::DeepSpeed, Tool::Accelerate, Tool::Trl, Tool::Axolotl, Tool::LlamaFactory, Tool::Peft];
 
-    /// As the command line names it.
+    /// The word for `--from`.
     pub fn word(self) -> &'static str {
         match self {
             Tool::DeepSpeed => "deepspeed",
@@ -114,7 +114,7 @@ const OWN_KEYS: [(Tool, &[&str]); 5] = [
     ),
 ];
 
-/// Keys of Hugging Face's Trainer, which others have too.
+/// Keys of Hugging Face's Trainer, which other tools have too.
 const TRAINER_KEYS: [&str; 8] = [
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -126,7 +126,7 @@ const TRAINER_KEYS: [&str; 8] = [
     "output_dir",
 ];
 
-/// The tool that the keys are of.
+/// Detects the tool from the keys.
 pub fn recognize(entries: &[Entry]) -> Result<Origin, Unrecognized> {
     let found = |names: &[&str]| -> Vec<&Entry> {
         names.iter().filter_map(|name| entries.iter().find(|entry| entry.name == *name)).collect()
@@ -150,17 +150,17 @@ pub fn recognize(entries: &[Entry]) -> Result<Origin, Unrecognized> {
         return Ok(Origin { tool: *tool, because: it_has(keys) });
     }
     let trainer: Vec<&Entry> = found(&TRAINER_KEYS).into_iter().chain(found(&TRL_KEYS)).collect();
-    // One key alone may stand in any file.
+    // A single one of these keys may occur in any file.
     if trainer.len() >= 2 {
         return Ok(Origin { tool: Tool::Trl, because: it_has(&trainer) });
     }
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
-    Err(Unrecognized::Nobody(if has("hidden_size") && has("model_type") {
-        "this is a model's config.json: its folder is what `model.path` takes"
+    Err(Unrecognized::Unknown(if has("hidden_size") && has("model_type") {
+        "this is a model's config.json; set `model.path` to its folder"
     } else if has("train_batch_size") || (has("fp16") && has("optimizer")) {
-        "this may be a DeepSpeed configuration, and nothing in it says so"
+        "this may be a DeepSpeed configuration, but no key in it is specific to DeepSpeed"
     } else {
-        "no key tells which tool this file is for"
+        "no key shows which tool this file belongs to"
     }))
 }
 
@@ -198,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn nobodys_files_and_two_tools() {
-        assert_eq!(of("a: 1").unwrap_err().to_string(), "no key tells which tool this file is for");
+    fn unknown_files_and_two_tools() {
+        assert_eq!(of("a: 1").unwrap_err().to_string(), "no key shows which tool this file belongs to");
         assert!(of("model_type: llama\nhidden_size: 8").unwrap_err().to_string().contains("config.json"));
         assert_eq!(
             of("x: 1\nfinetuning_type: lora\nbase_model: a/b").unwrap_err().to_string(),
-            "line 3: `base_model` is a key of Axolotl, and `finetuning_type` in line 2 one of LLaMA-Factory"
+            "line 3: `base_model` is a key of Axolotl, but `finetuning_type` (line 2) is a key of LLaMA-Factory"
         );
     }
 }

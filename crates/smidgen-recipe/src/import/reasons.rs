@@ -1,9 +1,9 @@
-//! Why a setting of another tool has no line in a recipe, by the name of the setting.
+//! Why a setting of another tool is not carried over into the recipe, by the name of the setting.
 //!
-//! Three kinds: what the plan settles (buffers, caches, splits), what is always so (packing, attention), and what is
-//! not there at all and would change results, which says so.
-//! Names are compared as written, without the groups around them; a test keeps them different.
-//! A setting that is in no list is answered with the hint that a recipe would give for it, or called unknown.
+//! There are three kinds: what the plan decides (buffers, caches, micro-batches), what smidgen always does (packing,
+//! attention), and what it does not support, where results will differ and the reason says so.
+//! Names are compared as written, without the groups around them; a test checks that no name is listed twice.
+//! A setting in no list gets the hint that a recipe would give for it, or is reported as unknown.
 
 use crate::foreign::foreign_key_hint;
 
@@ -14,40 +14,40 @@ pub struct Reason {
     pub is_known: bool,
 }
 
-/// Why the setting of this name is left out.
+/// Why the setting with this name is not carried over.
 pub fn reason_for(name: &str) -> Reason {
-    let known = REASONS.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| (*why).to_owned());
-    let prefixed =
-        PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned());
-    let hint =
-        || foreign_key_hint("", name).map(|hint| hint.strip_prefix("remove it: ").unwrap_or(hint).to_owned());
-    match known.or(prefixed).or_else(hint) {
-        Some(why) => Reason { why, is_known: true },
-        None => Reason { why: "not a setting that is known here".to_owned(), is_known: false },
+    let known = REASONS.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| *why);
+    let prefixed = || PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| *why);
+    let hint = || foreign_key_hint("", name).map(|hint| hint.strip_prefix("remove it: ").unwrap_or(hint));
+    match known.or_else(prefixed).or_else(hint) {
+        Some(why) => Reason { why: why.to_owned(), is_known: true },
+        None => Reason { why: "unknown setting".to_owned(), is_known: false },
     }
 }
 
-pub const CHECKPOINTING: &str = "left to the solver, which runs again only the layers that `memory.budget` asks for (`memory.recompute` pins it)";
-pub const SHARDING: &str = "spreads state over several GPUs; on one, `memory.budget` is the one dial";
-pub const BUFFERS: &str =
-    "sizes an allocator's buffers: the plan is the allocation, every buffer has its place before step 0";
-const ALLOCATOR: &str = "tunes an allocator: there is none, the plan is the allocation";
-const CACHE: &str = "clears a cache: there is none, nothing is allocated after the start";
-const OVERLAP: &str = "transfers are steps of the plan, and overlap with the work by themselves";
-const FRAGMENTS: &str = "works against fragmentation, which a plan has none of";
-const LAUNCH: &str = "belongs to the launch of several processes; smidgen is one process on one device";
+pub const CHECKPOINTING: &str =
+    "the solver recomputes only as many layers as `memory.budget` requires (pin it with `memory.recompute`)";
+pub const SHARDING: &str = "shards state across GPUs; on one GPU, `memory.budget` is the only setting needed";
+pub const SPLIT: &str =
+    "the solver chooses how a step is split into micro-batches (pin it with `memory.micro_tokens`)";
+const BUFFERS: &str = "sizes an allocator's buffers; here the plan is the allocation, and every buffer has its place before step 0";
+const ALLOCATOR: &str = "tunes an allocator; there is none here, the plan is the allocation";
+const CACHE: &str = "clears an allocator's cache; there is none here, nothing is allocated after start-up";
+const OVERLAP: &str = "transfers are steps of the plan and overlap with compute automatically";
+const FRAGMENTS: &str = "reduces fragmentation; a plan has none";
+const LAUNCH: &str = "configures a launch of several processes; smidgen runs one process on one device";
 const TRACKING: &str =
-    "a run writes metrics.jsonl and TensorBoard's files into `output.dir`, nothing else is called";
-const ATTENTION: &str = "there is one attention, and it never forms a mask or a score matrix";
-const PACKING: &str = "samples are always packed without padding, and never attend to one another";
-const KERNELS: &str = "the kernels are smidgen's own, there is nothing to switch";
-const LOADING: &str = "data is tokenized before the first step, with all threads (`memory.threads`)";
-const SPLIT: &str = "how a step is split is chosen by the solver (`memory.micro_tokens` pins it)";
-const MISSING: &str = "there is nothing like it here: results will differ";
-const CHECKPOINT: &str = "checkpoints are whole by themselves, and adapters are PEFT's safetensors";
-const TOKENS: &str = "the tokenizer is taken as it is: no token is added, and its special tokens stay";
+    "a run writes metrics.jsonl and TensorBoard files to `output.dir` and calls no other service";
+const ATTENTION: &str = "there is one attention kernel, and it never builds a mask or a score matrix";
+const PACKING: &str = "samples are always packed without padding and never attend to each other";
+const KERNELS: &str = "smidgen has its own kernels; there is nothing to switch";
+const LOADING: &str = "data is tokenized before the first step, on all threads (`memory.threads`)";
+const MISSING: &str = "not supported; results will differ";
+const CHECKPOINT: &str = "checkpoints are always complete, and adapters are saved as PEFT safetensors";
+const TOKENS: &str = "the tokenizer is used as it is: no token is added, and its special tokens stay";
 const RESUMING: &str = "`smidgen train --resume` continues a run";
-const PROFILING: &str = "every step's time and memory are in metrics.jsonl";
+const PROFILING: &str = "metrics.jsonl has the time and memory of every step";
+const UPLOAD: &str = "nothing is uploaded; upload the adapter from the run folder yourself";
 
 /// Settings by how they begin.
 const PREFIXES: &[(&str, &str)] = &[
@@ -55,26 +55,26 @@ const PREFIXES: &[(&str, &str)] = &[
     ("mlflow_", TRACKING),
     ("comet_", TRACKING),
     ("swanlab_", TRACKING),
-    ("hub_", "nothing is uploaded; the adapter in the run folder can be"),
-    ("push_to_hub", "nothing is uploaded; the adapter in the run folder can be"),
+    ("hub_", UPLOAD),
+    ("push_to_hub", UPLOAD),
     ("ddp_", LAUNCH),
     ("dataloader_", LOADING),
     ("torch_compile", KERNELS),
     ("dynamo_", KERNELS),
     ("unsloth_", KERNELS),
     ("liger_", KERNELS),
-    ("rope_", "positions are those of the model's config"),
+    ("rope_", "positions come from the model's config"),
     ("galore_", MISSING),
     ("relora", MISSING),
     ("tpu_", LAUNCH),
-    ("fp8_", "products are in bf16, f16 or f32 (`model.compute`)"),
-    ("vllm_", "belongs to generation while training, which is not there"),
+    ("fp8_", "compute is in bf16, f16 or f32 (`model.compute`)"),
+    ("vllm_", "configures generation during training, which is not supported"),
     ("include_", TRACKING),
 ];
 
 /// Settings by their name.
 #[rustfmt::skip]
-pub const REASONS: &[(&[&str], &str)] = &[
+const REASONS: &[(&[&str], &str)] = &[
     (&["allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size",
        "stage3_param_persistence_threshold", "param_persistence_threshold", "stage3_model_persistence_threshold",
        "model_persistence_threshold", "stage3_max_live_parameters", "max_live_parameters",
@@ -139,7 +139,7 @@ pub const REASONS: &[(&[&str], &str)] = &[
        "load_from_fp32_weights", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint",
        "export_dir", "peft_autocast_adapter_dtype"], CHECKPOINT),
     (&["resume_from_checkpoint", "auto_resume_from_checkpoints", "ignore_data_skip"], RESUMING),
-    (&["overwrite_output_dir"], "a folder that holds a run is never written over: `--resume` continues it"),
+    (&["overwrite_output_dir"], "a folder that holds a run is never overwritten; `--resume` continues it"),
     (&["special_tokens", "tokens", "added_tokens_overrides", "new_special_tokens", "add_tokens", "resize_vocab",
        "eos_token", "pad_token", "tokenizer_type", "tokenizer_use_fast", "tokenizer_legacy", "use_fast_tokenizer",
        "add_special_tokens", "split_special_tokens", "tokenizer_config", "tokenizer_name", "default_system_message",
@@ -164,30 +164,30 @@ pub const REASONS: &[(&[&str], &str)] = &[
        "cosine_constant_lr_ratio", "lora_ga_config", "qalora_group_size", "use_qalora", "alora_invocation_tokens",
        "lr_div_factor", "chat_template_kwargs", "roles", "reft_config", "train_on_eos", "freeze_step", "cuda_aware",
        "comm_backend_name"], MISSING),
-    (&["trust_remote_code", "trust_remote_code_revision"], "no code of a model is ever run"),
-    (&["max_samples", "max_train_samples"], "all rows are taken: put fewer into the file"),
+    (&["trust_remote_code", "trust_remote_code_revision"], "code from a model is never run"),
+    (&["max_samples", "max_train_samples"], "all rows are used; put fewer into the file"),
     (&["do_train", "do_eval", "do_predict", "prediction_loss_only", "predict_with_generate", "strict",
        "is_preprocess", "shuffle_before_merging_datasets", "debug", "greater_is_better", "metric_for_best_model",
        "label_names", "past_index", "ignore_bias_buffers", "average_tokens_across_devices", "dataset_config",
        "gradient_accumulation_kwargs", "jobs", "torchdynamo", "use_legacy_prediction_loop", "warnings_issued"],
-        "there is nothing to switch here"),
+        "there is nothing to switch"),
     (&["test_datasets_split", "dataset_train_split", "dataset_test_split", "dataset_config_name"],
-        "names a part of a hub's dataset: a recipe names files"),
+        "selects a part of a hub dataset; a recipe names files"),
     (&["val_set_size", "val_size", "eval_split_ratio"],
-        "there is no split by percentage: put the held-out samples in a file and name it in `data.eval`"),
+        "there is no split by percentage; put the held-out samples in a file and name it in `data.eval`"),
     (&["task_type", "lora_task_type", "auto_mapping", "inference_mode", "peft_version", "fan_in_fan_out",
        "lora_fan_in_fan_out", "megatron_config", "megatron_core", "model_type", "type_of_model",
        "base_model_config", "runtime_config", "ensure_weight_tying", "peft_ensure_weight_tying",
        "layers_pattern", "peft_layers_pattern", "lora_on_cpu"],
-        "follows from the model: decoders with a causal head are the only task"),
+        "determined by the model; only causal language models are supported"),
     (&["loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale",
        "consecutive_hysteresis", "auto_cast", "bf16_master_weights_and_grads", "bf16_optimizer_states",
        "immediate_grad_update"],
-        "f16 has its own dynamic scale of the loss, and bf16 needs none"),
+        "f16 uses its own dynamic loss scaling, and bf16 needs none"),
     (&["modules_to_save", "lora_modules_to_save"],
-        "only adapters of linear layers are trained beside `adapter.kind = \"full\"`: results will differ"),
+        "only adapters on linear layers are trained, or everything with `adapter.kind = \"full\"`; results will differ"),
     (&["torch_dtype_storage", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"],
-        "weights are decoded inside the products, in the precision of `model.compute`"),
+        "weights are decoded inside the matmul, in the precision of `model.compute`"),
 ];
 
 #[cfg(test)]
@@ -199,7 +199,7 @@ mod tests {
     fn every_name_has_one_reason() {
         let mut seen = HashSet::new();
         for name in REASONS.iter().flat_map(|(names, _)| names.iter()) {
-            assert!(seen.insert(name), "`{name}` stands twice");
+            assert!(seen.insert(name), "`{name}` is listed twice");
         }
     }
 

@@ -1,12 +1,12 @@
-//! The recipe as text, each line with the foreign key it came from, and what there is to say about it.
+//! The imported recipe as text, with the setting that each line came from, and the notes about the import.
 //!
-//! Keys stand in the order of the reference; required ones that are open stand there as comments.
-//! Settings with one reason are listed together: forty lines that say the same would be read by nobody.
-//! Left out: what is said on which channel (`commands/import.rs`), and how wide a line may be.
+//! Keys are in the order of the reference; a required key that is still missing is a comment in its place.
+//! Settings with the same reason are listed together, because nobody reads forty lines that say the same.
+//! Left out: what goes to stdout or stderr (`commands/import.rs`), and how wide a line of notes may be.
 
 use super::Imported;
-use super::draft::{LeftOut, Line, Origin};
-use crate::single::key_places;
+use super::draft::{LeftOut, Line, Source};
+use crate::keys::KEYS;
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
@@ -16,18 +16,18 @@ const LINE: usize = 80;
 /// The recipe; `file` is named in its first line.
 pub fn render_recipe(imported: &Imported, file: &str) -> String {
     let title = format!(
-        "From `{file}`, {}: beside each key stands the one it came from.",
+        "Imported from `{file}`, {}. The comment at each key names the setting that it came from.",
         imported.origin.tool.file()
     );
     let mut text = String::new();
     text.push_str(&as_comment(&title));
     let mut section = "";
-    for place in key_places() {
+    for place in KEYS {
         let path = place.path();
         let missing = imported.missing.iter().find(|missing| missing.key == path);
         let rendered = match (imported.draft.line(&path), missing) {
             (_, Some(missing)) => {
-                commented(&format!("# {} = \"...\"", place.name), &format!("to fill in: {}", missing.what))
+                commented(&format!("# {} = \"...\"", place.name), &format!("required: {}", missing.what))
             }
             (Some(line), None) => render_line(place.name, line),
             (None, None) => continue,
@@ -42,10 +42,10 @@ pub fn render_recipe(imported: &Imported, file: &str) -> String {
 }
 
 fn render_line(name: &str, line: &Line) -> String {
-    let from = match &line.origin {
-        Origin::Keys(keys) => keys.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>().join(", "),
-        Origin::DefaultOf(tool) => format!("default of {tool}"),
-        Origin::CommandLine => "given".to_owned(),
+    let from = match &line.source {
+        Source::Keys(keys) => keys.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>().join(", "),
+        Source::DefaultOf(tool) => format!("default of {tool}"),
+        Source::CommandLine => "from the command line".to_owned(),
     };
     let remark = match line.remark.as_str() {
         "" => String::new(),
@@ -55,7 +55,7 @@ fn render_line(name: &str, line: &Line) -> String {
     commented(&format!("{mark}{name} = {}", line.toml), &format!("{from}{remark}"))
 }
 
-/// The comment behind the line, or above it where both are too wide together.
+/// The comment at the end of the line, or above it if both do not fit on one line.
 fn commented(line: &str, comment: &str) -> String {
     // A line break in a name would end the comment.
     let comment = &comment.replace(char::is_control, " ");
@@ -70,10 +70,10 @@ fn as_comment(text: &str) -> String {
     textwrap::wrap(text, LINE - 2).iter().map(|line| format!("# {line}\n")).collect()
 }
 
-/// What to know, for people.
+/// The notes about an import, for people.
 pub fn render_notes(imported: &Imported, file: &str) -> String {
     let mut text =
-        format!("`{file}` is read as {}: {}", imported.origin.tool.file(), imported.origin.because);
+        format!("reading `{file}` as {}: {}", imported.origin.tool.file(), imported.origin.because);
     let (known, unknown): (Vec<&LeftOut>, Vec<&LeftOut>) =
         imported.draft.left_out.iter().partition(|left| left.is_known);
     let mut group = |title: &str, lines: Vec<String>| {
@@ -82,15 +82,15 @@ pub fn render_notes(imported: &Imported, file: &str) -> String {
             lines.iter().for_each(|line| write!(text, "\n{line}").expect("a string can be written to"));
         }
     };
-    group("no counterpart, and why:", by_reason(&known));
+    group("not carried over, and why:", by_reason(&known));
     group(
-        "not known here, and not taken over:",
+        "unknown, not carried over:",
         unknown.iter().map(|left| format!("  {}: {} (line {})", left.key, left.value, left.line)).collect(),
     );
     group("assumed:", imported.draft.assumed.iter().map(|line| format!("  {line}")).collect());
     let missing = imported.missing.iter();
     group(
-        "to fill in, or to give as KEY=VALUE:",
+        "missing (edit the recipe, or pass KEY=VALUE):",
         missing.map(|missing| format!("  {}: {}", missing.key, missing.what)).collect(),
     );
     text
@@ -110,20 +110,20 @@ fn by_reason(left_out: &[&LeftOut]) -> Vec<String> {
     rendered.collect()
 }
 
-/// Everything for programs.
+/// The recipe and the notes, for programs.
 pub fn render_json(imported: &Imported, file: &str) -> Json {
     let lines = imported.draft.lines.iter().map(|line| {
-        let (from, default_of) = match &line.origin {
-            Origin::Keys(keys) => {
+        let (from, default_of) = match &line.source {
+            Source::Keys(keys) => {
                 let keys = keys.iter().map(|(key, line)| json!({ "key": key, "line": line }));
                 (keys.collect::<Vec<_>>(), None)
             }
-            Origin::DefaultOf(tool) => (vec![], Some(*tool)),
-            Origin::CommandLine => (vec![], None),
+            Source::DefaultOf(tool) => (vec![], Some(*tool)),
+            Source::CommandLine => (vec![], None),
         };
         json!({
             "key": line.key, "value": line.toml, "from": from, "default_of": default_of,
-            "given": line.origin == Origin::CommandLine, "active": line.active, "remark": line.remark,
+            "given": line.source == Source::CommandLine, "active": line.active, "remark": line.remark,
         })
     });
     let left = |is_known: bool| -> Vec<Json> {

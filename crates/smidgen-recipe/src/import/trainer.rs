@@ -1,11 +1,11 @@
 //! Hugging Face's TrainingArguments, and TRL's SFTConfig, ModelConfig and ScriptArguments on top of them.
 //!
-//! LLaMA-Factory takes the same arguments and calls the half of it that it shares.
-//! Defaults are those of transformers 5 and TRL 1.16 and written where a recipe's differ.
+//! LLaMA-Factory takes the same arguments and calls the part that it shares.
+//! Defaults are those of transformers 5 and TRL 1.16; they are written where a recipe has other defaults.
 //! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
 
 use super::adapters::{AdapterWords, put_adapter};
-use super::deepspeed::PINNED;
+use super::deepspeed::{LORA_ASSUMED, PINNED};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
@@ -17,7 +17,7 @@ use super::vocabulary::{
 use crate::value::Value;
 use crate::{LossOn, Schedule};
 
-/// What a trainer takes where nothing is written.
+/// Defaults of a trainer.
 pub struct TrainerDefaults {
     pub tool: &'static str,
     pub lr: f64,
@@ -38,37 +38,32 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     if fields.has("model_name_or_path") || fields.has("use_peft") {
         put_model_config(fields, draft);
     } else {
-        draft.assume(
-            "the script says what is trained, not this file: a LoRA adapter of rank 16 on all linears \
-             (`adapter.kind=full` trains the weights)",
-        );
+        draft.assume(LORA_ASSUMED);
     }
     put_dataset(fields, draft);
     match fields.take_any(&["max_length", "max_seq_length"]) {
         Some(found) => put_number(draft, "data.max_tokens", Some(found)),
         None if is_trl => draft.put_default("data.max_tokens", Value::Integer(1024), TRL),
-        None => draft.assume("samples are cut after 1024 tokens: the file gives no length"),
+        None => draft.assume("no length is set; assuming samples of at most 1024 tokens (`data.max_tokens`)"),
     }
     if let Some(found) = fields.take("truncation_mode")
-        && found.text(draft).is_some_and(|mode| mode != "keep_start")
+        && found.text().is_some_and(|mode| mode != "keep_start")
     {
-        draft.leave_out(&found, "the end of a longer sample is cut off, never its beginning");
+        draft.leave_out(&found, "long samples lose their end, never their beginning");
     }
     read_training_arguments(fields, draft, &defaults);
     if is_trl && !draft.has("model.compute") {
         draft.put_default("model.compute", word("bf16"), TRL);
     }
-    if let Some(found) = fields.take("activation_offloading")
-        && found.boolean(draft) == Some(true)
-    {
+    if let Some(found) = fields.take_on("activation_offloading") {
         draft.put_with("memory.activations", word("host"), &[&found], PINNED);
     }
-    if let Some(group) = fields.take_group("env", draft) {
+    if let Some(group) = fields.take_group("env") {
         for found in group.rest() {
             let Reason { why, is_known } = reason_for(found.name());
             draft.leave_out(
                 &found,
-                if is_known { why.as_str() } else { "no environment variable changes what a run does" },
+                if is_known { why.as_str() } else { "environment variables do not affect a run" },
             );
         }
     }
@@ -95,11 +90,8 @@ pub const TRL_KEYS: [&str; 14] = [
 /// ModelConfig: the weights and the adapter.
 fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
     put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
-    let quantized =
-        |name: &str, draft: &mut Draft| fields.take(name).filter(|found| found.boolean(draft) == Some(true));
-    let (four, eight) = (quantized("load_in_4bit", draft), quantized("load_in_8bit", draft));
-    let nested = fields.take_any(&["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]);
-    let double = nested.is_some_and(|found| found.boolean(draft) == Some(true));
+    let (four, eight) = (fields.take_on("load_in_4bit"), fields.take_on("load_in_8bit"));
+    let double = fields.take_any_on(&["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]).is_some();
     let code = fields.take("bnb_4bit_quant_type");
     put_quantization(
         draft,
@@ -121,24 +113,22 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         tool: TRL,
         ..AdapterWords::default()
     };
-    let on = peft.as_ref().and_then(|found| found.boolean(draft));
+    let on = peft.as_ref().and_then(|found| found.boolean());
     match (peft, on) {
         (Some(found), Some(true)) => put_adapter(draft, words, &[&found]),
         (Some(found), _) => {
             put_full(draft, &[&found], four.or(eight).as_ref());
             leave_adapter_words(draft, &words, &found);
         }
-        // TRL trains the weights where `use_peft` is not written, with or without a rank beside it.
+        // Without `use_peft`, TRL trains the weights even if a rank is set.
         (None, _) => match words.rank.clone() {
             Some(rank) => {
                 put_adapter(draft, words, &[&rank]);
-                draft.assume("a rank is given and `use_peft` is not: an adapter is meant");
+                draft.assume("a rank is set without `use_peft`; assuming an adapter");
             }
             None => {
                 draft.put_default("adapter.kind", word("full"), TRL);
-                draft.assume(
-                    "`use_peft` is not written, so that TRL trains every weight, and so does the recipe",
-                );
+                draft.assume("`use_peft` is not set, so TRL trains every weight, and so does the recipe");
             }
         },
     }
@@ -146,33 +136,34 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
 
 /// Every weight is trained.
 pub fn put_full(draft: &mut Draft, from: &[&Found<'_>], quantized: Option<&Found<'_>>) {
-    if let Some(quantized) = quantized {
-        let line = quantized.line;
-        draft.mistake(
-            line,
-            format!("`{}` excludes training every weight: quantized weights are frozen", quantized.key),
-        );
-    }
+    refuse_quantized(quantized);
     draft.put("adapter.kind", word("full"), from);
 }
 
+/// Quantized weights cannot be trained.
+pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
+    if let Some(found) = quantized {
+        found.mistake(format!("`{}` freezes the weights, but every weight is to be trained", found.key));
+    }
+}
+
 fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Found<'_>) {
-    let why = format!("`{}` in line {} switches adapters off", switch.key, switch.line);
+    let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
     let all = [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.dora, &words.rslora];
     for found in all.into_iter().flatten() {
         draft.leave_out(found, why.clone());
     }
 }
 
-/// ScriptArguments and SFTConfig: rows, and which tokens of them carry a loss.
+/// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
 fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take_any(&["dataset_name", "train_file", "dataset_path"])
-        && let Some(names) = found.words(draft)
+        && let Some(names) = found.words()
     {
         put_files(draft, "data.train", &names, &found);
     }
     if let Some(found) = fields.take("datasets")
-        && let Some(items) = found.items(draft)
+        && let Some(items) = found.items()
     {
         let path = |content: &Content| match content {
             Content::Map(entries) => entries.iter().find_map(|entry| match &entry.value.content {
@@ -186,18 +177,18 @@ fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
         put_files(draft, "data.train", &names, &found);
     }
     if let Some(found) = fields.take_any(&["eval_dataset_name", "validation_file", "test_file"])
-        && let Some(names) = found.words(draft)
+        && let Some(names) = found.words()
     {
         put_files(draft, "data.eval", &names, &found);
     }
     if let Some(found) = fields.take("dataset_text_field") {
-        match found.text(draft).as_deref() {
+        match found.text().as_deref() {
             Some("text") | None => {}
-            Some(_) => draft.leave_out(&found, "the column of plain text is called `text`: rename it"),
+            Some(_) => draft.leave_out(&found, "the column of plain text must be called `text`; rename it"),
         }
     }
     if let Some(found) = fields.take("chat_template_path")
-        && let Some(path) = found.text(draft)
+        && let Some(path) = found.text()
     {
         match path.ends_with(".jinja") {
             true => draft.put("data.template", Value::Text(path), &[&found]),
@@ -207,22 +198,18 @@ fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("shuffle_dataset") {
         draft.leave_out(
             &found,
-            "the order is new in each epoch, as the trainer's sampler has it (`data.shuffle`)",
+            "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
         );
     }
-    let switch = |name: &str, draft: &mut Draft| {
-        let found = fields.take(name)?;
-        Some((found.boolean(draft)?, found))
-    };
-    let assistant = switch("assistant_only_loss", draft);
-    let completion = switch("completion_only_loss", draft);
+    let assistant = fields.take_on("assistant_only_loss");
+    let completion = fields.take("completion_only_loss").and_then(|found| Some((found.boolean()?, found)));
     match (assistant, completion) {
-        (Some((true, found)), _) => put_loss_on(draft, LossOn::Assistant, &[&found]),
+        (Some(found), _) => put_loss_on(draft, LossOn::Assistant, &[&found]),
         (_, Some((true, found))) => put_loss_on(draft, LossOn::Completion, &[&found]),
         (_, Some((false, found))) => put_loss_on(draft, LossOn::All, &[&found]),
         _ => draft.assume(
-            "the loss is on the completion, as TRL has it for rows of `prompt` and `completion`; for \
-             conversations it takes every token: `data.loss_on=all`",
+            "the loss is on the completion, TRL's default for rows of `prompt` and `completion`; for conversations TRL \
+             uses every token (`data.loss_on=all`)",
         ),
     }
 }
@@ -233,7 +220,9 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     let (bf16, f16) = (fields.take_any(&["bf16", "pure_bf16"]), fields.take("fp16"));
     put_compute(draft, bf16.as_ref(), f16.as_ref());
     if !draft.has("model.compute") && bf16.is_none() && f16.is_none() && tool != TRL {
-        draft.assume("neither `bf16` nor `fp16` is on: the device's best precision (`model.compute`)");
+        draft.assume(
+            "neither `bf16` nor `fp16` is set; assuming the device's best precision (`model.compute`)",
+        );
     }
     let micro = fields.take_any(&["per_device_train_batch_size", "per_gpu_train_batch_size"]);
     let accumulation = fields.take("gradient_accumulation_steps");
@@ -252,7 +241,7 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     }
     let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
     if let Some(found) = fields.take("lr_scheduler_kwargs").filter(Found::is_on) {
-        draft.leave_out(&found, "schedules have no settings of their own but `train.warmup`");
+        draft.leave_out(&found, "schedules have no settings other than `train.warmup`");
     }
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
     put_optimizer(draft, fields.take("optim"));
@@ -263,34 +252,31 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     let (seed, data_seed) = (fields.take("seed"), fields.take("data_seed"));
     put_number(draft, "train.seed", seed);
     if let Some(found) = data_seed {
-        draft.leave_out(&found, "one seed serves every random choice: `train.seed`");
+        draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
     }
     put_number(draft, "train.log_every", fields.take("logging_steps").filter(is_whole));
     put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
     if let Some(found) = fields.take_any(&["output_dir"])
-        && let Some(folder) = found.text(draft)
+        && let Some(folder) = found.text()
     {
         draft.put("output.dir", Value::Text(folder), &[&found]);
     }
     if let Some(found) = fields.take("deepspeed") {
         leave_deepspeed(draft, &found);
     }
-    if let Some(found) = fields.take_any(&["use_cpu", "no_cuda"])
-        && found.boolean(draft) == Some(true)
-    {
+    if let Some(found) = fields.take_any_on(&["use_cpu", "no_cuda"]) {
         draft.put("memory.device", word("cpu"), &[&found]);
     }
 }
 
-/// A file beside this one that says how memory is spread.
+/// A separate file that says where memory is placed.
 pub fn leave_deepspeed(draft: &mut Draft, found: &Found<'_>) {
     let file = match found.content {
         Content::Text(text) => text.clone(),
-        _ => "it".to_owned(),
+        _ => "FILE".to_owned(),
     };
-    let why = format!(
-        "how memory is spread follows from `memory.budget`; `smidgen import {file}` reads it by itself"
-    );
+    let why =
+        format!("memory placement follows from `memory.budget`; `smidgen import {file}` reads that file");
     draft.leave_out(found, why);
 }
 
@@ -298,44 +284,39 @@ fn is_whole(found: &Found<'_>) -> bool {
     matches!(found.content, Content::Number(digits) if digits.parse::<f64>().is_ok_and(|steps| steps >= 1.0))
 }
 
-/// How a tool goes about checkpoints and evaluations.
+/// How a tool saves and evaluates.
 pub struct Saving {
     pub tool: &'static str,
-    /// Every 500 steps where nothing is written.
+    /// Whether it saves every 500 steps by default.
     pub save_default: bool,
-    /// A number of steps alone does not make it evaluate.
+    /// Whether a number of steps alone does not make it evaluate.
     pub eval_needs_strategy: bool,
 }
 
-/// Checkpoints and evaluations, which a trainer counts in steps or in epochs.
+/// Checkpoints and evaluations, every so many steps or epochs.
 pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
     let Saving { tool, save_default, eval_needs_strategy } = saving;
     let default = save_default.then_some((500, tool));
     put_every(draft, "train.save_every", fields.take("save_strategy"), fields.take("save_steps"), default);
     let strategy = fields.take_any(&["eval_strategy", "evaluation_strategy"]);
-    // Without a strategy Hugging Face's trainer never evaluates, whatever number stands beside it.
+    // Without a strategy, Hugging Face's trainer never evaluates, even if a number of steps is set.
     match strategy.is_some() || !eval_needs_strategy {
         true => put_every(draft, "train.eval_every", strategy, fields.take("eval_steps"), None),
         false => {
             if let Some(steps) = fields.take("eval_steps") {
-                draft.leave_out(
-                    &steps,
-                    "no `eval_strategy` is given, without which the trainer never evaluates",
-                );
+                draft.leave_out(&steps, "no `eval_strategy` is set, so the trainer never evaluates");
             }
         }
     }
     match fields.take("save_total_limit") {
         Some(found) => put_number(draft, "train.keep", Some(found)),
-        None => {
-            draft.assume(format!("3 checkpoints are kept, where {tool} would keep them all (`train.keep`)"))
-        }
+        None => draft.assume(format!("3 checkpoints are kept; {tool} would keep all of them (`train.keep`)")),
     }
-    if let Some(found) = fields.take("load_best_model_at_end")
-        && found.boolean(draft) == Some(true)
-    {
-        draft
-            .leave_out(&found, "the best evaluated state is kept; with `train.early_stop` it is the adapter");
+    if let Some(found) = fields.take_on("load_best_model_at_end") {
+        draft.leave_out(
+            &found,
+            "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
+        );
     }
     put_number(draft, "train.early_stop", fields.take("early_stopping_patience"));
 }
@@ -348,7 +329,7 @@ fn put_every(
     default: Option<(i128, &'static str)>,
 ) {
     let word = strategy.as_ref().map(|found| match found.content {
-        // `no` is a boolean to YAML.
+        // YAML reads `no` as a boolean.
         Content::Boolean(false) => "no".to_owned(),
         content => match content {
             Content::Text(text) => text.clone(),
@@ -359,19 +340,20 @@ fn put_every(
         (Some("no"), Some(strategy), steps) => {
             draft.put(key, Value::Integer(0), &[&strategy]);
             if let Some(steps) = steps {
-                draft.leave_out(&steps, format!("`{}` in line {} says never", strategy.key, strategy.line));
+                draft.leave_out(&steps, format!("`{}` (line {}) turns it off", strategy.key, strategy.line));
             }
         }
         (Some("epoch"), Some(strategy), _) => {
             draft.leave_out(
                 &strategy,
-                format!("steps are counted, not epochs: `{key}` has the recipe's default"),
+                format!("counts epochs; `{key}` counts steps and has the recipe's default"),
             );
         }
         (Some("steps") | None, _, Some(steps)) => {
-            let Some(number) = steps.number(draft) else { return };
+            let Some(number) = steps.number() else { return };
             match number < 1.0 {
-                true => draft.leave_out(&steps, format!("a part of all steps: `{key}` takes steps")),
+                true => draft
+                    .leave_out(&steps, format!("a fraction of all steps; `{key}` takes a number of steps")),
                 false => put_whole(draft, key, number, &[&steps]),
             }
         }
@@ -381,8 +363,8 @@ fn put_every(
             }
         }
         (Some(_), Some(strategy), _) => {
-            draft.leave_out(&strategy, format!("not a way to count here: `{key}` takes steps"));
+            draft.leave_out(&strategy, format!("not supported; `{key}` takes a number of steps"));
         }
-        (Some(_), None, _) => unreachable!("a word has its setting"),
+        (Some(_), None, _) => unreachable!("the word comes from the setting"),
     }
 }

@@ -1,8 +1,8 @@
-//! What several tools say in the same words: models, files, precisions, optimizers, schedules, lengths.
+//! Settings that several tools share: models, files, precisions, optimizers, schedules, lengths.
 //!
-//! Most of it is Hugging Face's, which the other trainers build on. Each function takes what a file says on one
-//! matter, under whatever names, and writes the lines that mean it, or says why there are none.
-//! Left out: which names a tool has for it, and its defaults.
+//! Most of them are Hugging Face's, which the other trainers build on. Each function takes what a file says about one
+//! subject, under whatever names, and writes the lines of the recipe for it, or notes why there are none.
+//! Left out: the names that a tool has for a setting, and its defaults.
 
 use super::document::Content;
 use super::draft::Draft;
@@ -13,12 +13,12 @@ use crate::{ClosedWord, HfName, LossOn, Schedule};
 /// `model.path` from a name on the hub or a folder.
 pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Found<'_>>) {
     let Some(name) = name else { return };
-    let Some(text) = name.text(draft) else { return };
+    let Some(text) = name.text() else { return };
     let is_path = text.starts_with(['/', '.', '~']) || text.ends_with(".gguf") || draft.places.exists(&text);
     if is_path || HfName::parse(&text).is_none() {
         return draft.put("model.path", Value::Text(text), &[&name]);
     }
-    let revision = revision.and_then(|found| Some((found.text(draft)?, found)));
+    let revision = revision.and_then(|found| Some((found.text()?, found)));
     match revision.filter(|(revision, _)| revision != "main") {
         Some((revision, found)) => {
             draft.put("model.path", Value::Text(format!("hf:{text}@{revision}")), &[&name, &found])
@@ -27,7 +27,7 @@ pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Fo
     }
 }
 
-/// `data.train` or `data.eval` from files; whatever is no file has to be fetched by the user.
+/// `data.train` or `data.eval` from files; the user has to download what is not a file.
 pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &Found<'_>) {
     let (files, others): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_file(draft, name));
     if others.is_empty() && !files.is_empty() {
@@ -35,11 +35,11 @@ pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &
         return draft.put(key, Value::List(files), &[from]);
     }
     let listed = others.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    draft.want(key, format!("the file with the rows of {listed}"));
+    draft.want(key, format!("a file with the rows of {listed}"));
     draft.leave_out(
         from,
         format!(
-            "`{key}` takes files, not names of datasets: fetch the rows of {listed}, then name their file"
+            "`{key}` takes files, not names of datasets; download the rows of {listed} and name the file"
         ),
     );
 }
@@ -52,36 +52,27 @@ fn is_file(draft: &Draft, name: &str) -> bool {
 }
 
 /// `model.compute` from two switches.
-pub fn put_compute(draft: &mut Draft, bf16: Option<&Found<'_>>, f16: Option<&Found<'_>>) {
-    let mut on = |found: Option<&Found<'_>>| found.and_then(|found| found.boolean(draft));
-    match (on(bf16), on(f16)) {
-        (Some(true), Some(true)) => {
-            let (bf16, f16) = (bf16.expect("it is on"), f16.expect("it is on"));
-            draft.mistake(
-                f16.line,
-                format!("`{}` and `{}` in line {} exclude each other", f16.key, bf16.key, bf16.line),
-            );
-        }
-        (Some(true), _) => draft.put("model.compute", word("bf16"), &[bf16.expect("it is on")]),
-        (_, Some(true)) => draft.put("model.compute", word("f16"), &[f16.expect("it is on")]),
-        (Some(false), Some(false)) => {
-            let both = [bf16.expect("it is off"), f16.expect("it is off")];
-            draft.put("model.compute", word("f32"), &both);
-        }
+pub fn put_compute<'f, 'a>(draft: &mut Draft, bf16: Option<&'f Found<'a>>, f16: Option<&'f Found<'a>>) {
+    let switch = |found: Option<&'f Found<'a>>| found.and_then(|found| Some((found.boolean()?, found)));
+    match (switch(bf16), switch(f16)) {
+        (Some((true, bf16)), Some((true, f16))) => f16.exclude(bf16),
+        (Some((true, found)), _) => draft.put("model.compute", word("bf16"), &[found]),
+        (_, Some((true, found))) => draft.put("model.compute", word("f16"), &[found]),
+        (Some((false, bf16)), Some((false, f16))) => draft.put("model.compute", word("f32"), &[bf16, f16]),
         _ => {}
     }
 }
 
-/// `model.base` from the precision that weights are loaded in; f32 holds what is stored, whatever that is.
+/// `model.base` from the precision that weights are loaded in; f32 means as stored, because f32 holds every format.
 pub fn put_dtype(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
-    let Some(text) = found.text(draft) else { return };
+    let Some(text) = found.text() else { return };
     match text.trim_start_matches("torch.") {
         "bfloat16" | "bf16" => draft.put("model.base", word("bf16"), &[&found]),
         "float16" | "fp16" | "half" => draft.put("model.base", word("f16"), &[&found]),
         "auto" | "float32" | "fp32" | "float" => {}
         other => {
-            draft.leave_out(&found, format!("`{other}` is no precision of weights here: they stay as stored"))
+            draft.leave_out(&found, format!("`{other}` is not supported for weights; they stay as stored"))
         }
     }
 }
@@ -99,31 +90,32 @@ pub struct Quantization<'f, 'a> {
 pub fn put_quantization(draft: &mut Draft, quantization: Quantization<'_, '_>) {
     let Quantization { four_bits, eight_bits, code, double } = quantization;
     match (four_bits, eight_bits) {
-        (Some(four), Some(eight)) => draft.mistake(
-            eight.line,
-            format!("`{}` and `{}` in line {} exclude each other", eight.key, four.key, four.line),
-        ),
+        (Some(four), Some(eight)) => eight.exclude(four),
         (Some(four), None) => {
             let base = if double { "nf4" } else { "nf4-single" };
-            let code = code.and_then(|found| Some((found.text(draft)?, found)));
+            let code = code.and_then(|found| Some((found.text()?, found)));
             if let Some((code, found)) = code.filter(|(code, _)| code != "nf4") {
-                let why = format!("`{code}` is read, not written: `{base}` instead, and results will differ");
+                let why =
+                    format!("`{code}` can be read but not written; `{base}` is used, so results will differ");
                 draft.leave_out(&found, why);
             }
             draft.put("model.base", word(base), &[four]);
         }
         (None, Some(eight)) => {
             draft.put("model.base", word("int8"), &[eight]);
-            draft.assume("`int8` has one scale a row and no columns apart, as LLM.int8() has: results will differ a little");
+            draft.assume("`int8` has one scale per row and, unlike LLM.int8(), no separate outlier columns; results differ slightly");
         }
         (None, None) => {}
     }
 }
 
+/// The comment at paged optimizers.
+const PLACED: &str = "the plan places the optimizer state";
+
 /// `train.optimizer` from a name.
 pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
-    let Some(name) = found.text(draft) else { return };
+    let Some(name) = found.text() else { return };
     let plain = name.to_lowercase().replace('-', "_");
     match plain.as_str() {
         "adamw"
@@ -138,25 +130,20 @@ pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
         | "adamw_torch_xla"
         | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[&found]),
         "paged_adamw" | "paged_adamw_32bit" => {
-            draft.put_with("train.optimizer", word("adamw"), &[&found], "the plan says where moments lie")
+            draft.put_with("train.optimizer", word("adamw"), &[&found], PLACED)
         }
         "adamw_bnb_8bit" | "adamw_8bit" | "adamw8bit" | "adam8bit" | "adamw_torch_8bit" => {
             draft.put("train.optimizer", word("adamw-8bit"), &[&found])
         }
-        "paged_adamw_8bit" => draft.put_with(
-            "train.optimizer",
-            word("adamw-8bit"),
-            &[&found],
-            "the plan says where moments lie",
-        ),
+        "paged_adamw_8bit" => draft.put_with("train.optimizer", word("adamw-8bit"), &[&found], PLACED),
         _ => draft.leave_out(
             &found,
-            format!("`{name}` is not there: the recipe has AdamW, which may need another `train.lr`"),
+            format!("`{name}` is not supported; AdamW is used and may need another `train.lr`"),
         ),
     }
 }
 
-/// `train.schedule` from Hugging Face's name for it. The answer: whether warm-up counts.
+/// `train.schedule` from Hugging Face's name for it. Returns whether warm-up applies.
 pub fn put_schedule(
     draft: &mut Draft,
     found: Option<Found<'_>>,
@@ -168,32 +155,32 @@ pub fn put_schedule(
         draft.put_default("train.schedule", word(default.word()), tool);
         return true;
     };
-    let Some(name) = found.text(draft) else { return true };
+    let Some(name) = found.text() else { return true };
     let (schedule, why) = match name.to_lowercase().as_str() {
         "linear" => (Schedule::Linear, None),
         "cosine" => (Schedule::Cosine, None),
         "constant" | "constant_with_warmup" => (Schedule::Constant, None),
-        "polynomial" => (Schedule::Linear, Some("falls to 0 in a straight line instead")),
+        "polynomial" => (Schedule::Linear, Some("decays linearly to 0 instead")),
         "cosine_with_min_lr" | "cosine_with_restarts" | "cosine_warmup_with_min_lr" | "one_cycle" | "rex" => {
-            (Schedule::Cosine, Some("falls to 0 along one half of a cosine instead"))
+            (Schedule::Cosine, Some("decays to 0 along half a cosine instead"))
         }
         "inverse_sqrt" | "warmup_stable_decay" | "reduce_lr_on_plateau" => {
             (Schedule::Constant, Some("stays at `train.lr` after warm-up instead"))
         }
         _ => {
-            draft.leave_out(&found, format!("`{name}` is not there: the recipe has `linear`"));
+            draft.leave_out(&found, format!("`{name}` is not supported; `linear` is used"));
             (Schedule::Linear, None)
         }
     };
     if let Some(why) = why {
-        draft.leave_out(&found, format!("`{name}` is not there: the learning rate {why}"));
+        draft.leave_out(&found, format!("`{name}` is not supported; the learning rate {why}"));
     }
     draft.put("train.schedule", word(schedule.word()), &[&found]);
-    // Hugging Face's `constant` knows no warm-up; its other name does.
+    // Hugging Face's `constant` has no warm-up; `constant_with_warmup` has.
     !name.eq_ignore_ascii_case("constant")
 }
 
-/// `train.warmup` from steps, which win where they are above 0, or from a ratio.
+/// `train.warmup` from a number of steps, which takes precedence if it is above 0, or from a ratio.
 pub fn put_warmup(
     draft: &mut Draft,
     steps: Option<Found<'_>>,
@@ -201,24 +188,27 @@ pub fn put_warmup(
     counts: bool,
     default: (f64, &'static str),
 ) {
-    let (steps, ratio) = (numbered(draft, steps), numbered(draft, ratio));
+    let (steps, ratio) = (numbered(steps), numbered(ratio));
     if !counts {
         for (_, found) in steps.iter().chain(&ratio).filter(|(value, _)| *value > 0.0) {
-            draft.leave_out(found, "a constant schedule has no warm-up there, and the recipe has none");
+            draft.leave_out(
+                found,
+                "a constant schedule has no warm-up in Hugging Face, so the recipe has none",
+            );
         }
         return draft.put_default("train.warmup", Value::Integer(0), default.1);
     }
     let given = match (steps, ratio) {
         (Some((value, found)), other) if value > 0.0 => {
             if let Some((_, other)) = other.filter(|(value, _)| *value > 0.0) {
-                draft.leave_out(&other, format!("`{}` wins over it", found.name()));
+                draft.leave_out(&other, format!("`{}` takes precedence", found.name()));
             }
             Some((value, found))
         }
         (steps, ratio) => ratio.or(steps),
     };
     match given {
-        // A fraction stands for a ratio under either name.
+        // A fraction is a ratio under either name.
         Some((value, found)) if value > 0.0 && value < 1.0 => {
             draft.put("train.warmup", Value::Float(value), &[&found])
         }
@@ -230,29 +220,32 @@ pub fn put_warmup(
     }
 }
 
-/// A setting with its number, unless somebody else says it.
-fn numbered<'a>(draft: &mut Draft, found: Option<Found<'a>>) -> Option<(f64, Found<'a>)> {
+/// A setting with its number, unless it is `auto`.
+fn numbered<'a>(found: Option<Found<'a>>) -> Option<(f64, Found<'a>)> {
     let found = found.filter(|found| !found.is_auto())?;
-    Some((found.number(draft)?, found))
+    Some((found.number()?, found))
 }
 
-/// `train.steps` where steps are given, else `train.epochs`.
+/// `train.steps` if steps are set, else `train.epochs`.
 pub fn put_length(
     draft: &mut Draft,
     steps: Option<Found<'_>>,
     epochs: Option<Found<'_>>,
     default: (f64, &'static str),
 ) {
-    let steps = steps.and_then(|found| Some((found.number(draft)?, found))).filter(|(steps, _)| *steps > 0.0);
+    let steps = steps.and_then(|found| Some((found.number()?, found))).filter(|(steps, _)| *steps > 0.0);
     match (steps, epochs) {
         (Some((steps, found)), epochs) => {
             put_whole(draft, "train.steps", steps, &[&found]);
             if let Some(epochs) = epochs {
-                draft.leave_out(&epochs, format!("`{}` in line {} says it in steps", found.key, found.line));
+                draft.leave_out(
+                    &epochs,
+                    format!("`{}` (line {}) sets the length in steps", found.key, found.line),
+                );
             }
         }
         (None, Some(found)) => {
-            if let Some(epochs) = found.number(draft) {
+            if let Some(epochs) = found.number() {
                 draft.put("train.epochs", Value::Float(epochs), &[&found]);
             }
         }
@@ -260,20 +253,20 @@ pub fn put_length(
     }
 }
 
-/// What one optimizer step takes in.
+/// The samples of one optimizer step.
 pub struct StepSize<'f, 'a> {
-    /// Samples of a micro-batch on one device.
+    /// Samples per micro-batch and device.
     pub micro: Option<&'f Found<'a>>,
     pub default_micro: u64,
     pub accumulation: Option<&'f Found<'a>>,
-    /// Devices, where the file says it.
+    /// Number of devices, if the file says it.
     pub world: Option<&'f Found<'a>>,
     pub tool: &'static str,
 }
 
 /// `train.batch`: micro-batch x accumulation x devices.
 pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
-    let mut count = |found: Option<&Found<'_>>| found.filter(|found| !found.is_auto())?.count(draft);
+    let count = |found: Option<&Found<'_>>| found.filter(|found| !found.is_auto())?.count();
     let (micro, accumulation, world) = (count(size.micro), count(size.accumulation), count(size.world));
     let from: Vec<&Found<'_>> = [(micro, size.micro), (accumulation, size.accumulation), (world, size.world)]
         .into_iter()
@@ -281,7 +274,7 @@ pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
         .collect();
     if micro.is_none() {
         draft.assume(format!(
-            "the micro-batch is not given: {} sample{} on a device, the default of {}",
+            "no micro-batch size is set; assuming {} sample{} per device, the default of {}",
             size.default_micro,
             if size.default_micro == 1 { "" } else { "s" },
             size.tool
@@ -299,12 +292,12 @@ pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
     }
     if world.is_none() {
         draft.assume(
-            "the file does not say how many devices there are: 1, so that `train.batch` is micro-batch x accumulation",
+            "the number of devices is not set; assuming 1, so that `train.batch` is micro-batch x accumulation",
         );
     }
 }
 
-/// A number of steps that may be written as a float.
+/// A number that may be written as a float but means a whole one.
 pub fn put_whole(draft: &mut Draft, key: &'static str, value: f64, from: &[&Found<'_>]) {
     let value = match value.fract() == 0.0 && value.abs() < 1e15 {
         true => Value::Integer(value as i128),
@@ -313,18 +306,18 @@ pub fn put_whole(draft: &mut Draft, key: &'static str, value: f64, from: &[&Foun
     draft.put(key, value, from);
 }
 
-/// A number as the key takes it.
+/// A number, unless it is `auto`.
 pub fn put_number(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
     let Some(found) = found.filter(|found| !found.is_auto()) else { return };
-    if let Some(number) = found.number(draft) {
+    if let Some(number) = found.number() {
         put_whole(draft, key, number, &[&found]);
     }
 }
 
-/// `train.betas` from a pair, or from two numbers.
+/// `train.betas` from two numbers.
 pub fn put_betas(draft: &mut Draft, first: Option<Found<'_>>, second: Option<Found<'_>>) {
-    let mut number = |found: &Option<Found<'_>>, default: f64| match found {
-        Some(found) => found.number(draft),
+    let number = |found: &Option<Found<'_>>, default: f64| match found {
+        Some(found) => found.number(),
         None => Some(default),
     };
     let (Some(one), Some(two)) = (number(&first, 0.9), number(&second, 0.999)) else { return };
@@ -339,7 +332,7 @@ pub fn put_loss_on(draft: &mut Draft, loss_on: LossOn, from: &[&Found<'_>]) {
     draft.put("data.loss_on", word(loss_on.word()), from);
 }
 
-/// `adapter.layers` from one number or a list of numbers.
+/// `adapter.layers` from one layer number or a list of them.
 pub fn put_layers(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
     let number = |content: &Content| match content {
@@ -352,14 +345,14 @@ pub fn put_layers(draft: &mut Draft, found: Option<Found<'_>>) {
     };
     match layers {
         Some(layers) => draft.put("adapter.layers", Value::List(layers), &[&found]),
-        None => draft.mistake(found.line, format!("`{}` must be a list of layer numbers", found.key)),
+        None => found.mistake(format!("`{}` must be a list of layer numbers", found.key)),
     }
 }
 
-/// `data.template` by a name that both sides have.
+/// `data.template` from the name of a template that is built in here too.
 pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
-    let Some(name) = found.text(draft) else { return };
+    let Some(name) = found.text() else { return };
     let ours = match name.as_str() {
         "tokenizer_default" | "auto" => return,
         "chatml" => "chatml",
@@ -372,13 +365,13 @@ pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
         path if path.ends_with(".jinja") => return draft.put("data.template", Value::Text(name), &[&found]),
         _ => {
             return draft
-                .leave_out(&found, "the model's own chat template is taken (`data.template` names another)");
+                .leave_out(&found, "the model's own chat template is used (`data.template` names another)");
         }
     };
     draft.put("data.template", word(ours), &[&found]);
 }
 
-/// One of the words of a key.
+/// A word as a value.
 pub fn word(text: &str) -> Value {
     Value::Text(text.to_owned())
 }

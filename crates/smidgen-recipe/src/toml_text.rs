@@ -1,0 +1,263 @@
+//! The value of a key as TOML text, for every type that a key can have.
+//!
+//! What is rendered reads back to the same value: floats have their shortest digits, sizes are exact to the byte,
+//! paths are absolute.
+//! Left out: names of keys and sections (`render.rs`).
+
+use std::fmt::Write as _;
+
+use smidgen_ir::bytes::format_bytes_exactly;
+
+use crate::sections::{
+    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
+    Targets, Template, TileTokens, Warmup, WeightPlacement,
+};
+use smidgen_ir::words::{
+    AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
+    Placement, Schedule,
+};
+
+/// A value as TOML.
+pub(crate) trait RenderValue {
+    fn render(&self) -> String;
+}
+
+/// A TOML basic string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            '\r' => quoted.push_str("\\r"),
+            c if c.is_control() => {
+                write!(quoted, "\\u{:04X}", c as u32).expect("a string takes all writes");
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+macro_rules! render_words {
+    ($($word:ty),+ $(,)?) => {$(
+        impl RenderValue for $word {
+            fn render(&self) -> String {
+                quoted(self.word())
+            }
+        }
+    )+};
+}
+
+render_words!(
+    AdapterKind,
+    BaseFormat,
+    Bias,
+    Compute,
+    DataFormat,
+    EvalTask,
+    LossOn,
+    Optimizer,
+    Overflow,
+    Placement,
+    Schedule,
+);
+
+impl RenderValue for f64 {
+    /// The shortest digits that read back to the same number, with a point or an exponent.
+    fn render(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+impl RenderValue for usize {
+    fn render(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl RenderValue for u64 {
+    fn render(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl RenderValue for bool {
+    fn render(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl RenderValue for String {
+    fn render(&self) -> String {
+        quoted(self)
+    }
+}
+
+impl RenderValue for [f64; 2] {
+    fn render(&self) -> String {
+        self.to_vec().render()
+    }
+}
+
+impl<T: RenderValue> RenderValue for Vec<T> {
+    fn render(&self) -> String {
+        let items: Vec<String> = self.iter().map(RenderValue::render).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+impl<T: RenderValue> RenderValue for Vec<(String, T)> {
+    fn render(&self) -> String {
+        let entries: Vec<String> =
+            self.iter().map(|(name, value)| format!("{} = {}", quoted(name), value.render())).collect();
+        match entries.as_slice() {
+            [] => "{}".to_owned(),
+            entries => format!("{{ {} }}", entries.join(", ")),
+        }
+    }
+}
+
+impl RenderValue for RecipePath {
+    fn render(&self) -> String {
+        quoted(&self.resolved.to_string_lossy())
+    }
+}
+
+impl RenderValue for ModelPath {
+    fn render(&self) -> String {
+        match self {
+            ModelPath::HuggingFace(name) => quoted(&format!("hf:{name}")),
+            ModelPath::Pypi(name) => quoted(&format!("pypi:{name}")),
+            ModelPath::Gguf(path) | ModelPath::Folder(path) => path.render(),
+        }
+    }
+}
+
+impl RenderValue for Targets {
+    fn render(&self) -> String {
+        match self {
+            Targets::AllLinear => quoted("all-linear"),
+            Targets::Names(names) => names.render(),
+        }
+    }
+}
+
+impl RenderValue for Layers {
+    fn render(&self) -> String {
+        match self {
+            Layers::All => quoted("all"),
+            Layers::Last(count) => quoted(&format!("last:{count}")),
+            Layers::List(layers) => layers.render(),
+        }
+    }
+}
+
+impl RenderValue for Init {
+    fn render(&self) -> String {
+        match self {
+            Init::Default => quoted("default"),
+            Init::Adapter(path) => path.render(),
+        }
+    }
+}
+
+impl RenderValue for Template {
+    fn render(&self) -> String {
+        match self {
+            Template::Auto => quoted("auto"),
+            Template::Named(name) => quoted(name),
+            Template::File(path) => path.render(),
+        }
+    }
+}
+
+impl RenderValue for ProfileChoice {
+    fn render(&self) -> String {
+        match self {
+            ProfileChoice::Auto => quoted("auto"),
+            ProfileChoice::Named(name) => quoted(name),
+            ProfileChoice::File(path) => path.render(),
+        }
+    }
+}
+
+impl RenderValue for Warmup {
+    fn render(&self) -> String {
+        match self {
+            Warmup::Steps(steps) => steps.render(),
+            Warmup::Fraction(fraction) => fraction.render(),
+        }
+    }
+}
+
+impl RenderValue for DeviceChoice {
+    fn render(&self) -> String {
+        quoted(&self.to_string())
+    }
+}
+
+impl RenderValue for Budget {
+    fn render(&self) -> String {
+        match self {
+            Budget::Auto => quoted("auto"),
+            Budget::Bytes(bytes) => quoted(&format_bytes_exactly(*bytes)),
+        }
+    }
+}
+
+impl RenderValue for Option<u64> {
+    fn render(&self) -> String {
+        match self {
+            None => quoted(""),
+            Some(bytes) => quoted(&format_bytes_exactly(*bytes)),
+        }
+    }
+}
+
+impl RenderValue for TileTokens {
+    fn render(&self) -> String {
+        match self {
+            TileTokens::Auto => quoted("auto"),
+            TileTokens::None => quoted("none"),
+            TileTokens::Tokens(tokens) => tokens.render(),
+        }
+    }
+}
+
+impl RenderValue for MicroTokens {
+    fn render(&self) -> String {
+        match self {
+            MicroTokens::Auto => quoted("auto"),
+            MicroTokens::Tokens(tokens) => tokens.render(),
+        }
+    }
+}
+
+impl RenderValue for Recompute {
+    fn render(&self) -> String {
+        match self {
+            Recompute::Auto => quoted("auto"),
+            Recompute::None => quoted("none"),
+            Recompute::All => quoted("all"),
+            Recompute::Every(stride) => quoted(&format!("every:{stride}")),
+            Recompute::List(layers) => layers.render(),
+        }
+    }
+}
+
+impl RenderValue for WeightPlacement {
+    fn render(&self) -> String {
+        match self {
+            WeightPlacement::Auto => quoted("auto"),
+            WeightPlacement::Device => quoted("device"),
+            WeightPlacement::Host(1.0) => quoted("host"),
+            WeightPlacement::Host(part) => quoted(&format!("host:{part}")),
+            WeightPlacement::Disk => quoted("disk"),
+        }
+    }
+}
