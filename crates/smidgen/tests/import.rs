@@ -178,8 +178,8 @@ fn json_holds_what_is_said() {
 fn overrides_win_and_replace_their_rivals() {
     let file = "base_model: a/b\nadapter: lora\nnum_epochs: 3\nlearning_rate: 1e-3\nlora_r: 8\n";
     let recipe = recipe_of(file, &["train.steps=50", "adapter.rank=4"]);
-    assert!(recipe.contains("steps = 50  # given") && !recipe.contains("epochs"), "{recipe}");
-    assert!(recipe.contains("rank = 4  # given"), "{recipe}");
+    assert!(recipe.contains("steps = 50  # from the command line") && !recipe.contains("epochs"), "{recipe}");
+    assert!(recipe.contains("rank = 4  # from the command line"), "{recipe}");
     let said = imported(file, &["lora_r=8"]).unwrap_err().to_string();
     assert!(said.contains("adapter.rank"), "{said}");
 }
@@ -204,7 +204,7 @@ fn the_batch_is_what_a_step_takes_in() {
     assert_eq!(batch(trl), "batch = 15");
     assert!(batch("learning_rate: 1e-4\noutput_dir: x\n").starts_with("batch = 8  # default of"));
     let whole = "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4, \"gradient_accumulation_steps\": 2}";
-    assert!(batch(whole).contains("batch = 32  # train_batch_size: over 4 GPUs there"), "{}", batch(whole));
+    assert!(batch(whole).contains("batch = 32  # train_batch_size: on 4 GPUs"), "{}", batch(whole));
 }
 
 #[test]
@@ -227,27 +227,27 @@ fn names_stay_inside_their_comment() {
 fn contradictions_have_their_lines() {
     for (text, words) in [
         ("base_model: a/b\nadapter: qlora\n", "line 2: `adapter: qlora` needs `load_in_4bit: true`"),
-        ("base_model: a/b\nload_in_4bit: true\n", "line 2: `load_in_4bit` excludes training every weight"),
+        ("base_model: a/b\nload_in_4bit: true\n", "line 2: `load_in_4bit` freezes the weights, but every weight is to be trained"),
         (
             "base_model: a/b\nadapter: lora\nload_in_4bit: true\nload_in_8bit: true\n",
-            "in line 3 exclude each other",
+            "line 4: `load_in_8bit` and `load_in_4bit` (line 3) cannot both be set",
         ),
         (
             "base_model: a/b\nadapter: lora\nbf16: true\nfp16: true\n",
-            "line 4: `fp16` and `bf16` in line 3 exclude",
+            "line 4: `fp16` and `bf16` (line 3) cannot both be set",
         ),
         (
             "base_model: a/b\nadapter: lora\nlora_r: -4\n",
-            "line 3: `lora_r` cannot be said here: `adapter.rank` must be",
+            "line 3: `lora_r` cannot be imported: `adapter.rank` must be",
         ),
         ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
-        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\": only supervised fine-tuning is there"),
-        ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not there"),
+        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\"; only supervised fine-tuning is supported"),
+        ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not supported"),
         (
             "finetuning_type: full\nquantization_bit: 4\n",
-            "line 2: `quantization_bit` excludes training every weight",
+            "line 2: `quantization_bit` freezes the weights",
         ),
-        ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "exclude each other"),
+        ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "cannot both be set"),
         ("peft_type: IA3\n", "line 1: `peft_type` is \"IA3\""),
         (
             "zero_optimization:\n  stage: 2\n  offload_param: {device: cpu}\n",
@@ -257,7 +257,7 @@ fn contradictions_have_their_lines() {
         ("zero_optimization: true\n", "line 1: `zero_optimization` must be a group of settings, got true"),
         (
             "zero_optimization: {}\ntrain_batch_size: 10\ntrain_micro_batch_size_per_gpu: 4\n",
-            "line 2: `train_batch_size` is 10, which is no multiple of 4",
+            "line 2: `train_batch_size` is 10, which is not a multiple of 4",
         ),
         (
             "zero_optimization: {stage: 0, offload_optimizer: {device: cpu}}\n",
@@ -265,7 +265,7 @@ fn contradictions_have_their_lines() {
         ),
         (
             "zero_optimization: {stage: 2}\nfp16: {enabled: true}\nbf16: {enabled: true}\n",
-            "line 2: `fp16.enabled` and `bf16.enabled` in line 3 exclude",
+            "line 2: `fp16.enabled` and `bf16.enabled` (line 3) cannot both be set",
         ),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_param_device: cpu}\n",
@@ -277,23 +277,23 @@ fn contradictions_have_their_lines() {
         ),
         (
             "model_name_or_path: a/b\nuse_peft: false\nload_in_4bit: true\nlearning_rate: 1e-4\n",
-            "line 3: `load_in_4bit` excludes training every weight",
+            "line 3: `load_in_4bit` freezes the weights",
         ),
         (
             "finetuning_type: lora\nquantization_bit: 3\n",
-            "line 2: `quantization_bit` is 3: there are 4 and 8",
+            "line 2: `quantization_bit` is 3; only 4 and 8 bits are supported",
         ),
         (
             "finetuning_type: lora\npure_bf16: true\nfp16: true\n",
-            "line 3: `fp16` and `pure_bf16` in line 2 exclude",
+            "line 3: `fp16` and `pure_bf16` (line 2) cannot both be set",
         ),
         (
             "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_r: 16\n",
-            "line 4: `lora_r` stands twice, first in line 3",
+            "line 4: `lora_r` is set twice, first in line 3",
         ),
         (
             "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",
-            "line 3: `fsdp_config` and `deepspeed_config` in line 2 exclude",
+            "line 3: `fsdp_config` and `deepspeed_config` (line 2) cannot both be set",
         ),
     ] {
         let said = refused(text);
@@ -317,7 +317,7 @@ fn of_two_that_say_the_same_the_one_that_wins_counts() {
     };
     let both = "base_model: a/b\nadapter: lora\nwarmup_steps: 10\nwarmup_ratio: 0.1\n";
     assert!(recipe_of(both, &[]).contains("warmup = 10  # warmup_steps"));
-    assert!(left(both).contains(&"warmup_ratio: `warmup_steps` wins over it".to_owned()), "{:?}", left(both));
+    assert!(left(both).contains(&"warmup_ratio: `warmup_steps` takes precedence".to_owned()), "{:?}", left(both));
     let rates = |optimizer: &str, schedule: &str| {
         format!(
             "zero_optimization: {{stage: 2}}\noptimizer: {{type: Adam, params: {{lr: {optimizer}}}}}\n\
@@ -327,7 +327,7 @@ fn of_two_that_say_the_same_the_one_that_wins_counts() {
     let recipe = recipe_of(&rates("1e-4", "5e-4"), &[]);
     assert!(recipe.contains("lr = 0.0005  # scheduler.params.warmup_max_lr"), "{recipe}");
     let assumed = imported(&rates("1e-4", "5e-4"), &[]).unwrap().draft.assumed.join("\n");
-    assert!(assumed.contains("`warmup_max_lr` is the rate"), "{assumed}");
+    assert!(assumed.contains("`warmup_max_lr` is the learning rate"), "{assumed}");
     assert!(recipe_of(&rates("1e-4", "1e-4"), &[]).contains("lr = 0.0001  # optimizer.params.lr"));
     assert!(recipe_of(&rates("1e-4", "auto"), &[]).contains("lr = 0.0001  # optimizer.params.lr"));
 }

@@ -294,20 +294,20 @@ mod tests {
 
     #[test]
     fn what_is_no_configuration() {
-        assert_eq!(refused(""), "line 1: the file holds no settings");
+        assert_eq!(refused(""), "line 1: the file has no settings");
         assert_eq!(
             refused("- a\n- b\n"),
             "line 1: expected settings such as `key: value`, got a list of length 2"
         );
         assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` is set twice, first in line 1");
-        assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document begins here, one is expected");
+        assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document starts here; only one is supported");
         assert!(
             refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "),
             "{}",
             refused("a: [1, 2\nb: 3\n")
         );
-        assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be a word");
-        assert_eq!(refused("\"a\\nb\": 1\n"), "line 1: a key must be a word");
+        assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be text");
+        assert_eq!(refused("\"a\\nb\": 1\n"), "line 1: a key must be text");
     }
 
     #[test]
@@ -321,7 +321,7 @@ mod tests {
         let nested: String = (0..200).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
         assert_eq!(refused(&nested), "line 34: nested more than 32 levels deep");
         assert!(read_document(&"[".repeat(100_000)).is_err());
-        assert_eq!(refused("a: &x [*x]\n"), "line 1: an alias names what encloses it");
+        assert_eq!(refused("a: &x [*x]\n"), "line 1: an alias refers to a value that contains it");
         assert!(refused(&"a".repeat(MOST_BYTES + 1)).contains("too large for a configuration"));
     }
 }
