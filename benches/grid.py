@@ -3,8 +3,8 @@
     python grid.py SMIDGEN_BINARY [--device cpu|cuda:0] [--smollm2 FILE.gguf] [--only WORD] [--out results/grid-cpu.json]
 
 The rule: a run is never above its plan, and below it by at most 1 % on a GPU, on a CPU by at most 3 % or 32 MiB,
-whichever is more. On a CPU the peak is what the kernel tells the parent when the process has ended (`ru_maxrss`, as in
-`/usr/bin/time -v`); on a GPU it is the highest `memory.used` that `nvidia-smi` shows during the run, less what it showed
+whichever is more. On a CPU the peak is what `/usr/bin/time` prints (a child of this script would count the memory of
+Python as its own); on a GPU it is the highest `memory.used` that `nvidia-smi` shows during the run, less what it showed
 before. Runs of the set `fit` were used to choose the numbers of `Overhead` (`smidgen-compile/src/context.rs`), those of
 the set `validation` were not: a validation run that breaks the rule asks for a better model or a wider margin, not for
 another number.
@@ -128,8 +128,8 @@ def validation_runs(is_gpu):
     runs += [dict(format="text", family="mistral", rows=30, length=1024, batch=4),
              dict(format="alpaca", family="gemma2", rows=3000, eval_every=2)]
     if not is_gpu:
-        # A document is much longer than what a thread tokenizes at a time.
-        runs.append(dict(format="text", family="phi3", rows=6, length=2048, batch=2, size="long"))
+        # Documents of 90 KB, of which every thread could tokenize one.
+        runs.append(dict(format="text", family="phi3", rows=40, length=2048, batch=2, size="long", threads=16))
         for index, run in enumerate(runs):
             run.setdefault("threads", (1, 16, 2, 4)[index % 4])
         runs += [dict(format=format, rows=2000, threads=16, budget=budget)
@@ -154,7 +154,8 @@ def grid(is_gpu, smollm2):
 def name_of(run):
     words = [run["family"], run["base"], run["adapter"], run["optimizer"], f"{run['batch']}x{run['length']}",
              run["budget"], f"{run['steps']} steps"]
-    more = [f"{run['threads']} threads" if run["threads"] != 2 else "", run["compute"] if run["compute"] != "auto" else "", f"weights on {run['weights']}" if run["weights"] != "auto" else "",
+    more = [f"{run['threads']} threads" if run["threads"] != 2 else "", run["compute"] if run["compute"] != "auto" else "",
+            f"weights on {run['weights']}" if run["weights"] != "auto" else "",
             f"{run['rows']} rows of {run['format']}" if run["format"] != "tokens" else "",
             "evaluated" if run["eval_every"] else "", "long documents" if run["size"] == "long" else ""]
     return " ".join(words + [word for word in more if word])
@@ -189,11 +190,12 @@ def data_path(folder, run):
         if format == "alpaca":
             return dict(instruction=words(index, 12), input=words(index + 3, 8), output=words(index + 5, 10))
         if format == "text":
-            return dict(text=words(index, 200_000 if run["size"] == "long" else 2_000))
+            return dict(text=words(index, 12_000 if run["size"] == "long" else 2_000))
         count = length if index % 3 == 0 else length - (index * 7) % (length // 4)
         return dict(input_ids=[(index * 31 + 7 * place) % vocabulary for place in range(count)])
 
-    path.write_text("".join(json.dumps(row(index)) + "\n" for index in range(rows)))
+    with path.open("w") as file:
+        file.writelines(json.dumps(row(index)) + "\n" for index in range(rows))
     return path
 
 
@@ -233,17 +235,16 @@ class UsedOfGpu:
         return self.highest - self.before
 
 
-def run_measured(command, device):
-    """Ends the command; its exit code, its words, and its peak as others see it."""
-    used = UsedOfGpu(device) if device != "cpu" else None
-    with tempfile.TemporaryFile("w+") as words:
-        process = subprocess.Popen(command, stdout=words, stderr=words)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        words.seek(0)
-        said = words.read()
-    # The kernel counts kibibytes.
-    return process.returncode, said, used.end() if used else usage.ru_maxrss << 10
+def run_measured(command, device, scratch):
+    """Runs the command; its exit code, its words, and its peak as others see it."""
+    if device != "cpu":
+        used = UsedOfGpu(device)
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stderr, used.end()
+    peak = scratch / "peak"
+    done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", str(peak), *command], capture_output=True, text=True)
+    # Kibibytes, after a line about the exit code where it is not 0.
+    return done.returncode, done.stderr, int(peak.read_text().split()[-1]) << 10
 
 
 def judge(planned, measured, is_gpu):
@@ -274,7 +275,7 @@ def measure(binary, folder, run, device):
             words = [f"memory.budget={least if run['budget'] == 'tight' else (least + roomy) // 2}"]
             if not is_gpu:
                 shutil.rmtree(scratch / "cache", ignore_errors=True)
-        code, said, peak = run_measured([binary, "train", str(recipe), "--quiet", *words], device)
+        code, said, peak = run_measured([binary, "train", str(recipe), "--quiet", *words], device, scratch)
         if code:
             return dict(run=name_of(run), set=run["set"], failed=f"ended with {code}: {said.strip()[-600:]}")
         planned = json.loads((output / "plan.json").read_text())
