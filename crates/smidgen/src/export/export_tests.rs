@@ -176,7 +176,7 @@ fn narrower_types_are_one_rounding_away() {
                 }
             }
         }
-        let said = exported.notes.iter().any(|note| note.contains("no multiple of 32"));
+        let said = exported.notes.iter().any(|note| note.contains("not a multiple of 32"));
         assert_eq!(said, odd > 0, "{name}: {:?}", exported.notes);
     }
 }

@@ -102,8 +102,8 @@ fn plan_prints_the_budget_table() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            23.71 MiB   the process: program, stacks and data
-              peak               25.69 MiB   fits, 38.31 MiB to spare (at: forward, lm_head_loss)
+              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
+              peak               30.56 MiB   fits, 33.44 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -163,8 +163,8 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
               workspace           1.48 MiB
-              context            23.71 MiB   the process: program, stacks and data
-              peak               26.49 MiB   fits, 37.51 MiB to spare (at: forward, lm_head_loss)
+              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
+              peak               31.36 MiB   fits, 32.64 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
@@ -187,10 +187,10 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 25.37 MiB, the budget is 4.00 MiB
-              largest at the peak: workspace of backward of layers.0, weight_grad 1.25 MiB, base weights 88.50 KiB, d layers.0.mlp.gate 10.00 KiB
+            error: the leanest plan needs 30.25 MiB, the budget is 4.00 MiB
+              largest at the peak: workspace of forward, lm_head_loss 1.28 MiB, base weights 184.50 KiB, layers.1.attn.o 10.00 KiB
 
-            hint: `memory.budget = "26MiB"` is the least that fits
+            hint: `memory.budget = "31MiB"` is the least that fits
         "#]],
     );
 }
@@ -217,8 +217,8 @@ fn train_talks_on_stderr() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            23.71 MiB   the process: program, stacks and data
-              peak               25.70 MiB   fits, 38.30 MiB to spare (at: forward, lm_head_loss)
+              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
+              peak               30.56 MiB   fits, 33.44 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -232,7 +232,6 @@ fn train_talks_on_stderr() {
             step 6/6  loss X lr 2.000e-3 N tok/s
             step 6/6  eval_loss X, the best so far
             memory: N
-                    N
             report in `FOLDER/run/report.html`
             best eval_loss X after step 6
             done: 6 steps, loss X, adapter in `FOLDER/run/adapter`

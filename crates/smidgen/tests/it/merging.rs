@@ -60,7 +60,7 @@ fn a_merge_as_json_in_another_type() {
             "bytes": 94464
           },
           "memory_bytes": 33557504,
-          "planned_bytes": 58116504,
+          "planned_bytes": 63179776,
           "measured_bytes": N,
           "logits_difference": null,
           "notes": []

@@ -245,7 +245,7 @@ fn memory_that_was_taken_since_the_plan_was_made() {
     assert!(micro_tokens(&after) < micro_tokens(&before));
     scene.assert_close("squeezed", "alone");
     let said = account.said.join("\n");
-    assert!(said.starts_with("memory was taken since the plan was made: it needs "), "{said}");
+    assert!(said.starts_with("free memory shrank since the plan was made: it needs "), "{said}");
     let words = format!("micro-batches of {} tokens (were {})", micro_tokens(&after), micro_tokens(&before));
     assert!(said.contains(&words) && said.contains("results equal within rounding"), "{said}");
     // A budget that was stated is cut to what there is, too.
@@ -291,7 +291,7 @@ fn memory_that_cannot_be_pinned_is_told_with_the_numbers() {
         said.starts_with("error: could not pin ") && said.contains(" for stingy: out of memory\n"),
         "{said}"
     );
-    assert!(said.contains("`memory.host_budget` is 1.00 GiB") && said.contains(" are free, "), "{said}");
+    assert!(said.contains("`memory.host_budget` is 1.00 GiB") && said.contains(" is free, "), "{said}");
     assert!(said.contains("hint: `memory.host_budget` below "), "{said}");
     assert!(!scene.run_folder("run").exists());
 }

@@ -10,6 +10,7 @@ use smidgen::session::adapters::AdapterPlace;
 use smidgen::session::feed::Feed;
 use smidgen::session::logits::LogitsRun;
 use smidgen::session::{adapters, weights};
+use smidgen::train::trained_state;
 use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_formats::peft::AdapterKey;
@@ -200,7 +201,7 @@ impl<'a> Replay<'a> {
         let device = job.place.open(2, job.arithmetic).unwrap_or_else(|failure| panic!("{failure}"));
         let mut executor = Executor::load(plan, device).unwrap();
         weights::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
-        adapters::start_adapters(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
+        trained_state::start(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
         executor.run(Entry::Refresh, &request.extent).unwrap();
         Replay { case, job, rows, executor, feed, batch: MicroBatch::default() }
     }
@@ -216,7 +217,7 @@ impl<'a> Replay<'a> {
         let extent = Extent { tokens: 64, rows: 64, segments: 1 };
         let mut run = LogitsRun::load(&self.job.request, &self.job.model, extent)
             .unwrap_or_else(|failure| panic!("{failure}"));
-        adapters::start_adapters(run.executor_mut(), self.job).unwrap_or_else(|failure| panic!("{failure}"));
+        trained_state::start(run.executor_mut(), self.job).unwrap_or_else(|failure| panic!("{failure}"));
         run.refresh().unwrap_or_else(|failure| panic!("{failure}"));
         for row in 0..2 {
             let expected = self.case.tensor(&format!("logits.{row}"));

@@ -236,7 +236,7 @@ impl Scratch {
         let text = replace(text, r"\d+ tok/s", "N tok/s");
         let text = replace(text, r"\d+ ms a step, \d+ tokens/s", "N ms a step, N tokens/s");
         let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");
-        let text = replace(text, r"memory: peak .*\n.*", "memory: N\n        N");
+        let text = replace(text, r"memory: peak .*", "memory: N");
         replace(text, r"free \d+\.\d+ [KMGT]iB", "free N GiB")
     }
 
