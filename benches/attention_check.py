@@ -30,7 +30,7 @@ ALL_KEYS = 1 << 30
 KEY_BLOCKS = 1024
 HOPPER_THREADS = 384
 HOPPER_SLOTS = 4
-# Whether kernels of all GPUs are taken on Hopper too, and whether a wait that never ends stops a kernel.
+# Whether Hopper uses the kernels for all GPUs too, and whether an endless wait stops a kernel.
 GENERAL = "general" in sys.argv
 STOPPING = "time" not in sys.argv
 DEFINES = {torch.bfloat16: "-DACT_BF16", torch.float16: "-DACT_F16", torch.float32: "-DACT_F32"}
@@ -340,7 +340,7 @@ def check(dtypes):
             limit = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 5e-6}[dtype]
             errors = {name: ((problem.result(name).double() - x).norm() / (x.norm() + 1e-30)).item()
                       for name, x in want.items()}
-            # With one visible key, ds is nothing but rounding: the gradients of q and k are noise around zero.
+            # With one visible key, ds is only rounding error: the gradients of q and k are noise around zero.
             if all(b - a <= 1 for a, b in zip(shape["bounds"], shape["bounds"][1:])) or shape.get("window") == 1:
                 for name in ("dq", "dk"):
                     errors[name] = problem.result(name).double().abs().max().item() * limit / 1e-3

@@ -24,9 +24,9 @@ from pathlib import Path
 from machine import describe_gpu, version_of
 
 HERE = Path(__file__).resolve().parent
-# What the planner takes the driver's context to be at least; a limit on memory is one without it.
+# The least size of the driver's context that the planner assumes; memory limits do not include it.
 PLANNED_CONTEXT_GIB = 0.53
-# Device memory is handed out in pieces of this size.
+# Granularity of device memory.
 GRANULE_BYTES = 2 << 20
 WHICH = ("chosen", "one_micro_batch")
 
@@ -90,14 +90,14 @@ ROWS = [
 
 @dataclass
 class Session:
-    """What one call of this script runs with, and what it has run in this round."""
+    """The settings of one call of this script, and the results of this round."""
 
     arguments: argparse.Namespace
     began: float
     done: dict[tuple[str, ...], dict]
 
     def run(self, command: list[str]) -> dict:
-        """The JSON object that the command prints last, or `error`; the same command runs once a round."""
+        """The JSON object that the command prints last, or `error`; the same command runs once per round."""
         key = tuple(command)
         if key not in self.done:
             self.done[key] = run_process(command, self.arguments.timeout_s, self.began + self.arguments.limit_s)
@@ -107,7 +107,7 @@ class Session:
 def run_process(command: list[str], timeout_s: float, end: float) -> dict:
     begin = time.monotonic()
     seconds = min(timeout_s, end - begin)
-    # Where things lie on this machine is nobody's business.
+    # Paths of this machine are not recorded.
     about = {"command": " ".join(Path(part).name if part.startswith("/") else part for part in command)}
     if seconds <= 0:
         return {**about, "error": "not run: the time for all was used up"}
@@ -146,7 +146,7 @@ def smidgen_command(arguments: argparse.Namespace, row: Row, adapter: str, whole
 def run_smidgen(session: Session, row: Row) -> dict:
     arguments = session.arguments
     if row.adapter != "lora":
-        # Cut alike, or the two could not be compared.
+        # Both must have the same micro-batches to be comparable.
         return {
             "chosen": session.run(smidgen_command(arguments, row, row.adapter, whole=True)),
             "lora": session.run(smidgen_command(arguments, row, "lora", whole=True)),
@@ -186,7 +186,7 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 
 def judge_memory(planned: int | None, measured: int | None) -> str:
-    """How the plan stands to what the device gave: it shall be within 1 % and never below."""
+    """The plan against the measured memory: within 1 %, and never below."""
     if planned is None or measured is None:
         return "not measured"
     if measured > planned + GRANULE_BYTES:
@@ -217,7 +217,7 @@ def judge(row: dict, tokens_per_s: float | None, speed: float | None, gib: float
 
 
 def summarize(row: dict, turns: list[dict]) -> dict:
-    """What the rounds of a row come to, each way it was run."""
+    """A summary of the rounds of a row, for each setting."""
     peer_speed = median_of(turns, "peer", "tokens_per_s")
     unsloth, recorded_peer = row["unsloth"], row["peer"]
     summary: dict = {"peer": {
@@ -392,7 +392,7 @@ def main() -> None:
     if arguments.try_out:
         rows = try_out(rows)
     arguments.smidgen = arguments.smidgen.resolve()
-    # Nothing of a peer may wait for a network that is not there.
+    # The peer must not wait for a network.
     os.environ["HF_HUB_OFFLINE"] = "1"
 
     session = Session(arguments, time.monotonic(), {})

@@ -54,7 +54,7 @@ def read_config(model: str) -> dict:
 
 
 def random_base(config: dict, device: "torch.device"):
-    """Random bf16 weights, never anywhere but on the device."""
+    """Random bf16 weights, created on the device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -104,7 +104,7 @@ def build_trainable(arguments: argparse.Namespace, device: "torch.device"):
 
 
 class Clock:
-    """Marks between steps: CUDA events, or the host's clock on a CPU."""
+    """Timestamps between steps: CUDA events, or the host's clock on a CPU."""
 
     def __init__(self, on_gpu: bool):
         self.on_gpu = on_gpu
@@ -224,7 +224,7 @@ def main() -> None:
     model = build_trainable(arguments, device)
     if on_gpu:
         torch.cuda.synchronize()
-        # Building, and quantizing above all, takes more for a moment than a checkpoint that is loaded.
+        # Building, and above all quantizing, briefly needs more memory than loading a checkpoint.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     load_s = time.perf_counter() - began

@@ -92,7 +92,7 @@ def main():
             "step_ms": step,
             "monitor_us": statistics.median(us for us, _ in inside),
             "monitor_us_99": quartile([us for us, _ in inside], 0.99),
-            # Of all the time that was spent, the slowest looks included.
+            # Relative to the whole time, the slowest measurements included.
             "monitor_of_time": sum(us for us, _ in inside) / 1e3 / sum(ms for _, ms in inside),
             "pairs": args.pairs,
             "pairs_cost_us": statistics.median(costs),

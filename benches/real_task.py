@@ -80,14 +80,14 @@ def attended(sequences: list[list[int]], device: str) -> torch.Tensor:
 
 
 def hidden_states(model: torch.nn.Module, sequences: list[list[int]], device: str) -> torch.Tensor:
-    """What the head reads, (rows, longest, C); logits are formed where they are needed only."""
+    """What the head reads, (rows, longest, C); logits are computed only where they are needed."""
     decoder = model.get_base_model().model
     return decoder(input_ids=padded(sequences, 0, device), attention_mask=attended(sequences, device)).last_hidden_state
 
 
 @torch.no_grad()
 def score_rows(model: torch.nn.Module, encoder: Encoder, rows: list[dict], rows_at_once: int, device: str) -> list[dict]:
-    """Log-likelihoods of the answers of each row. Answers that differ in their last token alone share a pass."""
+    """Log-likelihoods of the answers of each row. Answers that differ only in their last token share a pass."""
     model.eval()
     scored = []
     for first in range(0, len(rows), rows_at_once):

@@ -113,7 +113,7 @@ class Chromium:
         self.folder.cleanup()
 
 
-# Boxes of the labels of each chart that lie over each other by more than two pixels, and steps less than four apart.
+# Labels of a chart that overlap by more than two pixels, and steps less than four pixels apart.
 OVERLAPS = """(() => {
   const found = [];
   for (const plot of document.querySelectorAll(".plot")) {
@@ -130,7 +130,7 @@ OVERLAPS = """(() => {
   return found;
 })()"""
 
-# What sticks out of the window to the right, and is not inside something that scrolls.
+# Elements wider than the window that are not inside a scrolling element.
 TOO_WIDE = """(() => {
   const found = [];
   if (document.documentElement.scrollWidth > innerWidth) found.push("the page: " + document.documentElement.scrollWidth);

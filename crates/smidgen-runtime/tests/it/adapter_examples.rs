@@ -1,6 +1,6 @@
-//! What DoRA and LS-LoRA add to a linear: gains of columns, a trained function, and the lengths of rows.
+//! What DoRA and LS-LoRA add to a linear: column gains, a trained function, and row norms.
 //!
-//! Row norms are no part of a gradient; they are compared with f64.
+//! Row norms have no gradient; they are compared with f64.
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
@@ -27,7 +27,7 @@ pub fn examples() -> Vec<Example> {
     ]
 }
 
-/// scale·weight, rounded as any number is that is stored.
+/// scale·weight, rounded to the stored type.
 fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
     const SCALE: f32 = 0.3;
     let values = random_reals(5, 7 * 13);
@@ -87,7 +87,7 @@ fn fourier(sigma: f32, rank: usize, [tokens, n]: [usize; 2]) -> Example {
     gradient(&["fourier", "fourier_grad", "weight_grad", "linear_grad"], draft.gradient_of(&name, y))
 }
 
-/// Base and h from one x, two rows of one leaf of coefficients: as two modules on one input have it.
+/// Base and h from one x, and two rows of one leaf of coefficients, as for two modules on one input.
 fn fourier_of_its_own_base() -> Example {
     let mut draft = Draft::new(&[6, 4], 1);
     let x = draft.tokens("x", 13);
@@ -105,7 +105,7 @@ fn fourier_of_its_own_base() -> Example {
         y = draft.op(Op::Fourier { scale: 0.3 }, &[base, h, b, own[0], own[1]], &["y"])[0];
     }
     let mut example = gradient(&["fourier", "fourier_grad"], draft.gradient_of("fourier twice", y));
-    // Bf16 steps of 0.05 bend through two modules.
+    // A bf16 step of 0.05 through two modules shows curvature.
     if let Proof::Gradient(_, tolerance) = &mut example.proof {
         *tolerance = 5e-3;
     }
@@ -114,7 +114,7 @@ fn fourier_of_its_own_base() -> Example {
 
 const SCALE: f32 = 0.8;
 
-/// Few rows, and more than one block of them with a rest.
+/// A few rows, and more than one block of rows with a remainder.
 fn row_norms_are_those_of_f64() -> BTreeSet<&'static str> {
     let mut several_blocks = 0;
     for dtype in [DType::F32, DType::Bf16, DType::F16] {

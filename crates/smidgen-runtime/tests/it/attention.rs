@@ -1,6 +1,6 @@
 //! Attention and its gradient against f64: an analytic reference for many shapes, and finite differences
-//! of the reference's forward pass for a small one; and the same bytes for any number of threads. With products of
-//! bf16, on a machine that has a unit for them, within what their rounding allows.
+//! of the reference's forward pass for a small one; and the same bytes for any number of threads. On a machine with a
+//! bf16 unit, bf16 matmuls are compared within the error that their rounding allows.
 //!
 //! Buffers have rows wider than their heads, filled with a mark that must survive.
 //! Left out: speed.
@@ -229,7 +229,7 @@ fn reference(case: &Case<'_>, q: &[f64], k: &[f64], v: &[f64], o_gradient: &[f64
     out
 }
 
-/// Relative to the largest, what two roundings to 8 bits in each of a few products leave; the worst measured is 8.6e-3.
+/// The error of two roundings to 8 bits in each of a few matmuls, relative to the largest; the worst measured is 8.6e-3.
 const BF16_TOLERANCE: f64 = 1.5e-2;
 
 fn units() -> impl Iterator<Item = Bf16Unit> {

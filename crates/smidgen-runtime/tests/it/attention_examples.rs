@@ -40,7 +40,7 @@ pub fn examples() -> Vec<Example> {
     ]
 }
 
-/// Scores are of size 1/3 here, so caps of 0.5 bend them.
+/// Scores are about 1/3 here, so a cap of 0.5 changes them.
 fn attention(
     segments: &[usize],
     [heads, kv_heads, head_dim]: [usize; 3],
@@ -59,7 +59,7 @@ fn attention(
     gradient(&["attention", "attention_grad"], draft.gradient_of(&name, o))
 }
 
-/// Only the first 12 channels of a head are turned.
+/// Only the first 12 channels of a head are rotated.
 fn rope(heads: usize, head_dim: usize, inverse: bool) -> Example {
     let mut draft = Draft::new(&[4, 9], 1);
     let positions = draft.ids("positions", Dim::Tokens, 2000);
@@ -69,7 +69,7 @@ fn rope(heads: usize, head_dim: usize, inverse: bool) -> Example {
     gradient(&["rope"], draft.gradient_of(&format!("rope of {heads} heads of {head_dim}"), y))
 }
 
-/// Cosines and sines that are scaled: the gradient is turned back by the same table.
+/// With scaled cosines and sines, the gradient is rotated back with the same table.
 fn rope_of_long_and_short_samples() -> Example {
     let mut draft = Draft::new(&[4, 9, 1], 1);
     let positions = draft.ids("positions", Dim::Tokens, 2000);

@@ -1,9 +1,9 @@
-//! A whole decoder with products of bf16 against the same decoder in f32: loss, gradients, threads, recompute.
+//! A whole decoder with bf16 matmuls against the same decoder in f32: loss, gradients, threads, recompute.
 //!
-//! Rounding moves an operand by 1.1e-3 of itself on average, hence a product of two by 1.6e-3; a gradient of two layers
-//! passes through some fifteen products, so about 6e-3 of it are to be expected where nothing amplifies an error.
-//! These models are small and crooked on purpose: narrow sums, short windows and caps amplify it two to five times.
-//! Left out: machines without a unit for bf16, where nothing is tested here.
+//! Rounding changes an operand by 1.1e-3 on average, and so a product of two by 1.6e-3; a gradient of two layers passes
+//! through some fifteen matmuls, so an error of about 6e-3 is expected if nothing amplifies it. These models have narrow
+//! sums, short windows and caps, which amplify it two to five times.
+//! Left out: machines without a bf16 unit, where nothing is tested here.
 
 use crate::decoder::{Choice, gemma2, phi3};
 use crate::numbers::{decode_doubles, decode_reals};
@@ -36,7 +36,7 @@ fn relative_distance(a: &Outcome, b: &Outcome) -> f64 {
     (distance / length).sqrt()
 }
 
-/// Choices, each with the distance that is too far; measured were 1.5e-2, 2.3e-2, 1.5e-2 and 1.5e-2.
+/// Models, each with its largest allowed distance; 1.5e-2, 2.3e-2, 1.5e-2 and 1.5e-2 were measured.
 fn choices() -> Vec<(Choice, f64)> {
     vec![
         (Choice::lora(), 2e-2),
@@ -58,7 +58,7 @@ fn gradients_in_bf16_are_those_in_f32_within_its_rounding() {
         let rounded = outcome(&subject, Precision::Bf16, 2);
         let distance = relative_distance(&rounded, &exact);
         eprintln!("`{}`: {distance:.2e} of the gradient", choice.name);
-        // A distance of nothing would mean that nothing was rounded.
+        // A distance of 0 would mean that nothing was rounded.
         assert!(distance > 1e-4 && distance < too_far, "`{}` is {distance:.2e} away", choice.name);
         let [got, want] = [&rounded, &exact].map(|outcome| decode_doubles(&outcome.result)[0]);
         assert!((got - want).abs() < 1e-2 * want, "`{}`: a loss of {got}, not {want}", choice.name);

@@ -1,6 +1,6 @@
-//! Plans that were broken on purpose: both the check on paper and the device that believes nothing see it.
+//! Plans that are broken on purpose: both `verify` and the `Null` device must find it.
 //!
-//! `verify` compares places and lives; `Null` follows the bytes. What only one of them can see is said so.
+//! `verify` compares offsets and lifetimes; `Null` tracks bytes at run time. Tests say if only one of them can find a fault.
 
 use crate::decoder::Choice;
 use crate::subject::Subject;
@@ -19,7 +19,7 @@ fn sound_plan(subject: &Subject) -> Plan {
     plan
 }
 
-/// First and last step of a buffer that lives for more than one.
+/// First and last step of a buffer that is live for more than one step.
 fn steps_of(plan: &Plan, entry: Entry, buffer: usize) -> Option<(usize, usize)> {
     match plan.buffers[buffer].lifetime {
         Lifetime::Steps { entry: own, first, last } if own == entry && first < last => Some((first, last)),
@@ -27,8 +27,8 @@ fn steps_of(plan: &Plan, entry: Entry, buffer: usize) -> Option<(usize, usize)> 
     }
 }
 
-/// Pairs of buffers of which one is born while the other waits to be read, laid over each other but not at
-/// the same place: bytes do not tell whose they are, so an exact overlay is for `verify` alone.
+/// Pairs of buffers of which one is written before the last read of the other, moved so that they overlap partly.
+/// `Null` cannot tell two values at exactly the same bytes apart, so only `verify` finds a full overlap.
 #[test]
 fn overlapping_live_buffers_are_found() {
     let subject = subject();
@@ -43,7 +43,7 @@ fn overlapping_live_buffers_are_found() {
             Lifetime::Steps { entry: Entry::MicroStep, first: born, .. } => first < born && born < last,
             _ => false,
         });
-        // Every seventh pair is enough to meet each kind of buffer.
+        // Every seventh pair is enough to cover each kind of buffer.
         for other in born.filter(|other| (other + waiting) % 7 == 0) {
             let mut broken = plan.clone();
             broken.buffers[other].offset = plan.buffers[waiting].offset + ALIGNMENT;
@@ -66,7 +66,7 @@ fn mentions(finding: &str, low: usize, high: usize) -> bool {
     [low, high].iter().all(|index| words.contains(&index.to_string().as_str()))
 }
 
-/// A value wider than its buffer runs over what lies behind.
+/// A value that is larger than its buffer.
 #[test]
 fn an_operand_beyond_its_buffer_is_found() {
     let subject = subject();
@@ -85,7 +85,7 @@ fn an_operand_beyond_its_buffer_is_found() {
     assert!(subject.run_on_null(broken).is_err());
 }
 
-/// A buffer behind the end of the reservation.
+/// A buffer past the end of the reservation.
 #[test]
 fn an_operand_beyond_the_reservation_is_found() {
     let subject = subject();
@@ -119,7 +119,7 @@ fn steps_out_of_order_are_found() {
     assert!(subject.run_on_null(broken).is_err());
 }
 
-/// An output in the place of an input that the operation still reads: only `verify` knows the rules.
+/// An output in the buffer of an input that the operation still reads: only `verify` knows the in-place rules.
 #[test]
 fn an_output_over_an_input_that_may_not_be_replaced_is_found() {
     let subject = subject();

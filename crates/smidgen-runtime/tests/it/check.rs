@@ -1,7 +1,7 @@
 //! What every subject must satisfy, whatever it computes.
 //!
-//! Its gradients agree with finite differences, are added to what is there, are the same bytes with 1, 2
-//! and 4 threads and in a plan with room to spare, and its plan survives the device that checks accesses.
+//! Its gradients agree with finite differences, accumulate, are the same bytes with 1, 2 and 4 threads and in
+//! a plan for larger micro-batches, and its plan runs on the `Null` device without a violation.
 
 use crate::finite_difference::check_gradient;
 use crate::numbers::decode_reals;

@@ -1,8 +1,8 @@
 //! The CUDA device against the CPU: the same examples, and whole decoders over several updates.
 //!
-//! They need a GPU and are left out without one: `cargo test -- --ignored cuda` runs them. In f32 the two differ by
-//! the order of sums; with activations in 16 bits each number is rounded where it is stored, which the tolerances
-//! allow for: 8 bits of mantissa are 4e-3 a rounding, 11 bits 5e-4, and gradients pass through a dozen of them.
+//! They need a GPU: `cargo test -- --ignored cuda` runs them. In f32 the two differ by the order of sums; 16-bit
+//! activations are rounded each time they are stored, which the tolerances allow for: a rounding to 8 bits of mantissa
+//! is 4e-3, to 11 bits 5e-4, and gradients pass through a dozen of them.
 //! Errors are those of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
@@ -31,7 +31,7 @@ fn tolerance(precision: Precision) -> f64 {
     }
 }
 
-/// One test at a time: others would show in the memory that is measured.
+/// One test at a time: others would change the measured memory.
 fn alone() -> MutexGuard<'static, ()> {
     static GPU: Mutex<()> = Mutex::new(());
     GPU.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +42,7 @@ fn open(precision: Precision) -> Cuda {
     Cuda::open(&CudaOptions { ordinal: 0, precision, cache }).unwrap()
 }
 
-/// The graph with its activations in other numbers: what embeddings give, what follows from it, and inputs of rows.
+/// The graph with its activations in another type: embeddings, everything computed from them, and row inputs.
 fn in_numbers(graph: &Graph, element: DType) -> Graph {
     let mut graph = graph.clone();
     for value in &mut graph.values {
@@ -121,7 +121,7 @@ fn examples_agree(precision: Precision) {
     let (mut wrong, mut ran) = (Vec::new(), 0);
     for example in examples::all() {
         let Proof::Gradient(subject, _) = example.proof else { continue };
-        // LS-LoRA's kernels take B rounded, as only a whole decoder has it.
+        // The kernels of LS-LoRA need a rounded copy of B, which only a whole decoder has.
         let nodes = subject.graph.entries.iter().flat_map(|(_, nodes)| nodes);
         let rounds = nodes.clone().any(|node| matches!(node.op, Op::Fourier { .. }));
         if rounds && precision != Precision::F32 {
@@ -167,7 +167,7 @@ fn cuda_agrees_on_every_example_in_f16() {
 fn choices() -> Vec<Choice> {
     let with = |name, choice: Choice| Choice { name, ..choice };
     let of = |name, spec| Choice { name, spec, ..Choice::lora() };
-    // Rows that begin at multiples of 16 bytes, where adapters lie beside their weights and have kernels of their own.
+    // Rows aligned to 16 bytes, for which adapters are adjacent to their weights and have kernels of their own.
     let aligned = |spec| DecoderSpec { hidden: 32, intermediate: 48, ..spec };
     let wide =
         |name, rank, choice: Choice| Choice { name, rank, spec: aligned(choice.spec.clone()), ..choice };
@@ -206,7 +206,7 @@ fn choices() -> Vec<Choice> {
     ]
 }
 
-/// Losses of three updates and the trained leaves behind them.
+/// The losses of three updates, and the trained leaves after them.
 fn train<D: Device>(subject: &Subject, executor: &mut Executor<D>) -> (Vec<f64>, Vec<(String, Vec<f64>)>) {
     subject.write_contents(executor);
     let loss = leaf_named(&subject.graph, state::REPORT);
@@ -239,7 +239,7 @@ fn decoders_agree(precision: Precision) {
             let want = train(&cpu, &mut executor);
             let gpu_choice = Choice { device: DeviceKind::Cuda, precision, ..choice.clone() };
             let mut gpu = gpu_choice.subject_with(layers);
-            // Leaves that only one of them has would shift the numbers of all others.
+            // Leaves that only one device has would shift the ids of all others.
             for (leaf, content) in &mut gpu.contents {
                 let name = &gpu.graph.value(*leaf).name;
                 let same = cpu.contents.iter().find(|(id, _)| cpu.graph.value(*id).name == *name);
@@ -253,7 +253,7 @@ fn decoders_agree(precision: Precision) {
             if error_of_losses.is_nan() || error_of_losses > most {
                 wrong.push(format!("{}: losses {:?} for {:?}", choice.name, got.0, want.0));
             }
-            // An update divides a gradient by its own size: what is noise in a small one shows in full.
+            // An update divides a gradient by its own size, so noise in a small gradient is amplified.
             let most = most
                 * match precision {
                     Precision::F32 => 20.0,
@@ -262,7 +262,7 @@ fn decoders_agree(precision: Precision) {
                 };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
                 let error = error(got, want);
-                // A bias of keys moves all scores of a query alike but for the rotation: little of its gradient is left.
+                // Apart from the rotation, a bias of keys shifts all scores of a query equally, so its gradient nearly cancels.
                 let is_of_keys = name.ends_with("k_proj.bias") || name.ends_with("qkv_proj.bias");
                 let most = if is_of_keys { 10.0 * most } else { most };
                 if error.is_nan() || error > most {
@@ -282,7 +282,7 @@ fn decoders_agree(precision: Precision) {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
-/// Trains on micro-batches of several sizes, and says how many graphs were launched for it.
+/// Trains on micro-batches of several sizes, and returns the number of graph launches.
 fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64, Cuda) {
     // Whole segments of the micro-batch, and the supervised rows among them.
     let parts =
@@ -313,12 +313,12 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
             let choice = Choice { device: DeviceKind::Cuda, precision, ..choice };
             let (want, none, back) = train_raggedly(&choice, single);
             single = back;
-            // Each would time the ways of products by itself.
+            // Otherwise each device would time matmul algorithms itself.
             assert!(recording.adopt_algorithms(&single.chosen_algorithms().unwrap()));
             let (got, launches, back) = train_raggedly(&choice, recording);
             recording = back;
             assert_eq!(none, 0);
-            // Before and behind the head, for each of ten micro-batches.
+            // One graph before and one after the head, for each of ten micro-batches.
             if got != want || launches < 20 {
                 wrong.push(format!("{}: same bytes {}, {launches} graphs", choice.name, got == want));
             }
@@ -327,8 +327,8 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
     }
 }
 
-/// Steps are lined up one behind the other, inputs and reports included, while the host waits for none; and the
-/// device's memory after many of them is what it was after the first.
+/// The host enqueues steps, inputs and reports included, without waiting, and device memory does not grow after the
+/// first step.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_lines_up_steps_without_waiting_or_growing() {

@@ -1,7 +1,7 @@
-//! Every kernel compiles for every GPU that is meant to run it, without one being there.
+//! Every kernel compiles for every GPU architecture that it is meant for; no GPU is needed.
 //!
-//! NVRTC is all it takes; where it is not installed there is nothing to compile with, and the test is left out:
-//! `cargo test -- --ignored kernels_compile` runs it, and `scripts/test_kernels.sh` installs NVRTC first.
+//! It needs only NVRTC: `cargo test -- --ignored kernels_compile` runs it, and `scripts/test_kernels.sh` installs NVRTC
+//! first.
 
 use smidgen_ir::DType;
 use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};

@@ -1,7 +1,7 @@
-//! Plans for a GPU that is not there: the device would take every step of evaluation, generation and training.
+//! Plans for a GPU, checked without one: the device accepts every step of evaluation, generation and training.
 //!
-//! Families, forms, storages and an adapter on the head; the checks are those that the device makes before it runs
-//! anything. What the steps compute is compared with the CPU where there is a GPU (`cuda_agrees`).
+//! Model families, adapter forms, storages and an adapter on the head; the checks are those of the device before a run.
+//! On a machine with a GPU, `cuda_agrees` compares the results with the CPU.
 
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
 use smidgen_compile::adapter::LoraModule;
@@ -23,7 +23,7 @@ const SHAPE: DecodeShape = DecodeShape { slots: 3, positions: 40, cache_rows: 70
 const BF16: Storage = Storage::Plain(DType::Bf16);
 const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 
-/// As wide as blocks of every storage ask for.
+/// A multiple of the block size of every storage.
 fn wide(spec: DecoderSpec) -> DecoderSpec {
     DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, ..spec }
 }
@@ -72,7 +72,7 @@ fn requests() -> Vec<(String, Request)> {
     requests
 }
 
-/// Every step has what the device asks for, and not a byte more.
+/// Every step has exactly the workspace that the device needs.
 fn check(name: &str, plan: &Plan) {
     assert_eq!(verify::plan(plan), Vec::<String>::new(), "{name}");
     for entry in &plan.entries {
@@ -107,7 +107,7 @@ fn a_gpu_would_take_every_step_of_a_generation() {
         let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
         let plan = compile_decode(&request, &Away::default());
         check(&name, &plan);
-        // The host reads logits as f32 whatever products multiply; the caches hold what attention reads.
+        // The host reads logits as f32 in every precision; the caches have the type that attention reads.
         let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap());
         assert_eq!((logits.ty.storage, logits.stride), (Storage::F32, None), "{name}");
         for cache in (0..LAYERS).flat_map(cache_names) {
@@ -132,8 +132,7 @@ fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
     }
 }
 
-/// `refresh` brings trained matrices into the numbers of products, where those are not f32; of a tied embedding rows
-/// are looked up in f32.
+/// `refresh` rounds trained matrices to the matmul type, unless it is f32; rows of a tied embedding are looked up in f32.
 fn rounds_every_matrix(name: &str, request: &Request, plan: &Plan) {
     let steps = &plan.entry(Entry::Refresh).steps;
     let rounds = steps.iter().filter(|step| matches!(step.op, Op::Round { .. })).count();

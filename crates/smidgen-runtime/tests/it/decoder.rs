@@ -83,8 +83,8 @@ pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
     DecoderSpec { qkv_bias: false, output_bias: false, mlp_bias: false, ..spec }
 }
 
-/// Fused projections, half of each head turned, a window, and longrope: the first segment is a long one, the
-/// third is just not.
+/// Fused projections, half of each head rotated, a window, and longrope: the first segment is just long enough for the
+/// long frequencies, the third is just too short.
 pub fn phi3() -> DecoderSpec {
     let scaling = RopeScaling::LongRope {
         short: vec![1.0, 1.3],
@@ -99,8 +99,8 @@ pub fn phi3() -> DecoderSpec {
     }
 }
 
-/// Sandwich norms of 1 + weight, capped scores and logits, every other layer slides. The caps are near the size of
-/// what they cap.
+/// Sandwich norms of 1 + weight, capped scores and logits, a sliding window in every other layer. The caps are about
+/// as large as the values that they cap.
 pub fn gemma2() -> DecoderSpec {
     DecoderSpec {
         norm: Norm { eps: 1e-5, plus_one: true },
@@ -116,7 +116,7 @@ pub fn gemma2() -> DecoderSpec {
     }
 }
 
-/// Gemma 2 without caps, with normed queries and keys, and a rotary embedding of its own where a layer slides.
+/// Gemma 2 without caps, with normed queries and keys, and another rotary embedding in layers with a sliding window.
 pub fn gemma3() -> DecoderSpec {
     let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
     DecoderSpec {
@@ -150,7 +150,7 @@ impl Choice {
         }
     }
 
-    /// Fused linears that have biases, which no Phi has but DoRA must split as well.
+    /// Fused linears with biases, which no Phi model has, but which DoRA must split too.
     pub fn fused() -> Choice {
         let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..phi3() };
         Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
@@ -208,7 +208,7 @@ impl Choice {
         head_pieces::apply(&mut graph, self.head_pieces);
         verify::expect_sound("head_pieces", &verify::graph(&graph));
         let contents = contents(&graph, self.spec.norm.plus_one);
-        // Dropout exists in training alone, so there the loss of `micro_step` is what is differentiated.
+        // Dropout exists only in training, so the loss of `micro_step` is differentiated there.
         let (entry, leaf) = match self.dropout > 0.0 {
             true => (Entry::MicroStep, state::LOSS),
             false => (Entry::Eval, state::EVAL_LOSS),
@@ -234,7 +234,7 @@ pub fn leaf_named(graph: &Graph, name: &str) -> ValueId {
     ValueId(found.unwrap_or_else(|| panic!("no leaf `{name}`")) as u32)
 }
 
-/// Contents at which every part of the model matters: norms and magnitudes near 1, products of size 1, sigmas of
+/// Contents at which every part of the model matters: norms and magnitudes near 1, activations of size 1, sigmas of
 /// both signs.
 fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
     let mut contents = Vec::new();

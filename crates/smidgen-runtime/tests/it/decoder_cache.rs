@@ -1,7 +1,7 @@
 //! Generation with cached keys and values: the logits are those of whole sequences, to the last bit.
 //!
-//! Three sequences are fed in pieces, several in one run, through slots whose rows lie scattered over the caches.
-//! A training plan that can generate is looked at as well: other entry points may run between two generations.
+//! Three sequences are fed in pieces, several per run, through slots whose rows are scattered over the caches.
+//! A training plan that can generate is tested too: other entry points may run between two generations.
 
 use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
@@ -55,8 +55,7 @@ fn write_integers<D: Device>(executor: &mut Executor<D>, name: &str, integers: &
     executor.write(id, &bytes);
 }
 
-/// Weights and adapters as the subject has them; everything else all ones, which is no number. What `refresh`
-/// derives is there afterwards.
+/// Weights and adapters of the subject; all other bytes are 0xff, which is NaN. Then `refresh` runs.
 fn write_model<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
     write_leaves(executor, subject);
     let extent = executor.plan().extent;
@@ -93,7 +92,7 @@ fn whole_logits(choice: &Choice, subject: &Subject) -> Vec<f32> {
     decode_reals(&bytes)
 }
 
-/// Rows of the caches by slot and position: no two positions share one, and none follows the one before it.
+/// Rows of the caches by slot and position: no two positions share a row, and none is adjacent to the one before.
 fn table() -> Vec<i32> {
     let mut table = vec![0; SHAPE.slots * SHAPE.positions];
     let mut next = 0;
@@ -106,7 +105,7 @@ fn table() -> Vec<i32> {
     table
 }
 
-/// The table, and caches that hold no number.
+/// The table, and caches filled with NaN.
 fn begin_generation<D: Device>(executor: &mut Executor<D>) {
     write_integers(executor, input::CACHE_TABLE, &table());
     let caches: Vec<ValueId> = executor.plan().leaves(LeafKind::Cache).map(|(id, _)| id).collect();
@@ -177,7 +176,7 @@ fn generation_request(choice: &Choice, threads: usize) -> Request {
     Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() }
 }
 
-/// Weights that lie on disk and come when they are needed, the head in pieces too, give the logits of those that stay.
+/// Weights offloaded to disk, also with the head in pieces, give the logits of resident weights.
 #[test]
 fn weights_that_come_and_go_generate_the_same() {
     for choice in choices() {
@@ -203,7 +202,7 @@ fn weights_that_come_and_go_generate_the_same() {
     }
 }
 
-/// What an example of the two operations is: they run, and nothing else is needed to make the logits right.
+/// The example of the two cache operations: they run, and the logits are right.
 pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
     let mut ran = BTreeSet::new();
     for choice in choices() {
@@ -233,7 +232,7 @@ fn generation_reads_nothing_that_nobody_wrote() {
     }
 }
 
-/// Between two generations the caches are other entry points' memory, and during one nobody else's.
+/// Between two generations other entry points may reuse the memory of the caches, and during one nothing may.
 #[test]
 fn a_training_plan_generates_too() {
     for choice in choices() {

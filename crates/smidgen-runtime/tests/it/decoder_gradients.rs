@@ -59,7 +59,7 @@ fn adapters_with_dropout_on_the_head_too() {
     assert_eq!(check(&choice).len(), 2 * 3);
 }
 
-/// Norms, biases, linears, embedding and head, beside adapters.
+/// Norms, biases, linears, embedding and head, together with adapters.
 #[test]
 fn every_tensor_of_the_model() {
     let choice =
@@ -86,7 +86,7 @@ fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
     assert!(trained.iter().any(|name| name.ends_with("q_norm.weight")), "{trained:?}");
 }
 
-/// Whatever the checkpoint holds, what is trained is f32; what is frozen stays as it lies.
+/// Trained tensors are f32 whatever the checkpoint stores; frozen ones keep their storage.
 #[test]
 fn every_tensor_of_the_last_layer() {
     let choice = Choice { name: "last layer", trained: Trained::LastLayer, ..Choice::full() };
@@ -98,7 +98,7 @@ fn every_tensor_of_the_last_layer() {
     assert!(first.clone().count() > 0 && first.clone().all(|node| node.phase == Phase::Forward));
 }
 
-/// The embedding is the head: both gradients meet in one leaf.
+/// The embedding is the head: both gradients add to one leaf.
 #[test]
 fn every_tensor_of_a_model_with_a_tied_head() {
     let choice = Choice {
@@ -124,8 +124,8 @@ fn evaluation_is_the_loss_of_training() {
     assert_eq!(trained.to_bits(), evaluated.to_bits());
 }
 
-/// Parts of fused linears, whose gradients meet in one leaf; half of each head is turned, one of the samples by the
-/// frequencies for long ones.
+/// Parts of fused linears, whose gradients add to one leaf; half of each head is rotated, one of the samples with the
+/// long frequencies.
 #[test]
 fn every_tensor_of_a_model_like_phi_3() {
     let choice = Choice {
@@ -146,7 +146,7 @@ fn adapters_of_a_model_like_phi_3_with_dropout() {
     assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_FUSED.len());
 }
 
-/// Four norms of 1 + weight a layer, caps, a scaled and tied embedding.
+/// Four norms of 1 + weight per layer, caps, a scaled and tied embedding.
 #[test]
 fn every_tensor_of_a_model_like_gemma_2() {
     let choice = Choice {
@@ -184,8 +184,8 @@ fn dora(name: &'static str, choice: Choice) -> Choice {
     Choice { name, form: AdapterForm::Dora, ..choice }
 }
 
-/// A, B and the magnitude of every linear. The row norms stay as `refresh` left them while leaves are moved, as
-/// they are no part of the gradient.
+/// A, B and the magnitude of every linear. Row norms are not recomputed while leaves are moved, because they have no
+/// gradient.
 #[test]
 fn dora_on_linears_with_biases() {
     let choice = dora("dora", Choice::lora());
@@ -219,7 +219,7 @@ fn ls_lora(name: &'static str, choice: Choice) -> Choice {
     Choice { name, form: AdapterForm::Fourier { reg: 0.3 }, ..choice }
 }
 
-/// A and B of every linear, and the coefficients and sigmas of all, each one leaf of which a linear reads a row.
+/// A and B of every linear, and the coefficients and sigmas, which are one leaf each with a row per linear.
 #[test]
 fn ls_lora_on_linears_with_biases() {
     assert_eq!(check(&ls_lora("ls-lora", Choice::lora())).len(), 2 * LAYERS * ALL_LINEARS.len() + 2);
@@ -260,7 +260,7 @@ fn trained_biases() {
     }
 }
 
-/// A fused bias is trained part by part, behind DoRA's gain as well.
+/// A fused bias is trained part by part, also after DoRA's gain.
 #[test]
 fn trained_biases_of_fused_linears() {
     for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.3 }] {

@@ -1,4 +1,4 @@
-//! Plans for looking at a model: their logits are those that the loss is made of.
+//! Plans for logits: the logits are those from which the loss is computed.
 //!
 //! A decoder is compiled twice, for training and for logits, and given the same leaves by name.
 

@@ -1,4 +1,4 @@
-//! What happens between micro-batches to whole decoders: `refresh` after a change, and LS-LoRA's `update`.
+//! `refresh` and LS-LoRA's `update` of whole decoders.
 //!
 //! Gradients are in `decoder_gradients`, the optimizer by itself in `update_examples`.
 
@@ -15,7 +15,7 @@ fn reals(subject: &Subject, executor: &mut Executor<Cpu>, name: &str) -> Vec<f32
     decode_reals(&subject.read_bytes(executor, leaf_named(&subject.graph, name)))
 }
 
-/// Lengths of the rows of weight + scale·B·A, in f64, from what the leaves hold now.
+/// Row norms of weight + scale·B·A, in f64, from the present leaves.
 fn expected_norms(subject: &Subject, executor: &mut Executor<Cpu>, path: &str, scale: f32) -> Vec<f64> {
     let weight = subject.reals_of(leaf_named(&subject.graph, &format!("{path}.weight")));
     let a = reals(subject, executor, &format!("{path}.lora_A.weight")); // (R, K)
@@ -63,8 +63,8 @@ fn refresh_follows_the_adapters() {
     }
 }
 
-/// However many micro-batches a step has, the regularizer is in it once: in the gradient that is clipped and
-/// averaged, and in the value beside the loss.
+/// The regularizer counts once per step, however many micro-batches it has: in the averaged and clipped gradient, and
+/// in its reported value.
 #[test]
 fn an_update_regularizes_once() {
     const REG: f64 = 8.0;

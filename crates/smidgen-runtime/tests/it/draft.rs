@@ -1,8 +1,8 @@
 //! Small graphs around one operation, written down in a few lines.
 //!
-//! Every real operand is a trained leaf, or looked up row by row from one: the gradient of such a table is
-//! the gradient of the activation. What autodiff emits is then seeded with any dy, because the loss that
-//! autodiff begins with is taken out again and its gradient becomes an input.
+//! Every floating-point operand is a trained leaf, or rows looked up from one: the gradient of such a table is
+//! the gradient of the activation. The loss that autodiff starts from is removed again and its gradient becomes
+//! an input, so that a test can use any dy.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject};
@@ -71,7 +71,7 @@ impl Draft {
         self.input(name, Shape::rows_of(dim), DType::I32, Content::Integers(values))
     }
 
-    /// Random ids below `vocabulary`, one a token or one a row.
+    /// Random ids below `vocabulary`, one per token or one per row.
     pub fn ids(&mut self, name: &str, dim: Dim, vocabulary: usize) -> ValueId {
         let values = random_integers(self.next_seed(), dim.at(&self.extent), vocabulary);
         self.integers(name, dim, values)

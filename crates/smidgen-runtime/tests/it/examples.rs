@@ -1,6 +1,6 @@
 //! The list of operations: every one has an example, or this fails.
 //!
-//! An example is a subject whose gradients are checked, or, for what has no gradient, a comparison with a
+//! An example is a subject whose gradients are checked or, for operations without a gradient, a comparison with a
 //! reference. It names the operations that it is about, and they must have run.
 
 use crate::check::check_subject;

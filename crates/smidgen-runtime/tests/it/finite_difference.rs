@@ -1,9 +1,8 @@
 //! A gradient against central differences of the function itself.
 //!
-//! The function is run in f32 as training runs it, so both its rounding and the curvature over a step
-//! are errors; steps are chosen where both are small. A short step shows rounding and a long one curvature, so
-//! the best of three counts: a wrong gradient is wrong over all of them. What is compared is the difference of the
-//! function between two points that the storage can hold, never a step that rounding has swallowed.
+//! The function runs in f32 as in training, so rounding and the curvature over a step are both errors. A short step
+//! shows rounding and a long one curvature, so the best of three counts: a wrong gradient is wrong over all of them.
+//! The function is evaluated at two points that the storage can hold, so that rounding never swallows a step.
 
 use crate::numbers::{random_reals, stored};
 use smidgen_ir::{DType, Storage};
@@ -48,7 +47,7 @@ struct Compared {
     gradient_says: f64,
 }
 
-/// One step; `None` where it is below what the storage can hold.
+/// One step; `None` if the storage cannot hold it.
 fn compare_over(
     point: &[f32],
     storage: Storage,

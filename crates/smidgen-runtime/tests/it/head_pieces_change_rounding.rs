@@ -1,8 +1,8 @@
-//! The head in pieces: losses and gradients are those of the whole head, but for the order of sums.
+//! The LM head in pieces gives the losses and gradients of the whole head, except for the order of sums.
 //!
-//! Whole decoders over several updates with a head on disk that comes in two pieces, in many, and word by word; tied
-//! to the embedding or not, with capped logits, in several chunks of rows, with and without room ahead. A head that is
-//! trained or has an adapter comes whole, to the bit.
+//! Whole decoders over several updates with a head on disk in two pieces, in many, and word by word; tied to the
+//! embedding or not, with capped logits, in several chunks of rows, with and without memory to prefetch. A head that is
+//! trained or has an adapter is not cut into pieces.
 
 use crate::decoder::{Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, llama};
 use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
@@ -11,9 +11,9 @@ use smidgen_compile::options::{Away, Policy};
 use smidgen_compile::{DecoderSpec, Recompute};
 use smidgen_ir::{DType, Entry, Lifetime, Op, Plan};
 
-/// What the order of sums over 23 words explains in a loss, ...
+/// The error of a loss from the order of sums over 23 words,
 const LOSS_TOLERANCE: f64 = 1e-6;
-/// ... and in what follows from gradients after three updates, which divide by their sizes.
+/// and of trained leaves after three updates, which divide gradients by their size.
 const TOLERANCE: f64 = 1e-4;
 
 fn policy(layers: &Recompute, away: Away) -> Policy {
@@ -86,7 +86,7 @@ fn a_head_that_is_trained_or_adapted_comes_whole() {
     }
 }
 
-/// Pieces on the device at the same time, at most.
+/// The most pieces on the device at the same time.
 fn most_together(plan: &Plan) -> usize {
     let steps = &plan.entry(Entry::MicroStep).steps;
     let pieces = steps.iter().filter(|step| step.op == Op::Fetch).filter_map(|step| {
@@ -98,7 +98,7 @@ fn most_together(plan: &Plan) -> usize {
     (0..steps.len()).map(alive).max().unwrap()
 }
 
-/// The last piece is still there when gradients begin, and a window says how many may be there together.
+/// The last piece is still on the device when gradients begin, and the window limits how many are there together.
 #[test]
 fn the_device_holds_a_piece_or_two() {
     let wide = DecoderSpec { vocabulary: 512, ..llama() };

@@ -1,6 +1,6 @@
-//! Matrix products: linears with and without bias and adapter, and what several on one input become.
+//! Matmuls: linears with and without bias and adapter, and several linears on one input.
 //!
-//! Sizes are odd, and some cross a block of the product's depth or columns.
+//! Sizes are odd, and some cross a block of depth or columns.
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
@@ -63,7 +63,7 @@ fn linear(dtype: DType, bias: bool, rank: usize, [tokens, n, k]: [usize; 3]) -> 
     gradient(if bias { WITH_BIAS } else { LINEAR }, draft.gradient_of(&name, y))
 }
 
-/// A frozen weight, an adapter and a bias: x gets its gradient through both.
+/// A frozen weight, an adapter and a bias: the gradient of x comes from weight and adapter.
 fn linear_with_quantized_weight(storage: Storage) -> Example {
     let (n, k) = (37, 96);
     let mut draft = Draft::new(&[9], 1);
@@ -83,7 +83,7 @@ fn linear_over_gathered_rows() -> Example {
     gradient(LINEAR, draft.gradient_of("linear over gathered rows", y))
 }
 
-/// q, k and v of one x, each with its adapter: the gradient of x is one product of six terms.
+/// q, k and v of one x, each with its adapter: the gradient of x is one matmul of six terms.
 fn three_on_one_input() -> Example {
     let mut draft = Draft::new(&[10], 1);
     let x = draft.tokens("x", 15);
@@ -155,7 +155,7 @@ fn queries_keys_and_values(dtype: DType, fused: bool) -> Subject {
     draft.gradient_of(&format!("parts of one linear, {dtype}"), o)
 }
 
-/// Rows of a leaf are what leaves of their own would be, bit for bit, and so are their gradients.
+/// Rows of one leaf give the same bits as separate leaves, and so do their gradients.
 #[test]
 fn parts_of_one_linear_are_three_linears() {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {

@@ -1,7 +1,7 @@
 //! The fused loss: its own gradients to rows, head, and an adapter on the head.
 //!
-//! Logits by themselves are compared with f64. Chunks of rows divide the rows evenly, leave a rest, or hold all of
-//! them; the gradients must not care.
+//! Logits are compared with f64. Chunks divide the rows evenly, leave a remainder, or hold all of them, which must not
+//! change the gradients.
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
@@ -23,7 +23,7 @@ pub fn examples() -> Vec<Example> {
             }
         }
     }
-    // Logits here are of size 1: a cap of 1.3 bends most of them.
+    // Logits are about 1 here: a cap of 1.3 changes most of them.
     for (chunk, dtype, rank, train_head) in
         [(4, DType::F32, 0, true), (5, DType::Bf16, 3, false), (100, DType::F16, 3, true)]
     {
@@ -63,7 +63,7 @@ fn loss(chunk: usize, dtype: DType, rank: usize, train_head: bool, softcap: Opti
     gradient(&["lm_head_loss"], draft.gradient_of_loss(&name))
 }
 
-/// The same without an adapter, over a head that is not there as a whole.
+/// The same without an adapter, over a head in pieces.
 fn loss_in_pieces(pieces: usize, chunk: usize, dtype: DType, softcap: Option<f32>) -> Example {
     let mut draft = Draft::new(&[9, 10], 2);
     let (x, table) = (draft.rows("x", 15), draft.frozen_matrix("head", 29, 15, dtype));

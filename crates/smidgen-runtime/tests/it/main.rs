@@ -1,6 +1,6 @@
 //! Integration tests of the runtime: what every operation computes, seen from outside, through plans.
 //!
-//! `examples` is the list of operations; the files beside it hold one family each. Around them: whole
+//! `examples` is the list of operations; the files next to it hold one family each. Around them: whole
 //! decoders, what memory policies may not change, and plans that were broken on purpose.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,6 +1,6 @@
-//! Numbers for tests: the same for the same seed, and what storing them makes of them.
+//! Random numbers for tests, the same for the same seed, and how a storage rounds them.
 //!
-//! Quantized leaves are written as bytes: they are frozen, so no test moves their numbers.
+//! Quantized leaves are written as bytes: they are frozen, so no test changes them.
 
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;
@@ -13,7 +13,7 @@ pub enum Content {
     Integers(Vec<i32>),
     Keys(Vec<u64>),
     Doubles(Vec<f64>),
-    /// As the leaf's storage has them.
+    /// In the storage of the leaf.
     Bytes(Vec<u8>),
 }
 

@@ -1,8 +1,8 @@
-//! What lies elsewhere and comes and goes gives the same losses, gradients, moments and adapters, bit for bit.
+//! Offloading gives the same losses, gradients, moments and adapters, bit for bit.
 //!
-//! Whole decoders over several updates, with weights, tables, activations and moments on disk beside the CPU, alone and
-//! together, with and without recomputed layers, in windows of bytes that let nothing, something or everything come
-//! ahead of its use. `Null` sees that nobody touches what a transfer is at work on.
+//! Whole decoders over several updates, with weights, tables, activations and moments offloaded to disk, alone and
+//! together, with and without recompute, with windows that allow no, some or full prefetch. `Null` checks that no step
+//! touches the bytes of a pending transfer.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, leaf_named, phi3};
 use crate::examples::{Example, Proof};
@@ -35,7 +35,7 @@ pub fn everywhere(window_bytes: usize) -> Away {
     Away { weights, tables: true, activations, moments: true, window_bytes, ..Away::default() }
 }
 
-/// The decoder with the passes behind it that send values away.
+/// The decoder after the passes that offload values.
 fn sent_away(choice: &Choice, layers: &Recompute, away: Away) -> Subject {
     by_policy(choice, &Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) })
 }
@@ -118,7 +118,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
     }
 }
 
-/// What is away takes no place on the device but while it is needed, and a window is what it is told.
+/// An offloaded value uses device memory only while it is needed, and prefetch stays within its window.
 #[test]
 fn the_device_holds_less_and_the_disk_the_rest() {
     let choice = Choice::lora();

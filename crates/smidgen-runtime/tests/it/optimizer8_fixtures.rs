@@ -1,7 +1,7 @@
 //! AdamW with 8-bit moments against recorded steps: bitsandbytes' CUDA kernel bit for bit, its CPU path closely.
 //!
-//! `fixtures/optimizer8/README.md` says what is recorded and how. Steps run through the executor, on the leaves that
-//! the compiler makes.
+//! `fixtures/optimizer8/README.md` says what is recorded and how. Steps run through the executor, on leaves that the
+//! compiler creates.
 
 use crate::numbers::{Content, decode_reals};
 use crate::subject::{Scalar, Subject, plain_request};

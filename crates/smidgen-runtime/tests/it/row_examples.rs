@@ -1,6 +1,6 @@
 //! Operations that work on rows: embedding, norm, dropout, gated activations, add, gather.
 //!
-//! Sizes are odd, so that no vector and no block comes out even; weights lie in every plain storage.
+//! Sizes are odd, so that no vector or block is full; weights are in every plain storage.
 
 use crate::draft::Draft;
 use crate::examples::{Example, gradient};
@@ -61,7 +61,7 @@ fn norm_of_gathered_rows() -> Example {
     gradient(NORM, draft.gradient_of("norm of gathered rows", y))
 }
 
-/// A weight of a head's size norms each head by itself.
+/// With a weight of the head size, each head is normalized separately.
 fn norm_of_each_head(plus_one: bool) -> Example {
     let mut draft = Draft::new(&[7, 4], 1);
     let x = draft.tokens("x", 3 * 11);
@@ -70,7 +70,7 @@ fn norm_of_each_head(plus_one: bool) -> Example {
     gradient(NORM, draft.gradient_of(&format!("norm of each head plus_one={plus_one}"), y))
 }
 
-/// More rows than one group of partial sums takes.
+/// More rows than one group of partial sums.
 fn norm_over_many_rows() -> Example {
     let mut draft = Draft::new(&[130], 1);
     let x = draft.tokens("x", 5);
@@ -107,7 +107,7 @@ fn gated_act(activation: Activation) -> Example {
     gradient(&["gated_act", "gated_act_grad"], draft.gradient_of(&format!("gated act {activation:?}"), y))
 }
 
-/// act(x)·x: both gradients belong to one value.
+/// act(x)·x: both gradients add to one value.
 fn gated_act_of_itself() -> Example {
     let mut draft = Draft::new(&[9], 1);
     let x = draft.tokens("x", 17);

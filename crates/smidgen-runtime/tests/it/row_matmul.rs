@@ -1,6 +1,6 @@
-//! The product of few rows gives the bytes of the product of many: the same sums, in the same order.
+//! The matmul for few rows gives the bytes of the general one: the same sums, in the same order.
 //!
-//! Numbers are such that the order of a sum shows in its last bits.
+//! With these numbers, another order of summation changes the last bits.
 
 use crate::numbers::random_reals;
 use smidgen_ir::workspace_cpu::matmul_floats;
@@ -66,7 +66,7 @@ fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32
     let mut workspace = vec![f32::NAN; matmul_floats(threads)];
     Pool::new(threads).unwrap().enter(|| {
         let work = &work;
-        // SAFETY: the operands live here and have these shapes; the set is one that the machine has.
+        // SAFETY: the operands live here and have these shapes, and the machine supports the instruction set.
         unsafe {
             match few {
                 true => row_matmul(isa, work.0, work.1, output, &mut workspace),

@@ -1,7 +1,7 @@
 //! A graph with its contents, ready to be planned, run and differentiated.
 //!
-//! A subject holds what a check needs to know: which leaves are trained, what the host writes, and which
-//! number the gradients are gradients of.
+//! A subject holds what a check needs: which leaves are trained, what the host writes, and the scalar that is
+//! differentiated.
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
@@ -15,7 +15,7 @@ use smidgen_ir::{
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;
 
-/// The number that is differentiated.
+/// The scalar that is differentiated.
 #[derive(Clone, Debug)]
 pub enum Scalar {
     /// Σ y·dy, summed here in f64; `eval` computes y.
@@ -33,7 +33,7 @@ pub struct Subject {
     pub scalar: Scalar,
 }
 
-/// Everything that a run of `micro_step` and `eval` leaves behind.
+/// The results of a run of `micro_step` and `eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Bytes by the leaf whose gradient they are.
@@ -47,7 +47,7 @@ impl Subject {
         plan_graph(&self.graph, planned, threads)
     }
 
-    /// A plan with room for more than is run: sizes at run time must not come from the plan.
+    /// A plan for larger micro-batches than are run: kernels must use run-time sizes, not planned ones.
     pub fn roomy_plan(&self, threads: usize) -> Plan {
         self.plan(roomy(self.extent), threads)
     }
@@ -86,7 +86,7 @@ impl Subject {
         Outcome { gradients, result }
     }
 
-    /// The scalar as the leaves are now.
+    /// The scalar for the present leaves.
     pub fn evaluate(&self, executor: &mut Executor<Cpu>) -> f64 {
         match &self.scalar {
             Scalar::Dot { y, dy } => {
@@ -150,12 +150,12 @@ impl Subject {
     }
 }
 
-/// Lays a graph out as `compile` does behind its passes.
-/// More than is run.
+/// A larger extent than is run.
 pub fn roomy(Extent { tokens, rows, segments }: Extent) -> Extent {
     Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }
 }
 
+/// Lays a graph out as `compile` does after its passes.
 pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
     let request = Request { extent: planned, threads, ..plain_request() };
     plan_with(graph, &request)
@@ -195,7 +195,7 @@ pub fn optimizer() -> Optimizer {
     Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
 }
 
-/// One small layer without anything that a dialect adds.
+/// One small layer without the extras of any dialect.
 pub fn plain_spec() -> DecoderSpec {
     DecoderSpec {
         model_type: "llama".into(),
