@@ -227,7 +227,10 @@ fn names_stay_inside_their_comment() {
 fn contradictions_have_their_lines() {
     for (text, words) in [
         ("base_model: a/b\nadapter: qlora\n", "line 2: `adapter: qlora` needs `load_in_4bit: true`"),
-        ("base_model: a/b\nload_in_4bit: true\n", "line 2: `load_in_4bit` freezes the weights, but every weight is to be trained"),
+        (
+            "base_model: a/b\nload_in_4bit: true\n",
+            "line 2: `load_in_4bit` freezes the weights, but every weight is to be trained",
+        ),
         (
             "base_model: a/b\nadapter: lora\nload_in_4bit: true\nload_in_8bit: true\n",
             "line 4: `load_in_8bit` and `load_in_4bit` (line 3) cannot both be set",
@@ -243,10 +246,7 @@ fn contradictions_have_their_lines() {
         ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
         ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\"; only supervised fine-tuning is supported"),
         ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not supported"),
-        (
-            "finetuning_type: full\nquantization_bit: 4\n",
-            "line 2: `quantization_bit` freezes the weights",
-        ),
+        ("finetuning_type: full\nquantization_bit: 4\n", "line 2: `quantization_bit` freezes the weights"),
         ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "cannot both be set"),
         ("peft_type: IA3\n", "line 1: `peft_type` is \"IA3\""),
         (
@@ -317,7 +317,11 @@ fn of_two_that_say_the_same_the_one_that_wins_counts() {
     };
     let both = "base_model: a/b\nadapter: lora\nwarmup_steps: 10\nwarmup_ratio: 0.1\n";
     assert!(recipe_of(both, &[]).contains("warmup = 10  # warmup_steps"));
-    assert!(left(both).contains(&"warmup_ratio: `warmup_steps` takes precedence".to_owned()), "{:?}", left(both));
+    assert!(
+        left(both).contains(&"warmup_ratio: `warmup_steps` takes precedence".to_owned()),
+        "{:?}",
+        left(both)
+    );
     let rates = |optimizer: &str, schedule: &str| {
         format!(
             "zero_optimization: {{stage: 2}}\noptimizer: {{type: Adam, params: {{lr: {optimizer}}}}}\n\

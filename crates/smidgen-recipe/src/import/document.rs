@@ -300,7 +300,10 @@ mod tests {
             "line 1: expected settings such as `key: value`, got a list of length 2"
         );
         assert_eq!(refused("a: 1\nb: 2\na: 3\n"), "line 3: `a` is set twice, first in line 1");
-        assert_eq!(refused("a: 1\n---\nb: 2\n"), "line 2: a second document starts here; only one is supported");
+        assert_eq!(
+            refused("a: 1\n---\nb: 2\n"),
+            "line 2: a second document starts here; only one is supported"
+        );
         assert!(
             refused("a: [1, 2\nb: 3\n").starts_with("line 2: column 2: "),
             "{}",

@@ -1,4 +1,6 @@
-//! Whether a run can start where it is to start: its adapter can be saved, and the one it starts from fits.
+//! Whether a run can start: its adapter can be saved, and the adapter or checkpoint that it starts from fits.
+//!
+//! Only headers are read, so that a run is refused before anything is written.
 
 use super::resume::Start;
 use super::trained_weights;

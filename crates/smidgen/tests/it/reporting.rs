@@ -155,7 +155,7 @@ fn a_run_that_goes_on_is_reported_as_far_as_it_got() {
     scratch.edit_json("run/run.json", |history| history["parts"][0]["ended"] = Value::Null);
     assert_eq!(report(&scratch, "run")["state"], json!("killed or crashed after step 4 of 6"));
     assert_eq!(scratch.run(&["report", "run"]).code, Some(0));
-    assert!(scratch.text("run/report.html").contains("has no end and is left out"));
+    assert!(scratch.text("run/report.html").contains("is incomplete and was skipped"));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_run_that_failed_says_so() {
 #[test]
 fn folders_that_are_no_runs_are_refused() {
     let scratch = Scratch::new();
-    scratch.refused(1, &["report", "absent"], &["`absent` is not there", "hint: "]);
+    scratch.refused(1, &["report", "absent"], &["`absent` does not exist", "hint: "]);
     scratch.refused(1, &["report", "data.jsonl"], &["`data.jsonl` is not a folder"]);
     scratch.refused(1, &["report", "model"], &["`model` is not the folder of a run", "`plan.json`"]);
     scratch.refused(1, &["dash", "model"], &["`model` is not the folder of a run"]);
