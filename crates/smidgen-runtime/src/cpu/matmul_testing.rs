@@ -120,7 +120,7 @@ impl Sum<'_> {
         };
         let mut workspace = vec![f32::NAN; floats];
         Pool::new(threads)
-            .unwrap()
+            .expect("a pool starts")
             .enter(|| multiply(&terms, init, Output { view, rows, columns }, &mut workspace));
         c
     }

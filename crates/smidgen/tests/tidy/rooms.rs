@@ -163,7 +163,7 @@ impl Crate {
             let files = [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")];
             let file = files.iter().find(|file| file.exists());
             let file = file.unwrap_or_else(|| panic!("no file for `mod {child};` of `{name}`"));
-            self.read_module(source, file, &[module.as_slice(), &[child.clone()]].concat());
+            self.read_module(source, file, &[module.as_slice(), std::slice::from_ref(child)].concat());
         }
     }
 
@@ -229,7 +229,7 @@ impl Crate {
             }
             _ => {}
         }
-        let child = [from.as_slice(), &[first.clone()]].concat();
+        let child = [from.as_slice(), std::slice::from_ref(first)].concat();
         let imported = self.imports.get(from).into_iter().flatten().any(|(name, _)| name == first);
         if self.imports.contains_key(&child) || imported {
             return self.resolve_in(from, segments, from, through);
@@ -249,7 +249,7 @@ impl Crate {
         if first == "*" {
             return self.resolve_glob(module, from, through);
         }
-        let child = [module.as_slice(), &[first.clone()]].concat();
+        let child = [module.as_slice(), std::slice::from_ref(first)].concat();
         if self.imports.contains_key(&child) {
             return self.resolve_in(&child, rest, from, through);
         }
