@@ -1,32 +1,132 @@
-//! How a command ends when it does not end well: a message, hints, and an exit code.
+//! How a command fails: what went wrong, the error behind it, hints, and the exit code.
 //!
-//! The exit code says whose turn it is: 2 the recipe or the command is wrong, 1 the world (files, data,
-//! memory) does not allow it.
+//! [`FailureKind`] says what went wrong, so that decisions are made by type and never by reading a message. The exit
+//! code follows from it: 2 the recipe or the command is wrong, 130 interrupted with the state saved, 1 anything else,
+//! also a run that does not fit.
+//! Left out: colour and line width, which are the console's.
 
+use smidgen_runtime::DeviceError;
+use smidgen_runtime::device::FillError;
+use std::error::Error;
 use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
 
+type BoxedError = Box<dyn Error + Send + Sync>;
+
+/// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// The recipe or the command line.
+pub enum FailureKind {
+    /// A key or a value of the recipe.
     Recipe,
-    /// Files, data, memory, devices.
-    World,
+    /// The arguments of a command.
+    Command,
+    /// Rows to train on or to evaluate.
+    Data,
+    /// The files of a model, an adapter, a tokenizer or a checkpoint.
+    Model,
+    /// A GPU, its driver or its libraries; also the CPU as a device.
+    Device,
+    /// A file or folder cannot be read or written, or there is no room.
+    Disk,
+    /// The run does not fit its memory, or took more than planned.
+    Memory,
+    /// A download.
+    Network,
+    /// Training itself: a loss that is not finite, an adapter that gets no gradient.
+    Training,
+    /// Stopped by a signal, with the state saved.
+    Interrupted,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl FailureKind {
+    pub fn exit_code(self) -> u8 {
+        match self {
+            FailureKind::Recipe | FailureKind::Command => 2,
+            FailureKind::Interrupted => 130,
+            FailureKind::Data
+            | FailureKind::Model
+            | FailureKind::Device
+            | FailureKind::Disk
+            | FailureKind::Memory
+            | FailureKind::Network
+            | FailureKind::Training => 1,
+        }
+    }
+}
+
+/// Why something was not done.
+#[derive(Clone, Debug)]
 pub struct Failure {
-    pub blame: Blame,
+    pub kind: FailureKind,
     pub message: String,
+    /// What the user can do about it.
     pub hints: Vec<String>,
+    cause: Arc<dyn Error + Send + Sync>,
 }
 
 impl Failure {
-    pub fn recipe(message: impl fmt::Display) -> Failure {
-        Failure { blame: Blame::Recipe, message: message.to_string(), hints: vec![] }
+    /// From an error, or from a text.
+    pub fn new(kind: FailureKind, cause: impl Into<BoxedError>) -> Failure {
+        let cause: BoxedError = cause.into();
+        Failure { kind, message: cause.to_string(), hints: Vec::new(), cause: cause.into() }
     }
 
-    pub fn world(message: impl fmt::Display) -> Failure {
-        Failure { blame: Blame::World, message: message.to_string(), hints: vec![] }
+    pub fn recipe(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Recipe, cause)
+    }
+
+    pub fn command(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Command, cause)
+    }
+
+    pub fn data(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Data, cause)
+    }
+
+    pub fn model(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Model, cause)
+    }
+
+    pub fn device(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Device, cause)
+    }
+
+    pub fn disk(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Disk, cause)
+    }
+
+    pub fn memory(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Memory, cause)
+    }
+
+    pub fn network(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Network, cause)
+    }
+
+    pub fn training(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Training, cause)
+    }
+
+    pub fn interrupted(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Interrupted, cause)
+    }
+
+    /// ``cannot write `path`: no space left on device``, with the verb given.
+    pub fn file(verb: &str, path: &Path, error: impl Into<BoxedError>) -> Failure {
+        Failure::disk(error).context(format!("cannot {verb} `{}`", path.display()))
+    }
+
+    /// Says what was being done: ``doing: message``.
+    pub fn context(mut self, doing: impl fmt::Display) -> Failure {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+
+    /// A further line below the message.
+    pub fn detail(mut self, line: impl fmt::Display) -> Failure {
+        self.message = format!("{}\n  {line}", self.message);
+        self
     }
 
     pub fn hint(mut self, hint: impl fmt::Display) -> Failure {
@@ -34,11 +134,26 @@ impl Failure {
         self
     }
 
-    pub fn exit_code(&self) -> u8 {
-        match self.blame {
-            Blame::World => 1,
-            Blame::Recipe => 2,
+    /// For a caller that has better hints.
+    pub fn without_hints(mut self) -> Failure {
+        self.hints.clear();
+        self
+    }
+
+    pub fn hint_if_some(self, hint: Option<impl fmt::Display>) -> Failure {
+        match hint {
+            Some(hint) => self.hint(hint),
+            None => self,
         }
+    }
+
+    /// The error behind the message, where it is of this type.
+    pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
+        self.cause.downcast_ref()
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        self.kind.exit_code()
     }
 }
 
@@ -55,11 +170,72 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl Error for Failure {
+    /// The message is that of the cause, so the chain goes on behind it.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.source()
+    }
+}
 
-/// Anything else that failed is the world's doing.
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Failure {
-        Failure::world(format!("{error:#}"))
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Failure {
+        let kind = match &error {
+            DeviceError::Reserve { .. } | DeviceError::Pinned { .. } => FailureKind::Memory,
+            DeviceError::File { .. } => FailureKind::Disk,
+            DeviceError::Storage { .. }
+            | DeviceError::Columns { .. }
+            | DeviceError::Workspace { .. }
+            | DeviceError::Space { .. }
+            | DeviceError::Precision { .. }
+            | DeviceError::Call { .. }
+            | DeviceError::Compile { .. }
+            | DeviceError::NoSuchGpu { .. }
+            | DeviceError::Library { .. }
+            | DeviceError::Capability { .. }
+            | DeviceError::Extent { .. }
+            | DeviceError::Violation(_) => FailureKind::Device,
+        };
+        Failure::new(kind, error)
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<FillError<E>> for Failure {
+    fn from(error: FillError<E>) -> Failure {
+        match error {
+            FillError::Source(error) => Failure::model(error),
+            FillError::Device(error) => Failure::from(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn the_exit_code_follows_from_what_went_wrong() {
+        assert_eq!(Failure::recipe("x").exit_code(), 2);
+        assert_eq!(Failure::command("x").exit_code(), 2);
+        assert_eq!(Failure::memory("x").exit_code(), 1);
+        assert_eq!(Failure::interrupted("x").exit_code(), 130);
+    }
+
+    #[test]
+    fn the_error_behind_a_failure_stays_inside() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let failure = Failure::file("write", Path::new("a/b"), full);
+        assert_eq!(failure.kind, FailureKind::Disk);
+        assert!(failure.message.starts_with("cannot write `a/b`: "), "{failure}");
+        assert_eq!(failure.cause::<io::Error>().map(io::Error::kind), Some(io::ErrorKind::StorageFull));
+        let lost = DeviceError::Call { device: "cuda", call: "cuLaunchKernel", what: "lost".into() };
+        assert_eq!(Failure::from(lost).kind, FailureKind::Device);
+        assert_eq!(Failure::from(DeviceError::Reserve { device: "cpu", bytes: 1 }).kind, FailureKind::Memory);
+    }
+
+    #[test]
+    fn hints_follow_the_message() {
+        let failure = Failure::model("no `config.json`").context("`m`").hint("download it");
+        assert_eq!(failure.to_string(), "error: `m`: no `config.json`\n\nhint: download it");
     }
 }

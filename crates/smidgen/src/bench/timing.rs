@@ -65,14 +65,14 @@ pub struct Bench<D> {
 impl<D: Device> Bench<D> {
     pub fn load(plan: Plan, device: D, batch: Batch, vocabulary: usize) -> Result<Bench<D>, Failure> {
         let feed = Feed::of(&plan, 1);
-        let mut executor = Executor::load(plan, device).map_err(Failure::world)?;
+        let mut executor = Executor::load(plan, device)?;
         fill_synthetic(&mut executor, LeafKind::Weight)?;
         fill_synthetic(&mut executor, LeafKind::Adapter)?;
         for kind in [LeafKind::Gradient, LeafKind::Moment, LeafKind::State] {
             clear(&mut executor, kind)?;
         }
         let extent = executor.plan().extent;
-        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        executor.run(Entry::Refresh, &extent)?;
         Ok(Bench { executor, feed, batch, vocabulary, updates: 0 })
     }
 
@@ -82,14 +82,14 @@ impl<D: Device> Bench<D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.batch.step_tokens() as f64);
         for first in (0..samples).step_by(together) {
             let extent = self.write_inputs(together.min(samples - first));
-            self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
+            self.executor.run(Entry::MicroStep, &extent)?;
         }
         self.updates += 1;
         self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
         let extent = self.executor.plan().extent;
-        self.executor.run(Entry::Update, &extent).map_err(Failure::world)?;
-        self.executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
-        let report = self.feed.read_report(&mut self.executor).map_err(Failure::world)?;
+        self.executor.run(Entry::Update, &extent)?;
+        self.executor.run(Entry::Refresh, &extent)?;
+        let report = self.feed.read_report(&mut self.executor)?;
         Ok(report.loss)
     }
 
@@ -143,7 +143,7 @@ impl<D: Device> Bench<D> {
     pub fn time_entry(&mut self, entry: Entry, extent: &Extent) -> Result<f64, Failure> {
         self.wait()?;
         let begin = Instant::now();
-        self.executor.run(entry, extent).map_err(Failure::world)?;
+        self.executor.run(entry, extent)?;
         self.wait()?;
         Ok(begin.elapsed().as_secs_f64())
     }
@@ -156,7 +156,7 @@ impl<D: Device> Bench<D> {
         for index in 0..self.executor.plan().entry(entry).steps.len() {
             let begin = Instant::now();
             for _ in 0..repeats {
-                self.executor.run_step(entry, index, extent).map_err(Failure::world)?;
+                self.executor.run_step(entry, index, extent)?;
             }
             self.wait()?;
             times.push(begin.elapsed().as_secs_f64() / repeats as f64);
@@ -165,7 +165,7 @@ impl<D: Device> Bench<D> {
     }
 
     fn wait(&mut self) -> Result<(), Failure> {
-        self.feed.read_report(&mut self.executor).map_err(Failure::world)?;
+        self.feed.read_report(&mut self.executor)?;
         Ok(())
     }
 }
@@ -181,7 +181,7 @@ fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Resu
             Ok(())
         };
         let filled: Result<(), FillError<Infallible>> = executor.fill(id, fill);
-        filled.map_err(Failure::world)?;
+        filled?;
     }
     Ok(())
 }

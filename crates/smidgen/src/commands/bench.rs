@@ -111,10 +111,9 @@ fn read_config(model: &str) -> Result<Value, Failure> {
     }
     let path = Path::new(model).join("config.json");
     read_json_file(&path, MAX_CONFIG_BYTES).map_err(|error| {
-        Failure::recipe(format!(
-            "`--model {model}` is not a known shape or a folder with a config.json: {error}"
-        ))
-        .hint(format!("known shapes: {}", shapes::names()))
+        Failure::command(error)
+            .context(format!("`--model {model}` is not a known shape or a folder with a config.json"))
+            .hint(format!("known shapes: {}", shapes::names()))
     })
 }
 
@@ -290,12 +289,11 @@ fn render(figures: &Value) -> String {
 
 /// A checkpoint of random numbers in bf16, one file.
 fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
-    let spec =
-        read_spec(config).map_err(|error| Failure::world(format!("cannot read the config: {error}")))?;
+    let spec = read_spec(config).map_err(|error| Failure::model(error).context("cannot read the config"))?;
     let path = folder.join("config.json");
     std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&path, format!("{config:#}\n")))
-        .map_err(|error| Failure::world(format!("cannot write `{}`: {error}", path.display())))?;
+        .map_err(|error| Failure::file("write", &path, error))?;
     let tensors: Vec<(String, (usize, usize), Vec<usize>)> = spec
         .tensors()
         .into_iter()
@@ -326,6 +324,6 @@ fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
         }
         Ok(())
     })
-    .map_err(Failure::world)?;
+    .map_err(Failure::disk)?;
     print(&format!("{} tensors of random numbers in `{}`\n", specs.len(), folder.display()))
 }

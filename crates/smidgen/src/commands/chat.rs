@@ -30,7 +30,7 @@ pub struct Talk<'a> {
 pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
     let template = match talk.raw {
         true => None,
-        false => talk.tokenizer.chat_template().transpose().map_err(Failure::world)?,
+        false => talk.tokenizer.chat_template().transpose().map_err(Failure::model)?,
     };
     if template.is_none() && !talk.quiet {
         say("without a chat template: every line is continued as it stands");
@@ -45,7 +45,7 @@ pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> 
         let _ = std::io::stderr().flush();
         let line = match lines.next() {
             None => return Ok(()),
-            Some(line) => line.map_err(|error| Failure::world(format!("stdin cannot be read: {error}")))?,
+            Some(line) => line.map_err(|error| Failure::disk(error).context("cannot read stdin"))?,
         };
         match line.trim() {
             "" => continue,
@@ -62,12 +62,12 @@ pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> 
             Some(template) => {
                 let all = Json::Array(messages.clone());
                 let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&all, talk.now) };
-                let text = template.render(&input).map_err(Failure::world)?.text;
+                let text = template.render(&input).map_err(Failure::model)?.text;
                 talk.tokenizer.encode(&text, false)
             }
             None => talk.tokenizer.encode(&line, true),
         }
-        .map_err(Failure::world)?;
+        .map_err(Failure::model)?;
         let room = session.shape().positions;
         if ids.len() >= room {
             messages.pop();
@@ -107,9 +107,9 @@ fn answer(
         failure.is_none()
     };
     let (generated, timing) = session.continue_sequence(ids, settings, |id| {
-        show(stream.push(talk.tokenizer, id).map_err(Failure::world))
+        show(stream.push(talk.tokenizer, id).map_err(Failure::model))
     })?;
-    show(stream.finish(talk.tokenizer).map_err(Failure::world));
+    show(stream.finish(talk.tokenizer).map_err(Failure::model));
     if let Some(failure) = failure {
         return Err(failure);
     }

@@ -33,10 +33,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // What is wrong with the folder is said here, not in a browser.
     read_run(&args.run)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(|error| {
-        Failure::world(format!("port {} of this machine cannot be used: {error}", args.port))
+        Failure::network(error)
+            .context(format!("port {} of this machine cannot be used", args.port))
             .hint("`--port 0` takes any free port")
     })?;
-    let address = listener.local_addr().map_err(Failure::world)?;
+    let address = listener.local_addr().map_err(Failure::network)?;
     progress::say(&format!("http://{address}/ shows the run in `{}`; Ctrl-C ends it", args.run.display()));
     for stream in listener.incoming().flatten() {
         // A browser that went away is no failure.

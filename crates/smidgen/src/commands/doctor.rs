@@ -98,7 +98,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure> {
     if let Some(text) = &args.device {
         return DeviceChoice::parse(text).ok_or_else(|| {
-            Failure::recipe(format!(
+            Failure::command(format!(
                 "`--device {text}` must be `auto`, `cpu` or `cuda:N` with the number of a GPU"
             ))
         });

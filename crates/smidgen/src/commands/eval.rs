@@ -80,7 +80,7 @@ const MOST_SLOTS: usize = 8;
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if args.beams == 0 {
-        return Err(Failure::recipe("`--beams 0` searches nothing"));
+        return Err(Failure::command("`--beams 0` searches nothing"));
     }
     let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
@@ -89,7 +89,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             .hint("set `data.eval`, here too: `data.eval=test.json`"));
     }
     if args.beams > 1 && recipe.eval.task != EvalTask::Generate {
-        return Err(Failure::recipe(format!(
+        return Err(Failure::command(format!(
             "`--beams` is for `--task generate`, not `{}`",
             recipe.eval.task
         )));
@@ -104,7 +104,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
     if !model.has_weights() {
         let place = model.path().display();
-        return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
+        return Err(Failure::model(format!("`{place}` holds no weights, only a config")));
     }
     let adapter = match made {
         Some(_) => None,
@@ -135,7 +135,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let out = args.out.clone().or_else(|| run_folder.map(|folder| folder.join("eval.json")));
     let text = format!("{:#}\n", results.render_json());
     if let Some(out) = &out {
-        write_whole(out, |file| file.write_all(text.as_bytes())).map_err(Failure::world)?;
+        write_whole(out, |file| file.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     match args.json {
         true => print(&text)?,
@@ -152,7 +152,7 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
     let path = if is_run { args.target.join("job.toml") } else { args.target.clone() };
     if is_run && !path.is_file() {
         let place = args.target.display();
-        return Err(Failure::recipe(format!("`{place}` is no run: there is no `job.toml` in it")));
+        return Err(Failure::command(format!("`{place}` is no run: there is no `job.toml` in it")));
     }
     let mut overrides = args.overrides.clone();
     overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
@@ -325,7 +325,7 @@ impl Evaluated<'_> {
 
     fn by_generation(&self, mut device: AnyDevice, beams: usize) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
-        let tokenizer = read_tokenizer(model).map_err(Failure::world)?;
+        let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
         let files = data_files(&recipe.data.eval, "data.eval")?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
@@ -372,7 +372,7 @@ impl Evaluated<'_> {
         }
         // What is said of a context is said of the command that generates one text.
         let failure = refused.expect("there is a size to try");
-        Err(Failure { hints: vec![], ..failure }.hint("raise `memory.budget`, or evaluate shorter rows"))
+        Err(failure.without_hints().hint("raise `memory.budget`, or evaluate shorter rows"))
     }
 
     fn opening<'a>(&'a self, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
@@ -393,7 +393,7 @@ impl Evaluated<'_> {
         let mut session = Session::open(opening, device, |_| Ok(()))?;
         let stop_ids = stop_ids(self.model, tokenizer)?;
         let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
-        let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::world));
+        let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::model));
         let scores = key.score(texts.collect::<Result<_, _>>()?);
         let mut measured = Measured::default();
         measured.add_generation(&scores);

@@ -88,14 +88,14 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
     let has = |name: &str| args.adapter.join(name).exists();
     let is_adapter = has("adapter_config.json") || has("adapter");
     if is_adapter {
-        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::world)?;
+        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::model)?;
         let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
         return Ok((Some(adapter), original));
     }
     let model = made_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
     let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
-        return Err(Failure::recipe(format!("`{name}` is no adapter, so that `--base` means nothing")));
+        return Err(Failure::command(format!("`{name}` is no adapter, so that `--base` means nothing")));
     }
     let model = open_named(&name, Want::Weights, access)?;
     Ok((None, Original { name, model }))

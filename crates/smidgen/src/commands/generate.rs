@@ -118,7 +118,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     check(args)?;
     let prompt = read_prompt(args)?;
     if prompt.is_none() && args.json {
-        return Err(Failure::recipe("`--json` needs a prompt: a conversation is text"));
+        return Err(Failure::command("`--json` needs a prompt: a conversation is text"));
     }
     let subject = open_subject(args, &Access::from_environment(quiet))?;
     let tokenizer = open_tokenizer(&subject)?;
@@ -145,7 +145,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 }
 
 fn check(args: &Args) -> Result<(), Failure> {
-    let wrong = |what: String| Err(Failure::recipe(what));
+    let wrong = |what: String| Err(Failure::command(what));
     match args {
         Args { temperature: Some(t), .. } if !(0.0..).contains(t) || !t.is_finite() => {
             wrong(format!("`--temperature {t}` is no temperature: it is 0 or more"))
@@ -165,7 +165,7 @@ fn check(args: &Args) -> Result<(), Failure> {
 /// The prompt, or `None` where a person sits at the terminal.
 fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
     let unreadable =
-        |what: &str, error: std::io::Error| Failure::world(format!("{what} cannot be read: {error}"));
+        |what: &str, error: std::io::Error| Failure::disk(error).context(format!("cannot read {what}"));
     let from_stdin = || {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("stdin", error))?;
@@ -213,7 +213,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         Located::Folder(folder) => Model::open_folder(folder),
         Located::GgufFile(file) => Model::open_gguf(file),
     }
-    .map_err(Failure::world)?;
+    .map_err(Failure::model)?;
     let adapter = match &args.adapter {
         Some(path) => Some(given(path)?),
         None if made.is_some() => None,
@@ -225,7 +225,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         }
         None => {
             let (place, made) = (trained.display(), product.folder());
-            return Err(Failure::world(format!("the run in `{place}` has no {made} yet")).hint(
+            return Err(Failure::model(format!("the run in `{place}` has no {made} yet")).hint(
                 match product {
                     Product::Adapter => "`--adapter` names one of its checkpoints",
                     Product::Model => "it is written when the run ends: `smidgen train --resume` goes on",
@@ -253,12 +253,13 @@ struct Wishes {
 fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
     let device = |text: &String| {
         DeviceChoice::parse(text).ok_or_else(|| {
-            Failure::recipe(format!("`--device {text}` is no device")).hint("write `auto`, `cpu` or `cuda:0`")
+            Failure::command(format!("`--device {text}` is no device"))
+                .hint("write `auto`, `cpu` or `cuda:0`")
         })
     };
     let compute = |text: &String| {
         Compute::from_word(text).ok_or_else(|| {
-            Failure::recipe(format!("`--compute {text}` is nothing that multiplies"))
+            Failure::command(format!("`--compute {text}` is nothing that multiplies"))
                 .hint("write `auto`, `f32`, `bf16` or `f16`")
         })
     };
@@ -273,11 +274,13 @@ impl Setting {
     fn of(subject: &Subject) -> Result<Setting, Failure> {
         let Subject { device, compute, budget, .. } = *subject;
         let place = Place::look(device).map_err(|error| {
-            Failure::world(format!("`{device}`: {error}")).hint("`--device cpu` generates without a GPU")
+            Failure::device(error)
+                .context(format!("`{device}`"))
+                .hint("`--device cpu` generates without a GPU")
         })?;
         let arithmetic = match (compute, place.kind()) {
             (Compute::F16, DeviceKind::Cpu) => {
-                return Err(Failure::recipe("f16 needs a GPU: the CPU computes in f32 or bf16")
+                return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
                     .hint("`--compute f32` is what the CPU takes by itself"));
             }
             // One token at a time reads every weight once: rounding operands gains a CPU nothing.
@@ -285,14 +288,14 @@ impl Setting {
             (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
         };
         let budget = budget_on(&place, budget)
-            .map_err(|failure| Failure { hints: vec![], ..failure }.hint("name a budget: `--budget 8GiB`"))?;
+            .map_err(|failure| failure.without_hints().hint("name a budget: `--budget 8GiB`"))?;
         Ok(Setting { place, arithmetic, budget })
     }
 }
 
 fn read_budget(text: &str) -> Result<u64, Failure> {
     parse_bytes(text).ok_or_else(|| {
-        Failure::recipe(format!("`--budget {text}` is no size")).hint("write it as `2GiB` or `800MB`")
+        Failure::command(format!("`--budget {text}` is no size")).hint("write it as `2GiB` or `800MB`")
     })
 }
 
@@ -300,13 +303,13 @@ fn read_budget(text: &str) -> Result<u64, Failure> {
 fn open_tokenizer(subject: &Subject) -> Result<Tokenizer, Failure> {
     let beside = subject.adapter.as_ref().map(|adapter| adapter.path());
     if let Some(folder) = beside.filter(|folder| folder.join("tokenizer.json").is_file()) {
-        return Tokenizer::from_folder(folder).map_err(Failure::world);
+        return Tokenizer::from_folder(folder).map_err(Failure::model);
     }
     match &subject.model {
-        Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()).map_err(Failure::world),
+        Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()).map_err(Failure::model),
         Model::Gguf { file, .. } => {
-            let file = GgufFile::open(file.path()).map_err(Failure::world)?;
-            Tokenizer::from_gguf(&file).map_err(Failure::world)
+            let file = GgufFile::open(file.path()).map_err(Failure::model)?;
+            Tokenizer::from_gguf(&file).map_err(Failure::model)
         }
     }
 }
@@ -350,21 +353,21 @@ fn open_session(
 fn encode_prompt(tokenizer: &Tokenizer, args: &Args, prompt: &str) -> Result<Vec<u32>, Failure> {
     let template = match args.raw {
         true => None,
-        false => tokenizer.chat_template().transpose().map_err(Failure::world)?,
+        false => tokenizer.chat_template().transpose().map_err(Failure::model)?,
     };
     let Some(template) = template else {
         if args.system.is_some() {
-            return Err(Failure::recipe("the model has no chat template, so `--system` has no place"));
+            return Err(Failure::command("the model has no chat template, so `--system` has no place"));
         }
-        return tokenizer.encode(prompt, true).map_err(Failure::world);
+        return tokenizer.encode(prompt, true).map_err(Failure::model);
     };
     let mut messages = Vec::new();
     messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));
     messages.push(json!({"role": "user", "content": prompt}));
     let messages = Json::Array(messages);
     let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&messages, SystemTime::now()) };
-    let text = template.render(&input).map_err(Failure::world)?.text;
-    tokenizer.encode(&text, false).map_err(Failure::world)
+    let text = template.render(&input).map_err(Failure::model)?.text;
+    tokenizer.encode(&text, false).map_err(Failure::model)
 }
 
 fn run_prompt(
@@ -402,20 +405,20 @@ fn run_prompt(
                 stop_ids: settings.stop_ids.clone(),
             };
             let generated = session.search_beams(&ids, &settings)?;
-            show(tokenizer.decode(&generated.ids, true).map_err(Failure::world));
+            show(tokenizer.decode(&generated.ids, true).map_err(Failure::model));
             (generated, Timing::default())
         }
         None => session.continue_sequence(&ids, settings, |id| {
-            show(stream.push(tokenizer, id).map_err(Failure::world))
+            show(stream.push(tokenizer, id).map_err(Failure::model))
         })?,
     };
     if args.beams.is_none() {
-        show(stream.finish(tokenizer).map_err(Failure::world));
+        show(stream.finish(tokenizer).map_err(Failure::model));
     }
     if let Some(failure) = failure {
         return Err(failure);
     }
-    let text = tokenizer.decode(&generated.ids, true).map_err(Failure::world)?;
+    let text = tokenizer.decode(&generated.ids, true).map_err(Failure::model)?;
     if args.json {
         return print(&format!("{:#}\n", report(&mut session, &ids, &generated, &text, &timing)));
     }

@@ -70,25 +70,27 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 
 fn read_text(path: &Path) -> Result<String, Failure> {
     let unreadable = |error: std::io::Error| {
-        Failure::recipe(format!("cannot read the configuration `{}`: {error}", path.display()))
+        Failure::command(error).context(format!("cannot read the configuration `{}`", path.display()))
     };
     // One byte more than is taken, so that the reader sees that there is more.
     let most = smidgen_recipe::import::document::MOST_BYTES as u64 + 1;
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
     String::from_utf8(bytes)
-        .map_err(|_| Failure::recipe(format!("`{}` is not text: it is not UTF-8", path.display())))
+        .map_err(|_| Failure::command(format!("`{}` is not text: it is not UTF-8", path.display())))
 }
 
 fn failure(file: &str, error: ImportError) -> Failure {
     match &error {
-        ImportError::Override(_) => Failure::recipe(&error),
-        ImportError::Unrecognized(_) => Failure::recipe(format!("`{file}`: {error}"))
+        ImportError::Override(_) => Failure::command(error.to_string()),
+        ImportError::Unrecognized(_) => Failure::command(error)
+            .context(format!("`{file}`"))
             .hint("`--from` says which: deepspeed, accelerate, trl, axolotl, llama-factory or peft"),
-        ImportError::Document(_) if file.ends_with(".toml") => Failure::recipe(format!("`{file}`: {error}"))
+        ImportError::Document(_) if file.ends_with(".toml") => Failure::command(error)
+            .context(format!("`{file}`"))
             .hint("a .toml file may be a recipe already: `smidgen plan` reads it"),
-        ImportError::Document(_) => Failure::recipe(format!("`{file}`: {error}")),
-        ImportError::Mistakes(_) => Failure::recipe(format!("`{file}` has {error}")),
+        ImportError::Document(_) => Failure::command(error).context(format!("`{file}`")),
+        ImportError::Mistakes(_) => Failure::command(format!("`{file}` has {error}")),
     }
 }
 
@@ -105,10 +107,10 @@ fn write_recipe(out: &Path, recipe: &str) -> Result<(), Failure> {
     let place = out.display();
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(out);
     let mut file = file.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => Failure::recipe(format!("`{place}` is there already"))
+        std::io::ErrorKind::AlreadyExists => Failure::command(format!("`{place}` is there already"))
             .hint("name another file in `--out`, or remove this one"),
-        _ => Failure::world(format!("`{place}` cannot be written: {error}")),
+        _ => Failure::disk(error).context(format!("`{place}` cannot be written")),
     })?;
     file.write_all(recipe.as_bytes())
-        .map_err(|error| Failure::world(format!("`{place}` cannot be written: {error}")))
+        .map_err(|error| Failure::disk(error).context(format!("`{place}` cannot be written")))
 }

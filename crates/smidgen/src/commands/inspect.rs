@@ -33,20 +33,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let is_model = has("config.json") && !has("adapter_config.json");
     let made = made_model(&args.path);
     if is_model || is_gguf || made.is_some() {
-        let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::world)?;
+        let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::model)?;
         return print(&match args.json {
             true => format!("{:#}\n", model_json(&model)),
             false => render_model(&model),
         });
     }
     if args.path.is_dir() && !has("adapter_config.json") && !has("adapter") {
-        return Err(Failure::world(format!(
+        return Err(Failure::model(format!(
             "`{}` is the folder of no adapter, run or model: it has none of `adapter_config.json`, `adapter` \
              and `config.json`",
             args.path.display()
         )));
     }
-    let adapter = AdapterFile::open_adapter_or_run(&args.path).map_err(Failure::world)?;
+    let adapter = AdapterFile::open_adapter_or_run(&args.path).map_err(Failure::model)?;
     let original = args.base.as_deref().map(OriginalModel::open).transpose()?;
     let summary = summarize_adapter(&adapter, original.as_ref())?;
     print(&match args.json {

@@ -89,9 +89,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     })?;
     match failed {
         None => Ok(()),
-        Some(failure) => {
-            Err(Failure { message: format!("merged, but not checked: {}", failure.message), ..failure })
-        }
+        Some(failure) => Err(failure.context("merged, but not checked")),
     }
 }
 

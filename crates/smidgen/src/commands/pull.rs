@@ -30,14 +30,14 @@ pub struct Args {
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let model = parse_model_path(&args.model, &working_directory()?).ok_or_else(|| {
-        Failure::recipe(format!("`{}` names no model", args.model))
+        Failure::command(format!("`{}` names no model", args.model))
             .hint(format!("a model is {MODEL_PATH_FORMS}"))
     })?;
     let mut access = Access::from_environment(quiet);
     access.fetch = match access.fetch {
         _ if args.offline => Fetch::Never { because: "`--offline` is given" },
         Fetch::Never { because } if args.update => {
-            return Err(Failure::recipe(format!("`--update` asks for a call, and {because}")));
+            return Err(Failure::command(format!("`--update` asks for a call, and {because}")));
         }
         _ if args.update => Fetch::Update,
         fetch => fetch,

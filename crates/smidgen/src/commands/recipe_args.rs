@@ -30,5 +30,5 @@ pub fn read_recipe(path: &Path, overrides: &[String]) -> Result<(RecipeSource, R
 
 pub fn working_directory() -> Result<PathBuf, Failure> {
     std::env::current_dir()
-        .map_err(|error| Failure::world(format!("the working directory cannot be read: {error}")))
+        .map_err(|error| Failure::disk(error).context("the working directory cannot be read"))
 }

@@ -61,7 +61,7 @@ pub fn print_run(folder: &Path) -> Result<(), Failure> {
 
 pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {
     let page = render_page(record);
-    write_whole(path, |out| out.write_all(page.as_bytes())).map_err(Failure::world)
+    write_whole(path, |out| out.write_all(page.as_bytes())).map_err(Failure::disk)
 }
 
 /// The page of a run that has ended, in its folder.

@@ -6,7 +6,7 @@ use super::plan::print_warnings;
 use super::recipe_args::RecipeArgs;
 use super::report;
 use crate::console::progress;
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::product::Product;
@@ -93,7 +93,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         say(&line);
     }
     if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
-        let file = AdapterFile::open(&adapter).map_err(Failure::world)?;
+        let file = AdapterFile::open(&adapter).map_err(Failure::model)?;
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
     }
     Ok(())
@@ -169,14 +169,16 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
 fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
     let steps = outcome.steps;
     let resume = resume_command(args);
-    Failure::world(format!("interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"))
-        .hint(format!("`{resume}` goes on from there"))
+    Failure::interrupted(format!(
+        "interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"
+    ))
+    .hint(format!("`{resume}` goes on from there"))
 }
 
 /// Measured above the plan: a fault of the plan, and better known than hidden.
 fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
-    Failure::world(format!(
+    Failure::memory(format!(
         "after step {steps} the run takes {}, its plan has {}: stopped, with the state in `checkpoint-{steps}`",
         format_bytes(bytes),
         format_bytes(planned_bytes)
@@ -188,11 +190,11 @@ fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_g
     })
 }
 
-/// A device that failed under way: what was saved before is named.
+/// A device or a disk that failed during training: names the last state that was saved.
 fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
-    let is_device = failure.message.starts_with("cuda: ") || failure.message.contains("the offload file");
+    let is_lost = matches!(failure.kind, FailureKind::Device | FailureKind::Disk);
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
-    match saved.filter(|_| is_device) {
+    match saved.filter(|_| is_lost) {
         Some(step) => {
             let resume = resume_command(args);
             failure.hint(format!(
@@ -232,7 +234,7 @@ mod tests {
             json: false,
             unmonitored: false,
         };
-        let lost = || Failure::world("cuda: cuLaunchKernel failed: an illegal address");
+        let lost = || Failure::device("cuda: cuLaunchKernel failed: an illegal address");
         assert!(lost_device(lost(), folder.path(), &args).hints.is_empty());
         for step in [5, 40] {
             std::fs::create_dir(folder.path().join(format!("checkpoint-{step}"))).unwrap();
@@ -243,8 +245,10 @@ mod tests {
             hints,
             [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
         );
-        let full = Failure::world("cannot write the offload file `run/x`: no space");
+        let full = Failure::disk("cannot write `run/x`: no space");
         assert_eq!(lost_device(full, folder.path(), &args).hints, hints);
-        assert!(lost_device(Failure::world("the loss is not finite"), folder.path(), &args).hints.is_empty());
+        assert!(
+            lost_device(Failure::training("the loss is not finite"), folder.path(), &args).hints.is_empty()
+        );
     }
 }

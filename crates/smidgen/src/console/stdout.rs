@@ -20,7 +20,7 @@ pub fn print_text(text: &str) -> Result<(), Failure> {
 pub fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::world(format!("cannot write to stdout: {error}")))
+            Err(Failure::disk(error).context("cannot write to stdout"))
         }
         _ => Ok(()),
     }

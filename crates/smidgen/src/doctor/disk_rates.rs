@@ -27,7 +27,7 @@ pub fn measure(folder: &Path, most_bytes: usize) -> Result<DiskRates, Failure> {
     // Unlinked already where all went well.
     let _ = std::fs::remove_file(&path);
     measured.map_err(|error| {
-        Failure::world(format!("the disk of `{}` could not be measured: {error}", folder.display()))
+        Failure::disk(error).context(format!("the disk of `{}` could not be measured", folder.display()))
     })
 }
 

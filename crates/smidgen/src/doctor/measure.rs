@@ -48,7 +48,7 @@ pub fn measure(
     folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     let name = device_name(place, threads)
-        .ok_or_else(|| Failure::world("only a device that is here can be measured"))?;
+        .ok_or_else(|| Failure::device("only a device that is here can be measured"))?;
     match place {
         Place::Cpu => measure_cpu(name, threads, effort, folder),
         Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort, folder),
@@ -101,7 +101,7 @@ fn measure_cuda(
 ) -> Result<DeviceProfile, Failure> {
     const TRANSFER_BYTES: usize = 256 << 20;
     let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
-        return Err(Failure::world("only a device that is here can be measured"));
+        return Err(Failure::device("only a device that is here can be measured"));
     };
     let device = DeviceChoice::Cuda(*ordinal);
     let usual = cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile();
@@ -109,7 +109,7 @@ fn measure_cuda(
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
     // The context is measured by whoever opens the device first in a process.
     let (fetch, stow) = match place.open_and_measure(threads, Arithmetic::Cuda(Precision::Bf16))? {
-        AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES).map_err(Failure::world)?,
+        AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
     // Attention comes to its full rate in long samples only, and only there it takes much of the time.

@@ -9,7 +9,7 @@ pub mod machine;
 pub mod measure;
 pub mod run;
 
-use crate::failure::{Blame, Failure};
+use crate::failure::{Failure, FailureKind};
 use serde_json::Value;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,8 +37,8 @@ pub struct Check {
     pub finding: String,
     /// What to do about it.
     pub remedies: Vec<String>,
-    /// Whose turn it is where it fails.
-    pub blame: Blame,
+    /// What is wrong where it fails.
+    pub kind: FailureKind,
     /// The numbers of the finding, for programs; null where it has none.
     pub facts: Value,
 }
@@ -62,7 +62,7 @@ impl Check {
             [] => vec!["mend what the message names, then run `smidgen doctor` again".to_owned()],
             hints => hints.to_vec(),
         };
-        Check { remedies, blame: failure.blame, ..Check::new(name, Verdict::Fail, failure.message.clone()) }
+        Check { remedies, kind: failure.kind, ..Check::new(name, Verdict::Fail, failure.message.clone()) }
     }
 
     pub fn with(self, facts: Value) -> Check {
@@ -71,7 +71,7 @@ impl Check {
 
     fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Check {
         let finding = finding.into();
-        Check { name, verdict, finding, remedies: vec![], blame: Blame::World, facts: Value::Null }
+        Check { name, verdict, finding, remedies: vec![], kind: FailureKind::Device, facts: Value::Null }
     }
 }
 
@@ -81,7 +81,7 @@ pub fn ending(checks: &[Check]) -> Result<(), Failure> {
     let Some(first) = failed.first() else { return Ok(()) };
     let names: Vec<String> = failed.iter().map(|check| format!("`{}`", check.name)).collect();
     let message = format!("{} of {} checks failed: {}", failed.len(), checks.len(), names.join(", "));
-    Err(Failure { blame: first.blame, message, hints: vec![] })
+    Err(Failure::new(first.kind, message))
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
     fn the_list_ends_badly_where_a_line_fails() {
         let fine = Check::pass("memory", "enough");
         let odd = Check::warn("disk", "little", "make room");
-        assert_eq!(ending(&[fine.clone(), odd.clone()]), Ok(()));
+        assert!(ending(&[fine.clone(), odd.clone()]).is_ok());
         let wrong = Check::of_failure("recipe", &Failure::recipe("no such key"));
         assert!(!wrong.remedies.is_empty());
         let failure = ending(&[fine, odd, wrong]).unwrap_err();

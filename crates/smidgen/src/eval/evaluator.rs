@@ -117,7 +117,7 @@ fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
         .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
         .collect();
     let budget = if means.stated { "the budget is" } else { "free are" };
-    Failure::world(format!(
+    Failure::memory(format!(
         "the leanest evaluation needs {}, {budget} {}\n  largest at the peak: {}",
         format_bytes(plan.peak_bytes),
         format_bytes(means.budget_bytes),
@@ -147,13 +147,13 @@ impl Evaluator {
     ) -> Result<Evaluator, Failure> {
         let feed = Feed::of(&plan.plan, 0);
         let extent = plan.plan.extent;
-        let mut executor = Executor::load(plan.plan, device).map_err(Failure::world)?;
+        let mut executor = Executor::load(plan.plan, device)?;
         load_weights(&mut executor, model)?;
         clear(&mut executor, LeafKind::State)?;
         if let Some(adapter) = subject.adapter {
             read_adapter(&mut executor, &subject.request, adapter.path())?;
         }
-        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        executor.run(Entry::Refresh, &extent)?;
         Ok(Evaluator { executor, feed, micro_batch: MicroBatch::with_capacity(extent) })
     }
 

@@ -63,7 +63,7 @@ impl AnswerKey {
                 None => {
                     let expected = expected_of(question)?;
                     let range = answer_in(stated.as_ref(), expected).ok_or_else(|| {
-                        Failure::world(format!(
+                        Failure::data(format!(
                             "{}: `eval.answer` (`{answer}`) finds nothing in the expected output `{}`",
                             question.place,
                             shortened(expected)
@@ -75,7 +75,7 @@ impl AnswerKey {
             if let Some(pattern) = &stated
                 && answer_in(Some(pattern), &gold) != Some(0..gold.len())
             {
-                return Err(Failure::world(format!(
+                return Err(Failure::data(format!(
                     "{}: the answer `{}` is nothing that `eval.answer` (`{answer}`) could find",
                     question.place,
                     shortened(&gold)
@@ -88,7 +88,7 @@ impl AnswerKey {
             None => any_of(&distinct(golds.iter().cloned())?),
         };
         let rows = questions.rows.iter().zip(golds).map(|(question, gold)| {
-            let prompt = tokenizer.encode(&question.prompt, question.add_special).map_err(Failure::world)?;
+            let prompt = tokenizer.encode(&question.prompt, question.add_special).map_err(Failure::model)?;
             let (place, id) = (question.place.clone(), question.fields.get("id").cloned());
             Ok(KeyRow { place, id, prompt, gold })
         });

@@ -72,7 +72,7 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
             _ => write_b(module, place.rows, b_factor(module, alpha), out),
         }
     })
-    .map_err(Failure::world)?;
+    .map_err(Failure::disk)?;
 
     let mut ranks: Vec<usize> = modules.iter().map(|module| module.rank).collect();
     ranks.sort_unstable();
@@ -98,17 +98,17 @@ fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
         StoredKind::Lora | StoredKind::RsLora => {}
         StoredKind::LsLora => return Err(refuse_ls_lora(adapter)),
         StoredKind::Dora | StoredKind::RsLoraDora => {
-            return Err(Failure::world(format!(
+            return Err(Failure::model(format!(
                 "the adapter in `{place}` is {kind}, whose magnitudes a llama.cpp adapter cannot hold"
             ))
             .hint(instead));
         }
     }
-    let read = read_modules(adapter).map_err(Failure::world)?;
+    let read = read_modules(adapter).map_err(Failure::model)?;
     let biases = read.biases.len() + read.modules.iter().filter(|module| module.bias.is_some()).count();
     match biases {
         0 => Ok(read.modules),
-        biases => Err(Failure::world(format!(
+        biases => Err(Failure::model(format!(
             "the adapter in `{place}` has {biases} trained biases, which a llama.cpp adapter cannot hold"
         ))
         .hint(instead)),
@@ -159,7 +159,7 @@ fn place_modules(
     if more > 0 {
         problems.push(format!("and {more} more"));
     }
-    Err(Failure::world(format!(
+    Err(Failure::model(format!(
         "the adapter in `{}` does not fit the base model `{}`\n  {}",
         adapter.path().display(),
         model.path().display(),

@@ -33,7 +33,7 @@ pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture
         "phi3" => Ok(Architecture::Phi3),
         "gemma2" => Ok(Architecture::Gemma2),
         "gemma3_text" => Ok(Architecture::Gemma3),
-        other => Err(Failure::world(format!(
+        other => Err(Failure::model(format!(
             "`{}` is of type `{other}`, for which no GGUF file can be written",
             model.path().display()
         ))),
@@ -41,7 +41,7 @@ pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture
 }
 
 fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
-    Failure::world(format!(
+    Failure::model(format!(
         "the adapter in `{}` is LS-LoRA, which cannot be exported: it adds a Fourier function of s·B·A·x to what a \
          linear gives, and llama.cpp has no such thing",
         adapter.path().display()
@@ -52,10 +52,9 @@ fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
 /// Makes the folder that a file is to be written into, unless the file is already there.
 fn prepare_output(output: &Path) -> Result<(), Failure> {
     if output.symlink_metadata().is_ok() {
-        return Err(Failure::world(format!("`{}` is already there", output.display()))
+        return Err(Failure::disk(format!("`{}` is already there", output.display()))
             .hint("choose another `--output`, or remove it"));
     }
     let folder = folder_of(output);
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::world(format!("`{}` could not be created: {error}", folder.display())))
+    std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", &folder, error))
 }

@@ -102,7 +102,7 @@ pub fn export_model(
     check_weights(&spec, original.model())?;
     let architecture = architecture_of(original.model(), &spec)?;
     let read = match adapter {
-        Some(adapter) => read_modules(adapter).map_err(Failure::world)?,
+        Some(adapter) => read_modules(adapter).map_err(Failure::model)?,
         None => AdapterModules { modules: vec![], biases: vec![] },
     };
     let fitted = match adapter {
@@ -137,7 +137,7 @@ pub fn export_model(
             write_tensor(&tensors[position], &mut factors, &mut buffers, out).map_err(io::Error::other)
         }
     })
-    .map_err(Failure::world)?;
+    .map_err(Failure::disk)?;
 
     let held = buffers.held.capacity() + options.block_bytes;
     let tokenizer = TOKENIZER_TOKEN_BYTES * spec.vocabulary as u64;
@@ -186,7 +186,7 @@ fn place_tensors(
         fitted.into_iter().map(|output| (output.original.name().to_string(), output)).collect();
     let placed = spec.tensors().into_iter().map(|tensor| {
         let Some(name) = file_name(architecture, &tensor.name) else {
-            return Err(Failure::world(format!(
+            return Err(Failure::model(format!(
                 "`{}` has `{}`, for which a GGUF file of `{}` has no place",
                 original.path().display(),
                 tensor.name,
@@ -224,10 +224,10 @@ fn describe_model(
         Model::Folder { folder, .. } => folder.path(),
     };
     let mut described = describe(spec, architecture, name)
-        .map_err(|what| Failure::world(format!("`{}`: {what}", folder.display())))?;
-    let tokenizer = Tokenizer::from_folder(folder).map_err(Failure::world)?;
+        .map_err(|what| Failure::model(format!("`{}`: {what}", folder.display())))?;
+    let tokenizer = Tokenizer::from_folder(folder).map_err(Failure::model)?;
     let keys = tokenizer.to_gguf(architecture.name(), spec.vocabulary).map_err(|problem| {
-        Failure::world(format!(
+        Failure::model(format!(
             "the tokenizer in `{}` cannot be written as GGUF: {problem}",
             folder.display()
         ))
@@ -241,7 +241,7 @@ fn describe_model(
 
 fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
     // Opened again: the model let go of its metadata when it was opened.
-    let file = GgufFile::open(file.path()).map_err(Failure::world)?;
+    let file = GgufFile::open(file.path()).map_err(Failure::model)?;
     let mut metadata = Metadata::default();
     // How the base was quantized says nothing of this file.
     for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("quantize.")) {
@@ -251,7 +251,7 @@ fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
     for name in [ROPE_DIVISORS, ROPE_FACTORS[0], ROPE_FACTORS[1]] {
         if let Some(tensor) = file.tensor(name) {
             let mut bytes = vec![0; tensor.bytes as usize];
-            file.read_at(tensor, 0, &mut bytes).map_err(Failure::world)?;
+            file.read_at(tensor, 0, &mut bytes).map_err(Failure::model)?;
             let (numbers, _) = bytes.as_chunks::<4>();
             tensors.push((name, numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()));
         }
@@ -301,10 +301,10 @@ fn write_tensor(
         for file_row in first..first + count {
             let position = tensor.rows.checkpoint_row(file_row) - first;
             let numbers = &values[position * width..][..width];
-            let mut encoding = Encoding::begin(tensor.storage, 1, width, row).map_err(Failure::world)?;
+            let mut encoding = Encoding::begin(tensor.storage, 1, width, row).map_err(Failure::model)?;
             encoding.append(numbers);
             encoding.finish();
-            out.write_all(row).map_err(Failure::world)?;
+            out.write_all(row).map_err(Failure::disk)?;
         }
     }
     Ok(())
@@ -329,7 +329,7 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
         None => Ok(()),
         Some(value) => {
             let name = tensor.output.original.name();
-            Err(Failure::world(format!("`{name}` holds {value}, which F16 cannot hold"))
+            Err(Failure::model(format!("`{name}` holds {value}, which F16 cannot hold"))
                 .hint("`--type f32` holds every number"))
         }
     }

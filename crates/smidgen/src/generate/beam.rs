@@ -81,14 +81,14 @@ pub fn search_beams<D: Device>(
     let mut offers = Vec::new();
     let first = [NewTokens { slot: 0, ids: prompt }];
     let fed = decoder.feed(executor, &first, |_, logits| offer(logits, 0, 0.0, 2 * count, &mut offers));
-    fed.map_err(Failure::world)?;
+    fed?;
     let mut beams = vec![Beam { slot: 0, answer: Vec::new(), score: 0.0 }];
     let mut finished: Vec<Finished> = Vec::new();
     for place in 1.. {
         offers.sort_by(best_first);
         offers.truncate(2 * count);
         if offers.is_empty() {
-            return Err(Failure::world("the logits are NaN: the weights or the adapter are broken"));
+            return Err(Failure::model("the logits are NaN: the weights or the adapter are broken"));
         }
         let mut next: Vec<Beam> = Vec::with_capacity(count);
         for (rank, offered) in offers.iter().enumerate() {
@@ -133,7 +133,7 @@ pub fn search_beams<D: Device>(
         let result = decoder.feed(executor, &fed, |beam, logits| {
             offer(logits, beam, beams[beam].score, 2 * count, &mut offers);
         });
-        result.map_err(Failure::world)?;
+        result?;
     }
     let best = finished.into_iter().reduce(|best, next| if next.score > best.score { next } else { best });
     let Finished { answer, stopped_by, .. } = best.expect("a search ends with a finished text");

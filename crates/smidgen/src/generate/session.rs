@@ -116,18 +116,18 @@ impl Session {
         let planned = plan_generation(&request, opening.model, opening.place, &opening.sizes)?;
         if !opening.model.has_weights() {
             let place = opening.model.path().display();
-            return Err(Failure::world(format!("`{place}` holds no weights, only a config")));
+            return Err(Failure::model(format!("`{place}` holds no weights, only a config")));
         }
         look(&planned)?;
         let GenerationPlan { plan, shape, peak_bytes, .. } = planned;
         let extent = plan.extent;
         let decoder = Decoder::of(&plan, &request.spec, shape);
-        let mut executor = Executor::load(plan, device).map_err(Failure::world)?;
+        let mut executor = Executor::load(plan, device)?;
         load_weights(&mut executor, opening.model)?;
         if let Some(adapter) = opening.adapter {
             read_adapter(&mut executor, &request, adapter.path())?;
         }
-        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        executor.run(Entry::Refresh, &extent)?;
         Ok(Session { executor, decoder, planned_bytes: peak_bytes })
     }
 
@@ -188,7 +188,7 @@ impl Session {
             let mut chosen = None;
             let piece = [NewTokens { slot: 0, ids: &new }];
             let fed = decoder.feed(executor, &piece, |_, logits| chosen = live.choose(&mut sampler, logits));
-            fed.map_err(Failure::world)?;
+            fed?;
             let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
             match live.generated.is_empty() {
                 true => timing.prompt_ms = elapsed_ms,
@@ -251,7 +251,7 @@ impl Live {
     }
 
     fn no_number(&self) -> Failure {
-        Failure::world(format!(
+        Failure::model(format!(
             "the logits behind token {} of prompt {} are NaN: the weights or the adapter are broken",
             self.sequence.len(),
             self.prompt
@@ -263,10 +263,10 @@ pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Res
     let room = shape.positions.min(shape.cache_rows);
     match ids.len() {
         0 => Err(Failure::recipe(format!("prompt {index} has no tokens"))),
-        tokens if tokens > room => Err(Failure::world(format!(
-            "prompt {index} has {tokens} tokens, the context has room for {room}"
-        ))
-        .hint(format!("`--context {}` or more", tokens + 1))),
+        tokens if tokens > room => {
+            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context has room for {room}"))
+                .hint(format!("`--context {}` or more", tokens + 1)))
+        }
         _ => Ok(()),
     }
 }
@@ -326,7 +326,7 @@ pub fn generate_batch<D: Device>(
             let sequence = live[slots[index]].as_ref().expect("only live slots");
             chosen[index] = sequence.choose(&mut sampler, logits);
         });
-        result.map_err(Failure::world)?;
+        result?;
         for (slot, chosen) in slots.into_iter().zip(chosen) {
             let sequence = live[slot].as_mut().expect("only live slots");
             let chosen = chosen.ok_or_else(|| sequence.no_number())?;

@@ -46,11 +46,11 @@ pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Result<BTreeSet<u32>, F
         match std::fs::read(&path) {
             Ok(bytes) => {
                 let config: Json = serde_json::from_slice(&bytes)
-                    .map_err(|error| Failure::world(format!("`{}`: {error}", path.display())))?;
+                    .map_err(|error| Failure::model(error).context(format!("`{}`", path.display())))?;
                 ids.extend(ids_in(config.get("eos_token_id")));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::world(format!("`{}`: {error}", path.display()))),
+            Err(error) => return Err(Failure::model(error).context(format!("`{}`", path.display()))),
         }
     }
     ids.extend(end_of_turn(tokenizer));

@@ -71,7 +71,7 @@ fn user_cache() -> Result<PathBuf, Failure> {
     }
     let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
     home.map(|home| home.join(".cache")).ok_or_else(|| {
-        Failure::world("no home folder found to keep models in")
+        Failure::disk("no home folder found to keep models in")
             .hint("set `SMIDGEN_CACHE` and `HF_HOME` to folders for them")
     })
 }

@@ -112,12 +112,12 @@ impl<'a> Fetching<'a> {
     fn shards(&self, index: &RemoteFile) -> Result<Vec<&'a RemoteFile>, Failure> {
         self.cache.make_folders(&self.listing.commit)?;
         self.fetch_blobs(&[index], &Meter::new(0, true))?;
-        let map = read_weight_map(&self.cache.blob(index.checksum.hex())).map_err(Failure::world)?;
+        let map = read_weight_map(&self.cache.blob(index.checksum.hex())).map_err(Failure::model)?;
         let shards: BTreeSet<String> = map.into_values().collect();
         let find = |shard: String| {
             self.listing.files.iter().find(|file| file.name == shard).ok_or_else(|| {
                 let repo = &self.name.repo;
-                Failure::world(format!("`{}` of `hf:{repo}` names `{shard}`, which is not there", index.name))
+                Failure::model(format!("`{}` of `hf:{repo}` names `{shard}`, which is not there", index.name))
             })
         };
         shards.into_iter().map(find).collect()

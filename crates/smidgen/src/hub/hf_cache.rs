@@ -56,7 +56,7 @@ impl RepoCache {
         let locks = self.root.join(".locks").join(&self.name);
         for folder in [self.folder().join("blobs"), self.folder().join("refs"), self.snapshot(commit), locks]
         {
-            fs::create_dir_all(&folder).map_err(|error| not_written(&folder, &error))?;
+            fs::create_dir_all(&folder).map_err(|error| not_written(&folder, error))?;
         }
         Ok(())
     }
@@ -82,7 +82,7 @@ impl RepoCache {
                 let _ = fs::remove_file(&temporary);
             })
         };
-        made().map_err(|error| not_written(&path, &error))
+        made().map_err(|error| not_written(&path, error))
     }
 
     pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), Failure> {
@@ -91,8 +91,8 @@ impl RepoCache {
         }
         let path = self.folder().join("refs").join(revision);
         let folder = path.parent().unwrap_or(&path);
-        fs::create_dir_all(folder).map_err(|error| not_written(folder, &error))?;
-        write_whole(&path, |file| file.write_all(commit.as_bytes())).map_err(Failure::world)
+        fs::create_dir_all(folder).map_err(|error| not_written(folder, error))?;
+        write_whole(&path, |file| file.write_all(commit.as_bytes())).map_err(Failure::disk)
     }
 
     fn folder(&self) -> PathBuf {
@@ -121,23 +121,23 @@ pub fn lacking_files(snapshot: &Path, want: Want) -> Vec<String> {
 
 /// Opens a lock file and takes its lock; `waiting` is called where somebody else has it.
 pub fn lock_file(path: &Path, waiting: impl FnOnce()) -> Result<File, Failure> {
-    let refused =
-        |error: &io::Error| Failure::world(format!("`{}` could not be locked: {error}", path.display()));
-    let file = File::options().create(true).append(true).open(path).map_err(|error| refused(&error))?;
+    let refused = |error: io::Error| Failure::file("lock", path, error);
+    let file = File::options().create(true).append(true).open(path).map_err(refused)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::Error(error)) => Err(refused(&error)),
+        Err(TryLockError::Error(error)) => Err(refused(error)),
         Err(TryLockError::WouldBlock) => {
             waiting();
-            file.lock().map_err(|error| refused(&error))?;
+            file.lock().map_err(refused)?;
             Ok(file)
         }
     }
 }
 
-pub fn not_written(path: &Path, error: &io::Error) -> Failure {
-    let failure = Failure::world(format!("`{}` could not be written: {error}", path.display()));
-    match error.kind() {
+pub fn not_written(path: &Path, error: io::Error) -> Failure {
+    let kind = error.kind();
+    let failure = Failure::file("write", path, error);
+    match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             failure.hint("free some space, or set `HF_HOME` and `SMIDGEN_CACHE` to a larger disk")
         }

@@ -44,7 +44,7 @@ pub fn choose_gguf<'a>(
     files: &'a [RemoteFile],
 ) -> Result<&'a RemoteFile, Failure> {
     files.iter().find(|file| file.name == wanted).ok_or_else(|| {
-        let failure = Failure::world(format!("`hf:{}` has no file `{wanted}`", name.repo));
+        let failure = Failure::model(format!("`hf:{}` has no file `{wanted}`", name.repo));
         match gguf_files(files).as_slice() {
             [] => failure,
             names => failure.hint(format!("it has {}", name_some(names))),
@@ -96,20 +96,20 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
     let gguf = gguf_files(files);
     if let Some(first) = gguf.first() {
         let example = HfName { file: Some(first.clone()), ..name.clone() };
-        return Failure::world(format!("{repo} holds only .gguf files: {}", name_some(&gguf)))
+        return Failure::model(format!("{repo} holds only .gguf files: {}", name_some(&gguf)))
             .hint(format!("name one of them, as `{example}`"));
     }
     let has = |wanted: &str| files.iter().any(|file| file.name == wanted);
     if !has_config && has("adapter_config.json") {
-        return Failure::world(format!("{repo} holds an adapter and not a model: it has no `config.json`"))
+        return Failure::model(format!("{repo} holds an adapter and not a model: it has no `config.json`"))
             .hint("`model.path` is the base model; an adapter to start from goes to `adapter.init`");
     }
     if !has_config {
         let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         names.sort();
         return match names.is_empty() {
-            true => Failure::world(format!("{repo} holds no files")),
-            false => Failure::world(format!("{repo} has no `config.json`; it holds {}", name_some(&names))),
+            true => Failure::model(format!("{repo} holds no files")),
+            false => Failure::model(format!("{repo} has no `config.json`; it holds {}", name_some(&names))),
         };
     }
     let other = files.iter().find(|file| {
@@ -117,12 +117,12 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
         endings.iter().any(|ending| file.name.ends_with(ending))
     });
     match other {
-        Some(file) => Failure::world(format!(
+        Some(file) => Failure::model(format!(
             "{repo} has its weights as `{}`, and neither `{SINGLE_FILE}` nor `{INDEX_FILE}`",
             file.name
         ))
         .hint("look for a revision or a copy of the model with safetensors weights"),
-        None => Failure::world(format!("{repo} has no weights: neither `{SINGLE_FILE}` nor `{INDEX_FILE}`")),
+        None => Failure::model(format!("{repo} has no weights: neither `{SINGLE_FILE}` nor `{INDEX_FILE}`")),
     }
 }
 

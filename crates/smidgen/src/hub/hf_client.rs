@@ -69,7 +69,7 @@ impl HubClient {
         }
         let endpoint = environment::hf_endpoint();
         if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Failure::world(format!(
+            return Err(Failure::network(format!(
                 "`HF_ENDPOINT` is `{endpoint}`, which is not an http address"
             )));
         }
@@ -87,10 +87,10 @@ impl HubClient {
         let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
         let bytes = read.map_err(|error| self.passing(&error))?;
         let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
-            Trouble::Final(Failure::world(format!(
-                "`{}` did not answer as a hub of models does: {error}",
-                self.endpoint
-            )))
+            Trouble::Final(
+                Failure::network(error)
+                    .context(format!("`{}` did not answer as a hub of models does", self.endpoint)),
+            )
         })?;
         self.check_listing(name, listing).map_err(Trouble::Final)
     }
@@ -127,7 +127,8 @@ impl HubClient {
         request.call().map_err(|error| match error {
             // The error would spell out the header, and with it the token.
             ureq::Error::Http(_) => Trouble::Final(
-                Failure::world("the access token holds characters that no token has").hint(self.token_hint()),
+                Failure::network("the access token holds characters that no token has")
+                    .hint(self.token_hint()),
             ),
             error => self.passing(&error),
         })
@@ -157,12 +158,12 @@ impl HubClient {
         let failure = match (status, code) {
             (_, "RevisionNotFound") => {
                 let revision = name.revision_or_main();
-                Failure::world(format!("{repo} has no revision `{revision}`"))
+                Failure::network(format!("{repo} has no revision `{revision}`"))
                     .hint("a revision is a branch, a tag or a commit of the repository")
             }
             (_, "GatedRepo") | (403, _) => {
                 let page = format!("{}/{}", self.endpoint, name.repo);
-                let gated = Failure::world(format!("{repo} is gated: its owner has not let you in"))
+                let gated = Failure::network(format!("{repo} is gated: its owner has not let you in"))
                     .hint(format!("ask for access at `{page}`"));
                 gated.hint(match self.token {
                     Some(_) => {
@@ -172,30 +173,27 @@ impl HubClient {
                 })
             }
             (401 | 404, "EntryNotFound") => {
-                Failure::world(format!("{repo} has no file `{}`", file.unwrap_or_default()))
+                Failure::network(format!("{repo} has no file `{}`", file.unwrap_or_default()))
             }
             (401 | 404, _) => match &self.token {
-                Some(_) => Failure::world(format!(
+                Some(_) => Failure::network(format!(
                     "model {repo} not found at `{}` with the token in use",
                     self.endpoint
                 )),
-                None => Failure::world(format!("no public model {repo} found at `{}`", self.endpoint))
+                None => Failure::network(format!("no public model {repo} found at `{}`", self.endpoint))
                     .hint(format!("check the name; for a private or gated model {}", self.token_hint())),
             },
-            _ => Failure::world(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
+            _ => Failure::network(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
         };
         Trouble::Final(match header("x-error-message") {
-            Some(message) if !message.is_empty() => {
-                let message = format!("{}\n  the hub says: {message}", failure.message);
-                Failure { message, ..failure }
-            }
+            Some(message) if !message.is_empty() => failure.detail(format!("the hub says: {message}")),
             _ => failure,
         })
     }
 
     fn check_listing(&self, name: &HfName, listing: ListingJson) -> Result<Listing, Failure> {
         let untrue = |what: String| {
-            Failure::world(format!("the listing of `hf:{}` at `{}` {what}", name.repo, self.endpoint))
+            Failure::network(format!("the listing of `hf:{}` at `{}` {what}", name.repo, self.endpoint))
         };
         if !is_hex(&listing.sha, 40) {
             return Err(untrue(format!("has `{}` as its commit", listing.sha)));
@@ -265,7 +263,7 @@ fn percent_encoded(text: &str) -> String {
 fn read_certificates() -> Result<Option<RootCerts>, Failure> {
     let Some((variable, path)) = environment::certificate_file() else { return Ok(None) };
     let unusable = |what: String| {
-        Failure::world(format!("`{}`, which `{variable}` names, {what}", path.display()))
+        Failure::network(format!("`{}`, which `{variable}` names, {what}", path.display()))
             .hint("it is to be a file of certificates in PEM form")
     };
     let pem = std::fs::read(&path).map_err(|error| unusable(format!("could not be read: {error}")))?;

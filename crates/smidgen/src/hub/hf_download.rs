@@ -41,7 +41,7 @@ pub fn persist<T>(
         };
         failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
         if failed == ATTEMPTS {
-            return Err(Failure::world(format!("{what} could not be fetched: {reason}"))
+            return Err(Failure::network(format!("{what} could not be fetched: {reason}"))
                 .hint("what has arrived is kept: the same command continues"));
         }
         meter.say(&format!("warning: {reason}; attempt {} of {ATTEMPTS}", failed + 1));
@@ -68,7 +68,7 @@ pub fn fetch_blob(
         return Ok(());
     }
     let path = blob.with_file_name(format!("{}.smidgen.incomplete", file.checksum.hex()));
-    let mut partial = Partial::open(&path, file).map_err(|error| not_written(&path, &error))?;
+    let mut partial = Partial::open(&path, file).map_err(|error| not_written(&path, error))?;
     meter.advance(partial.length);
     let mut old_bytes = partial.length;
     loop {
@@ -82,11 +82,11 @@ pub fn fetch_blob(
             break;
         }
         meter.go_back(partial.length);
-        partial.restart(file).map_err(|error| not_written(&path, &error))?;
+        partial.restart(file).map_err(|error| not_written(&path, error))?;
         if old_bytes == 0 {
             drop(partial);
             let _ = fs::remove_file(&path);
-            return Err(Failure::world(format!(
+            return Err(Failure::network(format!(
                 "`{}` of `hf:{}` arrived damaged: its {} is {found}, the hub says {}",
                 file.name,
                 name.repo,
@@ -102,8 +102,8 @@ pub fn fetch_blob(
         old_bytes = 0;
     }
     let placed = partial.file.sync_all().and_then(|()| fs::rename(&path, &blob));
-    placed.map_err(|error| not_written(&blob, &error))?;
-    sync_folder(folder_of(&blob)).map_err(Failure::world)?;
+    placed.map_err(|error| not_written(&blob, error))?;
+    sync_folder(folder_of(&blob)).map_err(Failure::disk)?;
     meter.end(&file.name, file.bytes);
     Ok(())
 }
@@ -171,10 +171,9 @@ fn continue_file(
     meter: &Meter,
 ) -> Result<(), Trouble> {
     let unwritable = |partial: &Partial, error: io::Error| {
-        let failure = not_written(&partial.path, &error);
+        let failure = not_written(&partial.path, error);
         let (there, all) = (format_bytes(partial.length), format_bytes(file.bytes));
-        let message = format!("{}\n  {there} of the {all} of `{}` are there", failure.message, file.name);
-        Trouble::Final(Failure { message, ..failure })
+        Trouble::Final(failure.detail(format!("{there} of the {all} of `{}` are there", file.name)))
     };
     if partial.length == file.bytes {
         return Ok(());
@@ -206,7 +205,7 @@ fn continue_file(
             let (name, bytes) = (&file.name, file.bytes);
             let message = format!("`{name}` is longer than the {bytes} bytes that the hub says it has");
             let _ = partial.restart(file);
-            return Err(Trouble::Final(Failure::world(message)));
+            return Err(Trouble::Final(Failure::network(message)));
         }
         partial.append(&buffer[..count]).map_err(|error| unwritable(partial, error))?;
         meter.advance(count as u64);

@@ -16,10 +16,10 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
     let folder = path.to_path_buf();
     let entries = std::fs::read_dir(path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => {
-            Failure::world(FolderError::Missing { path: folder.clone() }).hint(RELATIVE_TO)
+            Failure::model(FolderError::Missing { path: folder.clone() }).hint(RELATIVE_TO)
         }
-        ErrorKind::NotADirectory => Failure::world(FolderError::NotAFolder { path: folder.clone() }),
-        _ => Failure::world(FolderError::List { path: folder.clone(), source }),
+        ErrorKind::NotADirectory => Failure::model(FolderError::NotAFolder { path: folder.clone() }),
+        _ => Failure::model(FolderError::List { path: folder.clone(), source }),
     })?;
     if path.join("config.json").exists() {
         return Ok(Located::Folder(folder));
@@ -31,7 +31,7 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
         // Whatever else it is, its reader says what it lacks.
         [] => Ok(Located::Folder(folder)),
         [file] => Ok(Located::GgufFile(path.join(file))),
-        files => Err(Failure::world(format!(
+        files => Err(Failure::model(format!(
             "`{}` holds {} .gguf files: {}",
             path.display(),
             files.len(),
@@ -46,12 +46,12 @@ pub fn locate_gguf(path: &Path) -> Result<Located, Failure> {
         Ok(found) if found.is_file() => Ok(Located::GgufFile(path.to_path_buf())),
         // Somebody may call a folder so.
         Ok(found) if found.is_dir() => locate_folder(path),
-        Ok(_) => Err(Failure::world(format!("`{}` is not a file", path.display()))),
+        Ok(_) => Err(Failure::model(format!("`{}` is not a file", path.display()))),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(Failure::world(format!("the model file `{}` does not exist", path.display()))
+            Err(Failure::model(format!("the model file `{}` does not exist", path.display()))
                 .hint(RELATIVE_TO))
         }
-        Err(error) => Err(Failure::world(format!("`{}` could not be read: {error}", path.display()))),
+        Err(error) => Err(Failure::file("read", &path, error)),
     }
 }
 
@@ -63,15 +63,15 @@ mod tests {
     fn a_folder_stands_for_its_only_gguf_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        assert_eq!(locate_folder(path), Ok(Located::Folder(path.to_path_buf())));
+        assert_eq!(locate_folder(path).unwrap(), Located::Folder(path.to_path_buf()));
         std::fs::write(path.join("a.gguf"), "").unwrap();
-        assert_eq!(locate_folder(path), Ok(Located::GgufFile(path.join("a.gguf"))));
-        assert_eq!(locate_gguf(&path.join("a.gguf")), Ok(Located::GgufFile(path.join("a.gguf"))));
+        assert_eq!(locate_folder(path).unwrap(), Located::GgufFile(path.join("a.gguf")));
+        assert_eq!(locate_gguf(&path.join("a.gguf")).unwrap(), Located::GgufFile(path.join("a.gguf")));
         std::fs::write(path.join("b.GGUF"), "").unwrap();
         let failure = locate_folder(path).unwrap_err();
         assert!(failure.message.ends_with("holds 2 .gguf files: `a.gguf`, `b.GGUF`"), "{failure}");
         std::fs::write(path.join("config.json"), "{}").unwrap();
-        assert_eq!(locate_folder(path), Ok(Located::Folder(path.to_path_buf())));
+        assert_eq!(locate_folder(path).unwrap(), Located::Folder(path.to_path_buf()));
     }
 
     #[test]
@@ -84,6 +84,6 @@ mod tests {
         assert!(failure.message.contains("no` does not exist"), "{failure}");
         assert_eq!(failure.hints, [RELATIVE_TO]);
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(locate_gguf(&path), Ok(Located::Folder(path)));
+        assert_eq!(locate_gguf(&path).unwrap(), Located::Folder(path));
     }
 }

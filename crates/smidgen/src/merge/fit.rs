@@ -106,7 +106,7 @@ fn misfit(adapter: &AdapterFile, original: &OriginalModel, problems: &[String]) 
         message.push_str(&format!("\n  and {} more", problems.len() - NAMED_AT_MOST));
     }
     match &adapter.config().base_model_name_or_path {
-        Some(name) => Failure::world(message).hint(format!("the adapter was made for `{name}`")),
-        None => Failure::world(message),
+        Some(name) => Failure::model(message).hint(format!("the adapter was made for `{name}`")),
+        None => Failure::model(message),
     }
 }

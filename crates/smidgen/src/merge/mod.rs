@@ -78,7 +78,7 @@ pub fn merge(
 ) -> Result<Merged, Failure> {
     let kind = adapter.config().kind();
     if kind == StoredKind::LsLora {
-        return Err(Failure::world(format!(
+        return Err(Failure::model(format!(
             "the adapter in `{}` is LS-LoRA, which cannot be merged: it adds a Fourier function of \
              s·B·A·x to what a linear gives, and no weight W does that",
             adapter.path().display()
@@ -86,7 +86,7 @@ pub fn merge(
         .hint("keep the adapter separate from the base model"));
     }
     OutputFolder::refuse_existing(output)?;
-    let read = read_modules(adapter).map_err(Failure::world)?;
+    let read = read_modules(adapter).map_err(Failure::model)?;
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
     let shards = shards::split_shards(&outputs, options.max_shard_bytes);
     let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);

@@ -37,13 +37,13 @@ pub struct OriginalTensor {
 impl OriginalModel {
     /// A folder, or a GGUF file.
     pub fn open(path: &Path) -> Result<OriginalModel, Failure> {
-        OriginalModel::new(Model::open(path).map_err(Failure::world)?)
+        OriginalModel::new(Model::open(path).map_err(Failure::model)?)
     }
 
     pub fn new(model: Model) -> Result<OriginalModel, Failure> {
         if !model.has_weights() {
             let place = model.path().display();
-            return Err(Failure::world(format!("the model folder `{place}` holds no weights")));
+            return Err(Failure::model(format!("the model folder `{place}` holds no weights")));
         }
         // The order of the files keeps what belongs together in one shard again.
         let names: Vec<String> = match &model {
@@ -156,7 +156,7 @@ impl OriginalTensor {
 
     /// Bytes as they are stored, for a copy.
     pub fn read_bytes(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), Failure> {
-        self.weight.read_stored(byte_offset, destination).map_err(Failure::world)
+        self.weight.read_stored(byte_offset, destination).map_err(Failure::model)
     }
 }
 
@@ -172,7 +172,7 @@ impl<'a> OriginalRows<'a> {
         held.clear();
         if let Weight::Bnb(weight) = &tensor.weight {
             held.resize(tensor.held_bytes(), 0);
-            weight.read_stored(0, held).map_err(Failure::world)?;
+            weight.read_stored(0, held).map_err(Failure::model)?;
         }
         Ok(OriginalRows { tensor, held })
     }
@@ -189,11 +189,11 @@ impl<'a> OriginalRows<'a> {
                 Ok(())
             }
             weight @ Weight::Gguf(_) => {
-                let mut stored = WeightRows::open(weight).map_err(Failure::world)?;
+                let mut stored = WeightRows::open(weight).map_err(Failure::model)?;
                 let rows_at_a_time = (PIECE_BYTES / size_of::<f32>() / width.max(1)).max(1);
                 for (piece, target) in destination.chunks_mut(rows_at_a_time * width.max(1)).enumerate() {
                     let first = first_row + piece * rows_at_a_time;
-                    stored.read(first, target.len() / width.max(1), target).map_err(Failure::world)?;
+                    stored.read(first, target.len() / width.max(1), target).map_err(Failure::model)?;
                 }
                 Ok(())
             }
@@ -208,7 +208,7 @@ pub fn read_f32(tensor: &TensorRef, first_element: u64, destination: &mut [f32])
     let mut byte_offset = first_element * element.size_bytes() as u64;
     for values in destination.chunks_mut(PIECE_BYTES / element.size_bytes()) {
         let bytes = &mut piece[..values.len() * element.size_bytes()];
-        tensor.read_at(byte_offset, bytes).map_err(Failure::world)?;
+        tensor.read_at(byte_offset, bytes).map_err(Failure::model)?;
         byte_offset += bytes.len() as u64;
         match element {
             Element::F32 => widen(bytes, values, f32::from_le_bytes),

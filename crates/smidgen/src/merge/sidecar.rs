@@ -43,7 +43,7 @@ pub fn write_sidecars(
     if config_changes {
         let text = format!("{:#}\n", with_element(original.model().config(), most_common(outputs)));
         write_whole(&folder.join("config.json"), |out| out.write_all(text.as_bytes()))
-            .map_err(Failure::world)?;
+            .map_err(Failure::disk)?;
     }
     Ok(notes)
 }
@@ -69,7 +69,7 @@ fn copy_sidecars(original: &Path, folder: &Path) -> Result<(), Failure> {
 }
 
 fn copy_files(from: &Path, to: &Path, is_copied: fn(&str) -> bool) -> Result<(), Failure> {
-    let unread = |error| Failure::world(format!("`{}` could not be read: {error}", from.display()));
+    let unread = |error| Failure::file("read", &from, error);
     for entry in fs::read_dir(from).map_err(unread)? {
         let entry = entry.map_err(unread)?;
         let name = entry.file_name();
@@ -90,7 +90,7 @@ fn is_sidecar(name: &str) -> bool {
 }
 
 fn unwritten(path: &Path, error: std::io::Error) -> Failure {
-    Failure::world(format!("`{}` could not be written: {error}", path.display()))
+    Failure::file("write", &path, error)
 }
 
 /// The config with the element type of the weights, under whichever name it has: `dtype` since transformers 5,

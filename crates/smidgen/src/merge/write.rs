@@ -71,8 +71,7 @@ pub fn write_shards(
     if shards.len() > 1 {
         let named = outputs.iter().map(|output| (output.original.name(), output.bytes()));
         let text = render_index(&named.collect::<Vec<_>>(), shards);
-        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes()))
-            .map_err(Failure::world)?;
+        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     Ok(())
 }
@@ -85,8 +84,8 @@ fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace)
             shape: output.original.shape().to_vec(),
         })
         .collect();
-    let layout = lay_out_file(&pytorch_metadata(), &specs).map_err(Failure::world)?;
-    let failed = |error| Failure::world(format!("`{}` could not be written: {error}", path.display()));
+    let layout = lay_out_file(&pytorch_metadata(), &specs).map_err(Failure::disk)?;
+    let failed = |error| Failure::file("write", &path, error);
     let file = File::create_new(path).map_err(failed)?;
     file.set_len(layout.file_bytes).map_err(failed)?;
     file.write_all_at(&layout.beginning, 0).map_err(failed)?;
@@ -106,9 +105,8 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn write(&self, byte_offset: u64, bytes: &[u8]) -> Result<(), Failure> {
-        (self.file.write_all_at(bytes, self.offset + byte_offset)).map_err(|error| {
-            Failure::world(format!("`{}` could not be written: {error}", self.path.display()))
-        })
+        (self.file.write_all_at(bytes, self.offset + byte_offset))
+            .map_err(|error| Failure::file("write", &self.path, error))
     }
 }
 
@@ -218,18 +216,16 @@ pub struct OutputFolder {
 impl OutputFolder {
     pub fn refuse_existing(target: &Path) -> Result<(), Failure> {
         match target.symlink_metadata() {
-            Ok(_) => Err(Failure::world(format!("`{}` is already there", target.display()))
+            Ok(_) => Err(Failure::disk(format!("`{}` is already there", target.display()))
                 .hint("choose another `--output`, or remove it")),
             Err(_) => Ok(()),
         }
     }
 
     pub fn create(target: &Path) -> Result<OutputFolder, Failure> {
-        let failed = |path: &Path, error| {
-            Failure::world(format!("`{}` could not be created: {error}", path.display()))
-        };
+        let failed = |path: &Path, error| Failure::file("create", &path, error);
         let Some(name) = target.file_name() else {
-            return Err(Failure::recipe(format!(
+            return Err(Failure::command(format!(
                 "`{}` cannot be the name of a new folder",
                 target.display()
             )));
@@ -250,12 +246,11 @@ impl OutputFolder {
     }
 
     pub fn commit(mut self) -> Result<(), Failure> {
-        sync_folder(&self.temporary).map_err(Failure::world)?;
-        fs::rename(&self.temporary, &self.target).map_err(|error| {
-            Failure::world(format!("`{}` could not be renamed: {error}", self.temporary.display()))
-        })?;
+        sync_folder(&self.temporary).map_err(Failure::disk)?;
+        fs::rename(&self.temporary, &self.target)
+            .map_err(|error| Failure::file("rename", &self.temporary, error))?;
         self.renamed = true;
-        sync_folder(folder_of(&self.target)).map_err(Failure::world)
+        sync_folder(folder_of(&self.target)).map_err(Failure::disk)
     }
 }
 

@@ -92,13 +92,13 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
             Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
         }
         Budget::Auto if is_gpu && place.free_bytes().is_none() => {
-            Err(Failure::world("how much memory the GPU has free cannot be read on this machine")
+            Err(Failure::memory("how much memory the GPU has free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"24GiB\"`"))
         }
         Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
         Budget::Auto => match host::free_memory_bytes() {
             Some(free) => Ok(free_budget(place.kind(), free)),
-            None => Err(Failure::world("how much memory is free cannot be read on this machine")
+            None => Err(Failure::memory("how much memory is free cannot be read on this machine")
                 .hint("name a budget: `memory.budget = \"8GiB\"`")),
         },
     }
@@ -121,7 +121,7 @@ pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Re
     for (key, budget, total, owner) in budgets {
         let (Budget::Bytes(bytes), Some(total)) = (budget, total) else { continue };
         if bytes > total {
-            return Err(Failure::world(format!(
+            return Err(Failure::memory(format!(
                 "`{key}` is {}, and {owner} {}",
                 format_bytes(bytes),
                 format_bytes(total)

@@ -44,7 +44,7 @@ impl DemandShape {
 
     fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let longest = rows.train.longest();
-        let whole = largest_micro_batch(&rows.batches, &rows.train, usize::MAX).map_err(Failure::world)?;
+        let whole = largest_micro_batch(&rows.batches, &rows.train, usize::MAX).map_err(Failure::data)?;
         let stats = rows.train.stats();
         let mean = stats.tokens as f64 / rows.train.len() as f64;
         let step_tokens = match job.recipe.train.batch {
@@ -54,7 +54,7 @@ impl DemandShape {
         let mut demands = Vec::new();
         for micro_tokens in micro_token_choices(pinned, whole.step_tokens, longest)? {
             let largest =
-                largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::world)?;
+                largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::data)?;
             let mut extent = largest.micro_batch;
             let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
             let longest = evaluated.clone().map(TokenSet::longest).max().unwrap_or(0);

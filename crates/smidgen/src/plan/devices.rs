@@ -41,7 +41,8 @@ impl Place {
                 Ok(Place::Cuda { ordinal, facts: None, context_bytes: None })
             }
             (found, choice) => found.map_err(|error| {
-                Failure::world(format!("`memory.device = \"{choice}\"`: {error}"))
+                Failure::device(error)
+                    .context(format!("`memory.device = \"{choice}\"`"))
                     .hint("`memory.device = \"cpu\"` runs without a GPU")
             }),
         }
@@ -119,7 +120,7 @@ impl Place {
     pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
             Place::Cpu => {
-                let cpu = Cpu::new(threads).map_err(Failure::world)?;
+                let cpu = Cpu::new(threads).map_err(Failure::device)?;
                 let cpu = match arithmetic {
                     Arithmetic::F32(unit) => cpu.with_f32_unit(unit),
                     Arithmetic::Bf16(_) | Arithmetic::Cuda(_) => cpu,
@@ -130,10 +131,10 @@ impl Place {
             Place::Cuda { ordinal, .. } => {
                 let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
                 let options = CudaOptions { ordinal: *ordinal, precision: arithmetic.precision(), cache };
-                Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options).map_err(Failure::world)?)))
+                Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))
             }
             Place::Elsewhere { name, .. } => {
-                Err(Failure::world(format!("`{name}` is planned for, and is not here to run on")))
+                Err(Failure::device(format!("`{name}` is planned for, and is not here to run on")))
             }
         }
     }

@@ -83,7 +83,7 @@ fn refuse_without_room(
         1 => format!("a checkpoint of {} and ", format_bytes(footprint.checkpoint_bytes)),
         _ => format!("{to_come} checkpoints of {} and ", format_bytes(footprint.checkpoint_bytes)),
     };
-    Err(Failure::world(format!(
+    Err(Failure::disk(format!(
         "the disk of `{}` has {} free, the run needs {}: {checkpoints}{} of {}",
         path.display(),
         format_bytes(free),
@@ -95,16 +95,11 @@ fn refuse_without_room(
 }
 
 /// Adds to a failed write what it needed and what there is.
-pub fn with_room(mut failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
+pub fn with_room(failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
     let Some(free) = free_bytes(path) else { return failure };
-    failure.message = format!(
-        "{}\n  {what} needs {}, the disk of `{}` has {} free",
-        failure.message,
-        format_bytes(needed_bytes),
-        path.display(),
-        format_bytes(free)
-    );
+    let (needed, free) = (format_bytes(needed_bytes), format_bytes(free));
     failure
+        .detail(format!("{what} needs {needed}, the disk of `{}` has {free} free", path.display()))
         .hint("what was saved before is intact: make room, then `--resume` goes on from the last checkpoint")
 }
 

@@ -130,7 +130,7 @@ fn refusal(
 ) -> Failure {
     let context = first.shape.positions;
     let budget = if first.stated { "the budget is" } else { "free are" };
-    let failure = Failure::world(format!(
+    let failure = Failure::memory(format!(
         "a context of {context} tokens needs {}, {budget} {}\n  base weights {}, keys and values {}",
         format_bytes(first.peak_bytes),
         format_bytes(first.budget_bytes),

@@ -76,7 +76,7 @@ impl Job {
         let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
-            return Err(Failure::world(format!("`{place}` holds no weights, only a config"))
+            return Err(Failure::model(format!("`{place}` holds no weights, only a config"))
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;
@@ -261,7 +261,7 @@ fn compile_patterns<T: Copy>(
 ) -> Result<Vec<(ModulePattern, T)>, Failure> {
     let compiled = patterns.iter().map(|(text, value)| {
         let pattern =
-            ModulePattern::new(text).map_err(|error| Failure::recipe(format!("`{key}`: {error}")))?;
+            ModulePattern::new(text).map_err(|error| Failure::recipe(error).context(format!("`{key}`")))?;
         if !paths.iter().any(|path| pattern.matches(path)) {
             return Err(Failure::recipe(format!("`{key}`: `{text}` matches no adapted linear")).hint(
                 "a pattern is a name such as `q_proj`, or the end of a path such as `layers.2.mlp.up_proj`",

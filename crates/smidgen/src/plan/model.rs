@@ -14,15 +14,15 @@ use std::collections::{HashMap, HashSet};
 
 pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
     match hub::locate(path, want, access)? {
-        Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::world),
-        Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::world),
+        Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::model),
+        Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::model),
     }
 }
 
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
     decoder_model::read_spec(model.config())
-        .map_err(|error| Failure::world(format!("`{}`: {error}", model.config_path().display())))
+        .map_err(|error| Failure::model(error).context(format!("`{}`", model.config_path().display())))
 }
 
 /// The checkpoint holds exactly the tensors that the config describes, in their shapes.
@@ -64,11 +64,11 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     let problems = problems.join("\n  ");
     Err(match model {
         Model::Folder { .. } => {
-            Failure::world(format!("config.json contradicts the weights in `{place}`\n  {problems}"))
+            Failure::model(format!("config.json contradicts the weights in `{place}`\n  {problems}"))
                 .hint("config.json and the safetensors files have to come from the same model")
         }
         Model::Gguf { .. } => {
-            Failure::world(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
+            Failure::model(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
         }
     })
 }

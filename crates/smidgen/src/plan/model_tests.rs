@@ -219,8 +219,10 @@ fn checked(place: &str, edit: impl FnOnce(&mut Vec<Part>)) -> Result<(), Failure
     std::fs::write(folder.path().join("model.safetensors"), file_of(&parts)).unwrap();
     let (model, spec) = open(folder.path());
     let place = folder.path().to_string_lossy().into_owned();
-    check_weights(&spec, &model)
-        .map_err(|failure| Failure { message: failure.message.replace(&place, "FOLDER"), ..failure })
+    check_weights(&spec, &model).map_err(|mut failure| {
+        failure.message = failure.message.replace(&place, "FOLDER");
+        failure
+    })
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl Planned {
                 )
             }
         };
-        let mut failure = Failure::world(format!("{needs}\n  largest at the peak: {}", largest.join(", ")));
+        let mut failure = Failure::memory(format!("{needs}\n  largest at the peak: {}", largest.join(", ")));
         failure.hints = self.advice.clone();
         failure
     }

@@ -65,7 +65,7 @@ pub fn summarize_adapter(
     adapter: &AdapterFile,
     original: Option<&OriginalModel>,
 ) -> Result<AdapterSummary, Failure> {
-    let read = read_modules(adapter).map_err(Failure::world)?;
+    let read = read_modules(adapter).map_err(Failure::model)?;
     let mut elements = BTreeMap::new();
     let (mut parameters, mut bytes) = (0, 0);
     for (_, tensor) in adapter.tensors() {
@@ -121,7 +121,7 @@ fn summarize_module(
 
 /// The functions of an LS-LoRA adapter, module by module.
 pub fn fourier_rows(adapter: &AdapterFile) -> Result<Vec<FourierRow>, Failure> {
-    let read = read_modules(adapter).map_err(Failure::world)?;
+    let read = read_modules(adapter).map_err(Failure::model)?;
     read.modules.iter().filter_map(|module| fourier_row(module).transpose()).collect()
 }
 
@@ -146,7 +146,7 @@ fn summarize_magnitude(
         .ok_or_else(|| {
             let place = original.path().display();
             let shape = [module.rows(), module.columns()];
-            Failure::world(format!("the base model `{place}` has no `{name}` of {shape:?} numbers"))
+            Failure::model(format!("the base model `{place}` has no `{name}` of {shape:?} numbers"))
         })?;
     let columns = module.columns();
     let rows_at_a_time = (BLOCK_BYTES / size_of::<f32>() / columns).clamp(1, module.rows());

@@ -130,22 +130,22 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let has = |name: &str| folder.join(name).is_file();
     if !folder.is_dir() {
         let what = if folder.exists() { "is not a folder" } else { "does not exist" };
-        return Err(Failure::world(format!("`{}` {what}", folder.display()))
+        return Err(Failure::disk(format!("`{}` {what}", folder.display()))
             .hint("`smidgen report` takes the folder of a run: the `output.dir` of its recipe"));
     }
     if ![PLAN, METRICS, JOB].iter().any(|name| has(name)) {
-        return Err(Failure::world(format!(
+        return Err(Failure::disk(format!(
             "`{}` is not the folder of a run: it has none of `{PLAN}`, `{METRICS}` and `{JOB}`",
             folder.display()
         )));
     }
     if !has(PLAN) {
-        return Err(Failure::world(format!("`{}` has no `{PLAN}`", folder.display())));
+        return Err(Failure::disk(format!("`{}` has no `{PLAN}`", folder.display())));
     }
-    let plan: PlanFacts = read_json_file(&folder.join(PLAN), MAX_JSON_BYTES).map_err(Failure::world)?;
+    let plan: PlanFacts = read_json_file(&folder.join(PLAN), MAX_JSON_BYTES).map_err(Failure::disk)?;
     let metrics = folder.join(METRICS);
     if !has(METRICS) {
-        return Err(Failure::world(format!(
+        return Err(Failure::disk(format!(
             "`{}` has no `{METRICS}`: the run never reached its first step",
             folder.display()
         ))
@@ -154,9 +154,9 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
     let Metrics { rows, evaluations, has_torn_line } = read_metrics(&metrics)?;
-    let history = History::read(folder).map_err(Failure::world)?;
+    let history = History::read(folder).map_err(Failure::disk)?;
     let phases = match has(PHASES) {
-        true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::world)?,
+        true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?,
         false => BTreeMap::new(),
     };
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
@@ -197,7 +197,7 @@ struct AnyRow {
 }
 
 fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
-    let unreadable = |error| Failure::world(format!("`{}` could not be read: {error}", path.display()));
+    let unreadable = |error| Failure::file("read", &path, error);
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
     let mut metrics = Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false };
     let (mut line, mut number) = (Vec::new(), 0);
@@ -212,7 +212,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
             return Ok(metrics);
         }
         let no_row = |reason: &str| {
-            Failure::world(format!("`{}` line {number} is not a metrics row: {reason}", path.display()))
+            Failure::disk(format!("`{}` line {number} is not a metrics row: {reason}", path.display()))
                 .hint("`smidgen train ... --resume` would refuse it too; remove or repair the line")
         };
         let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(&error.to_string()))?;

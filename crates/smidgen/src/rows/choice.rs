@@ -71,7 +71,7 @@ impl ChoiceSet {
                 let continuation = format!("{}{text}", question.delimiter);
                 let encoded = encode_pair(tokenizer, question, &continuation)?;
                 let (ids, scored) = cut_left(encoded, limits.max_tokens as usize).map_err(|tokens| {
-                    Failure::world(format!(
+                    Failure::data(format!(
                         "{}: the choice `{}` has {tokens} tokens, `data.max_tokens = {}` leaves no room for the question",
                         question.place, shortened(text), limits.max_tokens
                     ))
@@ -80,14 +80,14 @@ impl ChoiceSet {
                 let Question { file, unit, number, .. } = *question;
                 let place = RowPlace { file: &files[file], unit, number };
                 let span = ids.len() - scored.tokens..ids.len();
-                builder.push_spans(place, &ids, &[span]).map_err(Failure::world)?;
+                builder.push_spans(place, &ids, &[span]).map_err(Failure::data)?;
             }
             let (place, id) = (question.place.clone(), question.fields.get("id").cloned());
             let count = texts.len();
             rows.push(ChoiceRow { place, id, texts, first_sample: samples, gold });
             samples += count;
         }
-        let set = builder.finish().map_err(Failure::world)?;
+        let set = builder.finish().map_err(Failure::data)?;
         assert_eq!(set.len(), samples, "every choice is a sample");
         let mut warnings = Vec::new();
         if cut > 0 {
@@ -138,7 +138,7 @@ struct Choices {
 
 /// The choices that a row brings itself.
 fn own_choices(question: &Question) -> Result<Choices, Failure> {
-    let wrong = |what: String| Failure::world(format!("{}: {what}", question.place));
+    let wrong = |what: String| Failure::data(format!("{}: {what}", question.place));
     let Some(value) = question.fields.get("choices") else {
         return Err(wrong("`choices` is missing, the first row has it".into()));
     };
@@ -217,7 +217,7 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
     for question in questions {
         let expected = expected_of(question)?;
         let range = answer_in(pattern.as_ref(), expected).ok_or_else(|| {
-            Failure::world(format!(
+            Failure::data(format!(
                 "{}: `eval.answer` (`{answer}`) finds nothing in the expected output `{}`",
                 question.place,
                 shortened(expected)
@@ -231,7 +231,7 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
         let said = question.fields.get("answer").and_then(Json::as_str).filter(|_| pattern.is_some());
         let right = said.unwrap_or(&expected[range.clone()]);
         let gold = answers.iter().position(|answer| answer == right).ok_or_else(|| {
-            Failure::world(format!(
+            Failure::data(format!(
                 "{}: `answer` is `{}`, which is none of the answers {}",
                 question.place,
                 shortened(right),
@@ -250,7 +250,7 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
 /// The expected output of a row.
 pub fn expected_of(question: &Question) -> Result<&str, Failure> {
     question.expected.as_deref().ok_or_else(|| {
-        Failure::world(format!("{}: the row has neither an expected answer nor `choices`", question.place))
+        Failure::data(format!("{}: the row has neither an expected answer nor `choices`", question.place))
     })
 }
 
@@ -275,7 +275,7 @@ fn encode_pair(
     continuation: &str,
 ) -> Result<(Vec<i64>, Scored), Failure> {
     let context = question.prompt.trim_end();
-    let encode = |text: &str, special: bool| tokenizer.encode(text, special).map_err(Failure::world);
+    let encode = |text: &str, special: bool| tokenizer.encode(text, special).map_err(Failure::model);
     let (whole, context) = match context.is_empty() {
         false => {
             let moved = &question.prompt[context.len()..];
@@ -289,7 +289,7 @@ fn encode_pair(
         true => {
             let ids = tokenizer.special_ids();
             let first = ids.bos.or(ids.eos).ok_or_else(|| {
-                Failure::world(format!(
+                Failure::data(format!(
                     "{}: the question is empty, and the tokenizer has no BOS",
                     question.place
                 ))
@@ -300,7 +300,7 @@ fn encode_pair(
         }
     };
     if whole.len() <= context {
-        return Err(Failure::world(format!(
+        return Err(Failure::data(format!(
             "{}: the choice `{}` adds no token to the question",
             question.place,
             shortened(continuation)

@@ -48,9 +48,10 @@ fn build_of(rows: &Json, answer: &str, max_tokens: u32) -> Result<ChoiceSet, Fai
     let tokenizer = tokenizer("byte_level");
     let result = read_questions(&files, &data(), 0, &tokenizer)
         .and_then(|questions| ChoiceSet::build(&questions, &files, answer, &tokenizer, limits(max_tokens)));
-    result.map_err(|failure| {
+    result.map_err(|mut failure| {
         let place = format!("`{}`", files[0].display());
-        Failure { message: failure.message.replace(&place, "ROWS"), ..failure }
+        failure.message = failure.message.replace(&place, "ROWS");
+        failure
     })
 }
 

@@ -22,8 +22,10 @@ pub fn template_choice(template: &Template) -> TemplateChoice {
 pub fn data_files(paths: &[RecipePath], key: &str) -> Result<Vec<PathBuf>, Failure> {
     let patterns: Vec<String> =
         paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
-    find_files(&patterns, std::path::Path::new("/"))
-        .map_err(|error| with_hint(Failure::world(format!("`{key}`: {error}")), error.hint()))
+    find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
+        let hint = error.hint();
+        Failure::data(error).context(format!("`{key}`")).hint_if_some(hint)
+    })
 }
 
 pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
@@ -35,13 +37,5 @@ pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
             Overflow::Drop => tokens::Overflow::Drop,
             Overflow::Error => tokens::Overflow::Error,
         },
-    }
-}
-
-/// The failure with what the user can do about it, where something is known.
-pub fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
-    match hint {
-        Some(hint) => failure.hint(hint),
-        None => failure,
     }
 }

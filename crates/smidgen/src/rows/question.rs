@@ -100,8 +100,8 @@ pub fn read_questions(
             choose_template(&template_choice(&data.template), format, tokenizer).map_err(template_failure)?;
         let read = read_examples(files, format, |place, row| {
             let asked = ask(&row.example, template.as_ref()).map_err(|error| {
-                let failure = Failure::world(format!("{place}: {error}"));
-                Halt::Failed(error.hint().map_or(failure.clone(), |hint| failure.hint(hint)))
+                let hint = error.hint();
+                Halt::Failed(Failure::data(error).context(place).hint_if_some(hint))
             })?;
             take(Question {
                 place: place.to_string(),
@@ -129,7 +129,7 @@ pub fn read_questions(
 }
 
 fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
-    let failed = |what: &str| Halt::Failed(Failure::world(format!("{place}: {what}")));
+    let failed = |what: &str| Halt::Failed(Failure::data(format!("{place}: {what}")));
     let Json::Object(mut fields) = row else { return Err(failed("no object with named fields")) };
     let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
     let Some(name) = name else {
@@ -222,8 +222,7 @@ enum Halt {
 impl From<SourceError> for Halt {
     fn from(error: SourceError) -> Halt {
         let hint = error.hint();
-        let failure = Failure::world(error);
-        Halt::Failed(hint.map_or(failure.clone(), |hint| failure.hint(hint)))
+        Halt::Failed(Failure::data(error).hint_if_some(hint))
     }
 }
 
@@ -235,15 +234,14 @@ impl From<FormatError> for Halt {
 
 fn format_failure(error: FormatError) -> Failure {
     let hint = error.hint();
-    let failure = match &error {
-        FormatError::NoRows => Failure::world(format!("`data.eval`: {error}")),
-        _ => Failure::world(&error),
+    let failure = match error {
+        FormatError::NoRows => Failure::data(error).context("`data.eval`"),
+        _ => Failure::data(error),
     };
-    hint.map_or(failure.clone(), |hint| failure.hint(hint))
+    failure.hint_if_some(hint)
 }
 
 fn template_failure(error: TemplateError) -> Failure {
     let hint = error.hint();
-    let failure = Failure::recipe(&error);
-    hint.map_or(failure.clone(), |hint| failure.hint(hint))
+    Failure::recipe(error).hint_if_some(hint)
 }

@@ -3,7 +3,7 @@
 //! Rows that are plain questions with choices have no format, and so no loss but that of their right choices.
 
 use super::choice::ChoiceSet;
-use super::keys::{data_files, template_choice, token_limits, with_hint};
+use super::keys::{data_files, template_choice, token_limits};
 use super::question::{are_plain_questions, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
@@ -41,8 +41,8 @@ pub fn read_eval_sets(
         has_loss = !are_plain_questions(&files)?;
         // The tokenizer is gone before any weight is loaded.
         let tokenizer = read_tokenizer(model).map_err(|error| {
-            let failure = Failure::world(&error);
-            error.hint().map_or(failure.clone(), |hint| failure.hint(hint))
+            let hint = error.hint();
+            Failure::model(error).hint_if_some(hint)
         })?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let limits = token_limits(recipe, request);
@@ -87,17 +87,18 @@ pub fn read_set(
     let progress = RowProgress::new(quiet);
     prepare_set(&files, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
-        let failure = match &error {
+        let hint = error.hint();
+        let failure = match error {
             // The recipe names a template that is not there or does not suit the rows.
             PrepareError::Template(error) => Failure::recipe(error),
             PrepareError::Tokens(
                 TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
             )
             | PrepareError::NoAnswers { .. }
-            | PrepareError::Format(FormatError::NoRows) => Failure::world(format!("`{key}`: {error}")),
-            _ => Failure::world(&error),
+            | PrepareError::Format(FormatError::NoRows) => Failure::data(error).context(format!("`{key}`")),
+            _ => Failure::data(error),
         };
-        let failure = with_hint(failure, error.hint());
+        let failure = failure.hint_if_some(hint);
         if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }
     })
 }

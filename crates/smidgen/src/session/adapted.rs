@@ -57,7 +57,7 @@ pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> R
     let request = Request { extent, ..build_adapted_request(model, adapter)? };
     let needed_bytes = compile_logits(&request).reserved_bytes() as u64;
     if let Some(free_bytes) = host::free_memory_bytes().filter(|free_bytes| *free_bytes < needed_bytes) {
-        return Err(Failure::world(format!(
+        return Err(Failure::memory(format!(
             "the logits of `{}` would take {}, and {} are free",
             model.path().display(),
             format_bytes(needed_bytes),
@@ -76,7 +76,7 @@ pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> R
 /// The adapter's modules in the order of the model's linears.
 fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<LoraModule>, Failure> {
     let place = adapter.path().display();
-    let read = read_modules(adapter).map_err(Failure::world)?;
+    let read = read_modules(adapter).map_err(Failure::model)?;
     let linears = spec.linears();
     let position = |path: &str| linears.iter().position(|linear| linear.path == path);
     let mut modules = Vec::with_capacity(read.modules.len());
@@ -84,13 +84,13 @@ fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<Lora
         let path = module.path.clone();
         let Some(position) = position(&path) else {
             let kind = &spec.model_type;
-            return Err(Failure::world(format!(
+            return Err(Failure::model(format!(
                 "the adapter in `{place}` adapts `{path}`, no linear of a {kind}"
             )));
         };
         if path == HEAD && form_of(adapter) != AdapterForm::Lora {
             let kind = adapter.config().kind();
-            return Err(Failure::world(format!(
+            return Err(Failure::model(format!(
                 "the adapter in `{place}` adapts `{HEAD}` with {kind}, which cannot run"
             )));
         }

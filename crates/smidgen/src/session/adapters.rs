@@ -119,7 +119,7 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(),
         AdapterForm::Lora => {}
         AdapterForm::Dora => {
             let extent = executor.plan().extent;
-            executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+            executor.run(Entry::Refresh, &extent)?;
             for module in &request.adapters {
                 let norms = leaf(executor.plan(), &module.norm_name());
                 let magnitudes = leaf(executor.plan(), &module.magnitude_name());
@@ -149,7 +149,7 @@ fn fill_floats<D: Device>(
         }
         Ok(())
     });
-    result.map_err(Failure::world)
+    Ok(result?)
 }
 
 fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) -> Result<(), Failure> {
@@ -157,7 +157,7 @@ fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) 
     let mut piece = [0u8; 4096];
     for offset in (0..bytes).step_by(piece.len()) {
         let length = piece.len().min(bytes - offset);
-        executor.read_at(from, offset, &mut piece[..length]).map_err(Failure::world)?;
+        executor.read_at(from, offset, &mut piece[..length])?;
         executor.write_at(to, offset, &piece[..length]);
     }
     Ok(())
@@ -169,7 +169,7 @@ pub fn read_adapter<D: Device>(
     request: &Request,
     folder: &Path,
 ) -> Result<(), Failure> {
-    let file = AdapterFile::open(folder).map_err(Failure::world)?;
+    let file = AdapterFile::open(folder).map_err(Failure::model)?;
     let places = adapter_places(executor.plan(), request);
     let found = find_tensors(&places, &file)?;
     let (mut piece, mut scratch) = (vec![0u8; PIECE_BYTES], vec![0u8; PIECE_BYTES]);
@@ -177,7 +177,7 @@ pub fn read_adapter<D: Device>(
         for offset in (0..place.bytes).step_by(piece.len()) {
             let piece = &mut piece[..PIECE_BYTES.min(place.bytes - offset)];
             read_tensor_into(tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
-                .map_err(Failure::world)?;
+                .map_err(Failure::model)?;
             executor.write_at(place.leaf, place.offset + offset, piece);
         }
     }
@@ -191,7 +191,7 @@ pub fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<T
         .map(|place| ExpectedTensor { key: place.tensor.key.clone(), shape: place.tensor.shape.clone() })
         .collect();
     // The mismatch says its hints itself.
-    match_adapter(&expected, file).map_err(Failure::world)
+    match_adapter(&expected, file).map_err(Failure::model)
 }
 
 /// Writes the adapter as PEFT has it, then reads it back and compares every byte.
@@ -202,7 +202,7 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
         let place = &places[index];
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out)
     })
-    .map_err(Failure::world)?;
+    .map_err(Failure::disk)?;
     verify_adapter(executor, &places, folder)
 }
 
@@ -211,11 +211,11 @@ fn verify_adapter<D: Device>(
     places: &[AdapterPlace],
     folder: &Path,
 ) -> Result<(), Failure> {
-    let file = AdapterFile::open(folder).map_err(Failure::world)?;
+    let file = AdapterFile::open(folder).map_err(Failure::model)?;
     for place in places {
         let differs = |what: &str| {
             let (key, place) = (&place.tensor.key, folder.display());
-            Failure::world(format!("the adapter saved in `{place}` does not read back: `{key}` {what}"))
+            Failure::model(format!("the adapter saved in `{place}` does not read back: `{key}` {what}"))
         };
         let stored = file.tensor(&place.tensor.key).ok_or_else(|| differs("is missing"))?;
         let mut comparison = Comparison::with(&stored);

@@ -22,16 +22,15 @@ pub fn log_likelihoods<D: Device>(
     feed.write_loss_weight(executor, 1.0);
     let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
     for_each_eval_batch(set, limit, micro_tokens, |range| {
-        micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
+        micro_batch.fill(set, range.clone()).map_err(Failure::data)?;
         // No dropout: the step does not matter.
         feed.write_micro_batch(executor, micro_batch, 0);
-        executor.run(Entry::Eval, &micro_batch.extent()).map_err(Failure::world)?;
+        executor.run(Entry::Eval, &micro_batch.extent())?;
         let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
         let mut samples = range.flat_map(|sample| rows_of(sample as usize));
         feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
             sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
-        })
-        .map_err(Failure::world)?;
+        })?;
         assert_eq!(samples.next(), None, "every sample has its rows");
         Ok::<(), Failure>(())
     })?;
@@ -42,7 +41,7 @@ pub fn log_likelihoods<D: Device>(
 pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Result<(), Failure> {
     match log_likelihoods.iter().position(|sum| !sum.is_finite()) {
         None => Ok(()),
-        Some(sample) => Err(Failure::world(format!(
+        Some(sample) => Err(Failure::training(format!(
             "{when} is not finite: the log-likelihood of {} is {}",
             set.place(sample),
             log_likelihoods[sample]

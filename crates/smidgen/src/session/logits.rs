@@ -23,8 +23,8 @@ impl LogitsRun {
     /// Loads the base weights; adapters hold zeros until the caller fills them.
     pub fn load(request: &Request, model: &Model, extent: Extent) -> Result<LogitsRun, Failure> {
         let request = Request { extent, ..request.clone() };
-        let device = Cpu::new(request.threads).map_err(Failure::world)?;
-        let mut executor = Executor::load(compile_logits(&request), device).map_err(Failure::world)?;
+        let device = Cpu::new(request.threads).map_err(Failure::device)?;
+        let mut executor = Executor::load(compile_logits(&request), device)?;
         load_weights(&mut executor, model)?;
         Ok(LogitsRun { executor, vocabulary: request.spec.vocabulary })
     }
@@ -36,7 +36,7 @@ impl LogitsRun {
     /// What is derived from adapters; after they were filled.
     pub fn refresh(&mut self) -> Result<(), Failure> {
         let extent = self.executor.plan().extent;
-        self.executor.run(Entry::Refresh, &extent).map_err(Failure::world)
+        self.executor.run(Entry::Refresh, &extent).map_err(Failure::from)
     }
 
     /// Logits behind the tokens at `rows` (rows, V) of one sequence.
@@ -54,10 +54,10 @@ impl LogitsRun {
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             self.executor.write(place, &bytes);
         }
-        self.executor.run(Entry::Logits, &extent).map_err(Failure::world)?;
+        self.executor.run(Entry::Logits, &extent)?;
         let mut bytes = vec![0; 4 * rows.len() * self.vocabulary];
         let place = leaf(self.executor.plan(), state::LOGITS);
-        self.executor.read(place, &mut bytes).map_err(Failure::world)?;
+        self.executor.read(place, &mut bytes)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
     }
 }

@@ -34,7 +34,7 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
     let storage = executor.plan().value(id).ty.storage;
     if weight.storage() == Some(storage) {
         let fill = &mut |offset: usize, piece: &mut [u8]| weight.read_stored(offset as u64, piece);
-        return executor.fill(id, fill).map_err(Failure::world);
+        return executor.fill(id, fill).map_err(Failure::from);
     }
     if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
@@ -44,7 +44,7 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
             assert!(offset == 0, "a weight is encoded in one piece");
             encode_weight(&weight, storage, bytes, &mut |_, _| {})
         })
-        .map_err(Failure::world)
+        .map_err(Failure::from)
 }
 
 /// Streams bytes of a value from the device to a writer.
@@ -74,13 +74,13 @@ pub fn fill_from_file<D: Device>(
 ) -> Result<(), Failure> {
     let storage = executor.plan().value(id).ty.storage;
     let Some(to) = element_of(storage) else {
-        return Err(Failure::world(format!("`{}` cannot be loaded as {storage}", tensor.name())));
+        return Err(Failure::model(format!("`{}` cannot be loaded as {storage}", tensor.name())));
     };
     executor
         .fill(id, &mut |offset, piece| {
             read_tensor_into(tensor, (offset / to.size_bytes()) as u64, to, piece, scratch)
         })
-        .map_err(Failure::world)
+        .map_err(Failure::from)
 }
 
 fn element_of(storage: Storage) -> Option<Element> {
@@ -107,7 +107,7 @@ pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<()
             piece.fill(0);
             Ok(())
         });
-        result.map_err(Failure::world)?;
+        result?;
     }
     Ok(())
 }

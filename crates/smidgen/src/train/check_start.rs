@@ -29,12 +29,12 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
         (Start::Beginning, Init::Default) => return Ok(()),
     };
     let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
-        true => Failure::world(error),
-        false => Failure::world(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
+        true => Failure::model(error),
+        false => Failure::model(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
     })?;
     let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
     if found != expected {
-        return Err(Failure::world(format!(
+        return Err(Failure::model(format!(
             "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
             folder.display()
         ))

@@ -182,7 +182,7 @@ impl Course<'_> {
             history::end_for_another_plan(&self.dir, outcome.steps)?;
             device = returned;
             // Given back before the next plan is made: what planning takes is not in this one.
-            device.reserve(&Reservation::default()).map_err(Failure::world)?;
+            device.reserve(&Reservation::default())?;
             rows_of(job).batches = batches;
             start = resume::find_start(&self.dir)?;
             let moved = Moved { step: outcome.steps, reachable_bytes };
@@ -284,35 +284,33 @@ impl Course<'_> {
             describe_change(job, &before.run_policy, before.peak_bytes, &planned)
         ));
         let (now, kept) = (self.dir.file("plan.json"), format!("plan-until-{step}.json"));
-        std::fs::copy(&now, self.dir.file(&kept))
-            .map_err(|error| Failure::world(format!("`{}` could not be copied: {error}", now.display())))?;
+        std::fs::copy(&now, self.dir.file(&kept)).map_err(|error| Failure::file("copy", &now, error))?;
         Ok(planned)
     }
 
     /// Adds to a device's failure how much memory or disk there is.
     fn with_numbers(&self, job: &Job, chosen: &Chosen, error: DeviceError) -> Failure {
-        let failure = Failure::world(&error);
         match error {
-            DeviceError::File { .. } => {
-                with_room(failure, self.dir.path(), "what the plan puts on disk", chosen.disk_bytes)
-            }
+            DeviceError::File { .. } => with_room(
+                Failure::from(error),
+                self.dir.path(),
+                "what the plan puts on disk",
+                chosen.disk_bytes,
+            ),
             DeviceError::Pinned { bytes, .. } => {
                 let free = host::free_memory_bytes().map_or("unknown".into(), format_bytes);
                 let budget = match job.recipe.memory.host_budget {
                     Budget::Auto => "auto".to_owned(),
                     Budget::Bytes(bytes) => format_bytes(bytes),
                 };
-                let message = format!(
-                    "{}\n  the plan pins {} of host memory; {free} is free, `memory.host_budget` is {budget}",
-                    failure.message,
-                    format_bytes(bytes as u64)
-                );
-                let less = format_bytes(bytes as u64 / 2);
-                Failure { message, ..failure }.hint(format!(
+                let (pinned, less) = (format_bytes(bytes as u64), format_bytes(bytes as u64 / 2));
+                Failure::from(error)
+                    .detail(format!("the plan pins {pinned} of host memory; {free} is free, `memory.host_budget` is {budget}"))
+                    .hint(format!(
                     "`memory.host_budget` below {less} plans with less; `ulimit -l` limits what a process may pin"
                 ))
             }
-            _ => failure,
+            _ => Failure::from(error),
         }
     }
 

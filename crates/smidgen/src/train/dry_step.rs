@@ -24,23 +24,23 @@ impl<D: Device> Trainer<'_, D> {
         first: u64,
     ) -> Result<bool, Failure> {
         let micro_tokens = self.run_policy.micro_tokens;
-        let largest = largest_samples(batches, train, micro_tokens).map_err(Failure::world)?;
+        let largest = largest_samples(batches, train, micro_tokens).map_err(Failure::data)?;
         let step = batches.step_samples(first).samples;
         let mut packing = Packing::default();
         let lengths = step.iter().map(|sample| train.length(*sample as usize));
-        packing.pack(lengths, micro_tokens).map_err(Failure::world)?;
+        packing.pack(lengths, micro_tokens).map_err(Failure::data)?;
         let begins = packing.micro_batches().next().unwrap_or_default();
         let begins = begins.iter().map(|position| step[*position as usize]);
         if token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied()) {
             return Ok(false);
         }
-        self.micro_batch.fill(train, largest).map_err(Failure::world)?;
+        self.micro_batch.fill(train, largest).map_err(Failure::data)?;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();
-        self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
+        self.executor.run(Entry::MicroStep, &extent)?;
         // Waits for the device, so that its failure is reported here.
-        self.feed.read_report(&mut self.executor).map_err(Failure::world)?;
+        self.feed.read_report(&mut self.executor)?;
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
         self.refuse_above_plan()?;
@@ -54,7 +54,7 @@ impl<D: Device> Trainer<'_, D> {
         if bytes <= limit {
             return Ok(());
         }
-        Err(Failure::world(format!(
+        Err(Failure::memory(format!(
             "the largest micro-batch takes {}, the plan allows {}: nothing was trained",
             format_bytes(bytes),
             format_bytes(limit)

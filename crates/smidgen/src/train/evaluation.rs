@@ -63,15 +63,15 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0);
         let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
         for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            self.micro_batch.fill(set, range.clone()).map_err(Failure::world)?;
+            self.micro_batch.fill(set, range.clone()).map_err(Failure::data)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             samples += u64::from(range.end - range.start);
             tokens += extent.tokens as u64;
             supervised += extent.rows as u64;
-            self.executor.run(Entry::Eval, &extent).map_err(Failure::world)
+            self.executor.run(Entry::Eval, &extent).map_err(Failure::from)
         })?;
-        let sum = self.feed.read_eval_loss(&mut self.executor).map_err(Failure::world)?;
+        let sum = self.feed.read_eval_loss(&mut self.executor)?;
         if !sum.is_finite() {
             return Err(self.eval_not_finite(set, step, sum));
         }
@@ -93,14 +93,14 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.clear_eval_loss(&mut self.executor);
         let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
             if culprit.is_none() {
-                self.micro_batch.fill(set, range).map_err(Failure::world)?;
+                self.micro_batch.fill(set, range).map_err(Failure::data)?;
                 self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
                 culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
             }
             Ok::<(), Failure>(())
         });
         let place = culprit.map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(set)));
-        let failure = Failure::world(format!(
+        let failure = Failure::training(format!(
             "the evaluation after step {step} is not finite: summed loss {sum}{place}"
         ))
         .hint("the run so far was finite: look at the rows of `data.eval`");

@@ -6,7 +6,7 @@
 //! A resumed run cuts its file after the last record of its checkpoint and appends to it; a file that is missing or
 //! ends before that is rebuilt from `metrics.jsonl`, whose rows hold the same numbers without times.
 
-use anyhow::{Context, Result};
+use crate::failure::Failure;
 use serde_json::{Map, Value};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -28,35 +28,35 @@ pub struct EventWriter {
 
 impl EventWriter {
     /// Continues after `step`; a missing file is rebuilt from the rows of `metrics`, which has been cut there.
-    pub fn resume(folder: &Path, metrics: &Path, step: u64) -> Result<EventWriter> {
+    pub fn resume(folder: &Path, metrics: &Path, step: u64) -> Result<EventWriter, Failure> {
         if let Some(path) = find_file(folder)? {
-            let cut = cut_after(&path, step).with_context(|| format!("cannot cut `{}`", path.display()))?;
+            let cut = cut_after(&path, step).map_err(|error| Failure::file("cut", &path, error))?;
             if cut.begins_well && cut.last_step.unwrap_or(0) == step {
                 return EventWriter::append(path);
             }
-            std::fs::remove_file(&path).with_context(|| format!("cannot remove `{}`", path.display()))?;
+            std::fs::remove_file(&path).map_err(|error| Failure::file("remove", &path, error))?;
         }
         let path = folder.join(new_name());
-        write_from_metrics(&path, metrics).with_context(|| format!("cannot write `{}`", path.display()))?;
+        write_from_metrics(&path, metrics)?;
         EventWriter::append(path)
     }
 
     /// A row of `metrics.jsonl` as an event.
-    pub fn write_row(&mut self, row: &Map<String, Value>) -> Result<()> {
+    pub fn write_row(&mut self, row: &Map<String, Value>) -> Result<(), Failure> {
         self.record.clear();
         encode_row(row, now_s(), &mut self.record);
-        self.file
-            .write_all(&self.record)
-            .with_context(|| format!("cannot write to `{}`", self.path.display()))
+        self.file.write_all(&self.record).map_err(|error| Failure::file("write to", &self.path, error))
     }
 
-    pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().with_context(|| format!("cannot write `{}` to disk", self.path.display()))
+    pub fn sync(&self) -> Result<(), Failure> {
+        self.file.sync_data().map_err(|error| {
+            Failure::disk(error).context(format!("cannot write `{}` to disk", self.path.display()))
+        })
     }
 
-    fn append(path: PathBuf) -> Result<EventWriter> {
+    fn append(path: PathBuf) -> Result<EventWriter, Failure> {
         let file = OpenOptions::new().append(true).open(&path);
-        let file = file.with_context(|| format!("cannot open `{}`", path.display()))?;
+        let file = file.map_err(|error| Failure::file("open", &path, error))?;
         Ok(EventWriter { path, file, record: Vec::with_capacity(1024) })
     }
 }
@@ -233,8 +233,8 @@ fn step_of(event: &[u8]) -> Option<u64> {
     None
 }
 
-fn find_file(folder: &Path) -> Result<Option<PathBuf>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read `{}`", folder.display()))?;
+fn find_file(folder: &Path) -> Result<Option<PathBuf>, Failure> {
+    let entries = std::fs::read_dir(folder).map_err(|error| Failure::file("read", &folder, error))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let newest = names.filter(|name| name.starts_with(PREFIX) && !name.ends_with(".tmp")).max();
     Ok(newest.map(|name| folder.join(name)))
@@ -248,7 +248,7 @@ fn new_name() -> String {
 }
 
 /// A new file of all rows, whole or not at all.
-fn write_from_metrics(path: &Path, metrics: &Path) -> Result<()> {
+fn write_from_metrics(path: &Path, metrics: &Path) -> Result<(), Failure> {
     let wall_s = now_s();
     smidgen_formats::whole_file::write_whole(path, |out| {
         let mut record = Vec::new();
@@ -266,8 +266,8 @@ fn write_from_metrics(path: &Path, metrics: &Path) -> Result<()> {
             out.write_all(&record)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
+    .map_err(Failure::disk)
 }
 
 fn now_s() -> f64 {

@@ -131,7 +131,7 @@ fn end_part(
 }
 
 fn write(dir: &RunDir, history: &History) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(history).map_err(Failure::world)?;
+    let text = serde_json::to_string_pretty(history).map_err(Failure::disk)?;
     dir.write_text(FILE_NAME, &format!("{text}\n"))
 }
 
@@ -151,7 +151,7 @@ mod tests {
         begin_part(&dir, 90, 10, 5).unwrap();
         end_for_another_plan(&dir, 20).unwrap();
         begin_part(&dir, 100, 20, 4).unwrap();
-        end_run(&dir, &Err(Failure::world("step 31 is not finite"))).unwrap();
+        end_run(&dir, &Err(Failure::training("step 31 is not finite"))).unwrap();
         // Nothing began since.
         end_for_another_plan(&dir, 99).unwrap();
         let history = History::read(folder.path()).unwrap().unwrap();

@@ -5,7 +5,7 @@
 
 use super::events::EventWriter;
 use super::metrics::{EvalRow, MetricsRow, MetricsWriter};
-use anyhow::Result;
+use crate::failure::Failure;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -19,24 +19,24 @@ pub struct Journal {
 
 impl Journal {
     /// Continues after `step` (0: from the beginning) in a run folder.
-    pub fn resume(folder: &Path, step: u64) -> Result<Journal> {
+    pub fn resume(folder: &Path, step: u64) -> Result<Journal, Failure> {
         let path = folder.join("metrics.jsonl");
         let (metrics, _) = MetricsWriter::resume(&path, step)?;
         let events = EventWriter::resume(folder, &path, step)?;
         Ok(Journal { path, metrics, events })
     }
 
-    pub fn write_step(&mut self, row: &MetricsRow) -> Result<()> {
+    pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
         self.metrics.write_step(row)?;
         self.write_event(row)
     }
 
-    pub fn write_eval(&mut self, row: &EvalRow) -> Result<()> {
+    pub fn write_eval(&mut self, row: &EvalRow) -> Result<(), Failure> {
         self.metrics.write_eval(row)?;
         self.write_event(row)
     }
 
-    pub fn sync(&self) -> Result<()> {
+    pub fn sync(&self) -> Result<(), Failure> {
         self.metrics.sync()?;
         self.events.sync()
     }
@@ -46,8 +46,8 @@ impl Journal {
         &self.path
     }
 
-    fn write_event(&mut self, row: &impl Serialize) -> Result<()> {
-        match serde_json::to_value(row)? {
+    fn write_event(&mut self, row: &impl Serialize) -> Result<(), Failure> {
+        match serde_json::to_value(row).map_err(Failure::disk)? {
             Value::Object(row) => self.events.write_row(&row),
             other => unreachable!("a row is an object, not {other}"),
         }

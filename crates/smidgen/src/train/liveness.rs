@@ -128,7 +128,7 @@ impl Liveness {
                 findings.without_gradient.push(key);
                 continue;
             }
-            let now = scan(executor, tensor.place.leaf, &tensor.place).map_err(Failure::world)?;
+            let now = scan(executor, tensor.place.leaf, &tensor.place)?;
             if now.hash != tensor.start {
                 continue;
             }
@@ -168,7 +168,7 @@ impl Liveness {
         }
         let failure = match (wrong.is_empty(), findings.stuck.is_empty()) {
             (true, true) => return Ok(warnings),
-            (false, _) => Failure::world(format!(
+            (false, _) => Failure::training(format!(
                 "{UPDATES} updates gave no gradient to {}: they would not be trained",
                 listed(&wrong)
             ))
@@ -177,7 +177,7 @@ impl Liveness {
                 false => "is the loss 0, or the adapter of `adapter.init` zero in both of its matrices?",
             })
             .hint("if the data itself makes it so, leave these linears out of `adapter.targets` or `adapter.layers`"),
-            (true, false) => Failure::world(format!(
+            (true, false) => Failure::training(format!(
                 "{UPDATES} updates with a learning rate up to {:e} did not change {}, which had a gradient",
                 self.largest_lr,
                 listed(&findings.stuck)

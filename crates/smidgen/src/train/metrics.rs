@@ -11,8 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
+use smidgen_formats::whole_file::{folder_of, sync_folder};
 
 /// One optimizer step. The order of the fields is the order in the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -78,37 +79,39 @@ pub struct MetricsWriter {
 
 impl MetricsWriter {
     /// Starts a file; one that exists is refused.
-    pub fn create(path: &Path) -> Result<Self> {
+    pub fn create(path: &Path) -> Result<Self, Failure> {
         let file = OpenOptions::new()
             .append(true)
             .create_new(true)
             .open(path)
-            .with_context(|| format!("cannot create `{}`", path.display()))?;
+            .map_err(|error| Failure::file("create", &path, error))?;
         Ok(Self::over(path, file))
     }
 
     /// Continues a file after `step`: later rows and a torn last line are cut first. A missing file is started.
-    pub fn resume(path: &Path, step: u64) -> Result<(Self, Cut)> {
+    pub fn resume(path: &Path, step: u64) -> Result<(Self, Cut), Failure> {
         let cut = cut_after(path, step)?;
         let file = OpenOptions::new()
             .append(true)
             .create(true)
             .open(path)
-            .with_context(|| format!("cannot open `{}`", path.display()))?;
+            .map_err(|error| Failure::file("open", &path, error))?;
         Ok((Self::over(path, file), cut))
     }
 
-    pub fn write_step(&mut self, row: &MetricsRow) -> Result<()> {
+    pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
         self.write_line(row)
     }
 
-    pub fn write_eval(&mut self, row: &EvalRow) -> Result<()> {
+    pub fn write_eval(&mut self, row: &EvalRow) -> Result<(), Failure> {
         self.write_line(row)
     }
 
     /// Makes rows outlive a power failure; to be called before a checkpoint counts as written.
-    pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().with_context(|| format!("cannot write `{}` to disk", self.path.display()))
+    pub fn sync(&self) -> Result<(), Failure> {
+        self.file.sync_data().map_err(|error| {
+            Failure::disk(error).context(format!("cannot write `{}` to disk", self.path.display()))
+        })
     }
 
     /// The lock shows that the run is active ([`is_being_written`]); file systems without locks show nothing.
@@ -117,12 +120,13 @@ impl MetricsWriter {
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
     }
 
-    fn write_line(&mut self, row: &impl Serialize) -> Result<()> {
+    fn write_line(&mut self, row: &impl Serialize) -> Result<(), Failure> {
         self.line.clear();
-        serde_json::to_writer(&mut self.line, row)
-            .with_context(|| format!("cannot write a row of `{}`", self.path.display()))?;
+        serde_json::to_writer(&mut self.line, row).map_err(|error| {
+            Failure::disk(error).context(format!("cannot write a row of `{}`", self.path.display()))
+        })?;
         self.line.push(b'\n');
-        self.file.write_all(&self.line).with_context(|| format!("cannot write to `{}`", self.path.display()))
+        self.file.write_all(&self.line).map_err(|error| Failure::file("write to", &self.path, error))
     }
 }
 
@@ -146,12 +150,12 @@ pub struct Cut {
 /// Drops rows after `step` (0 drops all) and a torn last line. A file that needs no cut is not touched.
 ///
 /// Every line but the last was written whole, so a line that is not a row is an error.
-pub fn cut_after(path: &Path, step: u64) -> Result<Cut> {
+pub fn cut_after(path: &Path, step: u64) -> Result<Cut, Failure> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Cut::default()),
         Err(error) => {
-            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
+            return Err(Failure::file("read", path, error));
         }
     };
     let cut = copy_rows(path, file, step, &mut std::io::sink())?;
@@ -159,20 +163,18 @@ pub fn cut_after(path: &Path, step: u64) -> Result<Cut> {
         return Ok(cut);
     }
     let temporary = temporary_beside(path);
-    let write = || -> Result<()> {
-        let mut out = BufWriter::with_capacity(16 * 1024, File::create(&temporary)?);
-        copy_rows(path, File::open(path)?, step, &mut out)?;
-        out.flush()?;
-        out.get_ref().sync_all()?;
-        std::fs::rename(&temporary, path)?;
+    let write = || -> Result<(), Failure> {
+        let failed = |error| Failure::file("write", &temporary, error);
+        let mut out = BufWriter::with_capacity(16 * 1024, File::create(&temporary).map_err(failed)?);
+        let file = File::open(path).map_err(|error| Failure::file("read", path, error))?;
+        copy_rows(path, file, step, &mut out)?;
+        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed)?;
+        std::fs::rename(&temporary, path).map_err(failed)?;
         // The rename itself is durable once its folder is.
-        match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            Some(folder) => File::open(folder)?.sync_all()?,
-            None => File::open(".")?.sync_all()?,
-        }
-        Ok(())
+        sync_folder(folder_of(path)).map_err(Failure::disk)
     };
-    write().with_context(|| format!("cannot cut `{}` after step {step}", path.display()))?;
+    write()
+        .map_err(|failure| failure.context(format!("cannot cut `{}` after step {step}", path.display())))?;
     Ok(cut)
 }
 
@@ -188,16 +190,15 @@ struct StepOfRow {
 }
 
 /// Copies the rows up to `step` as they are written.
-fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<Cut> {
+fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<Cut, Failure> {
     let mut reader = BufReader::with_capacity(16 * 1024, file);
     let mut cut = Cut::default();
     let mut line = Vec::new();
     let mut number = 0u64;
     loop {
         line.clear();
-        let read = reader
-            .read_until(b'\n', &mut line)
-            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        let read =
+            reader.read_until(b'\n', &mut line).map_err(|error| Failure::file("read", &path, error))?;
         if read == 0 {
             return Ok(cut);
         }
@@ -208,12 +209,15 @@ fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result
         }
         match serde_json::from_slice::<StepOfRow>(&line) {
             Ok(row) if row.step <= step => {
-                out.write_all(&line)?;
+                out.write_all(&line).map_err(Failure::disk)?;
                 cut.kept_rows += 1;
                 cut.last_step = Some(row.step);
             }
             Ok(_) => cut.cut_rows += 1,
-            Err(error) => bail!("`{}` line {number} is not a metrics row: {error}", path.display()),
+            Err(error) => {
+                return Err(Failure::disk(error)
+                    .context(format!("`{}` line {number} is not a metrics row", path.display())));
+            }
         }
     }
 }

@@ -49,10 +49,10 @@ pub fn find_culprit<D: Device>(
     let extent = batch.map_or(executor.plan().extent, MicroBatch::extent);
     let steps = executor.plan().entry(entry).steps.clone();
     for (index, step) in steps.iter().enumerate() {
-        executor.run_step(entry, index, &extent).map_err(Failure::world)?;
+        executor.run_step(entry, index, &extent)?;
         let written = step.outputs.iter().chain(&step.updates);
         for id in written.copied() {
-            let found = first_not_finite(executor, id, &extent).map_err(Failure::world)?;
+            let found = first_not_finite(executor, id, &extent)?;
             let Some((element, what)) = found else { continue };
             let plan = executor.plan();
             return Ok(Some(Culprit {

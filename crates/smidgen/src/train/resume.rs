@@ -157,9 +157,9 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let Some(step) = dir.checkpoints().pop() else { return Ok(Start::Beginning) };
     let folder = dir.checkpoint(step);
     let path = folder.join(STATE_FILE);
-    let state: State = read_json_file(&path, 1 << 20).map_err(Failure::world)?;
+    let state: State = read_json_file(&path, 1 << 20).map_err(Failure::model)?;
     if state.version != STATE_VERSION || state.step != step {
-        return Err(Failure::world(format!(
+        return Err(Failure::model(format!(
             "`{}` is version {} of step {}, expected version {STATE_VERSION} of step {step}",
             path.display(),
             state.version,
@@ -207,7 +207,7 @@ pub fn write_state<D: Device>(
         let place = &places[index];
         weights::copy_out(executor, place.leaf, place.range.clone(), out)
     })
-    .map_err(Failure::world)?;
+    .map_err(Failure::disk)?;
     let state = State {
         version: STATE_VERSION,
         step,
@@ -220,11 +220,11 @@ pub fn write_state<D: Device>(
         compute: job.arithmetic.name(),
         loss_scale,
     };
-    let state = serde_json::to_string_pretty(&state).map_err(Failure::world)?;
+    let state = serde_json::to_string_pretty(&state).map_err(Failure::disk)?;
     let products = executor.device().chosen_algorithms().map(|chosen| (PRODUCTS_FILE, chosen));
     for (name, text) in products.into_iter().chain([(JOB_FILE, render_job(&job.recipe)), (STATE_FILE, state)])
     {
-        write_whole(&folder.join(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)?;
+        write_whole(&folder.join(name), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     Ok(())
 }
@@ -245,11 +245,11 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     trained_state::read_saved(executor, job, folder)?;
     let path = folder.join(MOMENTS_FILE);
-    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
+    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::model)?);
     let mut scratch = vec![0u8; 16 << 10];
     for (place, spec) in moment_tensors(executor.plan()) {
         let broken = |what: &str| {
-            Failure::world(format!("`{}`: tensor `{}` {what}", path.display(), spec.name))
+            Failure::model(format!("`{}`: tensor `{}` {what}", path.display(), spec.name))
                 .hint("remove that checkpoint folder to continue from the one before")
         };
         let position = file.position(&spec.name).ok_or_else(|| broken("is missing"))?;
@@ -262,7 +262,7 @@ pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pat
         for offset in place.range.clone().step_by(scratch.len()) {
             let piece = scratch.len().min(place.range.end - offset);
             let piece = &mut scratch[..piece];
-            tensor.read_at((offset - place.range.start) as u64, piece).map_err(Failure::world)?;
+            tensor.read_at((offset - place.range.start) as u64, piece).map_err(Failure::model)?;
             executor.write_at(place.leaf, offset, piece);
         }
     }
@@ -304,8 +304,8 @@ pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> 
     if !path.exists() {
         return Ok(vec![]);
     }
-    let old =
-        read_recipe(&path, &[]).map_err(|error| Failure::world(format!("`{}`: {error}", path.display())))?;
+    let old = read_recipe(&path, &[])
+        .map_err(|error| Failure::model(error).context(format!("`{}`", path.display())))?;
     let (mut notes, mut refused) = (Vec::new(), Vec::new());
     for difference in differences(&old, recipe) {
         match verdict(&difference, &old, recipe) {

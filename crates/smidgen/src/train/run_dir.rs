@@ -21,7 +21,7 @@ impl RunDir {
     /// The folder of a run, which need not exist yet. Nothing is written.
     pub fn at(path: &Path) -> Result<RunDir, Failure> {
         if path.exists() && !path.is_dir() {
-            return Err(Failure::world(format!("`{}` is a file, not a folder", path.display()))
+            return Err(Failure::disk(format!("`{}` is a file, not a folder", path.display()))
                 .hint("choose another `output.dir`"));
         }
         Ok(RunDir { path: path.to_path_buf() })
@@ -30,7 +30,7 @@ impl RunDir {
     /// Refuses a folder that holds a run, before anything is written or read.
     pub fn refuse_run(&self) -> Result<(), Failure> {
         if self.holds_run() {
-            return Err(Failure::world(format!("`{}` already holds a run", self.path.display()))
+            return Err(Failure::disk(format!("`{}` already holds a run", self.path.display()))
                 .hint("`--resume` continues it; choose another `output.dir` to start a new run"));
         }
         Ok(())
@@ -46,14 +46,14 @@ impl RunDir {
         if !holds_base && (self.holds_run() || !model.exists()) {
             return Ok(());
         }
-        Err(Failure::world(format!("the run would replace `{}`", model.display()))
+        Err(Failure::disk(format!("the run would replace `{}`", model.display()))
             .hint("choose another `output.dir`: a run of `adapter.kind = \"full\"` writes `model` in it"))
     }
 
     /// Creates the folder if it does not exist.
     pub fn make(&self) -> Result<(), Failure> {
         fs::create_dir_all(&self.path).map_err(|error| {
-            Failure::world(format!("`{}` could not be created: {error}", self.path.display()))
+            Failure::file("create", &self.path, error)
                 .hint("choose another `output.dir`, or create the folder with write permission")
         })
     }
@@ -71,9 +71,7 @@ impl RunDir {
             }
             fs::rename(&made, &old)
         };
-        hide().map_err(|error: std::io::Error| {
-            Failure::world(format!("`{}` could not be renamed: {error}", made.display()))
-        })
+        hide().map_err(|error: std::io::Error| Failure::file("rename", &made, error))
     }
 
     fn holds_run(&self) -> bool {
@@ -89,7 +87,7 @@ impl RunDir {
     }
 
     pub fn write_text(&self, name: &str, text: &str) -> Result<(), Failure> {
-        write_whole(&self.file(name), |out| out.write_all(text.as_bytes())).map_err(Failure::world)
+        write_whole(&self.file(name), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)
     }
 
     /// Steps of the checkpoints that are there whole, ascending.
@@ -115,16 +113,14 @@ impl RunDir {
     ) -> Result<(), Failure> {
         let (target, temporary, old) =
             (self.file(name), self.file(&format!(".{name}.tmp")), self.file(&format!(".{name}.old")));
-        let failed = |error: std::io::Error| {
-            Failure::world(format!("`{}` could not be written: {error}", target.display()))
-        };
+        let failed = |error: std::io::Error| Failure::file("write", &target, error);
         for leftover in [&temporary, &old] {
             if leftover.exists() {
                 fs::remove_dir_all(leftover).map_err(failed)?;
             }
         }
         fs::create_dir(&temporary).map_err(failed)?;
-        let filled = fill(&temporary).and_then(|()| sync_folder(&temporary).map_err(Failure::world));
+        let filled = fill(&temporary).and_then(|()| sync_folder(&temporary).map_err(Failure::disk));
         if let Err(failure) = filled {
             // The failure matters more than what is left of the attempt.
             let _ = fs::remove_dir_all(&temporary);
@@ -134,7 +130,7 @@ impl RunDir {
             fs::rename(&target, &old).map_err(failed)?;
         }
         fs::rename(&temporary, &target).map_err(failed)?;
-        sync_folder(&self.path).map_err(Failure::world)?;
+        sync_folder(&self.path).map_err(Failure::disk)?;
         if old.exists() {
             fs::remove_dir_all(&old).map_err(failed)?;
         }
@@ -148,9 +144,7 @@ impl RunDir {
             if is_leftover(&entry.file_name().to_string_lossy()) {
                 let path = entry.path();
                 let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-                removed.map_err(|error| {
-                    Failure::world(format!("`{}` could not be removed: {error}", path.display()))
-                })?;
+                removed.map_err(|error| Failure::file("remove", &path, error))?;
             }
         }
         Ok(())
@@ -168,9 +162,7 @@ impl RunDir {
                 fs::rename(&path, &hidden)?;
                 fs::remove_dir_all(&hidden)
             };
-            remove().map_err(|error| {
-                Failure::world(format!("`{}` could not be removed: {error}", path.display()))
-            })?;
+            remove().map_err(|error| Failure::file("remove", &path, error))?;
         }
         Ok(())
     }

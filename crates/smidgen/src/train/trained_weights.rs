@@ -77,18 +77,18 @@ pub fn read_trained<D: Device>(
             .fill(id, &mut |offset, piece| {
                 read_tensor_into(&tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
             })
-            .map_err(Failure::world)?;
+            .map_err(Failure::from)?;
     }
     Ok(())
 }
 
 fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(ValueId, TensorRef)>, Failure> {
     let path = folder.join(TRAINED_FILE);
-    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::world)?);
+    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::model)?);
     let tensors = request.trained.iter().map(|name| {
         let output = Output::trained(plan, name.clone(), Element::F32);
         let broken = |what: String| {
-            Failure::world(format!("`{}`: tensor `{name}` {what}", path.display()))
+            Failure::model(format!("`{}`: tensor `{name}` {what}", path.display()))
                 .hint("remove that checkpoint folder to continue from the one before")
         };
         let position = file.position(name).ok_or_else(|| broken("is missing".into()))?;
@@ -168,8 +168,7 @@ fn write_shards<D: Device>(
     if shards.len() > 1 {
         let named = outputs.iter().map(|output| (output.spec.name.as_str(), output.bytes()));
         let text = render_index(&named.collect::<Vec<_>>(), &shards);
-        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes()))
-            .map_err(Failure::world)?;
+        write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     Ok(())
 }
@@ -188,12 +187,12 @@ pub fn write_beside(model: &Model, folder: &Path) -> Result<Vec<String>, Failure
 fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &Path) -> Result<(), Failure> {
     let specs: Vec<TensorSpec> = outputs.iter().map(|output| output.spec.clone()).collect();
     write_safetensors(path, &pytorch_metadata(), &specs, |index, out| outputs[index].write(executor, out))
-        .map_err(Failure::world)?;
-    let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::world)?);
+        .map_err(Failure::disk)?;
+    let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::model)?);
     for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(_))) {
         let name = &output.spec.name;
         let differs =
-            |what: &str| Failure::world(format!("`{}` does not read back: `{name}` {what}", path.display()));
+            |what: &str| Failure::model(format!("`{}` does not read back: `{name}` {what}", path.display()));
         let position = file.position(name).ok_or_else(|| differs("is missing"))?;
         let stored = TensorRef::new(&file, position);
         let mut comparison = Comparison::with(&stored);

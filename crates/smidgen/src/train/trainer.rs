@@ -94,7 +94,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         run_policy: RunPolicy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
-        let executor = Executor::load(plan, device).map_err(Failure::world)?;
+        let executor = Executor::load(plan, device)?;
         Trainer::fill(job, executor, dir, run_policy, start)
     }
 
@@ -117,7 +117,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             Start::Beginning => trained_state::start(&mut executor, job)?,
             Start::Checkpoint { folder, .. } => resume::read_state(&mut executor, job, folder)?,
         }
-        executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
+        executor.run(Entry::Refresh, &extent)?;
         Ok(Trainer {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
@@ -189,7 +189,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let settings = &job.recipe.train;
         let updated = (0..first).filter(|step| schedule.lr(*step) > 0.0).take(liveness::UPDATES as usize);
         if (updated.count() as u64) < liveness::UPDATES {
-            self.liveness = Some(Liveness::begin(&mut self.executor, job).map_err(Failure::world)?);
+            self.liveness = Some(Liveness::begin(&mut self.executor, job)?);
         }
         let mut outcome = Outcome {
             steps: first,
@@ -200,7 +200,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         let footprint = Footprint::of(self.executor.plan(), job, total);
         let folder = self.dir.path().to_path_buf();
-        let unwritten = |error: anyhow::Error| with_room(error.into(), &folder, "a row", ROW_BYTES);
+        let unwritten = |failure: Failure| with_room(failure, &folder, "a row", ROW_BYTES);
         let mut moment = Moment {
             step: first,
             epoch: batches.epochs_after(first),
@@ -400,10 +400,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::world)?;
+            self.micro_batch.fill(train, chosen).map_err(Failure::data)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
-            self.executor.run(Entry::MicroStep, &extent).map_err(Failure::world)?;
+            self.executor.run(Entry::MicroStep, &extent)?;
             if let Some(liveness) = &mut self.liveness {
                 let positions = &self.micro_batch.positions;
                 liveness.see_positions(self.micro_batch.rows.iter().map(|row| positions[*row as usize]));
@@ -420,21 +420,21 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
         let lengths = samples.iter().map(|sample| train.length(*sample as usize));
-        self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::world)
+        self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::data)
     }
 
     /// Queues the update of a step and its report.
     fn begin_update(&mut self, begun: &BegunStep) -> Result<(), Failure> {
         let BegunStep { step, lr, .. } = *begun;
         if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
-            liveness.see_gradients(&mut self.executor).map_err(Failure::world)?;
+            liveness.see_gradients(&mut self.executor)?;
         }
         let scale = self.scale();
         self.feed.write_hyper(&mut self.executor, lr, step + 1, scale);
         let extent = self.executor.plan().extent;
-        self.executor.run(Entry::Update, &extent).map_err(Failure::world)?;
-        self.executor.run(Entry::Refresh, &extent).map_err(Failure::world)?;
-        self.feed.begin_report(&mut self.executor).map_err(Failure::world)
+        self.executor.run(Entry::Update, &extent)?;
+        self.executor.run(Entry::Refresh, &extent)?;
+        self.feed.begin_report(&mut self.executor).map_err(Failure::from)
     }
 
     /// Waits for the report of a step and makes its row.
@@ -444,13 +444,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         begun: BegunStep,
         progress: &Progress,
     ) -> Result<MetricsRow, Failure> {
-        let mut report = self.feed.finish_report(&mut self.executor).map_err(Failure::world)?;
+        let mut report = self.feed.finish_report(&mut self.executor)?;
         let mut overflows = 0;
         while !report.finite && self.loss_scale.as_mut().is_some_and(LossScale::shrink) {
             overflows += 1;
             self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised)?;
             self.begin_update(&begun)?;
-            report = self.feed.finish_report(&mut self.executor).map_err(Failure::world)?;
+            report = self.feed.finish_report(&mut self.executor)?;
         }
         if let Some(loss_scale) = self.loss_scale.as_mut().filter(|_| report.finite) {
             loss_scale.see_finite();
@@ -515,7 +515,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::world)?;
+            self.micro_batch.fill(train, chosen).map_err(Failure::data)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
             if culprit.is_some() {
@@ -571,7 +571,7 @@ fn not_finite(
         samples.iter().take(4).map(|sample| train.place(*sample as usize).to_string()).collect();
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
     let first = culprit.as_ref().map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
-    let failure = Failure::world(format!(
+    let failure = Failure::training(format!(
         "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; trained weights are unchanged{first}",
         report.loss,
         report.grad_norm,

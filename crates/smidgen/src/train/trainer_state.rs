@@ -71,7 +71,7 @@ pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, metrics: &Path) -
         serde_json::to_writer_pretty(&mut *out, &state)?;
         out.write_all(b"\n")
     })
-    .map_err(Failure::world)
+    .map_err(Failure::disk)
 }
 
 /// Whether the state in a folder is that of a run that early stopping ended.

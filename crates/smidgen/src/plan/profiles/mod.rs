@@ -73,7 +73,7 @@ pub fn named(memory: &Memory) -> Result<Option<ChosenProfile>, Failure> {
     Ok(match &memory.profile {
         ProfileChoice::Auto => None,
         ProfileChoice::File(path) => {
-            let device = saved::read(&path.resolved).map_err(Failure::world)?;
+            let device = saved::read(&path.resolved).map_err(Failure::disk)?;
             Some(ChosenProfile { device, origin: Origin::File(path.resolved.clone()) })
         }
         ProfileChoice::Named(name) => {
