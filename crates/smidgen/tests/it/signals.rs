@@ -51,7 +51,7 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
         send(&child, signal);
         let ended = child.wait_with_output().unwrap();
         let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.code(), Some(1), "{signal}: {said}");
+        assert_eq!(ended.status.code(), Some(130), "{signal}: {said}");
         let step = *scratch.checkpoints("run").last().unwrap();
         assert_eq!(scratch.metrics("run").len() as u64, step, "{signal}");
         assert!(said.contains("finishing the step and saving; press Ctrl-C again to quit now\n"), "{said}");

@@ -219,7 +219,7 @@ fn the_command_reference_is_what_the_code_says() {
     let head = "# Commands\n\n\
         This page is generated from the definitions of the command line; `smidgen COMMAND --help` prints the same.\n\
         Results go to stdout, messages to stderr.\n\
-        Exit codes: 0 done; 1 failed, does not fit or interrupted; 2 the recipe or the command is wrong.\n\
+        Exit codes: 0 done; 1 failed, or the run does not fit; 2 the recipe or the command is wrong; 130 interrupted, with the state saved.\n\
         Lines are at most 80 columns wide, or `COLUMNS` if it is set; `NO_COLOR` turns colour off, `CLICOLOR_FORCE` turns it on.\n";
     expect_file("docs/commands.md", &format!("{head}{}", render_command_reference(&command())));
 }
