@@ -83,7 +83,7 @@ pub(crate) fn elsewhere_bytes(plan: &Plan) -> u64 {
 
 /// A run that no policy fits into the budget.
 #[derive(Clone, Debug, Error)]
-#[error("the leanest plan needs {} bytes, the budget is {budget_bytes}", leanest.peak_bytes)]
+#[error("the smallest plan needs {} bytes, the budget is {budget_bytes}", leanest.peak_bytes)]
 pub struct SolveError {
     pub budget_bytes: u64,
     /// The plan that needs least.

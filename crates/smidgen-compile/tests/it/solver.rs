@@ -136,7 +136,7 @@ fn what_does_not_fit_carries_the_leanest_plan() {
     assert_eq!(leanest.demand, small, "the smaller micro-batch needs less");
     let peaks = (0..=LAYERS).map(|count| peak_with(&small, count, leanest.policy.loss_chunk));
     assert_eq!(Some(leanest.peak_bytes), peaks.min());
-    let message = format!("the leanest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
+    let message = format!("the smallest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
     assert_eq!(error.to_string(), message);
     // The figure is honest: with it, the run fits; with one byte less it does not.
     assert!(solved(&[large, small], &resident(), leanest.peak_bytes).is_ok());

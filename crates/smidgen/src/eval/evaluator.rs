@@ -116,9 +116,9 @@ fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
     let largest: Vec<String> = (plan.plan.peak().largest.iter().take(3))
         .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
         .collect();
-    let budget = if means.stated { "the budget is" } else { "free are" };
+    let budget = if means.stated { "the budget is" } else { "free memory is" };
     Failure::memory(format!(
-        "the leanest evaluation needs {}, {budget} {}\n  largest at the peak: {}",
+        "the smallest evaluation needs {}, {budget} {}\n  largest at the peak: {}",
         format_bytes(plan.peak_bytes),
         format_bytes(means.budget_bytes),
         largest.join(", ")

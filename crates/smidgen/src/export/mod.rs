@@ -56,5 +56,5 @@ fn prepare_output(output: &Path) -> Result<(), Failure> {
             .hint("choose another `--output`, or remove it"));
     }
     let folder = folder_of(output);
-    std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", &folder, error))
+    std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))
 }

@@ -51,7 +51,7 @@ pub fn locate_gguf(path: &Path) -> Result<Located, Failure> {
             Err(Failure::model(format!("the model file `{}` does not exist", path.display()))
                 .hint(RELATIVE_TO))
         }
-        Err(error) => Err(Failure::file("read", &path, error)),
+        Err(error) => Err(Failure::file("read", path, error)),
     }
 }
 

@@ -83,7 +83,7 @@ impl Located {
 
     /// Names and sizes of the files that make up the model, sorted by name.
     pub fn files(&self) -> Result<Vec<(String, u64)>, Failure> {
-        let unreadable = |error: std::io::Error| Failure::file("list", &self.path(), error);
+        let unreadable = |error: std::io::Error| Failure::file("list", self.path(), error);
         let named = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut files = match self {
             Located::GgufFile(path) => vec![(named(path), path.metadata().map_err(unreadable)?.len())],

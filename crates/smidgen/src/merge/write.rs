@@ -85,7 +85,7 @@ fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace)
         })
         .collect();
     let layout = lay_out_file(&pytorch_metadata(), &specs).map_err(Failure::disk)?;
-    let failed = |error| Failure::file("write", &path, error);
+    let failed = |error| Failure::file("write", path, error);
     let file = File::create_new(path).map_err(failed)?;
     file.set_len(layout.file_bytes).map_err(failed)?;
     file.write_all_at(&layout.beginning, 0).map_err(failed)?;
@@ -106,7 +106,7 @@ struct Target<'a> {
 impl Target<'_> {
     fn write(&self, byte_offset: u64, bytes: &[u8]) -> Result<(), Failure> {
         (self.file.write_all_at(bytes, self.offset + byte_offset))
-            .map_err(|error| Failure::file("write", &self.path, error))
+            .map_err(|error| Failure::file("write", self.path, error))
     }
 }
 
@@ -223,7 +223,7 @@ impl OutputFolder {
     }
 
     pub fn create(target: &Path) -> Result<OutputFolder, Failure> {
-        let failed = |path: &Path, error| Failure::file("create", &path, error);
+        let failed = |path: &Path, error| Failure::file("create", path, error);
         let Some(name) = target.file_name() else {
             return Err(Failure::command(format!(
                 "`{}` cannot be the name of a new folder",

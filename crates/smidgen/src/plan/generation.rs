@@ -129,7 +129,7 @@ fn refusal(
     least: &GenerationPlan,
 ) -> Failure {
     let context = first.shape.positions;
-    let budget = if first.stated { "the budget is" } else { "free are" };
+    let budget = if first.stated { "the budget is" } else { "free memory is" };
     let failure = Failure::memory(format!(
         "a context of {context} tokens needs {}, {budget} {}\n  base weights {}, keys and values {}",
         format_bytes(first.peak_bytes),

@@ -183,7 +183,7 @@ impl Planned {
             .collect();
         let needs = match self.solution.peak_bytes > self.budget_bytes {
             true => format!(
-                "the leanest plan needs {}, the budget is {}",
+                "the smallest plan needs {}, the budget is {}",
                 format_bytes(self.solution.peak_bytes),
                 format_bytes(self.budget_bytes)
             ),

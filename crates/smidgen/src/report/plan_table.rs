@@ -78,15 +78,15 @@ pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -
     let margin = format_bytes(margin_bytes);
     match device {
         DeviceKind::Cpu => format!("process and data {known}, margin {margin}"),
-        DeviceKind::Cuda => format!("driver, kernels and cuBLASLt {known}, margin {margin}"),
+        DeviceKind::Cuda => format!("driver {known}, margin {margin}"),
     }
 }
 
-/// What a plan has beside the device, a line for each kind of memory that it takes.
+/// Pinned memory and disk of a plan, one line each.
 pub fn elsewhere_lines(plan: &Plan) -> String {
     let line = |(what, size): (&str, SpaceSize)| {
         let bytes = format_bytes(size.bytes() as u64);
-        format!("  {what:<16}{bytes:>12}   beside the device, while it is not needed there\n")
+        format!("  {what:<16}{bytes:>12}   for offloaded tensors\n")
     };
     let places = [("pinned memory", plan.host), ("disk", plan.disk)];
     places.into_iter().filter(|(_, size)| size.bytes() > 0).map(line).collect()
@@ -123,7 +123,7 @@ fn storages(job: &Job) -> String {
     }
     let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
     let origin = match (job.model.has_weights(), job.recipe.model.base) {
-        (false, _) => ", by the config alone: there are no weights",
+        (false, _) => ", from config.json (weights not downloaded)",
         (true, BaseFormat::AsStored) => ", as stored",
         (true, _) => "",
     };

@@ -197,7 +197,7 @@ struct AnyRow {
 }
 
 fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
-    let unreadable = |error| Failure::file("read", &path, error);
+    let unreadable = |error| Failure::file("read", path, error);
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
     let mut metrics = Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false };
     let (mut line, mut number) = (Vec::new(), 0);

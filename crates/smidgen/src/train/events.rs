@@ -234,7 +234,7 @@ fn step_of(event: &[u8]) -> Option<u64> {
 }
 
 fn find_file(folder: &Path) -> Result<Option<PathBuf>, Failure> {
-    let entries = std::fs::read_dir(folder).map_err(|error| Failure::file("read", &folder, error))?;
+    let entries = std::fs::read_dir(folder).map_err(|error| Failure::file("read", folder, error))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let newest = names.filter(|name| name.starts_with(PREFIX) && !name.ends_with(".tmp")).max();
     Ok(newest.map(|name| folder.join(name)))

@@ -84,7 +84,7 @@ impl MetricsWriter {
             .append(true)
             .create_new(true)
             .open(path)
-            .map_err(|error| Failure::file("create", &path, error))?;
+            .map_err(|error| Failure::file("create", path, error))?;
         Ok(Self::over(path, file))
     }
 
@@ -95,7 +95,7 @@ impl MetricsWriter {
             .append(true)
             .create(true)
             .open(path)
-            .map_err(|error| Failure::file("open", &path, error))?;
+            .map_err(|error| Failure::file("open", path, error))?;
         Ok((Self::over(path, file), cut))
     }
 
@@ -197,8 +197,7 @@ fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result
     let mut number = 0u64;
     loop {
         line.clear();
-        let read =
-            reader.read_until(b'\n', &mut line).map_err(|error| Failure::file("read", &path, error))?;
+        let read = reader.read_until(b'\n', &mut line).map_err(|error| Failure::file("read", path, error))?;
         if read == 0 {
             return Ok(cut);
         }

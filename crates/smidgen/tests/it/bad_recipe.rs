@@ -200,7 +200,7 @@ fn evaluation_without_data_for_it() {
 #[test]
 fn a_run_that_does_not_fit_writes_nothing() {
     let scratch = Scratch::new();
-    let words = ["error: the leanest plan needs ", "hint: `memory.budget = \"", "is the least that fits"];
+    let words = ["error: the smallest plan needs ", "hint: `memory.budget = \"", "is the least that fits"];
     scratch.train_refused(1, &["memory.budget=1MiB"], &words);
 }
 

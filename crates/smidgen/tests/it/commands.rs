@@ -157,7 +157,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
         &ended.stdout,
         expect![[r#"
             bare · LoRA r=4 · f32 · batch 4 · budget 64.00 MiB · cpu
-              base weights      184.50 KiB   f32, by the config alone: there are no weights
+              base weights      184.50 KiB   f32, from config.json (weights not downloaded)
               adapters           22.50 KiB   f32 masters
               gradients          22.50 KiB
               optimizer          45.00 KiB
@@ -187,7 +187,7 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the leanest plan needs 30.25 MiB, the budget is 4.00 MiB
+            error: the smallest plan needs 30.25 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of forward, lm_head_loss 1.28 MiB, base weights 184.50 KiB, layers.1.attn.o 10.00 KiB
 
             hint: `memory.budget = "31MiB"` is the least that fits

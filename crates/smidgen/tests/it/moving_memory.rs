@@ -254,7 +254,7 @@ fn memory_that_was_taken_since_the_plan_was_made() {
     assert!(account.result.is_ok() && peak(&scene.plan("stated")) <= reachable - reachable / 32);
     // Where nothing fits the run is refused, and nothing is written.
     let account = scene.run("nothing", &[], generous(), &[leanest]);
-    assert!(account.result.unwrap_err().starts_with("error: the leanest plan needs "));
+    assert!(account.result.unwrap_err().starts_with("error: the smallest plan needs "));
     assert!(!scene.run_folder("nothing").exists());
 }
 
@@ -339,7 +339,7 @@ fn a_run_that_no_longer_fits_at_all_ends_with_its_state_saved() {
     let adapt = ["memory.budget=auto", "memory.adapt=true"];
     assert!(scene.run("alone", &adapt[..1], generous(), &[PLENTY]).result.is_ok());
     let account = scene.run("run", &adapt, generous(), &[PLENTY, 1 << 20]);
-    assert!(account.result.unwrap_err().starts_with("error: the leanest plan needs "));
+    assert!(account.result.unwrap_err().starts_with("error: the smallest plan needs "));
     let start = find_start(&RunDir::at(&scene.run_folder("run")).unwrap()).unwrap();
     assert_eq!(start.updates_done(), 4);
     let account = scene.run_from("run", &adapt, generous(), &[PLENTY], start);

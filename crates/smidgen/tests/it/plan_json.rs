@@ -114,7 +114,7 @@ fn a_plan_that_does_not_fit_is_still_printed() {
     let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(plan["fits"], json!(false));
     assert!(bytes(&plan["peak_bytes"]) > bytes(&plan["budget_bytes"]));
-    assert!(ended.stderr.starts_with("error: the leanest plan needs "), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("error: the smallest plan needs "), "{}", ended.stderr);
     let hints: Vec<&str> = ended.stderr.lines().filter_map(|line| line.strip_prefix("hint: ")).collect();
     let advice: Vec<&str> =
         plan["advice"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
