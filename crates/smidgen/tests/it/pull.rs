@@ -483,8 +483,7 @@ fn a_disk_that_takes_no_more_is_no_half_model() {
         };
     }
     let refused = ended(shell);
-    let words =
-        [".incomplete` could not be written: ", " of the 186.50 KiB of `model.safetensors` are there"];
+    let words = [".incomplete`: ", " of the 186.50 KiB of `model.safetensors` are there"];
     check_refused(&refused, 1, &words);
     assert_eq!(pulling.snapshot_names(), [""; 0]);
     assert_eq!(pulling.pull().code, Some(0));
