@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks a report in Chromium: its size, how fast it opens, how it looks at 1280 and 400 pixels, light and dark.
 
-    python3 benches/report_page.py --smidgen target/release/smidgen --shots /tmp/shots
+    python3 benches/report_page.py --smidgen target/release/smidgen --shots shots
 
 Trains a fixture for six steps, replaces its metrics by those of a run of 10,000 steps, and opens the page that
 `smidgen report` makes of them; `--page FILE` opens an existing page instead, `--run DIR` makes one of a run. Checks

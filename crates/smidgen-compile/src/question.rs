@@ -20,7 +20,7 @@ pub struct Demand {
 pub struct Budget {
     /// Reservation and context on the device.
     pub device_bytes: u64,
-    /// What may lie elsewhere: pinned memory beside a GPU, disk beside a CPU.
+    /// Bytes for offloaded tensors: pinned memory with a GPU, disk with a CPU.
     pub elsewhere_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Pins {
     pub loss_chunk: Option<usize>,
     /// Tokens for which wide activations exist at the same time; 0 = all.
     pub tile_tokens: Option<usize>,
-    /// How many layers' weights lie elsewhere, and whether the tables do.
+    /// How many layers' weights are offloaded, and whether the embedding and head are.
     pub weights_away: Option<usize>,
     pub tables_away: Option<bool>,
     /// Whether those that are away are on disk, also beside a GPU.

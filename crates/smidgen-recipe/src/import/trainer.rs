@@ -293,7 +293,7 @@ pub struct Saving {
     pub eval_needs_strategy: bool,
 }
 
-/// Checkpoints and evaluations, every so many steps or epochs.
+/// How often to save and evaluate, in steps or epochs.
 pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
     let Saving { tool, save_default, eval_needs_strategy } = saving;
     let default = save_default.then_some((500, tool));

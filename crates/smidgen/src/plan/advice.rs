@@ -88,7 +88,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     advice
 }
 
-/// The job's request if it trained so many of the last layers of the base; `None` where that is nothing.
+/// The job's request if it trained this many of the last layers; `None` if that selects no weight.
 fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
     let mut recipe = job.recipe.clone();
     recipe.adapter.layers = Layers::Last(count);

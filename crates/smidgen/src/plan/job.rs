@@ -104,7 +104,7 @@ impl Job {
 }
 
 impl Job {
-    /// The budget of a run that finds so much memory when it looks again.
+    /// The budget of a run that replans with this much memory available.
     pub fn budget_for(&self, reachable_bytes: u64) -> JobBudget {
         let budget = budget_within(&self.recipe, self.request.device, reachable_bytes);
         budget.within(self.recipe.memory.budget, &self.profile)

@@ -73,7 +73,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     })
 }
 
-/// Whether operations can read a tensor as it lies: matrices in any storage, vectors as plain numbers.
+/// Whether operations can read a tensor as stored: matrices in any storage, vectors as plain numbers.
 fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
     storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
 }
