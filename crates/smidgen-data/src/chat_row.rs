@@ -7,12 +7,9 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::format_error::FormatError;
-use super::source::RowPlace;
-
-/// For the hint: every name that `role_of` knows.
-pub(super) const KNOWN_ROLES: &str = "`system`, `developer`, `user` (`human`), \
-`assistant` (`gpt`, `chatgpt`, `model`, `bing`), `tool` (`function`, `observation`) and `ipython`";
+use crate::example::RowFormat;
+use crate::format_error::FormatError;
+use crate::row_place::RowPlace;
 
 fn role_of(name: &str) -> Option<&'static str> {
     Some(match name {
@@ -164,7 +161,7 @@ pub(super) fn wrong_type(
 fn missing(place: RowPlace<'_>, at: &str, wanted: &'static str, fields: &Map<String, Json>) -> FormatError {
     FormatError::MissingField {
         place: format!("{place}, `{at}`"),
-        format: super::format::RowFormat::Chat,
+        format: RowFormat::Chat,
         wanted,
         fields: field_names(fields),
     }

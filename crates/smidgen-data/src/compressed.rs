@@ -4,41 +4,11 @@
 //! read does not: `packing_error` tells them apart.
 //! Leaves out what the bytes are (`utf8_reader.rs`), and archives with several files.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-use super::source::SourceError;
-
-/// How the bytes of a file are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    None,
-    Gzip,
-    Zstd,
-}
-
-impl Compression {
-    /// The packing that a file's name tells.
-    pub fn of(path: &Path) -> Compression {
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some(extension) if extension.eq_ignore_ascii_case("gz") => Compression::Gzip,
-            Some(extension) if extension.eq_ignore_ascii_case("zst") => Compression::Zstd,
-            _ => Compression::None,
-        }
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Compression::None => "plain",
-            Compression::Gzip => "gzip",
-            Compression::Zstd => "zstd",
-        })
-    }
-}
+use crate::source_error::{Compression, SourceError};
 
 /// The unpacked bytes of a file.
 pub(super) fn open_unpacked(path: &Path) -> Result<Box<dyn Read>, SourceError> {

@@ -10,8 +10,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use super::source::{RowPlace, RowUnit, SourceError};
-use super::utf8_reader::{Utf8Reader, text_error};
+use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::SourceError;
+use crate::utf8_reader::{Utf8Reader, text_error};
 
 /// Read after the file's last byte. It comes out as a row of its own, unless a quote is still open: the
 /// parser takes the end of the file for the end of a quoted cell and says nothing.

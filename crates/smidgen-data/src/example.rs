@@ -4,7 +4,31 @@
 //! evaluation) begins here.
 //! Left out: reading rows (`source.rs`), telling formats apart and the checks of fields (`format.rs`), tokens.
 
+use std::fmt;
+
 use serde_json::{Map, Value as Json, json};
+
+/// How rows are to be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowFormat {
+    Alpaca,
+    Chat,
+    PromptCompletion,
+    Text,
+    Tokens,
+}
+
+impl fmt::Display for RowFormat {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            RowFormat::Alpaca => "alpaca",
+            RowFormat::Chat => "chat",
+            RowFormat::PromptCompletion => "prompt-completion",
+            RowFormat::Text => "text",
+            RowFormat::Tokens => "tokens",
+        })
+    }
+}
 
 /// What one row teaches.
 #[derive(Clone, Debug, PartialEq)]

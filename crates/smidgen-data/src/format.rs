@@ -11,38 +11,16 @@
 //! A list in a cell of a table is read from its JSON text. Fields that no format asks for are kept beside.
 //! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use super::chat_row::{field_names, is_sharegpt, kind_of, parse_cell, read_messages, wrong_type};
-use super::example::{Conversation, Example, ExampleRow};
-pub use super::format_error::FormatError;
-use super::source::{FileKind, RowPlace, SourceError, file_kind, read_json_rows};
+use crate::chat_row::{field_names, is_sharegpt, kind_of, parse_cell, read_messages, wrong_type};
+pub use crate::example::RowFormat;
+use crate::example::{Conversation, Example, ExampleRow};
+pub use crate::format_error::FormatError;
+use crate::source::{FileKind, RowPlace, SourceError, file_kind, read_json_rows};
 use smidgen_ir::words::DataFormat;
-
-/// How rows are to be understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowFormat {
-    Alpaca,
-    Chat,
-    PromptCompletion,
-    Text,
-    Tokens,
-}
-
-impl fmt::Display for RowFormat {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            RowFormat::Alpaca => "alpaca",
-            RowFormat::Chat => "chat",
-            RowFormat::PromptCompletion => "prompt-completion",
-            RowFormat::Text => "text",
-            RowFormat::Tokens => "tokens",
-        })
-    }
-}
 
 /// A format and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]

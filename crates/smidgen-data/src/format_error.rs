@@ -4,9 +4,8 @@
 
 use thiserror::Error;
 
-use super::chat_row::KNOWN_ROLES;
-use super::format::RowFormat;
-use super::source::SourceError;
+use crate::example::RowFormat;
+use crate::source_error::SourceError;
 
 /// A row that does not say what its format promises.
 #[derive(Debug, Error)]
@@ -101,3 +100,7 @@ fn because(first: Option<&str>, format: RowFormat) -> String {
 
 const FIELDS_OF_FORMATS: &str = "the formats are alpaca (`instruction`, `output`), chat (`messages` or `conversations`), \
 prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`)";
+
+/// Every name that `role_of` (`chat_row.rs`) knows.
+const KNOWN_ROLES: &str = "`system`, `developer`, `user` (`human`), \
+`assistant` (`gpt`, `chatgpt`, `model`, `bing`), `tool` (`function`, `observation`) and `ipython`";

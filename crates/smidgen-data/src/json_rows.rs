@@ -8,19 +8,18 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
-use serde_json::error::Category;
+use serde_json::Value as Json;
 
-use super::source::{RowPlace, RowUnit, SourceError};
-use super::utf8_reader::{Utf8Reader, text_error};
+use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::SourceError;
+use crate::utf8_reader::{Utf8Reader, text_error};
 
-pub(super) fn read_lines<T, E>(
+pub(super) fn read_lines<E>(
     path: &Path,
     mut reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, T) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
 ) -> Result<(), E>
 where
-    T: DeserializeOwned,
     E: From<SourceError>,
 {
     let mut line = Vec::new();
@@ -46,19 +45,18 @@ where
             Err(error) => {
                 // The parser counts the columns it has passed, none for a mistake in the first.
                 let place = format!("{place}, column {}", error.column().max(1));
-                return Err(E::from(json_error(place, error)));
+                return Err(E::from(SourceError::BrokenJson { place, message: message_of(&error) }));
             }
         }
     }
 }
 
-pub(super) fn read_array<T, E>(
+pub(super) fn read_array<E>(
     path: &Path,
     reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, T) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
 ) -> Result<(), E>
 where
-    T: DeserializeOwned,
     E: From<SourceError>,
 {
     let mut cursor = Cursor { path, reader, line: 1, column: 1 };
@@ -198,22 +196,18 @@ fn element_error(place: RowPlace<'_>, line: u64, column: u64, error: serde_json:
         _ => error_column,
     };
     let line = line + (error.line() as u64).saturating_sub(1);
-    match json_error(format!("{place} (line {line}, column {column})"), error) {
+    let place = format!("{place} (line {line}, column {column})");
+    let message = match message_of(&error) {
         // To the parser the element is the whole text.
-        SourceError::BrokenJson { place, message } if message == "trailing characters" => {
-            SourceError::BrokenJson { place, message: "expected `,` or `]`".to_owned() }
-        }
-        error => error,
-    }
+        message if message == "trailing characters" => "expected `,` or `]`".to_owned(),
+        message => message,
+    };
+    SourceError::BrokenJson { place, message }
 }
 
-/// The parser's complaint without its own position. It never reads a file, so there is no other kind.
-pub(super) fn json_error(place: String, error: serde_json::Error) -> SourceError {
+/// The parser's message without its own position.
+fn message_of(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
-    let message = text.strip_suffix(&position).unwrap_or(&text).to_owned();
-    match error.classify() {
-        Category::Data => SourceError::WrongType { place, message },
-        Category::Syntax | Category::Eof | Category::Io => SourceError::BrokenJson { place, message },
-    }
+    text.strip_suffix(&position).unwrap_or(&text).to_owned()
 }

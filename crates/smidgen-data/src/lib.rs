@@ -23,7 +23,10 @@ pub mod micro_batch;
 mod parquet_limits;
 mod parquet_rows;
 pub mod prepare;
+mod prepare_error;
+mod row_place;
 pub mod source;
+mod source_error;
 #[cfg(test)]
 mod source_tests;
 pub mod template;

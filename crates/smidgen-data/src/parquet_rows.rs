@@ -20,8 +20,9 @@ use parquet::record::reader::TreeBuilder;
 use parquet::record::{Field, Row};
 use serde_json::Value as Json;
 
-use super::parquet_limits::{LimitedRowGroup, check_schema};
-use super::source::{RowPlace, RowUnit, SourceError};
+use crate::parquet_limits::{LimitedRowGroup, check_schema};
+use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::SourceError;
 
 /// Rows whose values are decoded at once; strings stay in their page until then.
 const ROWS_AT_ONCE: usize = 64;

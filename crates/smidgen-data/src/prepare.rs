@@ -4,29 +4,26 @@
 //! it is not even loaded.
 //! Leaves out what the model and the recipe allow (`job.rs`), and batches.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 use smidgen_ir::words::{DataFormat, LossOn};
-use thiserror::Error;
 
 use crate::cache::{CacheKey, cache_file};
-use crate::format::{FormatError, RowFormat, recognize};
-use crate::mask::{EncodeError, RowEncoder};
-use crate::source::{SourceError, file_kind};
-use crate::template::{
-    DataTemplate, TemplateChoice, TemplateError, TemplateKind, choose_template, template_source,
-};
+use crate::format::{RowFormat, recognize};
+use crate::mask::RowEncoder;
+pub use crate::prepare_error::PrepareError;
+use crate::source::file_kind;
+use crate::template::{DataTemplate, TemplateChoice, TemplateKind, choose_template, template_source};
 use crate::token_builder::{LargeSets, TokenSetBuilder};
 use crate::token_file::{open_set, write_set};
 use crate::token_record::LabelForm;
 use crate::token_row::TokensError;
 use crate::tokenize::{RowNotes, store_token_rows, tokenize_rows};
-use crate::tokens::{RowCounts, TokenLimits, TokenSet, TokenStats};
-use smidgen_formats::gguf::{GgufError, GgufFile};
+use crate::tokens::{TokenLimits, TokenSet, TokenStats};
+use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
+use smidgen_formats::tokenizer::Tokenizer;
 
 /// Sets with more records than this are read from their file, sample by sample.
 const LARGE_SET_BYTES: usize = 64 << 20;
@@ -60,50 +57,6 @@ pub struct Origin {
     pub reason: String,
     /// The template's name, where one was used.
     pub template: Option<String>,
-}
-
-#[derive(Debug, Error)]
-pub enum PrepareError {
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    #[error(transparent)]
-    Tokens(#[from] TokensError),
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// Of text, where labels are not the user's.
-    #[error("no supervised token anywhere: {counts}")]
-    NoAnswers { counts: RowCounts, loss_on: LossOn },
-    #[error("the rows are text, and {0}")]
-    Tokenizer(TokenizerError),
-    #[error(transparent)]
-    Gguf(#[from] GgufError),
-    #[error("`{}` cannot be read: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{place}: {error}")]
-    Row { place: String, error: EncodeError },
-}
-
-impl PrepareError {
-    /// What the user can do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            PrepareError::Source(error) => error.hint(),
-            PrepareError::Format(error) => error.hint(),
-            PrepareError::Tokens(error) => error.hint(),
-            PrepareError::Template(error) => error.hint(),
-            PrepareError::Row { error, .. } => error.hint(),
-            PrepareError::Tokenizer(_) => {
-                Some("rows of `tokens` (`input_ids`, `labels`) need no tokenizer".to_owned())
-            }
-            PrepareError::NoAnswers { loss_on, .. } => Some(format!(
-                "no row has anything that `data.loss_on = {loss_on}` supervises; `smidgen preview` with \
-                 `data.loss_on=all` shows the rows"
-            )),
-            PrepareError::Gguf(_) | PrepareError::Read { .. } => None,
-        }
-    }
 }
 
 /// The model's tokenizer.

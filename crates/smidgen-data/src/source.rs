@@ -8,146 +8,19 @@
 //! the file's size, and every mistake is reported with its place.
 //! Leaves out what a row means.
 
-use std::fmt;
 use std::fs;
-use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
-use thiserror::Error;
 
-use super::compressed::Compression;
-use super::csv_rows::read_table;
-use super::json_rows::{json_error, read_array, read_lines};
-use super::parquet_rows::read_parquet;
-use super::text_rows::read_text;
-use super::utf8_reader::{MAX_ROW_BYTES, open_text};
-
-/// What can be wrong with a data file before its rows are looked at.
-#[derive(Debug, Error)]
-pub enum SourceError {
-    #[error("no file matches `{pattern}`")]
-    NoMatch { pattern: String },
-    #[error("`{pattern}` holds `**`, which is not understood")]
-    RecursivePattern { pattern: String },
-    #[error("cannot read `{path}`: {source}")]
-    Read { path: String, source: io::Error },
-    #[error("`{path}` is a folder, not a file")]
-    Folder { path: String },
-    #[error(
-        "`{path}` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
-    )]
-    UnknownExtension { path: String },
-    #[error("`{path}` is a Parquet file inside {compression}")]
-    CompressedParquet { path: String, compression: Compression },
-    #[error("`{path}` ends in the middle of its {compression} data")]
-    CutOff { path: String, compression: Compression },
-    #[error("`{path}` is not sound {compression} data: {message}")]
-    Damaged { path: String, compression: Compression, message: String },
-    #[error("`{path}` line {line}, byte column {column} is not UTF-8: byte 0x{byte:02X}")]
-    NotUtf8 { path: String, line: u64, column: u64, byte: u8 },
-    #[error("`{path}` line {line}: the row is longer than {} MiB", MAX_ROW_BYTES >> 20)]
-    RowTooLong { path: String, line: u64 },
-    #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
-    NotAnArray { path: String, found: char },
-    #[error("{place} starts an array, but a `.jsonl` file holds one object a line")]
-    ArrayInLines { place: String },
-    #[error("{place}: broken JSON: {message}")]
-    BrokenJson { place: String, message: String },
-    #[error("{place}: {message}")]
-    WrongType { place: String, message: String },
-    #[error("{place} has {cells} cells, the header has {columns}")]
-    RaggedRow { place: String, cells: usize, columns: usize },
-    #[error("{place}: the header has the column `{name}` twice")]
-    DuplicateColumn { place: String, name: String },
-    #[error("{place}: a quote that opens in this row is never closed")]
-    OpenQuote { place: String },
-    #[error("`{path}`: {message}")]
-    BrokenTable { path: String, message: String },
-    #[error("`{path}` is not a sound Parquet file: {message}")]
-    BrokenParquet { path: String, message: String },
-    #[error("{place} cannot be read: {message}")]
-    BrokenParquetRow { place: String, message: String },
-}
-
-impl SourceError {
-    /// What the user can do about it.
-    pub fn hint(&self) -> Option<String> {
-        let hint = match self {
-            SourceError::NoMatch { .. } => {
-                "paths in a recipe are relative to the recipe, those on the command line to the working directory"
-            }
-            SourceError::RecursivePattern { .. } => {
-                "use one `*` for each folder level, or list several patterns"
-            }
-            SourceError::Folder { path } => {
-                let pattern = Path::new(path).join("*.jsonl");
-                return Some(format!("name its files by a pattern, such as `{}`", pattern.display()));
-            }
-            SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object a line",
-            SourceError::CompressedParquet { .. } => {
-                "a Parquet file is compressed inside and read at any place: unpack it first"
-            }
-            SourceError::CutOff { .. } | SourceError::Damaged { .. } => {
-                "the file may be half written or half downloaded: fetch it again"
-            }
-            SourceError::NotUtf8 { .. } => "save the file as UTF-8",
-            SourceError::RowTooLong { .. } => {
-                "a quote or a bracket that is never closed swallows the rows after it"
-            }
-            SourceError::NotAnArray { .. } => {
-                "a file with one object a line is named `.jsonl`; a `.json` file is one array of objects"
-            }
-            SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
-            SourceError::RaggedRow { .. } => {
-                "quote a cell that holds the separator or a line break, and double the quotes inside it"
-            }
-            SourceError::DuplicateColumn { .. } => "give every column a name of its own",
-            SourceError::OpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
-            SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
-                "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"
-            }
-            SourceError::Read { .. }
-            | SourceError::BrokenJson { .. }
-            | SourceError::WrongType { .. }
-            | SourceError::BrokenTable { .. } => return None,
-        };
-        Some(hint.to_owned())
-    }
-}
-
-/// How rows of a file are counted; both from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowUnit {
-    /// `.jsonl`, `.csv`, `.txt`: the line in the file where the row begins, blank lines counted.
-    Line,
-    /// `.json`: the element of the array; `.parquet`: the row of the table.
-    Row,
-}
-
-impl fmt::Display for RowUnit {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            RowUnit::Line => "line",
-            RowUnit::Row => "row",
-        })
-    }
-}
-
-/// Where a row stands on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowPlace<'a> {
-    pub file: &'a Path,
-    pub unit: RowUnit,
-    pub number: u64,
-}
-
-impl fmt::Display for RowPlace<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "`{}` {} {}", self.file.display(), self.unit, self.number)
-    }
-}
+use crate::csv_rows::read_table;
+use crate::json_rows::{read_array, read_lines};
+use crate::parquet_rows::read_parquet;
+pub use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::Compression;
+pub use crate::source_error::SourceError;
+use crate::text_rows::read_text;
+use crate::utf8_reader::open_text;
 
 /// The files that `patterns` name, relative to `folder`, in the order of the list and sorted within a pattern.
 ///
@@ -174,22 +47,6 @@ pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<Pa
         }
     }
     Ok(files)
-}
-
-/// Calls `on_row` for each row of a file, in order, read as `T`; JSON is parsed as `T` directly.
-pub fn read_rows<T, E>(path: &Path, mut on_row: impl FnMut(RowPlace<'_>, T) -> Result<(), E>) -> Result<(), E>
-where
-    T: DeserializeOwned,
-    E: From<SourceError>,
-{
-    match file_kind(path)? {
-        FileKind::JsonLines => read_lines(path, open_text(path)?, &mut on_row),
-        FileKind::JsonArray => read_array(path, open_text(path)?, &mut on_row),
-        FileKind::Table { .. } | FileKind::Text | FileKind::Parquet => read_json_rows(path, |place, row| {
-            let row = serde_json::from_value(row).map_err(|error| json_error(place.to_string(), error))?;
-            on_row(place, row)
-        }),
-    }
 }
 
 /// Calls `on_row` for each row of a file, in order: an object with a field for each column, in a file of JSON

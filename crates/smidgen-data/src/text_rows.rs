@@ -9,8 +9,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use super::source::{RowPlace, RowUnit, SourceError};
-use super::utf8_reader::{Utf8Reader, text_error};
+use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::SourceError;
+use crate::utf8_reader::{Utf8Reader, text_error};
 
 pub(super) fn read_text<E>(
     path: &Path,

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 
-use crate::source::RowPlace;
+use crate::row_place::RowPlace;
 use crate::token_file::TokenFileWriter;
-use crate::token_record::{LabelForm, RowLabels};
+use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
 use crate::token_row::{TokensError, check_token_row};
-use crate::tokens::{FileOfSamples, Overflow, Records, RowCounts, TokenLimits, TokenSet, TokenStats};
+use crate::tokens::{FileOfSamples, Records, RowCounts, TokenLimits, TokenSet, TokenStats};
+use smidgen_ir::words::Overflow;
 
 /// Where a set goes on when it becomes large.
 #[derive(Clone, Debug)]
@@ -204,7 +205,7 @@ impl TokenSetBuilder {
             let (record, after) = rest.split_at(LabelForm::Bits.record_bytes(length) as usize);
             ids.clear();
             labels.clear();
-            labels.resize(length, i64::from(super::tokens::NOT_SUPERVISED));
+            labels.resize(length, i64::from(NOT_SUPERVISED));
             LabelForm::Bits.decode(record, length, &mut ids, |t, label| labels[t] = i64::from(label));
             wide.clear();
             wide.extend(ids.iter().map(|&id| i64::from(id)));
@@ -265,7 +266,7 @@ impl TokenSetBuilder {
 #[cfg(test)]
 pub(crate) mod test_sets {
     use super::*;
-    use crate::source::RowUnit;
+    use crate::row_place::RowUnit;
     use std::path::Path;
 
     pub fn set_of_rows(rows: &[(Vec<i64>, Vec<i64>)]) -> TokenSet {
@@ -292,7 +293,7 @@ pub(crate) mod test_sets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::RowUnit;
+    use crate::row_place::RowUnit;
     use std::path::Path;
 
     const LIMITS: TokenLimits = TokenLimits { vocab_size: 100, max_tokens: 8, overflow: Overflow::Truncate };

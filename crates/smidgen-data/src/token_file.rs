@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::source::RowUnit;
+use crate::row_place::RowUnit;
 use crate::token_record::LabelForm;
-use crate::tokens::{FileOfSamples, Records, TokenSet, TokenStats};
+use crate::tokens::{FileOfSamples, Records, SAMPLES_OF_A_BLOCK, TokenSet, TokenStats};
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{StagedFile, WriteFileError, commit_together};
 
@@ -173,7 +173,7 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
         lengths: column(0)?,
         supervised: column(1)?,
         row_numbers: column(2)?,
-        block_starts: Vec::with_capacity((samples as usize).div_ceil(super::tokens::SAMPLES_OF_A_BLOCK)),
+        block_starts: Vec::with_capacity((samples as usize).div_ceil(SAMPLES_OF_A_BLOCK)),
         files: named.ok_or_else(unsound)?,
         files_of_samples: of_samples.collect(),
         stats: description.stats,
@@ -228,8 +228,9 @@ mod tests {
     use super::*;
     use crate::source::RowPlace;
     use crate::token_builder::TokenSetBuilder;
-    use crate::tokens::{Overflow, TokenLimits};
+    use crate::tokens::TokenLimits;
     use serde_json::json;
+    use smidgen_ir::words::Overflow;
 
     fn set() -> (TokenSet, Vec<PathBuf>) {
         let limits = TokenLimits { vocab_size: 100, max_tokens: 64, overflow: Overflow::Truncate };

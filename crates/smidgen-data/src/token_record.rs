@@ -11,7 +11,8 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
-use super::tokens::NOT_SUPERVISED;
+/// The label of a position that carries no loss.
+pub const NOT_SUPERVISED: i32 = -100;
 
 /// How labels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

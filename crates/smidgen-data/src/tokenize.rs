@@ -17,8 +17,8 @@ use std::thread::{self, Scope};
 use crate::example::Example;
 use crate::format::{RowFormat, read_examples};
 use crate::mask::{EncodeError, EncodedRow, RowEncoder, TurnEnd};
-use crate::prepare::PrepareError;
-use crate::source::{RowPlace, RowUnit};
+use crate::prepare_error::PrepareError;
+use crate::row_place::{RowPlace, RowUnit};
 use crate::token_builder::TokenSetBuilder;
 
 const ROWS_OF_A_CHUNK: usize = 32;
@@ -275,9 +275,9 @@ fn text_bytes(example: &Example) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokens::{Overflow, TokenLimits, TokenSet};
+    use crate::tokens::{TokenLimits, TokenSet};
     use smidgen_formats::tokenizer::Tokenizer;
-    use smidgen_ir::words::LossOn;
+    use smidgen_ir::words::{LossOn, Overflow};
     use std::fmt::Write;
 
     fn tokenize(text: &str, threads: usize) -> Result<(TokenSet, RowNotes), String> {
@@ -340,5 +340,59 @@ mod tests {
             let error = tokenize(&format!("{}nonsense\n{chat}", rows(100)), threads).unwrap_err();
             assert!(error.starts_with("`rows.jsonl` line 101, column 2: broken JSON"), "{error}");
         }
+    }
+
+    fn store(files: &[(&str, &str)]) -> Result<TokenSet, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = files.iter().map(|(name, _)| folder.path().join(name)).collect();
+        for (path, (_, text)) in paths.iter().zip(files) {
+            std::fs::write(path, text).unwrap();
+        }
+        let limits = TokenLimits { vocab_size: 100, max_tokens: 1024, overflow: Overflow::Truncate };
+        let mut builder = TokenSetBuilder::new(limits);
+        let stored = store_token_rows(&paths, &mut builder, |_| {})
+            .and_then(|()| builder.finish().map_err(PrepareError::from));
+        stored.map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+    }
+
+    #[test]
+    fn rows_of_tokens_from_several_files_make_one_set() {
+        let set = store(&[
+            (
+                "a.jsonl",
+                "{\"input_ids\": [1, 2], \"attention_mask\": [1, 1], \"labels\": null}\n\n{\"labels\": [-100, 4], \"input_ids\": [3, 4]}\n",
+            ),
+            ("b.json", "[{\"input_ids\": [5, 6, 7], \"note\": {\"a\": [1.5]}}]"),
+        ])
+        .unwrap();
+        let samples: Vec<_> = (0..set.len())
+            .map(|index| set.sample(index).unwrap())
+            .map(|sample| (sample.ids, sample.labels))
+            .collect();
+        assert_eq!(
+            samples,
+            [(vec![1, 2], vec![1, 2]), (vec![3, 4], vec![-100, 4]), (vec![5, 6, 7], vec![5, 6, 7]),]
+        );
+        assert!(set.place(1).to_string().ends_with("a.jsonl` line 3"));
+        assert!(set.place(2).to_string().ends_with("b.json` row 1"));
+    }
+
+    #[test]
+    fn broken_rows_of_tokens_are_named() {
+        let said = |text: &str| store(&[("a.jsonl", text)]).unwrap_err();
+        assert_eq!(
+            said("{\"input_ids\": [1, 2]}\n{\"input_ids\": [1, 2}\n"),
+            "`a.jsonl` line 2, column 20: broken JSON: expected `,` or `]`"
+        );
+        assert_eq!(
+            said("\n{\"input_ids\": [1, 2.5]}"),
+            "`a.jsonl` line 2: `input_ids[1]` is a number, expected a whole number"
+        );
+        assert_eq!(
+            store(&[("a.json", "[{\"input_ids\": [1, 2]}, {\"input_ids\": [1, 200]}]")]).unwrap_err(),
+            "`a.json` row 2: `input_ids[1]` is 200, the model's vocabulary is 0 to 99"
+        );
+        assert_eq!(said("\n"), "no rows");
+        assert_eq!(store(&[("a.json", "[]")]).unwrap_err(), "no rows");
     }
 }

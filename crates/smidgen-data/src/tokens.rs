@@ -15,20 +15,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::source::{RowPlace, RowUnit};
+use crate::row_place::{RowPlace, RowUnit};
 use crate::token_record::LabelForm;
-
-/// The label of a position that carries no loss.
-pub const NOT_SUPERVISED: i32 = -100;
-
-/// What happens to a row of more than `max_tokens` tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overflow {
-    /// Its first `max_tokens` tokens are kept.
-    Truncate,
-    Drop,
-    Error,
-}
+pub use crate::token_record::NOT_SUPERVISED;
+use smidgen_ir::words::Overflow;
 
 /// What rows are held to.
 #[derive(Clone, Copy, Debug)]

@@ -10,11 +10,8 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use super::compressed::{open_unpacked, packing_error};
-use super::source::SourceError;
-
-/// Far above any sample (some ten million tokens of text), far below what fills a machine.
-pub const MAX_ROW_BYTES: u64 = 64 << 20;
+use crate::compressed::{open_unpacked, packing_error};
+use crate::source_error::{MAX_ROW_BYTES, SourceError};
 
 const BUFFER_BYTES: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";

@@ -17,8 +17,10 @@ use smidgen::train::resume::Start;
 use smidgen::train::run_dir::RunDir;
 use smidgen::train::trainer::Trainer;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
-use smidgen_data::token_row::read_token_set;
-use smidgen_data::tokens::{Overflow, TokenLimits};
+use smidgen_data::token_builder::TokenSetBuilder;
+use smidgen_data::tokenize::store_token_rows;
+use smidgen_data::tokens::TokenLimits;
+use smidgen_ir::words::Overflow;
 use smidgen_recipe::read_recipe;
 use smidgen_runtime::Cpu;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -156,7 +158,9 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
 /// Large allocations of walking through all epochs but the first.
 fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     let limits = TokenLimits { vocab_size: VOCABULARY as u32, max_tokens: 8, overflow: Overflow::Error };
-    let set = read_token_set(&[path.to_path_buf()], limits).unwrap();
+    let mut builder = TokenSetBuilder::new(limits);
+    store_token_rows(&[path.to_path_buf()], &mut builder, |_| {}).unwrap();
+    let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
     let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };
     let mut batches = BatchPlan::new(&set, options).unwrap();

@@ -13,8 +13,9 @@ use crate::failure::Failure;
 use serde_json::{Map, Value as Json};
 use smidgen_data::source::RowPlace;
 use smidgen_data::token_builder::TokenSetBuilder;
-use smidgen_data::tokens::{Overflow, TokenLimits, TokenSet};
+use smidgen_data::tokens::{TokenLimits, TokenSet};
 use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_ir::words::Overflow;
 use std::path::PathBuf;
 
 /// A row with its choices, which are consecutive samples of the set.

@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use smidgen_compile::Request;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
-use smidgen_data::tokens::{self, TokenLimits};
-use smidgen_recipe::{Overflow, Recipe, RecipePath, Template};
+use smidgen_data::tokens::TokenLimits;
+use smidgen_recipe::{Recipe, RecipePath, Template};
 use std::path::PathBuf;
 
 pub fn template_choice(template: &Template) -> TemplateChoice {
@@ -32,10 +32,6 @@ pub fn token_limits(recipe: &Recipe, request: &Request) -> TokenLimits {
     TokenLimits {
         vocab_size: request.spec.vocabulary as u32,
         max_tokens: recipe.data.max_tokens as u32,
-        overflow: match recipe.data.overflow {
-            Overflow::Truncate => tokens::Overflow::Truncate,
-            Overflow::Drop => tokens::Overflow::Drop,
-            Overflow::Error => tokens::Overflow::Error,
-        },
+        overflow: recipe.data.overflow,
     }
 }

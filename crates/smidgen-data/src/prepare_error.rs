@@ -1,0 +1,62 @@
+//! What can go wrong between the files that a recipe names and a token set.
+//!
+//! The message and the hint are those of the stage that failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use smidgen_ir::words::LossOn;
+use thiserror::Error;
+
+use crate::format_error::FormatError;
+use crate::mask::EncodeError;
+use crate::source_error::SourceError;
+use crate::template::TemplateError;
+use crate::token_row::TokensError;
+use crate::tokens::RowCounts;
+use smidgen_formats::gguf::GgufError;
+use smidgen_formats::tokenizer::TokenizerError;
+
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Of text, where labels are not the user's.
+    #[error("no supervised token anywhere: {counts}")]
+    NoAnswers { counts: RowCounts, loss_on: LossOn },
+    #[error("the rows are text, and {0}")]
+    Tokenizer(TokenizerError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("`{}` cannot be read: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{place}: {error}")]
+    Row { place: String, error: EncodeError },
+}
+
+impl PrepareError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            PrepareError::Source(error) => error.hint(),
+            PrepareError::Format(error) => error.hint(),
+            PrepareError::Tokens(error) => error.hint(),
+            PrepareError::Template(error) => error.hint(),
+            PrepareError::Row { error, .. } => error.hint(),
+            PrepareError::Tokenizer(_) => {
+                Some("rows of `tokens` (`input_ids`, `labels`) need no tokenizer".to_owned())
+            }
+            PrepareError::NoAnswers { loss_on, .. } => Some(format!(
+                "no row has anything that `data.loss_on = {loss_on}` supervises; `smidgen preview` with \
+                 `data.loss_on=all` shows the rows"
+            )),
+            PrepareError::Gguf(_) | PrepareError::Read { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What can be wrong with a data file: the message, the place in the file, and a hint.
+//!
+//! Leaves out what is wrong with the meaning of a row (`format_error.rs`).
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use thiserror::Error;
+
+/// A row may have this many bytes: far above any sample (some ten million tokens of text), far below what fills the
+/// memory of a machine.
+pub const MAX_ROW_BYTES: u64 = 64 << 20;
+
+/// How the bytes of a file are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    /// The packing that a file's name tells.
+    pub fn of(path: &Path) -> Compression {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some(extension) if extension.eq_ignore_ascii_case("gz") => Compression::Gzip,
+            Some(extension) if extension.eq_ignore_ascii_case("zst") => Compression::Zstd,
+            _ => Compression::None,
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Compression::None => "plain",
+            Compression::Gzip => "gzip",
+            Compression::Zstd => "zstd",
+        })
+    }
+}
+
+/// What can be wrong with a data file before its rows are looked at.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    #[error("no file matches `{pattern}`")]
+    NoMatch { pattern: String },
+    #[error("`{pattern}` holds `**`, which is not understood")]
+    RecursivePattern { pattern: String },
+    #[error("cannot read `{path}`: {source}")]
+    Read { path: String, source: io::Error },
+    #[error("`{path}` is a folder, not a file")]
+    Folder { path: String },
+    #[error(
+        "`{path}` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
+    )]
+    UnknownExtension { path: String },
+    #[error("`{path}` is a Parquet file inside {compression}")]
+    CompressedParquet { path: String, compression: Compression },
+    #[error("`{path}` ends in the middle of its {compression} data")]
+    CutOff { path: String, compression: Compression },
+    #[error("`{path}` is not sound {compression} data: {message}")]
+    Damaged { path: String, compression: Compression, message: String },
+    #[error("`{path}` line {line}, byte column {column} is not UTF-8: byte 0x{byte:02X}")]
+    NotUtf8 { path: String, line: u64, column: u64, byte: u8 },
+    #[error("`{path}` line {line}: the row is longer than {} MiB", MAX_ROW_BYTES >> 20)]
+    RowTooLong { path: String, line: u64 },
+    #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
+    NotAnArray { path: String, found: char },
+    #[error("{place} starts an array, but a `.jsonl` file holds one object a line")]
+    ArrayInLines { place: String },
+    #[error("{place}: broken JSON: {message}")]
+    BrokenJson { place: String, message: String },
+    #[error("{place} has {cells} cells, the header has {columns}")]
+    RaggedRow { place: String, cells: usize, columns: usize },
+    #[error("{place}: the header has the column `{name}` twice")]
+    DuplicateColumn { place: String, name: String },
+    #[error("{place}: a quote that opens in this row is never closed")]
+    OpenQuote { place: String },
+    #[error("`{path}`: {message}")]
+    BrokenTable { path: String, message: String },
+    #[error("`{path}` is not a sound Parquet file: {message}")]
+    BrokenParquet { path: String, message: String },
+    #[error("{place} cannot be read: {message}")]
+    BrokenParquetRow { place: String, message: String },
+}
+
+impl SourceError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            SourceError::NoMatch { .. } => {
+                "paths in a recipe are relative to the recipe, those on the command line to the working directory"
+            }
+            SourceError::RecursivePattern { .. } => {
+                "use one `*` for each folder level, or list several patterns"
+            }
+            SourceError::Folder { path } => {
+                let pattern = Path::new(path).join("*.jsonl");
+                return Some(format!("name its files by a pattern, such as `{}`", pattern.display()));
+            }
+            SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object a line",
+            SourceError::CompressedParquet { .. } => {
+                "a Parquet file is compressed inside and read at any place: unpack it first"
+            }
+            SourceError::CutOff { .. } | SourceError::Damaged { .. } => {
+                "the file may be half written or half downloaded: fetch it again"
+            }
+            SourceError::NotUtf8 { .. } => "save the file as UTF-8",
+            SourceError::RowTooLong { .. } => {
+                "a quote or a bracket that is never closed swallows the rows after it"
+            }
+            SourceError::NotAnArray { .. } => {
+                "a file with one object a line is named `.jsonl`; a `.json` file is one array of objects"
+            }
+            SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
+            SourceError::RaggedRow { .. } => {
+                "quote a cell that holds the separator or a line break, and double the quotes inside it"
+            }
+            SourceError::DuplicateColumn { .. } => "give every column a name of its own",
+            SourceError::OpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
+            SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
+                "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"
+            }
+            SourceError::Read { .. } | SourceError::BrokenJson { .. } | SourceError::BrokenTable { .. } => {
+                return None;
+            }
+        };
+        Some(hint.to_owned())
+    }
+}
