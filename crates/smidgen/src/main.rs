@@ -5,5 +5,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    smidgen::commands::run()
+    smidgen::internal::run()
 }

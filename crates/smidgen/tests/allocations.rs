@@ -6,16 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::plan::planning::plan_job;
-use smidgen::rows::data::Data;
-use smidgen::train::interrupt::Interrupt;
-use smidgen::train::journal::Journal;
-use smidgen::train::outcome::RunPolicy;
-use smidgen::train::resume::Start;
-use smidgen::train::run_dir::RunDir;
-use smidgen::train::trainer::Trainer;
+use smidgen::internal::{
+    Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start, Trainer, plan_job,
+};
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::token_builder::TokenSetBuilder;
 use smidgen_data::tokenize::store_token_rows;

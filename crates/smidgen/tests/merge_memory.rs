@@ -5,8 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::merge::original::OriginalModel;
-use smidgen::merge::{MergeOptions, merge};
+use smidgen::internal::{MergeOptions, OriginalModel, merge};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, write_adapter};
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};

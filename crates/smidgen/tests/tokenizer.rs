@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value as Json, json};
-use smidgen::generate::stream::TextStream;
+use smidgen::internal::TextStream;
 use smidgen_formats::gguf::model::GgufModel;
 use smidgen_formats::gguf::value::{Array, Metadata, Value};
 use smidgen_formats::gguf::write::write_gguf;

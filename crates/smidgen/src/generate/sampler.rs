@@ -22,9 +22,11 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-impl Sampling {
-    pub const GREEDY: Sampling =
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+/// The most likely token, always.
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 }
+    }
 }
 
 /// Sampling with the memory that it needs, taken once.

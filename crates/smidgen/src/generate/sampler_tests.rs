@@ -44,15 +44,15 @@ fn what_is_left_and_how_likely_it_is_are_those_of_transformers() {
 fn equal_logits_go_to_the_lowest_id() {
     let mut logits = [1.0, 7.0, f32::NAN, 7.0, 2.0];
     assert_eq!(most_likely(&logits), Some(1));
-    assert_eq!(Sampler::new(Sampling::GREEDY).choose(&mut logits, &[], 5), Some(1));
-    let one = Sampling { temperature: 1.0, top_p: 0.1, ..Sampling::GREEDY };
+    assert_eq!(Sampler::new(Sampling::default()).choose(&mut logits, &[], 5), Some(1));
+    let one = Sampling { temperature: 1.0, top_p: 0.1, ..Sampling::default() };
     assert_eq!(Sampler::new(one).choose(&mut [1.0, 7.0, 7.0], &[], 0), Some(1));
 }
 
 #[test]
 fn nothing_is_chosen_where_there_are_no_numbers() {
     for temperature in [0.0, 1.0] {
-        let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::GREEDY });
+        let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() });
         assert_eq!(sampler.choose(&mut [f32::NAN, f32::NAN], &[], 0), None);
         assert_eq!(sampler.choose(&mut [f32::NEG_INFINITY; 3], &[], 0), None);
     }
@@ -63,7 +63,7 @@ fn nothing_is_chosen_where_there_are_no_numbers() {
 fn draws_follow_the_probabilities() {
     let logits = [0.0f32, 1.0, 2.0, -1.0];
     let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
-    let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed: 9, ..Sampling::GREEDY });
+    let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed: 9, ..Sampling::default() });
     let mut counts = [0usize; 4];
     const DRAWS: usize = 10_000;
     for place in 0..DRAWS {
@@ -80,7 +80,7 @@ fn draws_follow_the_probabilities() {
 #[test]
 fn draws_are_pinned() {
     let draw = |seed: u64, place: usize| {
-        let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::GREEDY });
+        let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() });
         sampler.choose(&mut vec![0.0; 1000], &[], place).unwrap()
     };
     let draws = [draw(0, 0), draw(0, 1), draw(1, 0), draw(42, 7), draw(u64::MAX, 999)];

@@ -52,10 +52,6 @@ impl Opening<'_> {
             ..request
         })
     }
-
-    pub fn open_device(&self) -> Result<AnyDevice, Failure> {
-        self.place.open(self.threads, self.arithmetic)
-    }
 }
 
 /// How a text is continued and when it stops.

@@ -65,7 +65,7 @@ fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes)
 
 fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> Session {
     let opening = Opening { threads, ..opening(model, adapter, sizes) };
-    let device = opening.open_device().unwrap();
+    let device = opening.place.open(opening.threads, opening.arithmetic).unwrap();
     Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
@@ -110,7 +110,7 @@ fn texts_are_those_of_recomputed_sequences() {
         // Two slots for four prompts, and rows for not quite two of the longest.
         let mut session = open(&model, adapter.as_ref(), sizes(2, Some(50)), 1);
         let mut streamed = vec![Vec::new(); prompts.len()];
-        let settings = settings(Sampling::GREEDY, 9);
+        let settings = settings(Sampling::default(), 9);
         let got = session.generate_batch(&prompts, &settings, |index, id| streamed[index].push(id)).unwrap();
         let texts: Vec<Vec<u32>> = got.iter().map(|generated| generated.ids.clone()).collect();
         assert_eq!(texts, want, "{name}");
@@ -123,7 +123,7 @@ fn texts_are_those_of_recomputed_sequences() {
 fn a_text_depends_on_neither_threads_nor_company() {
     let model = open_model("llama-gqa-tied");
     let prompts = prompts(64);
-    let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::GREEDY };
+    let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::default() };
     let settings = settings(sampling, 12);
     let together =
         open(&model, None, sizes(4, None), 2).generate_batch(&prompts, &settings, |_, _| {}).unwrap();
@@ -143,13 +143,13 @@ fn a_text_ends_where_it_should() {
     let mut session = open(&model, None, sizes(1, None), 1);
     let prompt = vec![3, 1, 4, 1, 5];
     let all =
-        session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::GREEDY, 100), |_, _| {});
+        session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::default(), 100), |_, _| {});
     let all = all.unwrap().remove(0);
     // Forty positions, and the token that the last of them gives.
     assert_eq!((all.ids.len(), all.stopped_by), (36, StoppedBy::Context));
     let last = all.ids[4];
     let first_of_it = all.ids.iter().position(|id| *id == last).unwrap();
-    let ended = Settings { stop_ids: BTreeSet::from([last]), ..settings(Sampling::GREEDY, 100) };
+    let ended = Settings { stop_ids: BTreeSet::from([last]), ..settings(Sampling::default(), 100) };
     let got = session.generate_batch(std::slice::from_ref(&prompt), &ended, |_, _| {}).unwrap().remove(0);
     assert_eq!((got.ids.as_slice(), got.stopped_by), (&all.ids[..first_of_it], StoppedBy::Token(last)));
     let long = session.generate_batch(&[vec![1; 41]], &ended, |_, _| {}).unwrap_err();
@@ -160,7 +160,7 @@ fn a_text_ends_where_it_should() {
 #[test]
 fn a_conversation_goes_on_from_the_cache() {
     let model = open_model("phi3-longrope");
-    let settings = settings(Sampling::GREEDY, 6);
+    let settings = settings(Sampling::default(), 6);
     let mut session = open(&model, None, sizes(1, None), 1);
     let mut ids = vec![9, 8, 7, 6];
     for turn in 0..3 {
@@ -209,7 +209,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let opening = |context: Option<usize>, budget_bytes: u64| {
         let sizes = Sizes { context, budget: stated(budget_bytes), ..sizes(1, None) };
         let opening = opening(&model, None, sizes);
-        Session::open(&opening, opening.open_device().unwrap(), |_| Ok(()))
+        Session::open(&opening, opening.place.open(opening.threads, opening.arithmetic).unwrap(), |_| Ok(()))
             .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (mut whole, longest) = opening(None, 1 << 30).unwrap();
@@ -250,7 +250,7 @@ fn cuda_generates_as_the_cpu_does() {
             Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };
         let mut session =
             Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|error| panic!("{error}"));
-        let got = session.generate_batch(&prompts, &settings(Sampling::GREEDY, 9), |_, _| {}).unwrap();
+        let got = session.generate_batch(&prompts, &settings(Sampling::default(), 9), |_, _| {}).unwrap();
         let texts: Vec<Vec<u32>> = got.into_iter().map(|generated| generated.ids).collect();
         assert_eq!(texts, want, "{name}");
         // What one model took is given back before the next takes anything.

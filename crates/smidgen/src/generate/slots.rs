@@ -34,17 +34,8 @@ impl Slots {
         self.lengths.len()
     }
 
-    /// Positions that a slot can have.
-    pub fn positions(&self) -> usize {
-        self.positions
-    }
-
     pub fn length(&self, slot: usize) -> usize {
         self.lengths[slot]
-    }
-
-    pub fn free_rows(&self) -> usize {
-        self.free.len()
     }
 
     /// Rows of some positions of a slot.
@@ -100,11 +91,6 @@ impl Slots {
         self.table.copy_within(source..source + length, to * self.positions);
         self.lengths[to] = length;
     }
-
-    /// Heap bytes of the books.
-    pub fn heap_bytes(slots: usize, positions: usize, cache_rows: usize) -> usize {
-        4 * slots * positions + 8 * slots + 8 * cache_rows
-    }
 }
 
 #[cfg(test)]
@@ -117,17 +103,17 @@ mod tests {
         assert_eq!(slots.extend(0, 3), 0..3);
         slots.share(0, 1);
         assert_eq!(slots.rows(1, 0..3), slots.rows(0, 0..3).to_vec());
-        assert_eq!(slots.free_rows(), 3);
+        assert_eq!(slots.free.len(), 3);
         slots.extend(1, 1);
         slots.extend(0, 1);
         assert_ne!(slots.rows(0, 3..4), slots.rows(1, 3..4).to_vec());
         slots.truncate(0, 1);
         // Two rows of the common beginning are still held by slot 1; only the fourth is free.
-        assert_eq!((slots.length(0), slots.free_rows()), (1, 2));
+        assert_eq!((slots.length(0), slots.free.len()), (1, 2));
         slots.truncate(1, 0);
-        assert_eq!(slots.free_rows(), 5);
+        assert_eq!(slots.free.len(), 5);
         slots.truncate(0, 0);
-        assert_eq!(slots.free_rows(), 6);
+        assert_eq!(slots.free.len(), 6);
     }
 
     /// Beams are often their own parents, and children of one parent.
@@ -139,10 +125,10 @@ mod tests {
         slots.share(1, 1);
         slots.share(1, 0);
         slots.share(0, 1);
-        assert_eq!((slots.length(0), slots.length(1), slots.free_rows()), (5, 5, 3));
+        assert_eq!((slots.length(0), slots.length(1), slots.free.len()), (5, 5, 3));
         slots.truncate(0, 0);
         slots.truncate(1, 0);
-        assert_eq!(slots.free_rows(), 8);
+        assert_eq!(slots.free.len(), 8);
     }
 
     #[test]

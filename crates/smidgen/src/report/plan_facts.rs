@@ -23,7 +23,6 @@ pub struct PlanFacts {
     pub peak_at: String,
     /// Bytes at the peak by category; they add up to `peak_bytes`.
     pub rows: BTreeMap<String, u64>,
-    pub spaces: BTreeMap<String, u64>,
     pub policy: PolicyFacts,
     #[serde(default)]
     pub micro_steps: f64,
@@ -83,15 +82,12 @@ pub struct PriceFacts {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct ExtentFacts {
     pub tokens: usize,
-    pub segments: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct ArenaFacts {
     pub reserved_bytes: u64,
     pub peak_live_bytes: u64,
-    pub transient_reserved_bytes: u64,
-    pub transient_peak_live_bytes: u64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -55,10 +55,6 @@ impl Timeline {
         self.begin_ms.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.begin_ms.is_empty()
-    }
-
     /// Bytes alive in a stretch, all rows together.
     pub fn total_bytes(&self, stretch: usize) -> u64 {
         self.bytes.values().filter_map(|column| column.get(stretch)).sum()

@@ -28,10 +28,6 @@ impl LearningRate {
         LearningRate { schedule, peak, warmup_steps: warmup_steps(warmup, total_steps), total_steps }
     }
 
-    pub fn warmup_steps(&self) -> u64 {
-        self.warmup_steps
-    }
-
     /// The rate that update `step` (from 0) uses.
     pub fn lr(&self, step: u64) -> f64 {
         self.peak * self.multiplier(step)
@@ -109,7 +105,7 @@ mod tests {
     fn the_rate_is_the_peak_times_the_multiplier() {
         // The defaults of a recipe: 200 steps, 6 of warm-up, peak 2e-4.
         let rate = LearningRate::new(Schedule::Linear, 2e-4, 0.03, 200);
-        assert_eq!(rate.warmup_steps(), 6);
+        assert_eq!(rate.warmup_steps, 6);
         assert_eq!(rate.lr(0), 0.0);
         assert_eq!(rate.lr(3), 1e-4);
         assert_eq!(rate.lr(6), 2e-4);

@@ -78,16 +78,6 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Starts a file; one that exists is refused.
-    pub fn create(path: &Path) -> Result<Self, Failure> {
-        let file = OpenOptions::new()
-            .append(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|error| Failure::file("create", path, error))?;
-        Ok(Self::over(path, file))
-    }
-
     /// Continues a file after `step`: later rows and a torn last line are cut first. A missing file is started.
     pub fn resume(path: &Path, step: u64) -> Result<(Self, Cut), Failure> {
         let cut = cut_after(path, step)?;
@@ -351,16 +341,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_appended_and_a_file_is_not_started_twice() {
+    fn rows_are_appended_and_a_file_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::create(&path).unwrap();
+        let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         writer.write_step(&row(1)).unwrap();
         writer.write_eval(&eval_row(1)).unwrap();
         writer.write_step(&row(2)).unwrap();
         writer.sync().unwrap();
         assert_eq!(steps_in(&path), [1, 1, 2]);
-        assert!(MetricsWriter::create(&path).is_err());
         drop(writer);
         let (mut writer, cut) = MetricsWriter::resume(&path, 2).unwrap();
         assert_eq!(cut, Cut { kept_rows: 3, cut_rows: 0, torn_line: false, last_step: Some(2) });
@@ -373,7 +362,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         assert!(!is_being_written(&path));
-        let writer = MetricsWriter::create(&path).unwrap();
+        let (writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         assert!(is_being_written(&path));
         drop(writer);
         assert!(!is_being_written(&path));
@@ -383,7 +372,7 @@ mod tests {
     fn resume_cuts_later_rows_and_a_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::create(&path).unwrap();
+        let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         for step in 1..=5 {
             writer.write_step(&row(step)).unwrap();
             writer.write_eval(&eval_row(step)).unwrap();

@@ -5,16 +5,10 @@
 //! has been lined up behind it. A narrow coat: gradients overflow where the loss is scaled by more than it bears, as in
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
-use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::plan::planning::plan_job;
-use smidgen::rows::data::Data;
-use smidgen::train::interrupt::Interrupt;
-use smidgen::train::journal::Journal;
-use smidgen::train::outcome::{Ending, RunPolicy};
-use smidgen::train::resume::{Start, adopt_products, find_start};
-use smidgen::train::run_dir::RunDir;
-use smidgen::train::trainer::Trainer;
+use smidgen::internal::{
+    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start, Trainer,
+    adopt_products, find_start, plan_job,
+};
 use smidgen_ir::{Extent, Op, Precision, Space};
 use smidgen_recipe::read_recipe;
 use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, READ_SLOTS, Reservation};

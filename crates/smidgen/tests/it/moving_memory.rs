@@ -3,19 +3,10 @@
 //! What can be had is told by the test. Whatever happens, a run has the losses of one that was left alone, within the
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
-use smidgen::console::progress::Progress;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::plan::planning::plan_job;
-use smidgen::report::plan_texts::render_plan_texts;
-use smidgen::rows::data::Data;
-use smidgen::train::course::Course;
-use smidgen::train::free_memory::FreeMemory;
-use smidgen::train::interrupt::Interrupt;
-use smidgen::train::journal::Journal;
-use smidgen::train::outcome::{Ending, RunPolicy, Went};
-use smidgen::train::resume::{Start, find_start};
-use smidgen::train::run_dir::RunDir;
-use smidgen::train::trainer::Trainer;
+use smidgen::internal::{
+    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start,
+    Trainer, Went, find_start, plan_job, render_plan_texts,
+};
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;
 use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, Reservation};

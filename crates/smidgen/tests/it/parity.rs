@@ -4,13 +4,9 @@
 //! stand about ten times above the recorded distance between f32 and f64 in the reference itself.
 
 use serde_json::Value;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::rows::data::{Data, Rows};
-use smidgen::session::adapters::AdapterPlace;
-use smidgen::session::feed::Feed;
-use smidgen::session::logits::LogitsRun;
-use smidgen::session::{adapters, weights};
-use smidgen::train::trained_state;
+use smidgen::internal::{
+    AdapterPlace, Data, Feed, Job, LogitsRun, Purpose, Rows, adapters, trained_state, weights,
+};
 use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_formats::peft::AdapterKey;

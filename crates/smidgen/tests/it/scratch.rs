@@ -4,7 +4,7 @@
 //! Leaves out what a test asserts, but for the one shape that all refusals share.
 
 use serde_json::Value;
-use smidgen::console::wrap::fold;
+use smidgen::internal::fold;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

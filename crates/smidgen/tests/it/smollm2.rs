@@ -6,8 +6,7 @@
 
 use crate::scratch::assert_as_planned;
 use serde_json::json;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::session::logits::LogitsRun;
+use smidgen::internal::{Job, LogitsRun, Purpose};
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;

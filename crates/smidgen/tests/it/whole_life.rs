@@ -69,7 +69,7 @@ fn the_commands_that_follow_take_what_was_planned() {
 #[test]
 fn a_budget_that_the_machine_cannot_hold_is_refused() {
     let scratch = Scratch::new();
-    if smidgen::plan::host::read_ram().total_bytes.is_none() {
+    if smidgen::internal::read_ram().total_bytes.is_none() {
         eprintln!("skipped: not measured on this system how much memory it has");
         return;
     }

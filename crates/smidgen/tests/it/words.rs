@@ -120,7 +120,7 @@ fn colour_changes_no_word() {
 #[test]
 fn every_command_has_its_json() {
     let without = ["completions", "dash"];
-    for command in smidgen::commands::command().get_subcommands() {
+    for command in smidgen::internal::command().get_subcommands() {
         let json = command.get_arguments().find(|argument| argument.get_long() == Some("json"));
         assert_eq!(json.is_none(), without.contains(&command.get_name()), "{}", command.get_name());
         assert!(

@@ -6,8 +6,7 @@
 use crate::{expect_file, plan_recipe, read, with_block};
 use regex::Regex;
 use serde_json::Value;
-use smidgen::console::wrap::fold;
-use smidgen::report::plan_table::render_table;
+use smidgen::internal::{fold, render_table};
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 

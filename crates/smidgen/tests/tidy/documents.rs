@@ -5,8 +5,7 @@
 
 use crate::{FOLDERS, ROOT_DOCUMENTS, expect_file, expect_none, project_files, read, root, sources};
 use regex::Regex;
-use smidgen::commands::command;
-use smidgen::report::command_reference::render_command_reference;
+use smidgen::internal::{command, render_command_reference};
 use smidgen_recipe::render_key_reference;
 use std::collections::BTreeMap;
 

@@ -13,8 +13,7 @@ mod rooms;
 
 use regex::Regex;
 use serde_json::Value;
-use smidgen::plan::job::{Job, Purpose};
-use smidgen::plan::planning::{Planned, plan_job};
+use smidgen::internal::{Job, Planned, Purpose, plan_job};
 use smidgen_recipe::{ModelPath, parse_recipe, read_recipe_source};
 use std::fs;
 use std::path::{Path, PathBuf};
