@@ -11,7 +11,7 @@
 //! A list in a cell of a table is read from its JSON text. Fields that no format asks for are kept beside.
 //! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
@@ -19,7 +19,7 @@ use crate::chat_row::{field_names, is_sharegpt, kind_of, parse_cell, read_messag
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow};
 pub use crate::format_error::FormatError;
-use crate::source::{FileKind, RowPlace, SourceError, file_kind, read_json_rows};
+use crate::source::{FileKind, RowPlace, RowSource, SourceError, file_kind};
 use smidgen_ir::words::DataFormat;
 
 /// A format and why it was chosen.
@@ -38,12 +38,15 @@ impl Recognized {
     }
 }
 
-/// The format of all files: the one that the recipe names, or the one that the first row of each file has.
+/// The format of all rows: the one that the recipe names, or the one that the first row of each file has.
 ///
-/// Files without rows are passed over; there has to be one with.
-pub fn recognize(files: &[PathBuf], wanted: DataFormat) -> Result<Recognized, FormatError> {
+/// Files without rows are skipped; at least one must have rows.
+pub fn recognize<'a>(
+    source: impl Into<RowSource<'a>>,
+    wanted: DataFormat,
+) -> Result<Recognized, FormatError> {
     let format = match wanted {
-        DataFormat::Auto => return recognize_rows(files),
+        DataFormat::Auto => return recognize_rows(source.into()),
         DataFormat::Alpaca => RowFormat::Alpaca,
         DataFormat::Chat => RowFormat::Chat,
         DataFormat::PromptCompletion => RowFormat::PromptCompletion,
@@ -53,15 +56,16 @@ pub fn recognize(files: &[PathBuf], wanted: DataFormat) -> Result<Recognized, Fo
     Ok(Recognized { format, reason: format!("{format}: `data.format` says so") })
 }
 
-/// Calls `on_row` for each row of the files, in order.
-pub fn read_examples<E: From<FormatError>>(
-    files: &[PathBuf],
+/// Calls `on_row` for each row, in order.
+pub fn read_examples<'a, E: From<FormatError>>(
+    source: impl Into<RowSource<'a>>,
     format: RowFormat,
     mut on_row: impl FnMut(RowPlace<'_>, ExampleRow) -> Result<(), E>,
 ) -> Result<(), E> {
-    for file in files {
+    let source = source.into();
+    for file in source.files() {
         let mut first_row = None;
-        let result = read_json_rows(file, |place, row| {
+        let result = source.read_json_rows(file, |place, row| {
             let example = example_of(format, place, row).map_err(|error| match error {
                 FormatError::MixedFormats { place, found, format, first: None } => {
                     FormatError::MixedFormats { place, found, format, first: first_row.clone() }
@@ -117,10 +121,10 @@ impl<E: From<FormatError>> Stopped<E> {
     }
 }
 
-fn recognize_rows(files: &[PathBuf]) -> Result<Recognized, FormatError> {
+fn recognize_rows(source: RowSource<'_>) -> Result<Recognized, FormatError> {
     let mut agreed: Option<(&Path, Recognized)> = None;
-    for file in files {
-        let Some(found) = recognize_file(file)? else {
+    for file in source.files() {
+        let Some(found) = recognize_file(source, file)? else {
             continue;
         };
         match &agreed {
@@ -140,12 +144,12 @@ fn recognize_rows(files: &[PathBuf]) -> Result<Recognized, FormatError> {
 }
 
 /// What the first row of a file looks like, nothing if it has none.
-fn recognize_file(file: &Path) -> Result<Option<Recognized>, FormatError> {
-    if file_kind(file)? == FileKind::Text {
+fn recognize_file(source: RowSource<'_>, file: &Path) -> Result<Option<Recognized>, FormatError> {
+    if matches!(source, RowSource::Files(_)) && file_kind(file)? == FileKind::Text {
         let reason = "text: a `.txt` file has one sample a line".to_owned();
         return Ok(Some(Recognized { format: RowFormat::Text, reason }));
     }
-    let first = read_json_rows(file, |place, row| {
+    let first = source.read_json_rows(file, |place, row| {
         Err(Stopped::Caller(match &row {
             Json::Object(fields) => recognize_fields(fields).ok_or_else(|| FormatError::Unrecognized {
                 place: place.to_string(),

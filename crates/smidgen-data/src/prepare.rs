@@ -1,4 +1,4 @@
-//! From the files that a recipe names to a token set: format, template, tokens, cache.
+//! From the rows that a recipe names, or that the caller holds, to a token set: format, template, tokens, cache.
 //!
 //! The tokenizer lives only as long as this: it is large, and training does not need it. Where a set is cached,
 //! it is not even loaded.
@@ -13,7 +13,7 @@ use crate::cache::{CacheKey, cache_file};
 use crate::format::{RowFormat, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
-use crate::source::file_kind;
+use crate::source::{RowSource, file_kind};
 use crate::template::{DataTemplate, TemplateChoice, TemplateKind, choose_template, template_source};
 use crate::token_builder::{LargeSets, TokenSetBuilder};
 use crate::token_file::{open_set, write_set};
@@ -69,26 +69,31 @@ pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
     tokenizer.map_err(PrepareError::Tokenizer)
 }
 
-/// Reads and tokenizes files, or takes the set from the cache. Calls `on_rows` with the number of further rows done.
+/// Reads and tokenizes rows, or takes the set from the cache, which only sets of files have. Calls `on_rows` with the
+/// number of further rows done.
 pub fn prepare_set(
-    files: &[PathBuf],
+    source: RowSource<'_>,
     model: &Model,
     options: PrepareOptions<'_>,
     on_rows: &mut dyn FnMut(u64),
 ) -> Result<Prepared, PrepareError> {
-    for file in files {
-        file_kind(file)?;
-    }
-    let recognized = recognize(files, options.format)?;
+    let files = source.files();
+    let cache = match source {
+        RowSource::Files(_) => {
+            files.iter().try_for_each(|file| file_kind(file).map(drop))?;
+            options.cache
+        }
+        RowSource::Memory { .. } => None,
+    };
+    let recognized = recognize(source, options.format)?;
     let origin = Origin { format: recognized.format, reason: recognized.reason, template: None };
     let has_text = origin.format != RowFormat::Tokens;
     // A small set of tokens is quicker read again than looked up.
-    let path = match has_text || may_be_large(files) {
-        true => match options.cache {
-            Some(cache) => cache_file(cache, &cache_key(files, model, origin.format, options)?),
-            None => None,
-        },
-        false => None,
+    let path = match cache {
+        Some(cache) if has_text || may_be_large(files) => {
+            cache_file(cache, &cache_key(files, model, origin.format, options)?)
+        }
+        _ => None,
     };
     if let Some((set, about)) = path.as_ref().and_then(|path| open_set(path, files, LARGE_SET_BYTES)) {
         let text = |value: &Json| value.as_str().map(str::to_owned);
@@ -108,8 +113,8 @@ pub fn prepare_set(
         None => TokenSetBuilder::new(options.limits),
     };
     let (template, warnings) = match has_text {
-        true => fill_with_text(files, model, origin.format, options, &mut builder, on_rows)?,
-        false => fill_with_tokens(files, options, &mut builder, on_rows)?,
+        true => fill_with_text(source, model, origin.format, options, &mut builder, on_rows)?,
+        false => fill_with_tokens(source, options, &mut builder, on_rows)?,
     };
     let about = json!({"warnings": warnings, "template": template});
     let set = builder.finish_with(files, &about).map_err(|error| match error {
@@ -138,12 +143,12 @@ fn may_be_large(files: &[PathBuf]) -> bool {
 type Filled = (Option<String>, Vec<String>);
 
 fn fill_with_tokens(
-    files: &[PathBuf],
+    source: RowSource<'_>,
     options: PrepareOptions<'_>,
     builder: &mut TokenSetBuilder,
     on_rows: &mut dyn FnMut(u64),
 ) -> Result<Filled, PrepareError> {
-    store_token_rows(files, builder, on_rows)?;
+    store_token_rows(source, builder, on_rows)?;
     let mut warnings = Vec::new();
     if options.loss_on != LossOn::Completion {
         let loss_on = options.loss_on;
@@ -155,7 +160,7 @@ fn fill_with_tokens(
 }
 
 fn fill_with_text(
-    files: &[PathBuf],
+    source: RowSource<'_>,
     model: &Model,
     format: RowFormat,
     options: PrepareOptions<'_>,
@@ -165,7 +170,7 @@ fn fill_with_text(
     let tokenizer = read_tokenizer(model)?;
     let template = choose_template(options.template, format, &tokenizer)?;
     let encoder = RowEncoder::new(&tokenizer, template.as_ref(), options.loss_on);
-    let notes = tokenize_rows(files, format, &encoder, options.threads, builder, on_rows)?;
+    let notes = tokenize_rows(source, format, &encoder, options.threads, builder, on_rows)?;
     let warnings = warnings_of(&notes, builder.stats(), &tokenizer, template.as_ref(), format, options);
     Ok((template.map(|template| template.name), warnings))
 }

@@ -22,6 +22,47 @@ pub use crate::source_error::SourceError;
 use crate::text_rows::read_text;
 use crate::utf8_reader::open_text;
 
+/// Where rows come from.
+#[derive(Clone, Copy, Debug)]
+pub enum RowSource<'a> {
+    Files(&'a [PathBuf]),
+    /// Rows that the caller holds, in one place whose name stands in messages where a file's path would.
+    Memory {
+        name: &'a PathBuf,
+        rows: &'a [Json],
+    },
+}
+
+impl<'a, F: AsRef<[PathBuf]> + ?Sized> From<&'a F> for RowSource<'a> {
+    fn from(files: &'a F) -> RowSource<'a> {
+        RowSource::Files(files.as_ref())
+    }
+}
+
+impl<'a> RowSource<'a> {
+    /// What [`RowPlace::file`] may be, in order.
+    pub fn files(self) -> &'a [PathBuf] {
+        match self {
+            RowSource::Files(files) => files,
+            RowSource::Memory { name, .. } => std::slice::from_ref(name),
+        }
+    }
+
+    /// Calls `on_row` for each row of one of its files, in order.
+    pub fn read_json_rows<E: From<SourceError>>(
+        self,
+        file: &Path,
+        mut on_row: impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            RowSource::Files(_) => read_json_rows(file, on_row),
+            RowSource::Memory { rows, .. } => (1..).zip(rows).try_for_each(|(number, row)| {
+                on_row(RowPlace { file, unit: RowUnit::Row, number }, row.clone())
+            }),
+        }
+    }
+}
+
 /// The files that `patterns` name, relative to `folder`, in the order of the list and sorted within a pattern.
 ///
 /// A path that exists as written is taken as it is. A pattern adds only files that are not there yet,

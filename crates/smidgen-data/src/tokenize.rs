@@ -1,7 +1,7 @@
-//! Rows of files to a token set, on several threads.
+//! Rows to a token set, on several threads.
 //!
 //! The calling thread reads rows and stores what comes back; workers tokenize chunks of rows. Chunks come back
-//! in any order and are stored in that of the files, so the number of threads never shows in a set.
+//! in any order and are stored in that of the rows, so the number of threads never shows in a set.
 //! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so rows are handed out only
 //! as long as those under way are not too long together. A row that is longer than that is tokenized alone.
 //! An error is that of the first row that has one.
@@ -19,6 +19,7 @@ use crate::format::{RowFormat, read_examples};
 use crate::mask::{EncodeError, EncodedRow, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
 use crate::row_place::{RowPlace, RowUnit};
+use crate::source::RowSource;
 use crate::token_builder::TokenSetBuilder;
 
 const ROWS_OF_A_CHUNK: usize = 32;
@@ -49,11 +50,11 @@ impl RowNotes {
 
 /// Stores rows of tokens as they are.
 pub fn store_token_rows(
-    files: &[PathBuf],
+    source: RowSource<'_>,
     builder: &mut TokenSetBuilder,
     mut on_rows: impl FnMut(u64),
 ) -> Result<(), PrepareError> {
-    read_examples(files, RowFormat::Tokens, |place, row| {
+    read_examples(source, RowFormat::Tokens, |place, row| {
         let Example::Tokens { ids, labels } = &row.example else {
             unreachable!("the format says what examples there are")
         };
@@ -65,7 +66,7 @@ pub fn store_token_rows(
 
 /// Tokenizes and stores rows of text.
 pub fn tokenize_rows(
-    files: &[PathBuf],
+    source: RowSource<'_>,
     format: RowFormat,
     encoder: &RowEncoder<'_>,
     threads: usize,
@@ -73,8 +74,8 @@ pub fn tokenize_rows(
     on_rows: impl FnMut(u64),
 ) -> Result<RowNotes, PrepareError> {
     thread::scope(|scope| {
-        let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, on_rows);
-        let read = read_examples(files, format, |place, row| pipeline.take(place, row.example));
+        let mut pipeline = Pipeline::start(scope, source.files(), encoder, threads.max(1), builder, on_rows);
+        let read = read_examples(source, format, |place, row| pipeline.take(place, row.example));
         // A broken file is reported after what came before it: a row there may be the first mistake.
         pipeline.finish()?;
         read?;
@@ -292,8 +293,9 @@ mod tests {
         let mut rows = 0;
         let files = [path];
         let format = RowFormat::PromptCompletion;
-        let notes = tokenize_rows(&files, format, &encoder, threads, &mut builder, |some| rows += some)
-            .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
+        let notes =
+            tokenize_rows((&files).into(), format, &encoder, threads, &mut builder, |some| rows += some)
+                .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
         let set = builder.finish().unwrap();
         assert_eq!(rows, set.stats().rows.read);
         Ok((set, notes))
@@ -350,7 +352,7 @@ mod tests {
         }
         let limits = TokenLimits { vocab_size: 100, max_tokens: 1024, overflow: Overflow::Truncate };
         let mut builder = TokenSetBuilder::new(limits);
-        let stored = store_token_rows(&paths, &mut builder, |_| {})
+        let stored = store_token_rows((&paths).into(), &mut builder, |_| {})
             .and_then(|()| builder.finish().map_err(PrepareError::from));
         stored.map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
     }

@@ -28,7 +28,7 @@ mod value;
 mod tests;
 
 pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
-pub use model_name::{HfName, MODEL_PATH_FORMS, PypiName, parse_model_path};
+pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_model_path};
 pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{

@@ -7,6 +7,7 @@
 use crate::sections::{ModelPath, RecipePath};
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 /// How a model is written, for messages.
 pub const MODEL_PATH_FORMS: &str = "`hf:org/name`, `hf:org/name@revision`, `hf:org/name:FILE.gguf`, `pypi:package`, a folder or a .gguf file";
@@ -44,6 +45,21 @@ pub fn parse_model_path(text: &str, folder: &Path) -> Option<ModelPath> {
         true => ModelPath::Gguf(path),
         false => ModelPath::Folder(path),
     })
+}
+
+/// A text that is no [`ModelPath`].
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` names no model: a model is {MODEL_PATH_FORMS}")]
+pub struct NoModelPath(String);
+
+/// As `model.path` in a recipe; paths are relative to the working directory.
+impl FromStr for ModelPath {
+    type Err = NoModelPath;
+
+    fn from_str(text: &str) -> Result<ModelPath, NoModelPath> {
+        let folder = std::path::absolute(".").unwrap_or_default();
+        parse_model_path(text, &folder).ok_or_else(|| NoModelPath(text.to_owned()))
+    }
 }
 
 impl HfName {

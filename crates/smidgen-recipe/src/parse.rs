@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 use crate::foreign::{foreign_key_hint, section_for_foreign};
 use crate::keys::{KEYS, SECTIONS, find_key};
 use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+use crate::render::render_job;
 use crate::sections::{Adapter, Recipe, default_alpha};
 use crate::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
@@ -47,7 +48,12 @@ pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> 
     })
 }
 
-/// Reads and understands a recipe file with its overrides, in the current working directory.
+/// Reads a recipe file, with overrides `section.key=value` and every default filled in.
+///
+/// Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
+///
+/// # Errors
+/// A file that cannot be read, or every mistake in it at once, each with its line.
 pub fn read_recipe(file: &Path, overrides: &[String]) -> Result<Recipe, ReadRecipeError> {
     let source = read_recipe_source(file)?;
     let working_directory = std::env::current_dir()
@@ -93,6 +99,18 @@ pub fn parse_recipe(
 }
 
 impl Recipe {
+    /// Holds values that were set in code to the rules of a recipe file: those of each key, and those across keys.
+    pub fn check(&self) -> Result<(), RecipeErrors> {
+        let source =
+            RecipeSource { file: "the recipe".to_owned(), folder: "/".into(), text: render_job(self) };
+        let checked = parse_recipe(&source, &[], Path::new("/")).map(drop);
+        checked.map_err(|mut errors| {
+            // Lines of a text that nobody wrote.
+            errors.mistakes.iter_mut().for_each(|mistake| mistake.place = Place::Missing);
+            errors
+        })
+    }
+
     /// Sets one key from text, as an override on the command line does: `recipe.set("memory.budget", "8GiB")`.
     /// Relative paths start at `folder`.
     pub fn set(&mut self, key: &str, text: &str, folder: &Path) -> Result<(), RecipeErrors> {

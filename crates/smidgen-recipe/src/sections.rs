@@ -14,7 +14,10 @@ use smidgen_ir::words::{
     Schedule,
 };
 
-/// What the user asked for, every default filled in.
+/// What the user asked for, every default filled in: one field per section of a recipe file.
+///
+/// Read one from a file with [`read_recipe`](crate::read_recipe), or make one from values: [`Recipe::new`], then set
+/// fields, or keys by their names with [`Recipe::set`]. [`Recipe::check`] reports every mistake at once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
     /// `[model]`

@@ -5,6 +5,7 @@
 //! also a run that does not fit.
 //! Left out: colour and line width, which are the console's.
 
+use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
 use smidgen_runtime::device::FillError;
 use std::error::Error;
@@ -40,6 +41,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    /// The exit code of a command that fails like this.
     pub fn exit_code(self) -> u8 {
         match self {
             FailureKind::Recipe | FailureKind::Command => 2,
@@ -55,10 +57,14 @@ impl FailureKind {
     }
 }
 
-/// Why something was not done.
+/// Why something was not done: what went wrong, in words, with hints and the error behind it.
+///
+/// `to_string` gives what the command line prints: `error:`, the message, and a `hint:` line each.
 #[derive(Clone, Debug)]
 pub struct Failure {
+    /// What went wrong, to decide by.
     pub kind: FailureKind,
+    /// What went wrong, to read.
     pub message: String,
     /// What the user can do about it.
     pub hints: Vec<String>,
@@ -152,6 +158,7 @@ impl Failure {
         self.cause.downcast_ref()
     }
 
+    /// The exit code of a command that fails with it.
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
     }
@@ -196,6 +203,24 @@ impl From<DeviceError> for Failure {
             | DeviceError::Violation(_) => FailureKind::Device,
         };
         Failure::new(kind, error)
+    }
+}
+
+impl From<ReadRecipeError> for Failure {
+    fn from(error: ReadRecipeError) -> Failure {
+        Failure::recipe(error)
+    }
+}
+
+impl From<RecipeErrors> for Failure {
+    fn from(errors: RecipeErrors) -> Failure {
+        Failure::recipe(errors)
+    }
+}
+
+impl From<NoModelPath> for Failure {
+    fn from(error: NoModelPath) -> Failure {
+        Failure::recipe(error)
     }
 }
 

@@ -1,4 +1,43 @@
-//! smidgen: fine-tuning of large language models in a smidgen of memory.
+//! Fine-tuning of large language models in a smidgen of memory.
+//!
+//! A [`Recipe`] says what to train. It becomes a [`Job`], which has read and checked everything that a run needs. A job
+//! can be planned, which predicts memory and speed without a device or weights, and trained:
+//!
+//! ```no_run
+//! use smidgen::{Budget, Failure, Job, ModelPath, Purpose, Recipe, plan};
+//!
+//! # fn main() -> Result<(), Failure> {
+//! let mut recipe = Recipe::new("hf:Qwen/Qwen2.5-7B-Instruct".parse()?);
+//! recipe.set_rank(32);
+//! recipe.memory.budget = Budget::Bytes(6 << 30);
+//! let plan = plan(&Job::prepare(recipe, Purpose::Plan)?)?;
+//! println!("{plan}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`train`] runs a job, on files that the recipe names or on rows in memory, and calls back after each step:
+//!
+//! ```no_run
+//! # use smidgen::{Failure, Job, MemoryRows, Purpose, Recipe, TrainOptions, train};
+//! # use std::ops::ControlFlow;
+//! # fn fine_tune(recipe: Recipe, rows: MemoryRows) -> Result<(), Failure> {
+//! let job = Job::prepare_rows(recipe, &rows, Purpose::Train)?;
+//! let run = train(job, TrainOptions::default().on_step(|row| {
+//!     println!("step {}: loss {:.4}", row.step, row.loss);
+//!     ControlFlow::Continue(())
+//! }))?;
+//! println!("adapter in {}", run.product.display());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Session::open`] loads a model with an [`Adapter`], and [`generate`] answers prompts. Whatever fails is a
+//! [`Failure`], whose kind says what went wrong. The three programs in `examples/` are complete.
+//!
+//! The public items are those listed here. The crate's modules are private; the `internal` module, hidden from these
+//! pages, is what the `smidgen` program and the project's own tests use, and changes without notice. It is one list
+//! rather than public modules so that the compiler still reports code that nobody calls.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +50,7 @@ mod export;
 mod failure;
 mod generate;
 mod hub;
+mod library;
 mod merge;
 mod plan;
 mod report;
@@ -18,7 +58,23 @@ mod rows;
 mod session;
 mod train;
 
-/// What the program and the project's own tests need beyond the library: no part of its interface.
+pub use failure::{Failure, FailureKind};
+pub use generate::sampler::Sampling;
+pub use generate::stop::StoppedBy;
+pub use library::generate::{Adapter, Answer, GenerateOptions, Session, SessionOptions, generate};
+pub use library::plan::{Plan, plan};
+pub use library::train::{Run, TrainOptions, train};
+pub use plan::job::{Job, Purpose};
+pub use rows::sets::MemoryRows;
+#[doc(inline)]
+pub use smidgen_recipe::{
+    AdapterKind, BaseFormat, Batch, Budget, Compute, DeviceChoice, Length, ModelPath, ProfileChoice, Recipe,
+    RecipePath, read_recipe,
+};
+pub use train::metrics::MetricsRow;
+pub use train::outcome::Ending;
+
+/// What the program and the project's own tests use: not part of the interface.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::commands::{command, run};

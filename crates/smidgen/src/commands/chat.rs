@@ -7,9 +7,9 @@
 use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::generate::session::{Generated, Session, Settings, Timing};
+use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::StoppedBy;
-use crate::generate::stream::TextStream;
+use crate::library::generate::stream_answer;
 use serde_json::{Value as Json, json};
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
@@ -27,7 +27,7 @@ pub struct Talk<'a> {
     pub now: SystemTime,
 }
 
-pub fn run_chat(session: &mut Session, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
+pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
     let template = match talk.raw {
         true => None,
         false => talk.tokenizer.chat_template().transpose().map_err(Failure::model)?,
@@ -88,31 +88,16 @@ fn beginning(talk: &Talk<'_>) -> Vec<Json> {
 
 /// Prints the answer as it comes, and returns its text.
 fn answer(
-    session: &mut Session,
+    session: &mut TokenSession,
     settings: &Settings,
     talk: &Talk<'_>,
     ids: &[u32],
 ) -> Result<String, Failure> {
-    let mut stream = TextStream::default();
-    let mut text = String::new();
-    let mut failure = None;
-    let mut show = |piece: Result<String, Failure>| {
-        let shown = piece.and_then(|piece| {
-            print(&piece)?;
-            let _ = std::io::stdout().flush();
-            text.push_str(&piece);
-            Ok(())
-        });
-        failure = failure.take().or(shown.err());
-        failure.is_none()
-    };
-    let (generated, timing) = session.continue_sequence(ids, settings, |id| {
-        show(stream.push(talk.tokenizer, id).map_err(Failure::model))
+    let (generated, timing, text) = stream_answer(session, talk.tokenizer, ids, settings, |piece| {
+        print(piece)?;
+        let _ = std::io::stdout().flush();
+        Ok(())
     })?;
-    show(stream.finish(talk.tokenizer).map_err(Failure::model));
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
     print("\n")?;
     if !talk.quiet && !matches!(generated.stopped_by, StoppedBy::Token(_)) {
         say(&render_timing(&generated, &timing));

@@ -12,7 +12,7 @@ use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluatio
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
 use crate::failure::Failure;
-use crate::generate::session::{Opening, Session};
+use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
@@ -258,7 +258,7 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let subjects = self.subjects()?;
-        let sets = read_eval_sets(recipe, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
+        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
@@ -390,7 +390,7 @@ impl Evaluated<'_> {
     ) -> Result<(Measured, u64, AnyDevice), Failure> {
         let name = if opening.adapter.is_some() { "adapter" } else { "base" };
         self.say(&format!("evaluating the {name}"));
-        let mut session = Session::open(opening, device, |_| Ok(()))?;
+        let mut session = TokenSession::open(opening, device, |_| Ok(()))?;
         let stop_ids = stop_ids(self.model, tokenizer)?;
         let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
         let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::model));

@@ -11,25 +11,20 @@ use super::recipe_args::read_recipe;
 use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
+use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
-use crate::generate::session::{Generated, Opening, Session, Settings, Timing};
+use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::stop_ids;
-use crate::generate::stream::TextStream;
-use crate::hub::{self, Access, Located, Want};
-use crate::plan::arithmetic::Arithmetic;
-use crate::plan::budget::{JobBudget, budget_on};
-use crate::plan::devices::Place;
-use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
-use crate::plan::host;
+use crate::hub::{Access, Want};
+use crate::library::generate::{SessionOptions, Setting, encode_prompt, open_tokenizer, stream_answer};
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan};
+use crate::plan::model::{open_model, read_decoder};
 use crate::plan::product::Product;
 use crate::report::generation_table::render_generation_table;
 use serde_json::{Value as Json, json};
-use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
-use smidgen_formats::tokenizer::chat_template::ChatInput;
-use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
 use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice};
 use std::io::{IsTerminal, Read};
@@ -101,17 +96,7 @@ pub struct Args {
 struct Subject {
     model: Model,
     adapter: Option<AdapterFile>,
-    base: BaseFormat,
-    budget: Budget,
-    device: DeviceChoice,
-    compute: Compute,
-}
-
-/// Where it runs and how.
-struct Setting {
-    place: Place,
-    arithmetic: Arithmetic,
-    budget: JobBudget,
+    options: SessionOptions,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -121,7 +106,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         return Err(Failure::command("`--json` needs a prompt: a conversation is text"));
     }
     let subject = open_subject(args, &Access::from_environment(quiet))?;
-    let tokenizer = open_tokenizer(&subject)?;
+    let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
     let stop_ids = stop_ids(&subject.model, &tokenizer)?;
     let drawn = args.temperature.unwrap_or(if prompt.is_some() { 0.0 } else { 0.7 });
     let sampling = Sampling {
@@ -192,28 +177,23 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     if !is_recipe && !job.is_file() {
         let model = open_named(&args.target, Want::Weights, access)?;
         let adapter = args.adapter.as_deref().map(given).transpose()?;
-        return Ok(Subject {
-            model,
-            adapter,
-            base: BaseFormat::AsStored,
+        let options = SessionOptions {
             budget: budget.unwrap_or(Budget::Auto),
             device: device.unwrap_or(DeviceChoice::Auto),
             compute: compute.unwrap_or(Compute::Auto),
-        });
+            threads: args.threads,
+            ..SessionOptions::default()
+        };
+        return Ok(Subject { model, adapter, options });
     }
     let (_, recipe) = read_recipe(if is_recipe { target } else { &job }, &[])?;
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let product = Product::of(&recipe);
     let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
-    let located = match &made {
-        Some(made) => Located::Folder(made.clone()),
-        None => hub::locate(&recipe.model.path, Want::Weights, access)?,
+    let model = match &made {
+        Some(made) => Model::open_folder(made).map_err(Failure::model)?,
+        None => open_model(&recipe.model.path, Want::Weights, access)?,
     };
-    let model = match &located {
-        Located::Folder(folder) => Model::open_folder(folder),
-        Located::GgufFile(file) => Model::open_gguf(file),
-    }
-    .map_err(Failure::model)?;
     let adapter = match &args.adapter {
         Some(path) => Some(given(path)?),
         None if made.is_some() => None,
@@ -233,14 +213,15 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             ));
         }
     };
-    Ok(Subject {
-        model,
-        adapter,
+    let options = SessionOptions {
         base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.base },
         budget: budget.unwrap_or(recipe.memory.budget),
         device: device.unwrap_or(recipe.memory.device),
         compute: compute.unwrap_or(recipe.model.compute),
-    })
+        threads: args.threads,
+        context: None,
+    };
+    Ok(Subject { model, adapter, options })
 }
 
 /// What the arguments say instead of a recipe.
@@ -270,48 +251,10 @@ fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
     })
 }
 
-impl Setting {
-    fn of(subject: &Subject) -> Result<Setting, Failure> {
-        let Subject { device, compute, budget, .. } = *subject;
-        let place = Place::look(device).map_err(|error| {
-            Failure::device(error)
-                .context(format!("`{device}`"))
-                .hint("`--device cpu` generates without a GPU")
-        })?;
-        let arithmetic = match (compute, place.kind()) {
-            (Compute::F16, DeviceKind::Cpu) => {
-                return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
-                    .hint("`--compute f32` is what the CPU takes by itself"));
-            }
-            // One token at a time reads every weight once: rounding operands gains a CPU nothing.
-            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
-            (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
-        };
-        let budget = budget_on(&place, budget)
-            .map_err(|failure| failure.without_hints().hint("name a budget: `--budget 8GiB`"))?;
-        Ok(Setting { place, arithmetic, budget })
-    }
-}
-
 fn read_budget(text: &str) -> Result<u64, Failure> {
     parse_bytes(text).ok_or_else(|| {
         Failure::command(format!("`--budget {text}` is no size")).hint("write it as `2GiB` or `800MB`")
     })
-}
-
-/// The adapter's own tokenizer where it has one: its template is what was trained.
-fn open_tokenizer(subject: &Subject) -> Result<Tokenizer, Failure> {
-    let beside = subject.adapter.as_ref().map(|adapter| adapter.path());
-    if let Some(folder) = beside.filter(|folder| folder.join("tokenizer.json").is_file()) {
-        return Tokenizer::from_folder(folder).map_err(Failure::model);
-    }
-    match &subject.model {
-        Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()).map_err(Failure::model),
-        Model::Gguf { file, .. } => {
-            let file = GgufFile::open(file.path()).map_err(Failure::model)?;
-            Tokenizer::from_gguf(&file).map_err(Failure::model)
-        }
-    }
 }
 
 fn open_session(
@@ -320,54 +263,19 @@ fn open_session(
     subject: &Subject,
     context: Option<usize>,
     new_tokens: usize,
-) -> Result<Session, Failure> {
-    let Setting { mut place, arithmetic, budget } = Setting::of(subject)?;
-    let slots = args.beams.unwrap_or(1);
-    let threads = match args.threads {
-        0 => host::processors(),
-        threads => threads,
-    };
-    if let Some(free) = budget.cut_to_free.filter(|_| !quiet) {
+) -> Result<TokenSession, Failure> {
+    let mut setting = Setting::of(&subject.options)?;
+    if let Some(free) = setting.budget.cut_to_free.filter(|_| !quiet) {
         say(&format!("note: the GPU has {} free, less than the budget", format_bytes(free)));
     }
-    // Before the plan, which counts what the driver's context takes.
-    let device = place.open_and_measure(threads, arithmetic)?;
-    let opening = Opening {
-        model: &subject.model,
-        adapter: subject.adapter.as_ref(),
-        base: subject.base,
-        place: &place,
-        arithmetic,
-        threads,
-        sizes: Sizes { slots, context, cache_tokens: None, new_tokens, budget },
-    };
-    Session::open(&opening, device, |plan: &GenerationPlan| {
+    let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
+    let (model, adapter) = (&subject.model, subject.adapter.as_ref());
+    setting.open(model, adapter, &subject.options, sizes, |plan: &GenerationPlan| {
         if !quiet {
             say(render_generation_table(plan).trim_end());
         }
         Ok(())
     })
-}
-
-/// The ids of one message, in the template where there is one.
-fn encode_prompt(tokenizer: &Tokenizer, args: &Args, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let template = match args.raw {
-        true => None,
-        false => tokenizer.chat_template().transpose().map_err(Failure::model)?,
-    };
-    let Some(template) = template else {
-        if args.system.is_some() {
-            return Err(Failure::command("the model has no chat template, so `--system` has no place"));
-        }
-        return tokenizer.encode(prompt, true).map_err(Failure::model);
-    };
-    let mut messages = Vec::new();
-    messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));
-    messages.push(json!({"role": "user", "content": prompt}));
-    let messages = Json::Array(messages);
-    let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&messages, SystemTime::now()) };
-    let text = template.render(&input).map_err(Failure::model)?.text;
-    tokenizer.encode(&text, false).map_err(Failure::model)
 }
 
 fn run_prompt(
@@ -378,47 +286,28 @@ fn run_prompt(
     settings: &Settings,
     prompt: &str,
 ) -> Result<(), Failure> {
-    let ids = encode_prompt(tokenizer, args, prompt)?;
+    let ids = encode_prompt(tokenizer, args.system.as_deref(), args.raw, prompt)?;
     // As much as prompt and answer can take, so nothing is reserved for more.
-    let longest = crate::plan::model::read_decoder(&subject.model)?.max_positions;
+    let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;
-    let mut stream = TextStream::default();
-    let mut failure = None;
-    let mut show = |piece: Result<String, Failure>| match piece.and_then(|text| match args.json {
-        true => Ok(()),
-        false => print(&text),
-    }) {
-        Ok(()) => true,
-        Err(error) => {
-            failure = Some(error);
-            false
-        }
-    };
-    let (generated, timing) = match args.beams {
+    let show = |piece: &str| if args.json { Ok(()) } else { print(piece) };
+    let (generated, timing, text) = match args.beams {
         Some(beams) => {
-            let settings = crate::generate::beam::BeamSettings {
+            let settings = BeamSettings {
                 beams,
                 max_new: args.max_new,
                 length_penalty: 1.0,
                 stop_ids: settings.stop_ids.clone(),
             };
             let generated = session.search_beams(&ids, &settings)?;
-            show(tokenizer.decode(&generated.ids, true).map_err(Failure::model));
-            (generated, Timing::default())
+            let text = tokenizer.decode(&generated.ids, true).map_err(Failure::model)?;
+            show(&text)?;
+            (generated, Timing::default(), text)
         }
-        None => session.continue_sequence(&ids, settings, |id| {
-            show(stream.push(tokenizer, id).map_err(Failure::model))
-        })?,
+        None => stream_answer(&mut session, tokenizer, &ids, settings, show)?,
     };
-    if args.beams.is_none() {
-        show(stream.finish(tokenizer).map_err(Failure::model));
-    }
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    let text = tokenizer.decode(&generated.ids, true).map_err(Failure::model)?;
     if args.json {
         return print(&format!("{:#}\n", report(&mut session, &ids, &generated, &text, &timing)));
     }
@@ -429,7 +318,13 @@ fn run_prompt(
     Ok(())
 }
 
-fn report(session: &mut Session, prompt: &[u32], generated: &Generated, text: &str, timing: &Timing) -> Json {
+fn report(
+    session: &mut TokenSession,
+    prompt: &[u32],
+    generated: &Generated,
+    text: &str,
+    timing: &Timing,
+) -> Json {
     json!({
         "prompt_ids": prompt,
         "ids": generated.ids,

@@ -3,13 +3,13 @@
 //! Nothing is reserved and no weight is read. A plan that does not fit is printed, and the command fails.
 
 use super::recipe_args::RecipeArgs;
-use super::report::write_page;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
+use crate::report::page_file::write_page;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};

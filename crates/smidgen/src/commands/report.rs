@@ -5,15 +5,12 @@
 
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
-use crate::report::html::render_page;
+use crate::report::page_file::{FILE_NAME, write_page};
 use crate::report::plan_json::render_text;
 use crate::report::run_folder::{RunRecord, read_run};
 use crate::report::run_summary::{RunSummary, summarize};
 use serde_json::json;
-use smidgen_formats::whole_file::write_whole;
 use std::path::{Path, PathBuf};
-
-pub const FILE_NAME: &str = "report.html";
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -57,16 +54,4 @@ fn print_json(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> 
 pub fn print_run(folder: &Path) -> Result<(), Failure> {
     let record = read_run(folder)?;
     print_json(&record, &summarize(&record), Some(&folder.join(FILE_NAME)))
-}
-
-pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {
-    let page = render_page(record);
-    write_whole(path, |out| out.write_all(page.as_bytes())).map_err(Failure::disk)
-}
-
-/// The page of a run that has ended, in its folder.
-pub fn write_report(folder: &Path) -> Result<RunSummary, Failure> {
-    let record = read_run(folder)?;
-    write_page(&folder.join(FILE_NAME), &record)?;
-    Ok(summarize(&record))
 }

@@ -8,6 +8,7 @@ use super::report;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
 use crate::hub::Access;
+use crate::library::train::{report_run, tidy_finished};
 use crate::plan::job::{Job, Purpose};
 use crate::plan::product::Product;
 use crate::report::adapter_summary::fourier_rows;
@@ -23,6 +24,7 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{AdapterKind, Recipe};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 #[derive(Debug, clap::Args)]
@@ -71,6 +73,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         quiet,
         is_monitored: !args.unmonitored,
         say: &say,
+        on_step: &mut |_| ControlFlow::Continue(()),
+        owns_process: true,
         render_plan: &render_plan_texts,
     };
     let went = course.run(&mut job, planned, device, start);
@@ -95,36 +99,6 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
         let file = AdapterFile::open(&adapter).map_err(Failure::model)?;
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
-    }
-    Ok(())
-}
-
-/// Notes how the run ended, writes its page and says what it took. What was trained is worth more: a failure is only
-/// said.
-fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
-    // A run that was refused has no part and no rows.
-    if !dir.file(history::FILE_NAME).exists() {
-        return;
-    }
-    let written = history::end_run(dir, went).and_then(|()| report::write_report(dir.path()));
-    match written {
-        Ok(summary) => {
-            if summary.steps > 0 {
-                summary.render_memory_lines().iter().for_each(|line| say(line));
-            }
-            say(&format!("report in `{}`", dir.file(report::FILE_NAME).display()));
-        }
-        Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
-    }
-}
-
-/// What is left to do where a run was killed when everything was trained and saved: its page.
-fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
-    dir.sweep()?;
-    if !dir.file(report::FILE_NAME).exists()
-        && let Err(failure) = report::write_report(dir.path())
-    {
-        say(&format!("warning: there is no report: {}", failure.message));
     }
     Ok(())
 }

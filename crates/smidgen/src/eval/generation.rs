@@ -8,7 +8,7 @@
 use crate::failure::Failure;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
-use crate::generate::session::{Session, Settings};
+use crate::generate::session::{Settings, TokenSession};
 use crate::rows::answer::{answer_in, answer_pattern, any_of, distinct};
 use crate::rows::choice::{expected_of, shortened};
 use crate::rows::question::Questions;
@@ -120,7 +120,7 @@ impl AnswerKey {
 
 /// The tokens that the model puts behind every prompt.
 pub fn generate_answers(
-    session: &mut Session,
+    session: &mut TokenSession,
     key: &AnswerKey,
     beams: usize,
     stop_ids: &BTreeSet<u32>,

@@ -8,7 +8,7 @@
 //! Left out: groups of beams, sampling beams, and penalties.
 
 use super::decoder::{Decoder, NewTokens};
-use super::session::{Generated, Session, check_prompt};
+use super::session::{Generated, TokenSession, check_prompt};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
 use smidgen_runtime::{Device, Executor};
@@ -25,7 +25,7 @@ pub struct BeamSettings {
     pub stop_ids: BTreeSet<u32>,
 }
 
-impl Session {
+impl TokenSession {
     /// The best text behind a prompt; needs as many slots as beams.
     pub fn search_beams(&mut self, prompt: &[u32], settings: &BeamSettings) -> Result<Generated, Failure> {
         let (executor, decoder) = self.parts();

@@ -19,6 +19,7 @@ pub struct Sampling {
     pub top_p: f64,
     /// Logits of tokens that are there already are divided by this, or multiplied where negative; 1 = as they are.
     pub repetition_penalty: f64,
+    /// Draws depend on it and on the place in the text.
     pub seed: u64,
 }
 

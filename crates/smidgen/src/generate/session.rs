@@ -94,20 +94,20 @@ impl Timing {
 }
 
 #[derive(Debug)]
-pub struct Session {
+pub struct TokenSession {
     executor: Executor<AnyDevice>,
     decoder: Decoder,
     planned_bytes: u64,
 }
 
-impl Session {
+impl TokenSession {
     /// Plans, and loads what fits onto a device that was opened for it; whatever it held before is gone. `look` sees
     /// the plan in between.
     pub fn open(
         opening: &Opening<'_>,
         device: AnyDevice,
         look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
-    ) -> Result<Session, Failure> {
+    ) -> Result<TokenSession, Failure> {
         let request = opening.request()?;
         let planned = plan_generation(&request, opening.model, opening.place, &opening.sizes)?;
         if !opening.model.has_weights() {
@@ -124,7 +124,7 @@ impl Session {
             read_adapter(&mut executor, &request, adapter.path())?;
         }
         executor.run(Entry::Refresh, &extent)?;
-        Ok(Session { executor, decoder, planned_bytes: peak_bytes })
+        Ok(TokenSession { executor, decoder, planned_bytes: peak_bytes })
     }
 
     pub fn planned_bytes(&self) -> u64 {

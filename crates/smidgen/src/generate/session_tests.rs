@@ -63,10 +63,10 @@ fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes)
     Opening { model, adapter, base, place, arithmetic, threads: 1, sizes }
 }
 
-fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> Session {
+fn open(model: &Model, adapter: Option<&AdapterFile>, sizes: Sizes, threads: usize) -> TokenSession {
     let opening = Opening { threads, ..opening(model, adapter, sizes) };
     let device = opening.place.open(opening.threads, opening.arithmetic).unwrap();
-    Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
+    TokenSession::open(&opening, device, |_| Ok(())).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 fn settings(sampling: Sampling, max_new: usize) -> Settings {
@@ -209,8 +209,10 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let opening = |context: Option<usize>, budget_bytes: u64| {
         let sizes = Sizes { context, budget: stated(budget_bytes), ..sizes(1, None) };
         let opening = opening(&model, None, sizes);
-        Session::open(&opening, opening.place.open(opening.threads, opening.arithmetic).unwrap(), |_| Ok(()))
-            .map(|session| (session.planned_bytes(), session.shape().positions))
+        TokenSession::open(&opening, opening.place.open(opening.threads, opening.arithmetic).unwrap(), |_| {
+            Ok(())
+        })
+        .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (mut whole, longest) = opening(None, 1 << 30).unwrap();
     // Weights go to disk before the context is cut.
@@ -249,7 +251,7 @@ fn cuda_generates_as_the_cpu_does() {
         let opening =
             Opening { place: &place, arithmetic, ..opening(&model, adapter.as_ref(), sizes(2, Some(50))) };
         let mut session =
-            Session::open(&opening, device, |_| Ok(())).unwrap_or_else(|error| panic!("{error}"));
+            TokenSession::open(&opening, device, |_| Ok(())).unwrap_or_else(|error| panic!("{error}"));
         let got = session.generate_batch(&prompts, &settings(Sampling::default(), 9), |_, _| {}).unwrap();
         let texts: Vec<Vec<u32>> = got.into_iter().map(|generated| generated.ids).collect();
         assert_eq!(texts, want, "{name}");

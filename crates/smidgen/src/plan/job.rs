@@ -13,6 +13,8 @@ use crate::plan::model::{build_storage, check_weights, open_model, read_decoder}
 use crate::plan::profiles::{self, ChosenProfile};
 use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
 use crate::rows::data::{Data, read_data};
+use crate::rows::sets::MemoryRows;
+use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::options;
@@ -21,55 +23,96 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Workload};
-use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Optimizer, Recipe};
+use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Optimizer, Recipe, RecipePath};
 use std::collections::BTreeSet;
 
-/// What will run.
+/// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
+///
+/// No weight has been read and no device memory is reserved.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Job {
+    /// The recipe that the job was made from.
     pub recipe: Recipe,
+    #[doc(hidden)]
     pub model: Model,
     /// The math; its extent is set when the job is planned.
+    #[doc(hidden)]
     pub request: Request,
+    #[doc(hidden)]
     pub arithmetic: Arithmetic,
+    #[doc(hidden)]
     pub place: Place,
     /// Whose rates the plan is made with.
+    #[doc(hidden)]
     pub profile: ChosenProfile,
+    #[doc(hidden)]
     pub data: Data,
+    #[doc(hidden)]
     pub budget: JobBudget,
+    #[doc(hidden)]
     pub purpose: Purpose,
 }
 
-/// Whether a job may go on without its data or its weights.
+/// What a job is for, which says what has to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
+    /// Planning needs the model's config alone: without rows, every sample is taken to have `data.max_tokens` tokens.
     Plan,
-    /// With data, without weights.
+    /// A preview needs rows too, and no weights.
     Preview,
+    /// Training needs everything.
     Train,
 }
 
 impl Job {
-    /// With a model that lies on this machine: nothing is called.
+    /// Reads and checks what the recipe names. The model is on this machine already: nothing is downloaded.
+    ///
+    /// # Errors
+    /// Every mistake of the recipe at once; a model, data or an adapter that cannot be read; a model and an adapter
+    /// that do not fit each other.
     pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
+        check_values(&recipe, purpose)?;
         Job::prepare_with(recipe, purpose, &Access::cache_only())
     }
 
-    /// With a model that is fetched where `access` allows it; a plan takes no weights.
-    pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
-        refuse_unsupported(&recipe, true)?;
-        let want = match purpose {
-            Purpose::Plan | Purpose::Preview => Want::Config,
-            Purpose::Train => Want::Weights,
+    /// The same with rows in memory, which stand in for `data.train` and `data.eval`.
+    ///
+    /// # Errors
+    /// As [`Job::prepare`]; a row that is in no known format is named by its number, counted from 1.
+    pub fn prepare_rows(mut recipe: Recipe, rows: &MemoryRows, purpose: Purpose) -> Result<Job, Failure> {
+        let name = |rows: &[Json]| {
+            let place = RecipePath::at(&recipe.output.dir.resolved.join(MemoryRows::NAME));
+            if rows.is_empty() { vec![] } else { vec![place] }
         };
-        let model = open_model(&recipe.model.path, want, access)?;
+        (recipe.data.train, recipe.data.eval) = (name(&rows.train), name(&rows.eval));
+        check_values(&recipe, purpose)?;
+        let model = open_for(&recipe, purpose, &Access::cache_only())?;
+        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only())
+    }
+
+    /// With a model that is fetched where `access` allows it; a plan takes no weights.
+    #[doc(hidden)]
+    pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
+        let model = open_for(&recipe, purpose, access)?;
         Job::prepare_model(recipe, model, purpose, access)
     }
 
     /// With a model that is open already, or that exists only as its config.
+    #[doc(hidden)]
     pub fn prepare_model(
         recipe: Recipe,
         model: Model,
+        purpose: Purpose,
+        access: &Access,
+    ) -> Result<Job, Failure> {
+        Job::prepare_data(recipe, model, None, purpose, access)
+    }
+
+    fn prepare_data(
+        recipe: Recipe,
+        model: Model,
+        rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
     ) -> Result<Job, Failure> {
@@ -93,7 +136,7 @@ impl Job {
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
-        let data = read_data(&recipe, &model, &request, purpose == Purpose::Plan, access.quiet)?;
+        let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access.quiet)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
@@ -101,6 +144,26 @@ impl Job {
         let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
         Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose })
     }
+}
+
+/// Values that were set in code are held to the rules of a recipe file. A plan needs no data and no output.
+fn check_values(recipe: &Recipe, purpose: Purpose) -> Result<(), Failure> {
+    let mut errors = match recipe.check() {
+        Ok(()) => return Ok(()),
+        Err(errors) => errors,
+    };
+    let is_needless = |key: &str| key == "data.train" || key == "output.dir";
+    errors.mistakes.retain(|mistake| purpose == Purpose::Train || !is_needless(&mistake.key));
+    if errors.mistakes.is_empty() { Ok(()) } else { Err(Failure::recipe(errors)) }
+}
+
+fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model, Failure> {
+    refuse_unsupported(recipe, true)?;
+    let want = match purpose {
+        Purpose::Plan | Purpose::Preview => Want::Config,
+        Purpose::Train => Want::Weights,
+    };
+    open_model(&recipe.model.path, want, access)
 }
 
 impl Job {

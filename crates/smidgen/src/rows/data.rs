@@ -3,7 +3,7 @@
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
 
 use super::choice::ChoiceSet;
-use super::sets::{ReadData, read_eval_sets, read_set};
+use super::sets::{MemoryRows, ReadData, read_eval_sets, read_set};
 use crate::failure::Failure;
 use smidgen_compile::Request;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
@@ -37,23 +37,28 @@ pub struct Rows {
 /// `may_be_absent`: without its files the data is assumed rather than an error.
 pub fn read_data(
     recipe: &Recipe,
+    held: Option<&MemoryRows>,
     model: &Model,
     request: &Request,
     may_be_absent: bool,
     quiet: bool,
 ) -> Result<Data, Failure> {
-    if recipe.data.train.is_empty() && may_be_absent {
+    if recipe.data.train.is_empty() && held.is_none() && may_be_absent {
         return Ok(Data::Assumed { reason: "none is looked at".into() });
     }
-    let read = |paths, key| read_set(recipe, paths, key, model, request, quiet);
-    let train = match read(&recipe.data.train, "data.train") {
+    let (held_train, held_eval) = match held {
+        Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
+        None => (None, None),
+    };
+    let train = read_set(recipe, &recipe.data.train, held_train, "data.train", model, request, quiet);
+    let train = match train {
         Ok(prepared) => prepared,
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
         }
         Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
     };
-    let evaluated = read_eval_sets(recipe, recipe.eval.task, model, request, quiet)?;
+    let evaluated = read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, quiet)?;
     let eval = evaluated.loss;
     let mut warnings = Vec::new();
     for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {

@@ -15,7 +15,7 @@ use super::outcome::{Ending, RunPolicy, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
-use super::trainer::Trainer;
+use super::trainer::{OnStep, Trainer};
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, check_room, with_room};
@@ -25,6 +25,7 @@ use crate::plan::life::LifePhase;
 use crate::plan::planning::Planned;
 use crate::plan::product::Product;
 use crate::rows::data::{Data, Rows};
+use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
 use smidgen_recipe::{Budget, render_job};
@@ -44,6 +45,10 @@ pub struct Course<'a> {
     /// Whether memory is measured after every step.
     pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
+    pub on_step: OnStep<'a>,
+    /// Whether the process is there for this run alone: then signals are handled here, and on the CPU the memory of the
+    /// process is held to the plan. A program that calls the library has both for itself.
+    pub owns_process: bool,
     /// The plan as `plan.txt` and `plan.json` have it; training itself renders nothing.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
 }
@@ -123,6 +128,7 @@ impl Course<'_> {
             let looked = monitor::look(&mut device);
             meter.enter(phase, &looked);
             if plans == 1
+                && self.owns_process
                 && let Some(bytes) = above_plan(&looked, planned.solution.peak_bytes)
             {
                 (self.say)(&format!(
@@ -152,8 +158,10 @@ impl Course<'_> {
             history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes)?;
             let run_policy = chosen.run_policy.clone();
             let trainer = Trainer::fill(job, executor, self.dir.clone(), run_policy, &start)?;
-            let mut trainer = trainer.with_planned_peak(chosen.peak_bytes).with_meter(&mut meter);
-            trainer = trainer.with_monitor(self.is_monitored);
+            let mut trainer = trainer.with_meter(&mut meter).with_monitor(self.is_monitored);
+            if self.owns_process || job.request.device == DeviceKind::Cuda {
+                trainer = trainer.with_planned_peak(chosen.peak_bytes);
+            }
             if job.recipe.memory.adapt {
                 trainer = trainer.with_watch(Watch {
                     free_memory: &mut *self.free_memory,
@@ -165,8 +173,11 @@ impl Course<'_> {
             }
             let (log_every, quiet) = (job.recipe.train.log_every, self.quiet);
             let bar = progress.get_or_insert_with(|| Progress::new(total_steps, first, log_every, quiet));
-            let interrupt = interrupt.get_or_insert_with(Interrupt::listen);
-            let result = trainer.run_and_return(&mut batches, first, journal, bar, interrupt);
+            let interrupt = interrupt.get_or_insert_with(|| match self.owns_process {
+                true => Interrupt::listen(),
+                false => Interrupt::never(),
+            });
+            let result = trainer.run_watched(&mut batches, first, journal, bar, interrupt, self.on_step);
             // Only what was sampled while the trainer held the arena counts for its last phase.
             meter.enter(Phase::Prepare, &Looked::default());
             self.write_phases(&meter, &chosen);

@@ -39,6 +39,11 @@ impl Interrupt {
         Interrupt::default()
     }
 
+    /// Asks the run to end after the step at hand.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

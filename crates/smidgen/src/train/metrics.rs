@@ -15,11 +15,12 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::whole_file::{folder_of, sync_folder};
 
-/// One optimizer step. The order of the fields is the order in the file.
+/// One optimizer step, as a line of `metrics.jsonl` has it. Sizes that a system does not report are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricsRow {
     /// Updates done, this one included: the first row has 1.
     pub step: u64,
+    /// Passes over the data so far.
     pub epoch: f64,
     /// The task's loss: summed over the step, divided by its supervised tokens.
     pub loss: f64,
@@ -30,20 +31,30 @@ pub struct MetricsRow {
     pub grad_norm: f64,
     /// Used by this update.
     pub lr: f64,
+    /// Tokens of the step.
     pub tokens: u64,
+    /// Those of them that have a loss.
     pub supervised_tokens: u64,
+    /// Time of the step, evaluations and checkpoints aside.
     pub step_ms: f64,
+    /// Speed of the step.
     pub tokens_per_s: f64,
     /// Times that the step overflowed in f16 and was repeated with a smaller loss scale.
     #[serde(skip_serializing_if = "is_zero")]
     pub overflows: u64,
+    /// Measured memory in use on the device; on the CPU that of the process.
     pub device_bytes: Option<u64>,
+    /// Memory that is free on the device.
     pub device_free_bytes: Option<u64>,
+    /// The most that was in use on the device so far.
     pub device_peak_bytes: Option<u64>,
     /// Live bytes of the arena at the step's peak, from the plan.
     pub arena_peak_bytes: u64,
+    /// Pinned host memory.
     pub pinned_bytes: u64,
+    /// Resident memory of the process.
     pub host_rss_bytes: Option<u64>,
+    /// The most that was resident so far.
     pub host_peak_bytes: Option<u64>,
     /// Time spent measuring memory; it counts towards the next step.
     pub monitor_ms: f64,

@@ -17,17 +17,22 @@ pub struct Outcome {
     pub ending: Ending,
 }
 
+/// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All steps are done; what was trained is saved.
     Done,
     /// Evaluations no longer improved; what was trained is saved.
     StoppedEarly,
-    /// A signal ended it; the state is in the checkpoint of the last step.
+    /// A signal or a callback stopped it; the state is in the checkpoint of the last step.
     Interrupted,
     /// It took more memory than its plan; the state is in the checkpoint of the last step.
-    Exceeded { bytes: u64 },
-    /// So much memory can be had now, which calls for another plan; the state is in the checkpoint of the last step.
+    Exceeded {
+        /// Memory measured on the device.
+        bytes: u64,
+    },
+    /// Free memory changed, and another plan follows; the state is in the checkpoint of the last step.
+    #[doc(hidden)]
     MemoryMoved { reachable_bytes: u64 },
 }
 

@@ -39,7 +39,11 @@ use smidgen_formats::tokenizer::beside::save_beside;
 use smidgen_ir::{Entry, LeafKind, Plan};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
+use std::ops::ControlFlow;
 use std::time::Instant;
+
+/// Sees the metrics of each step; `Break` stops the run as an interrupt does, with its state saved.
+pub type OnStep<'a> = &'a mut dyn FnMut(&MetricsRow) -> ControlFlow<()>;
 
 #[derive(Debug)]
 pub struct Trainer<'a, D> {
@@ -170,17 +174,20 @@ impl<'a, D: Device> Trainer<'a, D> {
         progress: &Progress,
         interrupt: &Interrupt,
     ) -> Result<Outcome, Failure> {
-        self.run_and_return(batches, first, journal, progress, interrupt).map(|(outcome, _)| outcome)
+        let on_step = &mut |_: &MetricsRow| ControlFlow::Continue(());
+        self.run_watched(batches, first, journal, progress, interrupt, on_step).map(|(outcome, _)| outcome)
     }
 
-    /// The same; returns the device if the run continues with another plan.
-    pub fn run_and_return(
+    /// The same; calls `on_step` after each step, which may stop the run, and returns the device if the run continues
+    /// with another plan.
+    pub fn run_watched(
         mut self,
         batches: &mut BatchPlan,
         first: u64,
         journal: &mut Journal,
         progress: &Progress,
         interrupt: &Interrupt,
+        on_step: OnStep<'_>,
     ) -> Result<(Outcome, Option<D>), Failure> {
         let job = self.job;
         let Data::Rows(rows) = &job.data else { unreachable!("training without data is refused before") };
@@ -237,7 +244,11 @@ impl<'a, D: Device> Trainer<'a, D> {
                     outcome.first_loss = row.loss;
                 }
                 (outcome.last_loss, outcome.steps) = (row.loss, row.step);
-                journal.write_step(row).map_err(unwritten)
+                journal.write_step(row).map_err(unwritten)?;
+                if on_step(row).is_break() {
+                    interrupt.request();
+                }
+                Ok::<(), Failure>(())
             };
             let begun = self.begin_step(batches, train, step, schedule.lr(step))?;
             // The previous step's report arrived while this step's work was queued behind it.
@@ -263,7 +274,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             {
                 record(&self.finish_step(train, begun, progress)?, progress)?;
             }
-            if !settles {
+            // The step that was just recorded may have been the one to stop after.
+            if !settles && (self.begun.is_some() || !interrupt.is_requested()) {
                 continue;
             }
             let mut is_new_best = false;

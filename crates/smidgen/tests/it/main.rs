@@ -13,6 +13,7 @@ mod commands;
 mod doctor;
 mod evaluating;
 mod event_file;
+mod examples;
 mod exporting;
 mod fitting;
 #[path = "../../../smidgen-formats/tests/four_bit/mod.rs"]

@@ -177,6 +177,8 @@ impl Scene {
             quiet: true,
             is_monitored: true,
             say: &|line| said.borrow_mut().push(line.to_string()),
+            on_step: &mut |_| std::ops::ControlFlow::Continue(()),
+            owns_process: true,
             render_plan: &render_plan_texts,
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());

@@ -8,6 +8,7 @@
 
 mod benchmarks;
 mod documents;
+mod library;
 mod op_sites;
 mod rooms;
 
@@ -98,7 +99,9 @@ fn every_source_file_opens_with_a_header() {
     for (path, text) in sources() {
         let lines = text.lines().take_while(|line| line.starts_with("//!")).count();
         let least = if is_test_source(&path) { 1 } else { 3 };
-        if !(least..=12).contains(&lines) {
+        // The library's page in rustdoc, with examples.
+        let most = if path == "crates/smidgen/src/lib.rs" { 50 } else { 12 };
+        if !(least..=most).contains(&lines) {
             violations.push(format!("{path}: {lines} lines"));
         }
     }

@@ -1,0 +1,301 @@
+//! A model that answers prompts: opened once with its tokenizer and perhaps an adapter, then asked as often as wanted.
+//!
+//! [`Session`] holds a plan, weights and a KV cache on a device; [`generate`] renders a prompt in the model's chat
+//! template and hands the answer out as it comes. `smidgen generate` is made of the same pieces.
+//! Left out: conversations of several turns, beams, and serving.
+
+use crate::failure::Failure;
+use crate::generate::sampler::Sampling;
+use crate::generate::session::{Generated, Opening, Settings, Timing, TokenSession};
+use crate::generate::stop::{StoppedBy, stop_ids};
+use crate::generate::stream::TextStream;
+use crate::hub::{Access, Want};
+use crate::plan::arithmetic::Arithmetic;
+use crate::plan::budget::{JobBudget, budget_on};
+use crate::plan::devices::Place;
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
+use crate::plan::host;
+use crate::plan::model::open_model;
+use serde_json::{Value as Json, json};
+use smidgen_formats::gguf::GgufFile;
+use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatInput;
+use smidgen_ir::DeviceKind;
+use smidgen_recipe::{BaseFormat, Budget, Compute, DeviceChoice, ModelPath};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// A PEFT adapter on disk, opened and checked; its tensors are read when a [`Session`] loads it.
+#[derive(Debug)]
+pub struct Adapter {
+    pub(crate) file: AdapterFile,
+}
+
+impl Adapter {
+    /// Opens an adapter's folder, or the adapter in the folder of a run.
+    ///
+    /// # Errors
+    /// No adapter there, or one that this version does not support.
+    pub fn open(path: impl AsRef<Path>) -> Result<Adapter, Failure> {
+        let file = AdapterFile::open_adapter_or_run(path.as_ref()).map_err(Failure::model)?;
+        Ok(Adapter { file })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Its rank, where no `rank_pattern` says otherwise.
+    pub fn rank(&self) -> usize {
+        self.file.config().r
+    }
+}
+
+/// Where and how a [`Session`] computes. The default is the first GPU or the CPU, and the memory that is free.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// The device.
+    pub device: DeviceChoice,
+    /// The memory that may be taken on it.
+    pub budget: Budget,
+    /// How base weights are stored in memory.
+    pub base: BaseFormat,
+    /// What matmuls compute in.
+    pub compute: Compute,
+    /// Threads; 0 = one per processor.
+    pub threads: usize,
+    /// Tokens of prompt and answer together; `None` is what the model supports, at most 4096, and less where the
+    /// budget is small.
+    pub context: Option<usize>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            device: DeviceChoice::Auto,
+            budget: Budget::Auto,
+            base: BaseFormat::AsStored,
+            compute: Compute::Auto,
+            threads: 0,
+            context: None,
+        }
+    }
+}
+
+/// A model loaded on a device to generate, perhaps with an adapter.
+#[derive(Debug)]
+pub struct Session {
+    tokens: TokenSession,
+    tokenizer: Tokenizer,
+    stop_ids: BTreeSet<u32>,
+}
+
+impl Session {
+    /// Plans the memory of a generation, then loads the model and the adapter. The model is on this machine already:
+    /// nothing is downloaded.
+    ///
+    /// # Errors
+    /// A model or a tokenizer that cannot be read; an adapter for another model; a context that does not fit the
+    /// budget, before a weight is read.
+    pub fn open(
+        model: &ModelPath,
+        adapter: Option<&Adapter>,
+        options: &SessionOptions,
+    ) -> Result<Session, Failure> {
+        let model = open_model(model, Want::Weights, &Access::cache_only())?;
+        let adapter = adapter.map(|adapter| &adapter.file);
+        let tokenizer = open_tokenizer(&model, adapter)?;
+        let stop_ids = stop_ids(&model, &tokenizer)?;
+        let mut setting = Setting::of(options)?;
+        let sizes = setting.sizes(1, options.context, DEFAULT_NEW_TOKENS);
+        let tokens = setting.open(&model, adapter, options, sizes, |_| Ok(()))?;
+        Ok(Session { tokens, tokenizer, stop_ids })
+    }
+
+    /// Memory that the session holds on its device, as planned.
+    pub fn planned_bytes(&self) -> u64 {
+        self.tokens.planned_bytes()
+    }
+
+    /// Tokens that a prompt and its answer may have together.
+    pub fn context(&self) -> usize {
+        self.tokens.shape().positions
+    }
+}
+
+/// How [`generate`] continues a prompt.
+#[derive(Clone, Debug)]
+pub struct GenerateOptions {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Maximum tokens of the answer.
+    pub max_new_tokens: usize,
+    /// A system message in front of the prompt.
+    pub system: Option<String>,
+    /// Take the prompt as it is, without the model's chat template.
+    pub raw: bool,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> GenerateOptions {
+        GenerateOptions { sampling: Sampling::default(), max_new_tokens: 512, system: None, raw: false }
+    }
+}
+
+/// What [`generate`] returns.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The text, without the token that ended it.
+    pub text: String,
+    /// Its tokens.
+    pub token_ids: Vec<u32>,
+    /// Why it ended.
+    pub stopped_by: StoppedBy,
+}
+
+/// Answers a prompt, as a user's message in the model's chat template where it has one. Calls `on_text` with each
+/// piece of the answer as it comes.
+///
+/// # Errors
+/// A prompt that is longer than the session's context; a model without a template where a system message is given;
+/// logits that are NaN.
+pub fn generate(
+    session: &mut Session,
+    prompt: &str,
+    options: &GenerateOptions,
+    mut on_text: impl FnMut(&str),
+) -> Result<Answer, Failure> {
+    let Session { tokens, tokenizer, stop_ids } = session;
+    let ids = encode_prompt(tokenizer, options.system.as_deref(), options.raw, prompt)?;
+    let GenerateOptions { sampling, max_new_tokens: max_new, .. } = *options;
+    let settings = Settings { sampling, max_new, stop_ids: stop_ids.clone() };
+    let (generated, _, text) = stream_answer(tokens, tokenizer, &ids, &settings, |piece| {
+        on_text(piece);
+        Ok(())
+    })?;
+    Ok(Answer { text, token_ids: generated.ids, stopped_by: generated.stopped_by })
+}
+
+/// A device that was found, and the budget and arithmetic on it.
+pub struct Setting {
+    place: Place,
+    arithmetic: Arithmetic,
+    pub budget: JobBudget,
+}
+
+impl Setting {
+    pub fn of(options: &SessionOptions) -> Result<Setting, Failure> {
+        let device = options.device;
+        let place = Place::look(device).map_err(|error| {
+            Failure::device(error)
+                .context(format!("`{device}`"))
+                .hint("`--device cpu` generates without a GPU")
+        })?;
+        let arithmetic = match (options.compute, place.kind()) {
+            (Compute::F16, DeviceKind::Cpu) => {
+                return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
+                    .hint("`--compute f32` is what the CPU takes by itself"));
+            }
+            // One token at a time reads every weight once: rounding operands gains a CPU nothing.
+            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
+            (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
+        };
+        let budget = budget_on(&place, options.budget)
+            .map_err(|failure| failure.without_hints().hint("name a budget: `--budget 8GiB`"))?;
+        Ok(Setting { place, arithmetic, budget })
+    }
+
+    pub fn sizes(&self, slots: usize, context: Option<usize>, new_tokens: usize) -> Sizes {
+        Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget }
+    }
+
+    /// Opens the device, plans, and loads. `look` sees the plan before anything is loaded.
+    pub fn open(
+        &mut self,
+        model: &Model,
+        adapter: Option<&AdapterFile>,
+        options: &SessionOptions,
+        sizes: Sizes,
+        look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
+    ) -> Result<TokenSession, Failure> {
+        let arithmetic = self.arithmetic;
+        let threads = match options.threads {
+            0 => host::processors(),
+            threads => threads,
+        };
+        // Before the plan, which counts what the driver's context takes.
+        let device = self.place.open_and_measure(threads, arithmetic)?;
+        let (base, place) = (options.base, &self.place);
+        TokenSession::open(&Opening { model, adapter, base, place, arithmetic, threads, sizes }, device, look)
+    }
+}
+
+/// The adapter's own tokenizer where it has one: its template is what was trained.
+pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<Tokenizer, Failure> {
+    let own = adapter.map(AdapterFile::path).filter(|folder| folder.join("tokenizer.json").is_file());
+    match (own, model) {
+        (Some(folder), _) => Tokenizer::from_folder(folder).map_err(Failure::model),
+        (None, Model::Folder { folder, .. }) => Tokenizer::from_folder(folder.path()).map_err(Failure::model),
+        (None, Model::Gguf { file, .. }) => {
+            let file = GgufFile::open(file.path()).map_err(Failure::model)?;
+            Tokenizer::from_gguf(&file).map_err(Failure::model)
+        }
+    }
+}
+
+/// The ids of one message, in the template where there is one.
+pub fn encode_prompt(
+    tokenizer: &Tokenizer,
+    system: Option<&str>,
+    raw: bool,
+    prompt: &str,
+) -> Result<Vec<u32>, Failure> {
+    let template = match raw {
+        true => None,
+        false => tokenizer.chat_template().transpose().map_err(Failure::model)?,
+    };
+    let Some(template) = template else {
+        if system.is_some() {
+            return Err(Failure::command("the model has no chat template, so `--system` has no place"));
+        }
+        return tokenizer.encode(prompt, true).map_err(Failure::model);
+    };
+    let mut messages = Vec::new();
+    messages.extend(system.map(|text| json!({"role": "system", "content": text})));
+    messages.push(json!({"role": "user", "content": prompt}));
+    let messages = Json::Array(messages);
+    let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&messages, SystemTime::now()) };
+    let text = template.render(&input).map_err(Failure::model)?.text;
+    tokenizer.encode(&text, false).map_err(Failure::model)
+}
+
+/// Generates behind a sequence and hands the text out as it comes; a failure of `on_text` stops it.
+pub fn stream_answer(
+    session: &mut TokenSession,
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    settings: &Settings,
+    mut on_text: impl FnMut(&str) -> Result<(), Failure>,
+) -> Result<(Generated, Timing, String), Failure> {
+    let (mut stream, mut text, mut failure) = (TextStream::default(), String::new(), None);
+    let mut show = |piece: Result<String, _>| {
+        let shown = piece.map_err(Failure::model).and_then(|piece| {
+            text.push_str(&piece);
+            on_text(&piece)
+        });
+        failure = failure.take().or(shown.err());
+        failure.is_none()
+    };
+    let (generated, timing) =
+        session.continue_sequence(ids, settings, |id| show(stream.push(tokenizer, id)))?;
+    show(stream.finish(tokenizer));
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok((generated, timing, text)),
+    }
+}

@@ -1,0 +1,71 @@
+//! A plan as plain data: what a run would take and how fast it would be, predicted without starting it.
+//!
+//! [`plan`] asks the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to the
+//! job. Left out: buffers and steps, which only a run needs.
+
+use crate::failure::Failure;
+use crate::plan::job::Job;
+use crate::plan::planning::plan_job;
+use crate::report::{plan_json, plan_table};
+
+/// What a run would take, from [`plan`].
+///
+/// The rows add up to `peak_bytes`. `to_string` gives the table that `smidgen plan` prints.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Whether the run fits its budget. If not, this is the smallest plan, and `advice` says what would fit.
+    pub fits: bool,
+    /// The memory that the run may take on its device.
+    pub budget_bytes: u64,
+    /// The memory that it will take.
+    pub peak_bytes: u64,
+    /// What is held at the peak: `base_weights`, `adapters`, `gradients`, `optimizer`, `activations`, `workspace` and
+    /// `context`, which is the driver's or the process's own.
+    pub rows: Vec<(String, u64)>,
+    /// Predicted time of an optimizer step.
+    pub step_ms: f64,
+    /// Predicted speed.
+    pub tokens_per_s: f64,
+    /// The smallest changes that would make the run fit.
+    pub advice: Vec<String>,
+    /// What to know about the plan.
+    pub notes: Vec<String>,
+    /// All of it, with the solver's choices and the phases after training: the content of `plan.json`.
+    pub json: serde_json::Value,
+    table: String,
+}
+
+/// Plans a job: no weight is read and nothing is reserved.
+///
+/// Show the result, or go on with [`train`](crate::train()), which plans by itself.
+///
+/// # Errors
+/// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error here:
+/// its plan has `fits == false`.
+pub fn plan(job: &Job) -> Result<Plan, Failure> {
+    let planned = plan_job(job)?;
+    let solution = &planned.solution;
+    let peak = solution.plan.peak();
+    let mut rows: Vec<(String, u64)> =
+        peak.rows.iter().map(|(category, bytes)| (category.name().to_string(), *bytes as u64)).collect();
+    rows.push(("context".to_string(), solution.context_bytes));
+    Ok(Plan {
+        fits: planned.fits,
+        budget_bytes: planned.budget_bytes,
+        peak_bytes: solution.peak_bytes,
+        rows,
+        step_ms: solution.step_ms,
+        tokens_per_s: planned.step_tokens / (solution.step_ms / 1e3),
+        json: plan_json::render_json(&planned),
+        table: plan_table::render_table(job, &planned),
+        advice: planned.advice,
+        notes: planned.notes,
+    })
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.table)
+    }
+}

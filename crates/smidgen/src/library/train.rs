@@ -1,0 +1,158 @@
+//! A run from a job: planned, trained, saved and reported, with a callback after each step.
+//!
+//! [`train`] writes the same run folder as `smidgen train`, from which either can resume. It installs no signal handler,
+//! and on the CPU it does not hold the memory of the process to the plan: both belong to the program that calls it.
+
+use crate::failure::Failure;
+use crate::plan::job::Job;
+use crate::plan::product::Product;
+use crate::report::page_file::{self, write_report};
+use crate::report::plan_texts::render_plan_texts;
+use crate::rows::data::Data;
+use crate::train::begin::{Ready, prepare_run};
+use crate::train::course::Course;
+use crate::train::free_memory::Machine;
+use crate::train::history;
+use crate::train::metrics::MetricsRow;
+use crate::train::outcome::{Ending, Went};
+use crate::train::run_dir::RunDir;
+use smidgen_recipe::render_job;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+/// How [`train`] goes about a job. The default starts a new run and calls nobody.
+#[derive(Default)]
+pub struct TrainOptions<'a> {
+    resume: bool,
+    on_step: Option<Box<dyn FnMut(&MetricsRow) -> ControlFlow<()> + 'a>>,
+    on_message: Option<Box<dyn Fn(&str) + 'a>>,
+}
+
+impl<'a> TrainOptions<'a> {
+    /// Continues the run in the recipe's `output.dir` from its last checkpoint, if there is one.
+    pub fn resume(self) -> TrainOptions<'a> {
+        TrainOptions { resume: true, ..self }
+    }
+
+    /// Calls `on_step` after each optimizer step. `ControlFlow::Break(())` stops the run, with its state saved in a
+    /// checkpoint; a GPU may finish one more step first.
+    pub fn on_step(self, on_step: impl FnMut(&MetricsRow) -> ControlFlow<()> + 'a) -> TrainOptions<'a> {
+        TrainOptions { on_step: Some(Box::new(on_step)), ..self }
+    }
+
+    /// Calls `on_message` with each line that `smidgen train` would print: the plan, warnings, evaluations.
+    pub fn on_message(self, on_message: impl Fn(&str) + 'a) -> TrainOptions<'a> {
+        TrainOptions { on_message: Some(Box::new(on_message)), ..self }
+    }
+}
+
+/// What [`train`] did.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Run {
+    /// The run folder: plan, metrics, checkpoints, report.
+    pub folder: PathBuf,
+    /// The trained adapter in it, or with `adapter.kind = "full"` the model; written only once the run is done.
+    pub product: PathBuf,
+    /// Optimizer steps done, those before a resume included.
+    pub steps: u64,
+    /// Optimizer steps of the whole run.
+    pub total_steps: u64,
+    /// Loss of the first step of this call; NaN if nothing was left to do.
+    pub first_loss: f64,
+    /// Loss of the last step of this call.
+    pub last_loss: f64,
+    /// Peak of the plan that the run went by.
+    pub planned_bytes: u64,
+    /// Why it ended.
+    pub ending: Ending,
+}
+
+/// Plans, trains and saves a job, into the `output.dir` of its recipe.
+///
+/// The adapter is a PEFT folder: [`Adapter::open`](crate::Adapter::open) reads it back, and so does PyTorch.
+///
+/// # Errors
+/// A run that does not fit its budget, before anything is written; an output folder that holds another run; a loss that
+/// is not finite; a device or a disk that fails.
+pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
+    let TrainOptions { resume, on_step, on_message } = options;
+    let say = |line: &str| on_message.iter().for_each(|on_message| on_message(line));
+    let folder = job.recipe.output.dir.resolved.clone();
+    let dir = RunDir::at(&folder)?;
+    if !resume {
+        dir.refuse_run()?;
+    }
+    let product = Product::of(&job.recipe);
+    if product == Product::Model {
+        dir.refuse_foreign_model(job.model.path())?;
+    }
+    let total_steps = match &job.data {
+        Data::Rows(rows) => rows.batches.total_steps(),
+        Data::Assumed { reason } => {
+            return Err(Failure::data(format!("there are no rows to train on: {reason}"))
+                .hint("prepare the job with `Purpose::Train`"));
+        }
+    };
+    let mut run = Run {
+        product: folder.join(product.folder()),
+        folder,
+        steps: total_steps,
+        total_steps,
+        first_loss: f64::NAN,
+        last_loss: f64::NAN,
+        planned_bytes: 0,
+        ending: Ending::Done,
+    };
+    let Some(Ready { start, planned, device }) = prepare_run(&mut job, &dir, resume, &say)? else {
+        tidy_finished(&dir, &say)?;
+        return Ok(run);
+    };
+    let recipe_text = render_job(&job.recipe);
+    let course = Course {
+        dir: dir.clone(),
+        recipe_text: &recipe_text,
+        free_memory: &mut Machine,
+        quiet: true,
+        is_monitored: true,
+        say: &say,
+        on_step: &mut *on_step.unwrap_or_else(|| Box::new(|_| ControlFlow::Continue(()))),
+        owns_process: false,
+        render_plan: &render_plan_texts,
+    };
+    let went = course.run(&mut job, planned, device, start);
+    report_run(&dir, &went, &say);
+    let Went { outcome, planned_bytes, .. } = went?;
+    (run.steps, run.first_loss, run.last_loss) = (outcome.steps, outcome.first_loss, outcome.last_loss);
+    (run.planned_bytes, run.ending) = (planned_bytes, outcome.ending);
+    Ok(run)
+}
+
+/// Notes how the run ended, writes its page and says what it took. What was trained is worth more: a failure is only
+/// said.
+pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
+    // A run that was refused has no part and no rows.
+    if !dir.file(history::FILE_NAME).exists() {
+        return;
+    }
+    match history::end_run(dir, went).and_then(|()| write_report(dir.path())) {
+        Ok(summary) => {
+            if summary.steps > 0 {
+                summary.render_memory_lines().iter().for_each(|line| say(line));
+            }
+            say(&format!("report in `{}`", dir.file(page_file::FILE_NAME).display()));
+        }
+        Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
+    }
+}
+
+/// What is left to do where a run was killed when everything was trained and saved: its page.
+pub fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
+    dir.sweep()?;
+    if !dir.file(page_file::FILE_NAME).exists()
+        && let Err(failure) = write_report(dir.path())
+    {
+        say(&format!("warning: there is no report: {}", failure.message));
+    }
+    Ok(())
+}
