@@ -152,7 +152,7 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
 fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     let limits = TokenLimits { vocab_size: VOCABULARY as u32, max_tokens: 8, overflow: Overflow::Error };
     let mut builder = TokenSetBuilder::new(limits);
-    store_token_rows(&[path.to_path_buf()], &mut builder, |_| {}).unwrap();
+    store_token_rows((&[path.to_path_buf()]).into(), &mut builder, |_| {}).unwrap();
     let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
     let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };

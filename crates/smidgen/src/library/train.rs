@@ -24,9 +24,12 @@ use std::path::PathBuf;
 #[derive(Default)]
 pub struct TrainOptions<'a> {
     resume: bool,
-    on_step: Option<Box<dyn FnMut(&MetricsRow) -> ControlFlow<()> + 'a>>,
-    on_message: Option<Box<dyn Fn(&str) + 'a>>,
+    on_step: Option<StepCallback<'a>>,
+    on_message: Option<MessageCallback<'a>>,
 }
+
+type StepCallback<'a> = Box<dyn FnMut(&MetricsRow) -> ControlFlow<()> + 'a>;
+type MessageCallback<'a> = Box<dyn Fn(&str) + 'a>;
 
 impl<'a> TrainOptions<'a> {
     /// Continues the run in the recipe's `output.dir` from its last checkpoint, if there is one.
