@@ -6,9 +6,9 @@
 
 use crate::context::Context;
 use crate::ladder::{Choices, Freedom, Ladder, Waiting};
-use crate::options::{Policy, Recompute, Request};
 use crate::profile::Profile;
 use crate::question::{Budget, Demand};
+use crate::request::{Policy, Recompute, Request};
 use crate::schedule::Schedule;
 use crate::solution::elsewhere_bytes;
 use crate::stages::{computed, differentiated, moved};

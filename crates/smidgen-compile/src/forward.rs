@@ -9,7 +9,7 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
 use crate::names::{input, state};
-use crate::options::{AdapterForm, Request};
+use crate::request::{AdapterForm, Request};
 use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
 

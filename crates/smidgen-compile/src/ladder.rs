@@ -6,10 +6,10 @@
 //! rungs may need more again: bytes turn only where one kind of choice ends and the next begins.
 //! Mixtures of the two are not here: the search (`improve.rs`) finds them, beginning at a rung.
 
-use crate::options::{Away, Policy, Recompute, Request, spread};
 use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
 use crate::question::Pins;
+use crate::request::{Away, Policy, Recompute, Request, spread};
 use smidgen_ir::{DeviceKind, Extent};
 
 /// Layers of weights that may be on the device at the same time, unless memory presses.

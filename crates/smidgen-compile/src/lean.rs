@@ -7,8 +7,8 @@
 
 use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
 use crate::ladder::{Choices, Waiting};
-use crate::options::Policy;
 use crate::question::Budget;
+use crate::request::Policy;
 
 /// A policy, and what its plan takes.
 #[derive(Clone, Debug, PartialEq)]

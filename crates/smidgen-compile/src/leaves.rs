@@ -8,7 +8,7 @@
 use crate::adapter::LoraModule;
 use crate::model::spec::{EMBEDDING, HEAD};
 use crate::names::{input, state};
-use crate::options::{AdapterForm, DecodeShape, Request, TrainedBiases};
+use crate::request::{AdapterForm, DecodeShape, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 

@@ -13,7 +13,7 @@ use crate::forward::Builder;
 use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
 use crate::model::spec::{DecoderSpec, HEAD};
 use crate::names::input;
-use crate::options::AdapterForm;
+use crate::request::AdapterForm;
 use smidgen_ir::{Op, ValueId};
 
 /// What an adapter brings to every part of its linear.

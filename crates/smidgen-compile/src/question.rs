@@ -2,7 +2,7 @@
 //!
 //! Plain data, so that everything that answers (`solve.rs`) and everything that searches can use it.
 
-use crate::options::{Policy, Recompute};
+use crate::request::{Policy, Recompute};
 use smidgen_ir::Extent;
 
 /// What the data asks for at one size of micro-batch.

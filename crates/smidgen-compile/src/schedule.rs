@@ -3,9 +3,9 @@
 //! The order is the order of the graph: autodiff and recompute emit each node where its results are
 //! needed soonest after its operands exist, so lifetimes are short without a search.
 
-use crate::options::Request;
-use crate::passes::lay_beside::{self, Layout};
+use crate::passes::join_operands::{self, Layout};
 use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
+use crate::request::Request;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
@@ -102,7 +102,7 @@ pub fn plan_lifetimes(
         let mut buffer_of: ByValue<BufferId> = ByValue::default();
         for (owner, &(first, last)) in lives.iter() {
             let spare = spare.get(&owner).copied().unwrap_or(0);
-            let bytes = lay_beside::strided_bytes(&graph.value(owner).ty, spare, &extent);
+            let bytes = join_operands::strided_bytes(&graph.value(owner).ty, spare, &extent);
             let lifetime = Lifetime::Steps { entry, first, last };
             let category = category_of(&graph, &nodes[first]);
             let buffer = Buffer { space: graph.value(owner).space, offset: 0, bytes, category, lifetime };

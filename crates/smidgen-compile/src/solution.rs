@@ -2,8 +2,8 @@
 //!
 //! Reasons and prices are data. Whoever shows a plan makes sentences of them.
 
-use crate::options::Policy;
 use crate::question::Demand;
+use crate::request::Policy;
 use smidgen_ir::Plan;
 use thiserror::Error;
 

@@ -3,7 +3,7 @@
 //! [`compile`] is the page to read: a request and a policy become forward graph, backward, update, recompute, tiles,
 //! offload, streaming, schedule and arena. The order of the passes is written here and nowhere else.
 
-use crate::options::{Away, Policy, Recompute, Request};
+use crate::request::{Away, Policy, Recompute, Request};
 use crate::{arena, autodiff, forward, passes, schedule, update};
 use smidgen_ir::{Graph, Plan, verify};
 
@@ -121,6 +121,6 @@ fn streamed(
 /// Which buffers are shared and what lies beside what, and the schedule that follows.
 fn placed(graph: Graph, request: &Request) -> schedule::Schedule {
     let shared = passes::reuse_in_place::find(&graph);
-    let layout = passes::lay_beside::find(&graph, request);
+    let layout = passes::join_operands::find(&graph, request);
     schedule::plan_lifetimes(graph, &shared, &layout, request)
 }

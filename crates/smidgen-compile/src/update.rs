@@ -6,7 +6,7 @@
 
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
-use crate::options::{AdapterForm, Request};
+use crate::request::{AdapterForm, Request};
 use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Storage, Type, ValueId};
 
 pub fn append_update(graph: &mut Graph, request: &Request) {

@@ -7,7 +7,7 @@
 //! Left out: a head that is trained or has an adapter, and one whose rows do not lie in one piece. It comes whole.
 
 use crate::model::spec::HEAD;
-use crate::options::Request;
+use crate::request::Request;
 use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
 
 /// Pieces at most, and bytes of one at least: a transfer and a product have to be worth their beginning.

@@ -3,10 +3,10 @@
 //! The order in which they run is in `compile`, and nowhere else; a pass knows no other pass.
 //! Left out: sharding.
 
-pub mod ahead;
 pub mod head_pieces;
-pub mod lay_beside;
+pub mod join_operands;
 pub mod offload;
+pub mod prefetch;
 pub mod recompute;
 pub mod remove_dead;
 pub mod reuse_in_place;

@@ -4,8 +4,8 @@
 //! comes back is another temporary, begun one layer ahead. Activations of the last layer are needed again at once and
 //! stay.
 
-use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
-use crate::options::Policy;
+use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
+use crate::request::Policy;
 use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
 use std::collections::HashMap;
 

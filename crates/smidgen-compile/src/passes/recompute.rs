@@ -6,7 +6,7 @@
 //! So no matrix product and no attention runs twice outside the recomputed layers, and inside them only
 //! what backward reads runs again (never the last product of a layer).
 
-use crate::options::Recompute;
+use crate::request::Recompute;
 use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
 
 pub type KeepSet = ValueSet;

@@ -5,8 +5,8 @@
 //! rewritten to read it. A head in pieces comes piece by piece, each when its turn is. Moments are changed there and
 //! go back. Vectors and small matrices stay on the device: they are not worth a transfer.
 
-use super::ahead::{Insertions, Need, begin_ahead, read_copy, seam_before};
-use crate::options::Away;
+use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before};
+use crate::request::Away;
 use smidgen_ir::{ByValue, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.

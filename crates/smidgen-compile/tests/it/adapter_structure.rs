@@ -4,7 +4,7 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::options::Moments;
+use smidgen_compile::request::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, compile};
 use smidgen_ir::{Entry, LeafKind, Op, Phase, Plan, Step, Storage, ValueId, ValueRole};
 

@@ -8,7 +8,7 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::options::default_loss_chunk;
+use smidgen_compile::request::default_loss_chunk;
 use smidgen_compile::{
     Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Rates, Recompute, Request, compile,
     solve,

@@ -7,7 +7,7 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::options::{default_loss_chunk, spread};
+use smidgen_compile::request::{default_loss_chunk, spread};
 use smidgen_compile::{
     Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Recompute, Request, SolveError,
     compile, solve,

@@ -8,7 +8,7 @@ use crate::replay::replay;
 use crate::shapes;
 use proptest::prelude::*;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::passes::lay_beside::Layout;
+use smidgen_compile::passes::join_operands::Layout;
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{remove_dead, reuse_in_place};
 use smidgen_compile::{

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
-use smidgen_compile::options::{Moments, Optimizer};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, Context, DecoderSpec, Overhead, Request, TrainedBiases};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use std::collections::HashMap;

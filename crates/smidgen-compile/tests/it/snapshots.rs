@@ -6,7 +6,7 @@ use crate::shapes;
 use expect_test::{expect, expect_file};
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::model::spec::HEAD;
-use smidgen_compile::options::Moments;
+use smidgen_compile::request::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
 use smidgen_ir::text::{render_graph, render_plan};
 use smidgen_ir::{Category, Code4, LeafKind, Storage};

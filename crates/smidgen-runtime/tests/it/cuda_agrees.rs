@@ -12,7 +12,7 @@ use crate::examples::{self, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
 use smidgen_compile::names::state;
-use smidgen_compile::options::Moments;
+use smidgen_compile::request::Moments;
 use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, Request, TrainedBiases};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Graph, LeafKind, Op, Plan, Precision, Storage, Type,

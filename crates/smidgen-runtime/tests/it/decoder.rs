@@ -10,9 +10,9 @@ use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::options::{Moments, Optimizer};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{head_pieces, remove_dead};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{
     AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
 };

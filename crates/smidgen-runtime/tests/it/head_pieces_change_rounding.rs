@@ -7,7 +7,7 @@
 use crate::decoder::{Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, llama};
 use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
 use crate::tiles_change_rounding::difference;
-use smidgen_compile::options::{Away, Policy};
+use smidgen_compile::request::{Away, Policy};
 use smidgen_compile::{DecoderSpec, Recompute};
 use smidgen_ir::{DType, Entry, Lifetime, Op, Plan};
 

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use smidgen_compile::Request;
 use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::options::{Moments, Optimizer};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::storage::dynamic8_codes;

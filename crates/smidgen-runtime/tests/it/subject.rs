@@ -5,8 +5,8 @@
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
-use smidgen_compile::options::{Moments, Optimizer};
-use smidgen_compile::passes::{lay_beside, reuse_in_place};
+use smidgen_compile::passes::{join_operands, reuse_in_place};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
     Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec,
@@ -164,7 +164,7 @@ pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
 /// The same for any device.
 pub fn plan_with(graph: &Graph, request: &Request) -> Plan {
     let shared = reuse_in_place::find(graph);
-    let layout = lay_beside::find(graph, request);
+    let layout = join_operands::find(graph, request);
     arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &layout, request))
 }
 

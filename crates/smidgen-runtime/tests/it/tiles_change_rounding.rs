@@ -6,7 +6,7 @@
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
 use crate::numbers::decode_reals;
 use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
-use smidgen_compile::options::{Away, Policy};
+use smidgen_compile::request::{Away, Policy};
 use smidgen_compile::{AdapterForm, Recompute};
 use smidgen_ir::{Entry, Op};
 

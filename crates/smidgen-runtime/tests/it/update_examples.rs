@@ -9,7 +9,7 @@ use crate::subject::{Scalar, Subject, plain_request};
 use smidgen_compile::Request;
 use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::options::{Moments, Optimizer};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::{
     AdamW, DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId, verify,

@@ -13,7 +13,7 @@ use crate::session::likelihood::log_likelihoods;
 use crate::session::weights::clear;
 use crate::session::weights::load_weights;
 use smidgen_compile::ladder::all_weights_away;
-use smidgen_compile::options::default_loss_chunk;
+use smidgen_compile::request::default_loss_chunk;
 use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
 use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::MicroBatch;

@@ -8,7 +8,7 @@ use crate::plan::job::Job;
 use crate::plan::model;
 use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
-use smidgen_compile::options::Moments;
+use smidgen_compile::request::Moments;
 use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Extent, Storage};

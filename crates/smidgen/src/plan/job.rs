@@ -17,7 +17,7 @@ use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::model::spec::HEAD;
-use smidgen_compile::options;
+use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;

@@ -11,7 +11,7 @@ use crate::session::adapters::read_adapter;
 use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::spec::HEAD;
-use smidgen_compile::options::{Moments, Optimizer};
+use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};

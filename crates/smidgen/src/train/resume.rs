@@ -17,7 +17,7 @@ use crate::plan::job::Job;
 use crate::plan::product::Product;
 use crate::session::weights;
 use serde::{Deserialize, Serialize};
-use smidgen_compile::options::Recompute;
+use smidgen_compile::request::Recompute;
 use smidgen_compile::{Away, Policy};
 use smidgen_formats::element::Element;
 use smidgen_formats::json_file::read_json_file;

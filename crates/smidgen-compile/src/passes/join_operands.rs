@@ -5,7 +5,7 @@
 //! and for A beneath its rows. Only memory is laid out here; the graph stays as it is, and a device may as well
 //! multiply twice. On the CPU nothing is laid out: its products take several terms.
 
-use crate::options::Request;
+use crate::request::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
 use smidgen_ir::{
     ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole,
