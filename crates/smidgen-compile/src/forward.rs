@@ -6,64 +6,40 @@
 //! generation is asked for; and, for looking at a model, `logits` alone. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
 
 use crate::adapter::LoraModule;
-use crate::leaves::{Leaves, Purpose, add_leaves, cache_names};
+use crate::leaves::{Leaves, add_leaves, cache_names};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
 use crate::names::{input, state};
-use crate::request::{AdapterForm, Request};
+use crate::request::{AdapterForm, Purpose, Request};
 use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
 
-/// All leaves, and the forward nodes of `micro_step` and `eval`.
-pub fn build_graph(request: &Request, loss_chunk: usize) -> Graph {
+/// All leaves, and the forward nodes of each entry point that the purpose needs.
+pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Graph {
     let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, Purpose::Training);
-    let micro_step = build_entry(&mut graph, &mut leaves, request, Entry::MicroStep, Some(loss_chunk));
-    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(loss_chunk));
-    let refresh = build_refresh(&mut graph, &leaves, request);
-    graph.entries = vec![
-        (Entry::MicroStep, micro_step),
-        (Entry::Update, vec![]),
-        (Entry::Refresh, refresh),
-        (Entry::Eval, eval),
-    ];
-    if request.decode.is_some() {
-        let decode = build_entry(&mut graph, &mut leaves, request, Entry::Decode, None);
-        graph.entries.push((Entry::Decode, decode));
+    let mut leaves = add_leaves(&mut graph, request, purpose);
+    let mut entries = match purpose {
+        Purpose::Training => vec![Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval],
+        Purpose::Evaluation => vec![Entry::Refresh, Entry::Eval],
+        Purpose::Logits => vec![Entry::Refresh, Entry::Logits],
+        Purpose::Generation => vec![Entry::Refresh, Entry::Decode],
+    };
+    if purpose == Purpose::Training && request.decode.is_some() {
+        entries.push(Entry::Decode);
+    }
+    for entry in entries {
+        let nodes = match entry {
+            Entry::Update => vec![],
+            Entry::Refresh => build_refresh(&mut graph, &leaves, request),
+            Entry::MicroStep | Entry::Eval | Entry::Logits | Entry::Decode => {
+                build_entry(&mut graph, &mut leaves, request, entry, loss_chunk)
+            }
+        };
+        graph.entries.push((entry, nodes));
     }
     graph
 }
 
-/// The loss of samples: nothing is trained.
-pub fn build_eval_graph(request: &Request, loss_chunk: usize) -> Graph {
-    let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, Purpose::Evaluation);
-    let eval = build_entry(&mut graph, &mut leaves, request, Entry::Eval, Some(loss_chunk));
-    let refresh = build_refresh(&mut graph, &leaves, request);
-    graph.entries = vec![(Entry::Refresh, refresh), (Entry::Eval, eval)];
-    graph
-}
-
-/// What it takes to see logits: nothing is trained.
-pub fn build_logits_graph(request: &Request) -> Graph {
-    let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, Purpose::Logits);
-    let logits = build_entry(&mut graph, &mut leaves, request, Entry::Logits, None);
-    let refresh = build_refresh(&mut graph, &leaves, request);
-    graph.entries = vec![(Entry::Refresh, refresh), (Entry::Logits, logits)];
-    graph
-}
-
-/// Generation alone: nothing is trained.
-pub fn build_decode_graph(request: &Request) -> Graph {
-    let mut graph = Graph::default();
-    let mut leaves = add_leaves(&mut graph, request, Purpose::Generation);
-    let decode = build_entry(&mut graph, &mut leaves, request, Entry::Decode, None);
-    let refresh = build_refresh(&mut graph, &leaves, request);
-    graph.entries = vec![(Entry::Refresh, refresh), (Entry::Decode, decode)];
-    graph
-}
-
-/// Has the loss take so many rows of logits at a time, which is all that depends on it.
+/// Sets the chunk of the loss, which is all in a graph that depends on it.
 pub fn set_loss_chunk(graph: &mut Graph, loss_chunk: usize) {
     for node in graph.entries.iter_mut().flat_map(|(_, nodes)| nodes) {
         if let Op::LmHeadLoss(head) = &mut node.op {
@@ -77,7 +53,7 @@ fn build_entry(
     leaves: &mut Leaves,
     request: &Request,
     entry: Entry,
-    loss_chunk: Option<usize>,
+    loss_chunk: usize,
 ) -> Vec<Node> {
     let training = entry == Entry::MicroStep;
     let adapters = request.adapters.iter().enumerate().map(|(i, module)| (module.path.as_str(), (i, module)));
@@ -99,12 +75,12 @@ fn build_entry(
         cached: entry == Entry::Decode,
     };
     let hidden = builder.decoder();
-    match loss_chunk {
-        Some(loss_chunk) => {
+    match entry {
+        Entry::MicroStep | Entry::Eval => {
             let row_losses = request.row_losses && !training;
             builder.loss(hidden, loss_chunk, training, row_losses);
         }
-        None => builder.logits(hidden),
+        _ => builder.logits(hidden),
     }
     builder.nodes
 }

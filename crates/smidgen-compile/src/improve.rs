@@ -1,34 +1,32 @@
-//! From choices that fit to faster ones that do.
+//! From a point that fits to faster ones that do.
 //!
-//! Around a point each choice is changed by itself and measured; what several changes take together is predicted as
-//! the sum of what each takes alone, in each stretch of the run, since which of them has the peak may change. Counts
-//! of layers between two measured ones lie on the line between them. So all mixtures can be looked at, and the few
-//! that promise most are measured. Where one takes more than predicted, the next is asked to be that much leaner.
-//! The best that was measured is the next point, until none is better.
+//! Around a point each choice is varied alone and measured. What several changes need together is predicted as the sum of
+//! what each needs alone, separately in each region of the run, because a change may move the peak to another region.
+//! Numbers of layers between two measured ones are interpolated. So all mixtures can be compared, and the few that
+//! promise most are measured. Where one needs more than predicted, the next has to be leaner by that much.
+//! The best that was measured becomes the next point, until none is better.
 
-use crate::attempt::{Attempt, REGIONS, Taken};
-use crate::ladder::{Choices, USUAL_WINDOW, Waiting};
+use crate::attempt::{Attempt, Measured, REGIONS};
+use crate::choices::{Axis, COUNTS, Copy, Count, Point};
 
-/// Points at most, mixtures that are measured around each, and times that one may be corrected.
+/// Most points, most mixtures that are measured around each, and most corrections of one.
 const MOST_POINTS: usize = 6;
 const MOST_MIXTURES: usize = 12;
 const MOST_CORRECTIONS: usize = 2;
-/// Of the budget: what a prediction may be above it and still be measured.
+/// Share of the budget by which a prediction may exceed it and still be measured.
 const TOLERANCE: f64 = 0.003;
-/// Of the time of a step: what is less is not worth a measurement.
+/// Share of the step time below which a gain is not worth a measurement.
 const LEAST_GAIN: f64 = 1e-3;
 
-/// Looks for faster choices than `point`, which fits; what it finds is among the attempt's candidates. Ends where the
+/// Looks for faster points than `point`, which fits; what it finds is among the attempt's candidates. Ends where the
 /// effort is spent.
-pub fn improve(attempt: &Attempt, mut point: Choices) {
+pub fn improve(attempt: &Attempt, mut point: Point) {
     for _ in 0..MOST_POINTS {
         if attempt.is_spent(1.0) {
             return;
         }
-        // Where nothing is streamed the window is free: one that saves is what makes streaming save.
-        let streams = point.weights_away > 0 || point.tables_away || point.moments_away;
-        let windows = if streams { vec![point.window_layers] } else { vec![USUAL_WINDOW, 1] };
-        let around = windows.into_iter().map(|window_layers| Choices { window_layers, ..point });
+        // Where nothing is streamed the window is open: a small one is what makes streaming save memory.
+        let around = point.windows().into_iter().map(|window_layers| point.with_window(window_layers));
         let better = around
             .filter(|point| attempt.is_first_time_at(point))
             .filter_map(|point| best_around(attempt, point));
@@ -39,77 +37,55 @@ pub fn improve(attempt: &Attempt, mut point: Choices) {
     }
 }
 
-/// One choice made otherwise, and what that adds.
+/// One choice varied, and what that adds.
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    choice: Choice,
+    copy: Copy,
+    point: Point,
     bytes: [f64; REGIONS],
     ms: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
-    Recomputed(usize),
-    WeightsAway(usize),
-    EmbeddingAway(bool),
-    TablesAway(bool),
-    HeadInPieces(bool),
-    Activations(Waiting),
-    MomentsAway(bool),
-    TileTokens(Option<usize>),
-    WindowLayers(usize),
-    LossChunk(usize),
-}
-
-fn with(choices: Choices, choice: Choice) -> Choices {
-    match choice {
-        Choice::Recomputed(recomputed) => Choices { recomputed, ..choices },
-        Choice::WeightsAway(weights_away) => Choices { weights_away, ..choices },
-        Choice::EmbeddingAway(embedding_away) => Choices { embedding_away, ..choices },
-        Choice::TileTokens(tile_tokens) => Choices { tile_tokens, ..choices },
-        Choice::TablesAway(tables_away) => Choices { tables_away, ..choices },
-        Choice::HeadInPieces(head_in_pieces) => Choices { head_in_pieces, ..choices },
-        Choice::Activations(activations) => Choices { activations, ..choices },
-        Choice::MomentsAway(moments_away) => Choices { moments_away, ..choices },
-        Choice::WindowLayers(window_layers) => Choices { window_layers, ..choices },
-        Choice::LossChunk(loss_chunk) => Choices { loss_chunk, ..choices },
-    }
+fn with(mut point: Point, change: &Change) -> Point {
+    (change.copy)(&mut point, &change.point);
+    point
 }
 
 /// The fastest that was found around a point, if it is faster.
-fn best_around(attempt: &Attempt, point: Choices) -> Option<(f64, Choices)> {
-    let here = attempt.taken(&point);
+fn best_around(attempt: &Attempt, point: Point) -> Option<(f64, Point)> {
+    let here = attempt.measure(&point);
     let (counts, kinds) = changes(attempt, point, here);
     let groups = products(&kinds);
     let try_all = |tolerance| best_mixture(attempt, point, here, (&counts, groups.clone()), tolerance);
-    // A prediction may be a little too large as well; and where all were too small, one change alone may be left.
+    // A prediction may also be a little too large. Where all were too small, one change alone may be left.
     try_all(0.0).or_else(|| try_all(TOLERANCE)).or_else(|| {
-        let changed = kinds.iter().chain(&counts).flatten().map(|change| with(point, change.choice));
-        let measured = changed.filter_map(|choices| Some((attempt.known(&choices)?, choices)));
-        let faster = measured.filter(|(taken, _)| attempt.is_within(taken) && is_faster(taken, here.ms));
-        faster.map(|(taken, choices)| (taken.ms, choices)).min_by(|one, other| one.0.total_cmp(&other.0))
+        let changed = kinds.iter().chain(&counts).flatten().map(|change| with(point, change));
+        let measured = changed.filter_map(|other| Some((attempt.known(&other)?, other)));
+        let faster =
+            measured.filter(|(measured, _)| attempt.is_within(measured) && is_faster(measured, here.ms));
+        faster.map(|(measured, other)| (measured.ms, other)).min_by(|one, other| one.0.total_cmp(&other.0))
     })
 }
 
-fn is_faster(taken: &Taken, ms: f64) -> bool {
-    taken.ms < ms * (1.0 - LEAST_GAIN)
+fn is_faster(measured: &Measured, ms: f64) -> bool {
+    measured.ms < ms * (1.0 - LEAST_GAIN)
 }
 
 /// The best of the mixtures that promise most, if it is faster than the point.
 fn best_mixture(
     attempt: &Attempt,
-    point: Choices,
-    here: Taken,
+    point: Point,
+    here: Measured,
     (counts, groups): (&[Vec<Change>; 2], Vec<Vec<Change>>),
     tolerance: f64,
-) -> Option<(f64, Choices)> {
+) -> Option<(f64, Point)> {
     let budget_bytes = attempt.budget.device_bytes as f64;
     let room = here.region_bytes.map(|bytes| budget_bytes * (1.0 + tolerance) - bytes as f64);
     let promise = |group: Vec<Change>| Some((fastest_counts(counts, &group, room)?.0, group));
     let mut groups: Vec<(f64, Vec<Change>)> = groups.into_iter().filter_map(promise).collect();
     groups.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let mut best: Option<(f64, Choices)> = None;
-    // What was promised by those that fitted: the same promise again would be kept as little.
+    let mut best: Option<(f64, Point)> = None;
+    // Promises of mixtures that fit and were not faster: the same promise would not be kept either.
     let mut promises: Vec<f64> = Vec::new();
     let mut tried = 0;
     for (promised_ms, group) in groups {
@@ -128,86 +104,60 @@ fn best_mixture(
                 break;
             }
             let changes = group.iter().chain(&counted);
-            let choices = changes.fold(point, |choices, change| with(choices, change.choice));
-            let taken = attempt.taken(&choices);
-            if attempt.is_within(&taken) {
+            let other = changes.fold(point, with);
+            let measured = attempt.measure(&other);
+            if attempt.is_within(&measured) {
                 promises.push(promised_ms);
-                if is_faster(&taken, best_ms) {
-                    best = Some((taken.ms, choices));
+                if is_faster(&measured, best_ms) {
+                    best = Some((measured.ms, other));
                 }
                 break;
             }
-            let excess = (taken.bytes as f64 - budget_bytes).max(tolerance * budget_bytes / 2.0).max(1.0);
+            let excess = (measured.bytes as f64 - budget_bytes).max(tolerance * budget_bytes / 2.0).max(1.0);
             room = room.map(|room| room - excess);
         }
     }
     best
 }
 
-/// For each kind of choice that is free, the changes from `point`: first the counts of layers, then the rest.
-fn changes(attempt: &Attempt, point: Choices, here: Taken) -> ([Vec<Change>; 2], Vec<Vec<Change>>) {
-    let (pins, layers) = (attempt.freedom.pins, attempt.freedom.layers);
-    let change = |choice: Choice| {
-        let taken = attempt.taken(&with(point, choice));
-        let bytes = |region: usize| taken.region_bytes[region] as f64 - here.region_bytes[region] as f64;
-        Change { choice, bytes: std::array::from_fn(bytes), ms: taken.ms - here.ms }
+/// For each choice that is open, the changes from `point`: first the numbers of layers, then the rest.
+fn changes(attempt: &Attempt, point: Point, here: Measured) -> ([Vec<Change>; 2], Vec<Vec<Change>>) {
+    let freedom = &attempt.freedom;
+    let change = |copy: Copy, other: Point| {
+        let measured = attempt.measure(&other);
+        let bytes = |region: usize| measured.region_bytes[region] as f64 - here.region_bytes[region] as f64;
+        Change { copy, point: other, bytes: std::array::from_fn(bytes), ms: measured.ms - here.ms }
     };
-    let is_free = pins.policy.is_none();
-    let axis = |is_free: bool, choices: Vec<Choice>| -> Vec<Change> {
-        choices.into_iter().filter(|choice| is_free || with(point, *choice) == point).map(change).collect()
-    };
-    let between = |is_free: bool, at: usize, choice: fn(usize) -> Choice| {
+    let between = |count: Count| {
+        let (at, layers) = (count.at(point), freedom.layers);
         let mut counts = vec![at];
-        if is_free {
-            let beside = [at.saturating_sub(1), (at + 1).min(layers)];
-            counts.extend([0, at / 2, beside[0], beside[1], (at + layers).div_ceil(2), layers]);
+        if count.is_open(freedom.pins) {
+            let next_to = [at.saturating_sub(1), (at + 1).min(layers)];
+            counts.extend([0, at / 2, next_to[0], next_to[1], (at + layers).div_ceil(2), layers]);
         }
         counts.sort_unstable();
         counts.dedup();
-        let measured: Vec<(usize, Change)> =
-            counts.into_iter().map(|count| (count, change(choice(count)))).collect();
-        on_lines(&measured, choice)
+        let measured: Vec<(usize, Change)> = counts
+            .into_iter()
+            .map(|number| (number, change(count.copy, count.with(point, number))))
+            .collect();
+        interpolated(&measured, point, count)
     };
-    let counts = [
-        between(is_free && pins.recompute.is_none(), point.recomputed, Choice::Recomputed),
-        between(is_free && pins.weights_away.is_none(), point.weights_away, Choice::WeightsAway),
-    ];
-    let streams = point.weights_away > 0 || point.tables_away || point.moments_away;
-    let windows =
-        if streams { vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW] } else { vec![point.window_layers] };
-    let has_embedding = attempt.freedom.has_own_embedding && !point.tables_away;
-    let has_pieces = attempt.freedom.head_pieces > 1 && point.tables_away;
-    let mut tiles = vec![None];
-    tiles.extend(attempt.freedom.tile(attempt.demand.extent.tokens).map(Some));
-    let kinds = vec![
-        axis(
-            is_free && pins.tables_away.is_none() && has_embedding,
-            [false, true].map(Choice::EmbeddingAway).to_vec(),
-        ),
-        axis(is_free && pins.tile_tokens.is_none(), tiles.into_iter().map(Choice::TileTokens).collect()),
-        axis(is_free && pins.tables_away.is_none(), [false, true].map(Choice::TablesAway).to_vec()),
-        axis(is_free && has_pieces, [false, true].map(Choice::HeadInPieces).to_vec()),
-        axis(
-            is_free && pins.activations_away.is_none(),
-            [Waiting::None, Waiting::OfRecomputed, Waiting::All].map(Choice::Activations).to_vec(),
-        ),
-        axis(is_free && pins.moments_away.is_none(), [false, true].map(Choice::MomentsAway).to_vec()),
-        axis(is_free, windows.into_iter().map(Choice::WindowLayers).collect()),
-        axis(is_free, attempt.chunks.iter().copied().map(Choice::LossChunk).collect()),
-    ];
-    (counts, kinds.into_iter().filter(|axis| !axis.is_empty()).collect())
+    let counts = COUNTS.map(between);
+    let axis = |axis: Axis| axis.points.into_iter().map(|other| change(axis.copy, other)).collect();
+    (counts, freedom.axes(point).into_iter().map(axis).collect())
 }
 
-/// A change for every count from the first to the last of `measured`.
-fn on_lines(measured: &[(usize, Change)], choice: fn(usize) -> Choice) -> Vec<Change> {
+/// A change for every number of layers from the first to the last of `measured`.
+fn interpolated(measured: &[(usize, Change)], point: Point, count: Count) -> Vec<Change> {
     let mut all = vec![measured[0].1];
     for pair in measured.windows(2) {
         let ((first, from), (last, to)) = (pair[0], pair[1]);
-        all.extend((first + 1..=last).map(|count| {
-            let along = (count - first) as f64 / (last - first) as f64;
+        all.extend((first + 1..=last).map(|number| {
+            let along = (number - first) as f64 / (last - first) as f64;
             let line = |from: f64, to: f64| from + along * (to - from);
             let bytes = std::array::from_fn(|region| line(from.bytes[region], to.bytes[region]));
-            Change { choice: choice(count), bytes, ms: line(from.ms, to.ms) }
+            Change { copy: count.copy, point: count.with(point, number), bytes, ms: line(from.ms, to.ms) }
         }));
     }
     all

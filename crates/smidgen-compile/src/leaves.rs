@@ -8,7 +8,7 @@
 use crate::adapter::LoraModule;
 use crate::model::spec::{EMBEDDING, HEAD};
 use crate::names::{input, state};
-use crate::request::{AdapterForm, DecodeShape, Request, TrainedBiases};
+use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 
@@ -54,17 +54,6 @@ impl Leaves {
         self.by_name.insert(name.into(), id);
         id
     }
-}
-
-/// What the graph is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    Training,
-    /// The loss alone, nothing is trained.
-    Evaluation,
-    /// The logits of whole sequences.
-    Logits,
-    Generation,
 }
 
 /// Adds every leaf that the purpose needs.

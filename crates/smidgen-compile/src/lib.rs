@@ -1,8 +1,8 @@
 //! From nouns to nouns: a decoder, its adapters and a policy become a plan.
 //!
-//! [`compile`] is the page to read: one line a stage, a check behind each. Every stage is pure: no
-//! file, no device, no clock, no random source, so the same request gives the same plan, byte for
-//! byte. [`solve`] searches the policies that memory allows and never touches what changes results.
+//! [`compile_for`] is the page to read: one line per stage, a check after each. Every stage is pure: no file, no device,
+//! no clock, no random source, so the same request gives the same plan, byte for byte.
+//! [`solve`] searches the policies that memory allows and never touches what changes results.
 
 #![forbid(unsafe_code)]
 
@@ -11,11 +11,12 @@ pub mod arena;
 mod attempt;
 pub mod autodiff;
 pub mod cards;
+pub mod choices;
 pub mod context;
 pub mod error;
 pub mod forward;
 mod improve;
-pub mod ladder;
+mod ladder;
 mod lean;
 pub mod leaves;
 mod linear;
@@ -31,12 +32,13 @@ pub mod solve;
 mod stages;
 pub mod update;
 
+pub use choices::Choice;
 pub use context::{Context, Overhead};
 pub use error::ModelError;
 pub use model::spec::DecoderSpec;
 pub use profile::{DeviceProfile, Profile, Rates};
-pub use question::{Budget, Demand, Pins};
-pub use request::{AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases};
-pub use solution::{Choice, Price, Reason, Solution, SolveError, Why};
-pub use solve::{can_fit, peaks_by, roomiest, solve};
-pub use stages::{compile, compile_decode, compile_eval, compile_logits};
+pub use question::{Budget, Demand, Question};
+pub use request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
+pub use solution::{Price, Reason, Solution, SolveError, Why};
+pub use solve::{can_fit, fastest, peaks_by_pins, solve};
+pub use stages::{compile, compile_decode, compile_eval, compile_for, compile_logits};

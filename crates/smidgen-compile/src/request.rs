@@ -1,10 +1,11 @@
-//! What the compiler is asked for: the math ([`Request`]) and the choices that leave it alone ([`Policy`]).
+//! What the compiler is asked for: the math of a run.
 //!
-//! The split is the promise: two policies for one request give the same losses and gradients.
+//! How memory is used is a `Policy` of smidgen-ir. The split is the promise: two policies for one request give the same
+//! losses and gradients.
 
 use crate::adapter::LoraModule;
 use crate::model::spec::{DecoderSpec, EMBEDDING};
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Space, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Storage, Workload};
 use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -33,6 +34,17 @@ pub struct Request {
     pub row_losses: bool,
     /// Threads for which workspaces are sized.
     pub threads: usize,
+}
+
+/// What a plan is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Training,
+    /// The loss alone, nothing is trained.
+    Evaluation,
+    /// The logits of whole sequences.
+    Logits,
+    Generation,
 }
 
 /// The sizes of generation with cached keys and values.
@@ -66,11 +78,6 @@ impl Request {
     /// The numbers of activations.
     pub fn activations(&self) -> DType {
         self.device.activations(self.precision)
-    }
-
-    /// Where a value lies that is not on the device.
-    pub fn elsewhere(&self) -> Space {
-        self.device.elsewhere()
     }
 
     /// Whether products take what is trained in other numbers than those they are trained in.
@@ -132,89 +139,6 @@ impl Moments {
             }
             Moments::F32 | Moments::Bits8 => [Storage::F32; 2],
         }
-    }
-}
-
-/// What memory may choose.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Policy {
-    /// Layers whose activations are computed again in the backward pass.
-    pub recompute: Recompute,
-    /// Rows whose logits exist at the same time.
-    pub loss_chunk: usize,
-    /// Tokens for which wide activations exist at the same time; `None` is all of a micro-batch.
-    pub tile_tokens: Option<usize>,
-    pub away: Away,
-}
-
-impl Policy {
-    /// Everything lies on the device.
-    pub fn resident(recompute: Recompute, loss_chunk: usize) -> Policy {
-        Policy { recompute, loss_chunk, tile_tokens: None, away: Away::default() }
-    }
-}
-
-/// What lies elsewhere than on the device while it is not needed: in pinned memory of the host beside a GPU, on disk
-/// beside a CPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Away {
-    /// Layers whose weights are brought when they are needed, ascending.
-    pub weights: Vec<usize>,
-    /// The embedding, of which rows are looked up where it lies, unless it is the head too.
-    pub embedding: bool,
-    /// The embedding and the head.
-    pub tables: bool,
-    /// Weights that are brought lie on disk, also beside a GPU.
-    pub on_disk: bool,
-    /// Pieces in which the head comes then, and rounds otherwise; below 2 it comes whole.
-    pub head_pieces: usize,
-    /// Layers whose activations for the backward pass wait there, ascending.
-    pub activations: Vec<usize>,
-    /// The optimizer's moments.
-    pub moments: bool,
-    /// Bytes of weights that may be on the device at the same time, those ahead of their use included; what one
-    /// operation needs is there in any case.
-    pub window_bytes: usize,
-}
-
-impl Away {
-    /// Whether the embedding or the head is away.
-    pub fn has_tables(&self) -> bool {
-        self.embedding || self.tables
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.weights.is_empty() && !self.has_tables() && self.activations.is_empty() && !self.moments
-    }
-}
-
-/// `count` of `layers` layers, spread evenly: so each has the time of several to be brought.
-pub fn spread(count: usize, layers: usize) -> Vec<usize> {
-    (0..layers).filter(|layer| (layer + 1) * count / layers > layer * count / layers).collect()
-}
-
-/// A set of layers, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recompute {
-    pub layers: Vec<usize>,
-}
-
-impl Recompute {
-    pub fn none() -> Recompute {
-        Recompute::default()
-    }
-
-    pub fn first(count: usize) -> Recompute {
-        Recompute { layers: (0..count).collect() }
-    }
-
-    /// Layers 0, n, 2n ...
-    pub fn every(n: usize, layers: usize) -> Recompute {
-        Recompute { layers: (0..layers).step_by(n).collect() }
-    }
-
-    pub fn contains(&self, layer: usize) -> bool {
-        self.layers.binary_search(&layer).is_ok()
     }
 }
 

@@ -27,8 +27,8 @@ impl Schedule {
         leaves.map(|buffer| align_up(buffer.bytes)).sum()
     }
 
-    /// Bytes that lie in a space elsewhere: leaves, and activations, which are all there when backward begins.
-    pub fn elsewhere_bytes(&self, space: Space) -> usize {
+    /// Bytes in a space other than the device: leaves, and activations, which are all there when backward begins.
+    pub fn bytes_in(&self, space: Space) -> usize {
         let there = self.plan.buffers.iter().filter(|buffer| buffer.space == space);
         there.map(|buffer| align_up(buffer.bytes)).sum()
     }

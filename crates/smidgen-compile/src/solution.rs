@@ -2,9 +2,10 @@
 //!
 //! Reasons and prices are data. Whoever shows a plan makes sentences of them.
 
+use crate::choices::Choice;
 use crate::question::Demand;
-use crate::request::Policy;
 use smidgen_ir::Plan;
+use smidgen_ir::policy::Policy;
 use thiserror::Error;
 
 #[derive(Clone, Debug)]
@@ -20,23 +21,6 @@ pub struct Solution {
     pub reasons: Vec<Reason>,
     /// What each choice saves and costs; empty where nothing fits.
     pub prices: Vec<Price>,
-}
-
-/// The memory choices that a plan explains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    Recompute,
-    MicroBatch,
-    LossChunk,
-    Tiles,
-    /// Weights of layers, or embedding and head, that are offloaded.
-    Weights,
-    /// The offloaded head in pieces.
-    HeadPieces,
-    /// The embedding alone.
-    Embedding,
-    Activations,
-    OptimizerState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,18 +54,18 @@ pub struct Price {
 }
 
 impl Solution {
-    /// Bytes that lie in pinned memory beside a GPU, on disk beside a CPU.
-    pub fn elsewhere_bytes(&self) -> u64 {
-        elsewhere_bytes(&self.plan)
+    /// Bytes offloaded to host RAM from a GPU, to disk from a CPU.
+    pub fn offloaded_bytes(&self) -> u64 {
+        offloaded_bytes(&self.plan)
     }
 }
 
-/// What the budget for elsewhere counts: pinned memory beside a GPU, where disk is bounded by the disk alone.
-pub(crate) fn elsewhere_bytes(plan: &Plan) -> u64 {
-    plan.size(plan.device.elsewhere()).bytes() as u64
+/// What the budget for offloading counts: host RAM for a GPU, whose values on disk only the disk limits.
+pub(crate) fn offloaded_bytes(plan: &Plan) -> u64 {
+    plan.size(plan.device.offload_space()).bytes() as u64
 }
 
-/// A run that no policy fits into the budget.
+/// No policy fits the budget.
 #[derive(Clone, Debug, Error)]
 #[error("the smallest plan needs {} bytes, the budget is {budget_bytes}", leanest.peak_bytes)]
 pub struct SolveError {

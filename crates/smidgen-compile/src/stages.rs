@@ -1,125 +1,104 @@
 //! The stages of a compilation, in order, with a check after each.
 //!
-//! [`compile`] is the page to read: a request and a policy become forward graph, backward, update, recompute, tiles,
-//! offload, streaming, schedule and arena. The order of the passes is written here and nowhere else.
+//! [`compile_for`] is the page to read: a request becomes forward graph, backward and update; a policy decides what is
+//! recomputed, tiled, offloaded and streamed; then come schedule and arena. The order of the passes is written here and
+//! nowhere else. The solver runs the same stages without the checks, and without packing until it has chosen.
 
-use crate::request::{Away, Policy, Recompute, Request};
+use crate::request::{Purpose, Request};
+use crate::schedule::Schedule;
 use crate::{arena, autodiff, forward, passes, schedule, update};
-use smidgen_ir::{Graph, Plan, verify};
+use smidgen_ir::policy::Policy;
+use smidgen_ir::{Entry, Graph, Plan, verify};
 
-/// Compiles a request under a policy.
+/// Compiles a training run.
 pub fn compile(request: &Request, policy: &Policy) -> Plan {
-    arena::plan_memory(scheduled(request, policy))
+    compile_for(Purpose::Training, request, policy)
 }
 
 /// Compiles what it takes to see the logits of a model, for looking at it rather than training it.
 pub fn compile_logits(request: &Request) -> Plan {
-    let mut graph = forward::build_logits_graph(request);
-    check("forward", &graph);
-
-    passes::remove_dead::apply(&mut graph);
-    arena::plan_memory(placed(graph, request))
+    compile_for(Purpose::Logits, request, &Policy::default())
 }
 
-/// Compiles the loss of samples alone, for evaluating a model rather than training it.
+/// Compiles the loss of samples, for evaluating a model rather than training it.
 pub fn compile_eval(request: &Request, policy: &Policy) -> Plan {
-    let mut graph = forward::build_eval_graph(request, policy.loss_chunk);
-    check("forward", &graph);
-
-    passes::remove_dead::apply(&mut graph);
-    passes::tile::apply(&mut graph, policy.tile_tokens, &request.extent);
-    check("tile", &graph);
-
-    arena::plan_memory(streamed(graph, request, &policy.away, check))
+    compile_for(Purpose::Evaluation, request, policy)
 }
 
-/// Compiles generation alone, by `request.decode`.
-pub fn compile_decode(request: &Request, away: &Away) -> Plan {
-    let mut graph = forward::build_decode_graph(request);
-    check("forward", &graph);
+/// Compiles generation by `request.decode`.
+pub fn compile_decode(request: &Request, policy: &Policy) -> Plan {
+    compile_for(Purpose::Generation, request, policy)
+}
 
-    passes::remove_dead::apply(&mut graph);
-    arena::plan_memory(streamed(graph, request, away, check))
+pub fn compile_for(purpose: Purpose, request: &Request, policy: &Policy) -> Plan {
+    let graph = built(purpose, request, policy.loss_chunk, check);
+    let graph = computed(graph, request, policy, check);
+    arena::plan_memory(moved(graph, request, policy, check))
 }
 
 fn check(stage: &str, graph: &Graph) {
     verify::expect_sound(stage, &verify::graph(graph));
 }
 
-/// All stages before offsets are given.
-fn scheduled(request: &Request, policy: &Policy) -> schedule::Schedule {
-    let graph = differentiated(request, policy.loss_chunk, check);
-    let graph = computed(graph, request, &policy.recompute, policy.tile_tokens, check);
-    moved(graph, request, policy, check)
-}
-
-/// Forward, backward and update, the same under every policy but for the chunk of logits.
-pub(crate) fn differentiated(request: &Request, loss_chunk: usize, check: impl Fn(&str, &Graph)) -> Graph {
-    let mut graph = forward::build_graph(request, loss_chunk);
+/// Forward, and where something is trained backward and update: the same under every policy but for the chunk of the
+/// loss.
+pub(crate) fn built(
+    purpose: Purpose,
+    request: &Request,
+    loss_chunk: usize,
+    check: impl Fn(&str, &Graph),
+) -> Graph {
+    let mut graph = forward::build_graph(request, purpose, loss_chunk);
     check("forward", &graph);
 
-    autodiff::append_backward(&mut graph);
-    check("autodiff", &graph);
+    if purpose == Purpose::Training {
+        autodiff::append_backward(&mut graph);
+        check("autodiff", &graph);
 
-    update::append_update(&mut graph, request);
-    check("update", &graph);
+        update::append_update(&mut graph, request);
+        check("update", &graph);
+    }
     graph
 }
 
-/// What is computed when, as far as a policy chooses that.
+/// What is computed when.
 pub(crate) fn computed(
     mut graph: Graph,
     request: &Request,
-    recompute: &Recompute,
-    tile_tokens: Option<usize>,
+    policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    let keep = passes::recompute::keep_set(&graph, recompute);
-    passes::recompute::apply(&mut graph, &keep);
-    check("recompute", &graph);
+    if graph.entries.iter().any(|(entry, _)| *entry == Entry::MicroStep) {
+        let keep = passes::recompute::keep_set(&graph, &policy.recompute);
+        passes::recompute::apply(&mut graph, &keep);
+        check("recompute", &graph);
+    }
 
     passes::remove_dead::apply(&mut graph);
     check("remove_dead", &graph);
 
-    passes::tile::apply(&mut graph, tile_tokens, &request.extent);
+    passes::tile::apply(&mut graph, policy, &request.extent);
     check("tile", &graph);
     graph
 }
 
-/// What lies where, and the schedule.
+/// What is where, and the schedule.
 pub(crate) fn moved(
     mut graph: Graph,
     request: &Request,
     policy: &Policy,
     check: impl Fn(&str, &Graph),
-) -> schedule::Schedule {
-    passes::offload::apply(&mut graph, policy, &request.extent, request.elsewhere());
+) -> Schedule {
+    passes::offload::apply(&mut graph, policy, &request.extent, request.device);
     check("offload", &graph);
 
-    streamed(graph, request, &policy.away, check)
-}
-
-/// Leaves that come and go, as a whole or in pieces, and the schedule.
-fn streamed(
-    mut graph: Graph,
-    request: &Request,
-    away: &Away,
-    check: impl Fn(&str, &Graph),
-) -> schedule::Schedule {
-    if away.tables {
-        passes::head_pieces::apply(&mut graph, away.head_pieces);
-        check("head_pieces", &graph);
-    }
+    passes::head_pieces::apply(&mut graph, policy);
+    check("head_pieces", &graph);
 
     let fewest_bytes = passes::stream::FEWEST_BYTES;
-    passes::stream::apply(&mut graph, away, &request.extent, request.elsewhere(), fewest_bytes);
+    passes::stream::apply(&mut graph, policy, &request.extent, request.device, fewest_bytes);
     check("stream", &graph);
 
-    placed(graph, request)
-}
-
-/// Which buffers are shared and what lies beside what, and the schedule that follows.
-fn placed(graph: Graph, request: &Request) -> schedule::Schedule {
     let shared = passes::reuse_in_place::find(&graph);
     let layout = passes::join_operands::find(&graph, request);
     schedule::plan_lifetimes(graph, &shared, &layout, request)

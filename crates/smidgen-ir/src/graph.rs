@@ -6,6 +6,7 @@
 
 use crate::op::Op;
 use crate::shape::{Dim, Type};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,7 +130,8 @@ impl ValueRole {
 }
 
 /// Where a value is stored. Operations work on the device; offloaded values are copied there and back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Space {
     /// The memory that the budget limits: the GPU's, or RAM if the device is the CPU.
     #[default]

@@ -16,6 +16,7 @@ pub mod op;
 mod op_shapes;
 mod op_table;
 pub mod plan;
+pub mod policy;
 pub mod quant;
 pub mod rope;
 pub mod shape;
@@ -38,6 +39,7 @@ pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,
 };
+pub use policy::{LayerRule, LayerSet, Pins, Policy};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

@@ -214,11 +214,19 @@ impl DeviceKind {
         }
     }
 
-    /// Where values lie that are not on the device, unless they are sent further.
-    pub fn elsewhere(self) -> Space {
+    /// Where offloaded values go by default.
+    pub fn offload_space(self) -> Space {
         match self {
             DeviceKind::Cpu => Space::Disk,
             DeviceKind::Cuda => Space::Host,
+        }
+    }
+
+    /// The space that is meant by one: where the device is the CPU, host memory is its own, and offloading goes to disk.
+    pub fn resolve(self, space: Space) -> Space {
+        match (self, space) {
+            (DeviceKind::Cpu, Space::Host) => Space::Disk,
+            _ => space,
         }
     }
 

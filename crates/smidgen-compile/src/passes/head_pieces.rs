@@ -8,6 +8,7 @@
 
 use crate::model::spec::HEAD;
 use crate::request::Request;
+use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
 
 /// Pieces at most, and bytes of one at least: a transfer and a product have to be worth their beginning.
@@ -26,9 +27,10 @@ pub fn count(request: &Request) -> usize {
     if storage.has_contiguous_rows() && !is_adapted && !is_trained && pieces > 1 { pieces } else { 0 }
 }
 
-/// Cuts the head of every entry point into `count` pieces, where it is neither trained nor adapted.
-pub fn apply(graph: &mut Graph, count: usize) {
-    if count < 2 {
+/// Cuts an offloaded head into `policy.head_pieces` pieces in every entry point, where it is neither trained nor adapted.
+pub fn apply(graph: &mut Graph, policy: &Policy) {
+    let count = policy.head_pieces;
+    if count < 2 || !policy.tables_offloaded {
         return;
     }
     // One piece for all who read the same rows.

@@ -5,12 +5,12 @@
 //! stay.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
-use crate::request::Policy;
-use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
+use smidgen_ir::policy::Policy;
+use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Op, Phase, ValueId};
 use std::collections::HashMap;
 
-pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) {
-    if policy.away.activations.is_empty() {
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: DeviceKind) {
+    if policy.offloaded_activations.is_empty() {
         return;
     }
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
@@ -38,7 +38,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, space: Space) 
         let mut emitted = Vec::new();
         let names = [graph.name_from(value, |name| format!("{name} away"))];
         let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
-        graph.values[copy.index()].space = space;
+        graph.values[copy.index()].space = device.resolve(policy.activations);
         insertions.push(seam_behind(&nodes, crossing.last_forward + 1), emitted.remove(0));
         graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
         insertions.push(crossing.settled, emitted.remove(0));
@@ -81,8 +81,7 @@ fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossin
         let last_forward = last_forward.get(&value).copied().unwrap_or(produced[&value]);
         // The layer that computes with it: what a layer begins with is its own.
         let layer = nodes[last_forward].layer.filter(|layer| Some(*layer) != last_layer)?;
-        policy.away.activations.binary_search(&layer).ok()?;
-        if !graph.value(value).is_temp() {
+        if !policy.offloaded_activations.contains(layer) || !graph.value(value).is_temp() {
             return None;
         }
         let behind =

@@ -6,13 +6,13 @@
 //! So no matrix product and no attention runs twice outside the recomputed layers, and inside them only
 //! what backward reads runs again (never the last product of a layer).
 
-use crate::request::Recompute;
+use smidgen_ir::policy::LayerSet;
 use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
 
 pub type KeepSet = ValueSet;
 
 /// Forward activations of `micro_step` that stay until backward reads them.
-pub fn keep_set(graph: &Graph, recompute: &Recompute) -> KeepSet {
+pub fn keep_set(graph: &Graph, recompute: &LayerSet) -> KeepSet {
     let nodes = graph.nodes(Entry::MicroStep);
     let split = first_backward(nodes);
     let (forward, backward) = nodes.split_at(split);

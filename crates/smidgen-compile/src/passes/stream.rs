@@ -6,30 +6,34 @@
 //! go back. Vectors and small matrices stay on the device: they are not worth a transfer.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before};
-use crate::request::Away;
-use smidgen_ir::{ByValue, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
+use smidgen_ir::policy::Policy;
+use smidgen_ir::{ByValue, DeviceKind, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
 
 /// Matrices of fewer bytes stay, as `compile` has it.
 pub const FEWEST_BYTES: usize = 1 << 10;
 
-/// Sends matrices of at least `fewest_bytes` to `space` as the choice says, and has them fetched.
-pub fn apply(graph: &mut Graph, choice: &Away, extent: &Extent, space: Space, fewest_bytes: usize) {
-    let away = leaves_away(graph, choice, extent, fewest_bytes);
-    let on_disk = if choice.on_disk { brought_weights(graph, &away) } else { ValueSet::default() };
+/// Offloads matrices of at least `fewest_bytes` as the policy says, and fetches them where they are needed.
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: DeviceKind, fewest_bytes: usize) {
+    let offloaded = offloaded_leaves(graph, policy, extent, fewest_bytes);
+    let fetched = fetched_weights(graph, &offloaded);
     for (index, value) in graph.values.iter_mut().enumerate() {
         let whole = value.role.whole(ValueId(index as u32));
-        if away.contains(&whole) {
-            value.space = if on_disk.contains(&whole) { Space::Disk } else { space };
+        if offloaded.contains(&whole) {
+            value.space = match fetched.contains(&whole) {
+                true => device.resolve(policy.weights),
+                // Rows are looked up, and moments written back, in memory that the device reaches.
+                false => device.offload_space(),
+            };
         }
     }
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
-        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, choice.window_bytes);
+        graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, policy.window_bytes);
     }
 }
 
-fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usize) -> ValueSet {
-    let mut away = ValueSet::default();
+fn offloaded_leaves(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> ValueSet {
+    let mut offloaded = ValueSet::default();
     let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let heads: ValueSet =
         all().filter(|node| node.op.reads_head()).map(|node| graph.whole(node.inputs[1])).collect();
@@ -41,18 +45,18 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
                 // What is trained is changed on the device.
                 LeafKind::Weight if leaf.gradient.is_some() => false,
                 LeafKind::Weight => match node.layer {
-                    Some(layer) => choice.weights.binary_search(&layer).is_ok(),
-                    // Rows are looked up where they lie, so they have to lie in one piece.
+                    Some(layer) => policy.offloaded_weights.contains(layer),
+                    // Rows are looked up in place, so each has to be in one piece.
                     None => {
                         let goes = if let Op::Embed { .. } = node.op {
-                            choice.tables || (choice.embedding && !heads.contains(&whole))
+                            policy.tables_offloaded || (policy.embedding_offloaded && !heads.contains(&whole))
                         } else {
-                            choice.tables && node.op.reads_head()
+                            policy.tables_offloaded && node.op.reads_head()
                         };
                         goes && graph.value(whole).ty.storage.has_contiguous_rows()
                     }
                 },
-                LeafKind::Moment => choice.moments,
+                LeafKind::Moment => policy.optimizer_state != Space::Device,
                 LeafKind::Adapter
                 | LeafKind::Gradient
                 | LeafKind::Derived
@@ -63,20 +67,20 @@ fn leaves_away(graph: &Graph, choice: &Away, extent: &Extent, fewest_bytes: usiz
             let (rows, columns) = graph.value(whole).ty.shape.at(extent);
             let is_large = rows.min(columns) > 1 && graph.value(whole).ty.bytes(extent) >= fewest_bytes;
             if goes && is_large {
-                away.insert(whole);
+                offloaded.insert(whole);
             }
         }
     }
-    away
+    offloaded
 }
 
-/// Weights that are brought as a whole: rows are looked up in memory, and moments go back there.
-fn brought_weights(graph: &Graph, away: &ValueSet) -> ValueSet {
+/// Offloaded weights that are fetched as a whole, which may come from disk also on a GPU.
+fn fetched_weights(graph: &Graph, offloaded: &ValueSet) -> ValueSet {
     let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let embeds = nodes.filter(|node| matches!(node.op, Op::Embed { .. }));
     let looked_up: ValueSet = embeds.map(|node| graph.whole(node.inputs[1])).collect();
     let is_weight = |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight);
-    away.iter().filter(|id| !looked_up.contains(id) && is_weight(id)).collect()
+    offloaded.iter().filter(|id| !looked_up.contains(id) && is_weight(id)).collect()
 }
 
 /// What comes for an operand: the leaf that it is rows of, or a piece of the head by itself.

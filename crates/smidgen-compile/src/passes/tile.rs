@@ -5,13 +5,14 @@
 //! tile at a time. What others read is written tile by tile into one value. Gradients of weights are added up over the
 //! tiles, as they are over micro-batches.
 
+use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Cuts the stretches that hold a feed-forward block into tiles of `tile_tokens`.
-pub fn apply(graph: &mut Graph, tile_tokens: Option<usize>, extent: &Extent) {
-    let Some(most) = tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
+/// Cuts the stretches that hold a feed-forward block into tiles of `policy.tile_tokens`.
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
+    let Some(most) = policy.tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
     let tiles: Vec<Dim> = (0..extent.tokens).step_by(most).map(|first| Dim::Tile { first, most }).collect();
     for entry in [Entry::MicroStep, Entry::Eval] {
         let Some(index) = graph.entries.iter().position(|(own, _)| *own == entry) else { continue };

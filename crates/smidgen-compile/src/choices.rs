@@ -1,0 +1,581 @@
+//! The memory choices as the solver searches them: what is open, which point is which policy, how points vary.
+//!
+//! A [`Point`] is a policy in few numbers. [`Freedom`] turns points into policies with the pins obeyed, so every search
+//! may vary a point as it likes. All that the search knows of a single choice is in this file: where it begins, its
+//! rungs on a ladder, how it is varied, when it is in use and what a plan without it would be. The ladders
+//! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
+
+use crate::passes::head_pieces;
+use crate::passes::stream::FEWEST_BYTES;
+use crate::question::Demand;
+use crate::request::{Request, default_loss_chunk};
+use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy};
+use smidgen_ir::{DeviceKind, Extent, Space};
+
+/// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
+pub const USUAL_WINDOW: usize = 2;
+
+/// A policy in few numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    loss_chunk: usize,
+    /// The first so many layers.
+    recomputed: usize,
+    /// Layers whose weights are offloaded, spread evenly.
+    weights: usize,
+    /// The embedding alone.
+    embedding: bool,
+    /// Embedding and head.
+    tables: bool,
+    /// An offloaded head is fetched in pieces.
+    split_head: bool,
+    activations: Offload,
+    optimizer_state: bool,
+    tile_tokens: Option<usize>,
+    /// Layers of weights that may be on the device at the same time; 0 fetches each when it is needed.
+    window_layers: usize,
+}
+
+/// Which activations are offloaded until the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offload {
+    None,
+    /// The inputs of recomputed layers.
+    OfRecomputed,
+    All,
+}
+
+impl Point {
+    /// Whether anything passes through the window.
+    pub fn streams(&self) -> bool {
+        self.weights > 0 || self.tables || self.optimizer_state
+    }
+
+    pub fn with_window(self, window_layers: usize) -> Point {
+        Point { window_layers, ..self }
+    }
+
+    /// Windows to try at a point: the usual one and a small one where nothing streams yet.
+    pub fn windows(&self) -> Vec<usize> {
+        if self.streams() { vec![self.window_layers] } else { vec![USUAL_WINDOW, 1] }
+    }
+}
+
+/// A number of layers that is searched by counting.
+#[derive(Clone, Copy, Debug)]
+pub struct Count {
+    of: fn(&mut Point) -> &mut usize,
+    pub copy: Copy,
+    is_open: fn(&Pins) -> bool,
+}
+
+/// Takes one choice over from another point.
+pub type Copy = fn(&mut Point, &Point);
+
+impl Count {
+    pub fn at(&self, mut point: Point) -> usize {
+        *(self.of)(&mut point)
+    }
+
+    pub fn with(&self, mut point: Point, count: usize) -> Point {
+        *(self.of)(&mut point) = count;
+        point
+    }
+
+    pub fn is_open(&self, pins: &Pins) -> bool {
+        (self.is_open)(pins)
+    }
+}
+
+pub const COUNTS: [Count; 2] = [
+    Count {
+        of: |point| &mut point.recomputed,
+        copy: |to, from| to.recomputed = from.recomputed,
+        is_open: |pins| pins.recompute.is_none(),
+    },
+    Count {
+        of: |point| &mut point.weights,
+        copy: |to, from| to.weights = from.weights,
+        is_open: weights_are_open,
+    },
+];
+
+fn weights_are_open(pins: &Pins) -> bool {
+    pins.offloaded_weights.is_none() && pins.weights != Some(Space::Device)
+}
+
+fn tables_are_open(pins: &Pins) -> bool {
+    pins.tables_offloaded.is_none() && pins.weights != Some(Space::Device)
+}
+
+fn embedding_is_open(pins: &Pins) -> bool {
+    pins.embedding_offloaded.is_none() && tables_are_open(pins)
+}
+
+fn activations_are_open(pins: &Pins) -> bool {
+    pins.offloaded_activations.is_none() && pins.activations != Some(Space::Device)
+}
+
+/// One choice, and the points that differ from another in it alone.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    pub copy: Copy,
+    pub points: Vec<Point>,
+}
+
+/// What pins leave open at one size of micro-batch, and the policy of each point.
+#[derive(Clone, Debug)]
+pub struct Freedom<'a> {
+    pub pins: &'a Pins,
+    pub layers: usize,
+    micro_tokens: usize,
+    tokens: usize,
+    /// Chunks of the loss in rows, largest first.
+    chunks: Vec<usize>,
+    layer_bytes: usize,
+    /// Whether the embedding can be offloaded without the head.
+    has_own_embedding: bool,
+    /// Pieces in which the head can be fetched; 0 where it has to be whole.
+    head_pieces: usize,
+    device: DeviceKind,
+}
+
+impl<'a> Freedom<'a> {
+    /// `request` has the extent of the demand.
+    pub fn of(request: &Request, demand: &Demand, pins: &'a Pins) -> Freedom<'a> {
+        Freedom {
+            pins,
+            layers: request.spec.layers,
+            micro_tokens: demand.micro_tokens,
+            tokens: demand.extent.tokens,
+            chunks: loss_chunks(request, pins),
+            layer_bytes: layer_bytes(request),
+            has_own_embedding: !request.spec.tied_head,
+            head_pieces: head_pieces::count(request),
+            device: request.device,
+        }
+    }
+
+    /// Everything on the device as far as that is open: the fastest.
+    pub fn start(&self) -> Point {
+        self.start_with(self.chunks[0])
+    }
+
+    fn start_with(&self, loss_chunk: usize) -> Point {
+        self.pinned(Point {
+            loss_chunk,
+            recomputed: 0,
+            weights: 0,
+            embedding: false,
+            tables: false,
+            split_head: false,
+            activations: Offload::None,
+            optimizer_state: false,
+            tile_tokens: None,
+            window_layers: USUAL_WINDOW,
+        })
+    }
+
+    /// What needs least in almost every model.
+    pub fn leanest(&self) -> Point {
+        Point {
+            loss_chunk: self.fewest_rows(),
+            recomputed: self.layers.saturating_sub(1),
+            weights: self.layers,
+            embedding: false,
+            tables: true,
+            split_head: self.head_pieces > 1,
+            activations: Offload::OfRecomputed,
+            optimizer_state: true,
+            tile_tokens: self.tile(),
+            window_layers: 0,
+        }
+    }
+
+    /// The same with all that can be streamed offloaded.
+    pub fn all_streamed(&self, point: Point) -> Point {
+        Point { weights: self.layers, tables: true, optimizer_state: true, window_layers: 1, ..point }
+    }
+
+    fn fewest_rows(&self) -> usize {
+        *self.chunks.last().expect("there is a chunk of the loss")
+    }
+
+    /// The chunks that a search for faster points tries.
+    pub fn largest_and_smallest_chunk(&self) -> Vec<usize> {
+        self.chunks.first().into_iter().chain(self.chunks[1..].last()).copied().collect()
+    }
+
+    pub fn chunks(&self) -> &[usize] {
+        &self.chunks
+    }
+
+    pub fn has_tiles(&self) -> bool {
+        self.tile().is_some()
+    }
+
+    /// Any point with what is pinned put right. Points that are the same policy become equal as far as a search relies on
+    /// it.
+    pub fn pinned(&self, point: Point) -> Point {
+        let pins = self.pins;
+        let count = |rule: &LayerRule| rule.layers(self.layers).len();
+        let is_in_use = |space: Space| space != Space::Device;
+        let on_device = pins.weights == Some(Space::Device);
+        let weights = match &pins.offloaded_weights {
+            _ if on_device => 0,
+            Some(rule) => count(rule),
+            None => point.weights,
+        };
+        let tables = if on_device { false } else { pins.tables_offloaded.unwrap_or(point.tables) };
+        let activations = match &pins.offloaded_activations {
+            _ if pins.activations == Some(Space::Device) => Offload::None,
+            Some(rule) if count(rule) == 0 => Offload::None,
+            Some(_) => Offload::All,
+            None => point.activations,
+        };
+        let split_head = pins.head_pieces.map_or(point.split_head, |pieces| pieces > 1);
+        let point = Point {
+            loss_chunk: point.loss_chunk,
+            recomputed: if pins.recompute.is_some() { 0 } else { point.recomputed },
+            weights,
+            embedding: if embedding_is_open(pins) {
+                point.embedding
+            } else {
+                pins.embedding_offloaded == Some(true) && !tables
+            },
+            tables,
+            split_head: split_head && tables && self.head_pieces > 1,
+            activations,
+            optimizer_state: pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
+            tile_tokens: pins.tile_tokens.unwrap_or(point.tile_tokens),
+            window_layers: point.window_layers,
+        };
+        let is_window_open = point.streams() && pins.window_bytes.is_none();
+        Point { window_layers: if is_window_open { point.window_layers } else { USUAL_WINDOW }, ..point }
+    }
+
+    pub fn policy(&self, point: &Point) -> Policy {
+        let (pins, layers) = (self.pins, self.layers);
+        let point = self.pinned(*point);
+        let recompute = match &pins.recompute {
+            Some(rule) => rule.layers(layers),
+            None => LayerSet::first(point.recomputed),
+        };
+        let offloaded_activations = match (&pins.offloaded_activations, point.activations) {
+            (_, Offload::None) => LayerSet::none(),
+            (Some(rule), _) => rule.layers(layers),
+            (None, Offload::OfRecomputed) => recompute.clone(),
+            (None, Offload::All) => LayerSet::all(layers),
+        };
+        let offloaded_weights = match &pins.offloaded_weights {
+            _ if point.weights == 0 => LayerSet::none(),
+            Some(rule @ (LayerRule::All | LayerRule::Every(_) | LayerRule::List(_))) => rule.layers(layers),
+            // In the middle of a step the link is busy with the head: the last layers would wait for it.
+            _ if point.tables => LayerSet::spread(point.weights, layers).mirrored(layers),
+            _ => LayerSet::spread(point.weights, layers),
+        };
+        let embedding_offloaded = point.tables || (point.embedding && self.has_own_embedding);
+        let space = |is_in_use: bool, pinned: Option<Space>| match pinned {
+            _ if !is_in_use => Space::Device,
+            Some(Space::Device) | None => Space::Host,
+            Some(space) => space,
+        };
+        let window_bytes = if point.streams() { point.window_layers * self.layer_bytes } else { 0 };
+        let head_pieces = if point.split_head { self.head_pieces } else { 0 };
+        Policy {
+            micro_tokens: self.micro_tokens,
+            loss_chunk: point.loss_chunk,
+            tile_tokens: point.tile_tokens,
+            activations: space(!offloaded_activations.is_empty(), pins.activations),
+            weights: space(embedding_offloaded || !offloaded_weights.is_empty(), pins.weights),
+            optimizer_state: space(point.optimizer_state, pins.optimizer_state),
+            head_pieces: pins.head_pieces.unwrap_or(head_pieces),
+            window_bytes: pins.window_bytes.unwrap_or(window_bytes),
+            tables_offloaded: point.tables,
+            recompute,
+            offloaded_activations,
+            offloaded_weights,
+            embedding_offloaded,
+        }
+    }
+
+    /// Tokens of a tile to try: a fourth of all, as long as matmuls have rows enough. With fewer still, attention needs
+    /// more than a tile does, and the plan grows by its steps.
+    fn tile(&self) -> Option<usize> {
+        let fewest = match self.device {
+            DeviceKind::Cpu => 256,
+            DeviceKind::Cuda => 2048,
+        };
+        let size = self.tokens.div_ceil(4).next_multiple_of(128);
+        Some(size).filter(|size| *size >= fewest && *size < self.tokens)
+    }
+}
+
+/// Rungs of ladders.
+impl Freedom<'_> {
+    /// The first two rungs. Rows of the embedding are few: looking them up off the device costs next to nothing.
+    pub fn first_rungs(&self, loss_chunk: usize) -> [Point; 2] {
+        let start = self.start_with(loss_chunk);
+        [start, Point { embedding: self.has_own_embedding, ..start }]
+    }
+
+    pub fn with_recomputed(&self, loss_chunk: usize, recomputed: usize) -> Point {
+        Point { recomputed, ..self.start_with(loss_chunk) }
+    }
+
+    /// More and more layers recomputed, then their inputs offloaded.
+    pub fn recompute_rungs(&self, from: Point, most: usize) -> Vec<Vec<Point>> {
+        let counts = (1..=most).map(|recomputed| Point { recomputed, ..from });
+        vec![counts.collect(), vec![Point { recomputed: most, activations: Offload::OfRecomputed, ..from }]]
+    }
+
+    pub fn tile_rungs(&self, from: Point) -> Vec<Vec<Point>> {
+        vec![self.tile().map(|tokens| Point { tile_tokens: Some(tokens), ..from }).into_iter().collect()]
+    }
+
+    /// Weights of more and more layers offloaded, then embedding and head, then the head in pieces.
+    pub fn stream_rungs(&self, from: Point) -> Vec<Vec<Point>> {
+        let counts = (1..=self.layers).map(|weights| Point { weights, ..from });
+        let tables = Point { weights: self.layers, tables: true, ..from };
+        vec![counts.collect(), vec![tables], vec![Point { split_head: true, ..tables }]]
+    }
+
+    pub fn last_rungs(&self, from: Point) -> Vec<Point> {
+        let offloaded = Point { optimizer_state: true, ..from };
+        vec![offloaded, offloaded.with_window(0)]
+    }
+
+    /// What a rung does on the device alone, with everything else as at the start.
+    pub fn without_offload(&self, rung: Point) -> Point {
+        let Point { loss_chunk, recomputed, tile_tokens, .. } = rung;
+        Point { recomputed, tile_tokens, ..self.start_with(loss_chunk) }
+    }
+}
+
+/// How a search for the leanest policy varies points.
+impl Freedom<'_> {
+    /// Activations recomputed, offloaded, or both, whole or in tiles.
+    pub fn variants_of_activations(&self, first: Point) -> Vec<Point> {
+        let counts = [self.layers, self.layers.saturating_sub(1), 0];
+        let mut all = Vec::new();
+        for tile_tokens in [first.tile_tokens, None] {
+            for activations in [Offload::OfRecomputed, Offload::All] {
+                all.extend(counts.map(|recomputed| Point { recomputed, activations, tile_tokens, ..first }));
+            }
+        }
+        // Neither recomputing nor offloading is what the others are leaner than.
+        all.retain(|point| point.recomputed > 0 || point.activations == Offload::All);
+        all
+    }
+
+    /// Points with little offloaded, for models so small that a transfer needs more memory than it saves.
+    pub fn little_offloaded(&self) -> Vec<Point> {
+        let start = self.start_with(self.fewest_rows());
+        let here = Point { recomputed: self.layers.saturating_sub(1), ..start };
+        let weights = Point { weights: self.layers, window_layers: 0, ..here };
+        vec![here, Point { embedding: self.has_own_embedding, ..here }, weights]
+    }
+
+    /// For each choice, the other values that it may have; of counts of layers, the ends. A large model needs only
+    /// [`Freedom::AXES_OF_LARGE`]: everything is offloaded already, and activations were looked at before.
+    pub fn lean_variants(&self, axis: usize, point: Point, chunks: &[usize]) -> Vec<Point> {
+        match axis {
+            0 => {
+                let tables = Point { tables: true, split_head: false, embedding: false, ..point };
+                let here = Point { tables: false, ..tables };
+                let split = Point { split_head: self.head_pieces > 1, ..tables };
+                vec![tables, split, here, Point { embedding: self.has_own_embedding, ..here }]
+            }
+            1 => chunks.iter().map(|chunk| Point { loss_chunk: *chunk, ..point }).collect(),
+            2 => {
+                let counts = [self.layers, self.layers.saturating_sub(1), point.recomputed / 2, 0];
+                counts.map(|recomputed| Point { recomputed, ..point }).to_vec()
+            }
+            3 => {
+                let all = [Offload::None, Offload::OfRecomputed, Offload::All];
+                all.map(|activations| Point { activations, ..point }).to_vec()
+            }
+            4 => [self.layers, 0].map(|weights| Point { weights, ..point }).to_vec(),
+            5 => [false, true].map(|optimizer_state| Point { optimizer_state, ..point }).to_vec(),
+            6 => [None, self.tile()].map(|tile_tokens| Point { tile_tokens, ..point }).to_vec(),
+            _ => [0, 1].map(|window_layers| point.with_window(window_layers)).to_vec(),
+        }
+    }
+
+    pub const AXES: usize = 8;
+    pub const AXES_OF_LARGE: usize = 2;
+}
+
+/// How a search for the fastest policy varies a point, counts of layers aside.
+impl Freedom<'_> {
+    pub fn axes(&self, point: Point) -> Vec<Axis> {
+        let pins = self.pins;
+        let windows = match point.streams() {
+            true => vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW],
+            false => vec![point.window_layers],
+        };
+        let mut tiles = vec![None];
+        tiles.extend(self.tile().map(Some));
+        let has_embedding = self.has_own_embedding && !point.tables;
+        let can_split = self.head_pieces > 1 && point.tables;
+        let flags = |with: fn(Point, bool) -> Point| [false, true].map(|flag| with(point, flag)).to_vec();
+        let axis = |is_open: bool, copy: Copy, points: Vec<Point>| Axis {
+            copy,
+            points: points.into_iter().filter(|other| is_open || *other == point).collect(),
+        };
+        let all = vec![
+            axis(
+                embedding_is_open(pins) && has_embedding,
+                |to, from| to.embedding = from.embedding,
+                flags(|point, embedding| Point { embedding, ..point }),
+            ),
+            axis(
+                pins.tile_tokens.is_none(),
+                |to, from| to.tile_tokens = from.tile_tokens,
+                tiles.into_iter().map(|tile_tokens| Point { tile_tokens, ..point }).collect(),
+            ),
+            axis(
+                tables_are_open(pins),
+                |to, from| to.tables = from.tables,
+                flags(|point, tables| Point { tables, ..point }),
+            ),
+            axis(
+                pins.head_pieces.is_none() && can_split,
+                |to, from| to.split_head = from.split_head,
+                flags(|point, split_head| Point { split_head, ..point }),
+            ),
+            axis(
+                activations_are_open(pins),
+                |to, from| to.activations = from.activations,
+                [Offload::None, Offload::OfRecomputed, Offload::All]
+                    .map(|activations| Point { activations, ..point })
+                    .to_vec(),
+            ),
+            axis(
+                pins.optimizer_state.is_none(),
+                |to, from| to.optimizer_state = from.optimizer_state,
+                flags(|point, optimizer_state| Point { optimizer_state, ..point }),
+            ),
+            axis(
+                pins.window_bytes.is_none(),
+                |to, from| to.window_layers = from.window_layers,
+                windows.into_iter().map(|window_layers| point.with_window(window_layers)).collect(),
+            ),
+            axis(
+                pins.loss_chunk.is_none(),
+                |to, from| to.loss_chunk = from.loss_chunk,
+                self.chunks.iter().map(|chunk| Point { loss_chunk: *chunk, ..point }).collect(),
+            ),
+        ];
+        all.into_iter().filter(|axis| !axis.points.is_empty()).collect()
+    }
+}
+
+/// What a graph is the same by after the passes that decide what is computed when: the same key, the same graph. Tiles
+/// are cut for a number of tokens.
+pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) {
+    let Policy { recompute, tile_tokens, .. } = policy.clone();
+    let tokens = tile_tokens.map(|_| extent.tokens);
+    (Policy { recompute, tile_tokens, ..Policy::default() }, tokens)
+}
+
+/// The memory choices that a plan explains, in the order in which it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Recompute,
+    MicroBatch,
+    LossChunk,
+    Tiles,
+    /// Weights of layers, or embedding and head.
+    Weights,
+    HeadPieces,
+    /// The embedding alone.
+    Embedding,
+    Activations,
+    OptimizerState,
+}
+
+impl Choice {
+    pub const ALL: [Choice; 9] = [
+        Choice::Recompute,
+        Choice::MicroBatch,
+        Choice::LossChunk,
+        Choice::Tiles,
+        Choice::Weights,
+        Choice::HeadPieces,
+        Choice::Embedding,
+        Choice::Activations,
+        Choice::OptimizerState,
+    ];
+
+    /// The policy without this choice, where it is in use and can be left out.
+    pub fn left_out(self, policy: &Policy) -> Option<Policy> {
+        let mut other = policy.clone();
+        match self {
+            Choice::Recompute => other.recompute = LayerSet::none(),
+            Choice::MicroBatch | Choice::LossChunk => {}
+            Choice::Tiles => other.tile_tokens = None,
+            Choice::Weights => {
+                other.offloaded_weights = LayerSet::none();
+                if policy.tables_offloaded {
+                    (other.tables_offloaded, other.embedding_offloaded) = (false, false);
+                    other.head_pieces = 0;
+                }
+            }
+            Choice::HeadPieces => other.head_pieces = 0,
+            Choice::Embedding => other.embedding_offloaded = policy.tables_offloaded,
+            Choice::Activations => other.offloaded_activations = LayerSet::none(),
+            Choice::OptimizerState => other.optimizer_state = Space::Device,
+        }
+        (other != *policy).then_some(other)
+    }
+
+    pub fn is_pinned(self, pins: &Pins) -> bool {
+        match self {
+            Choice::Recompute => pins.recompute.is_some(),
+            Choice::MicroBatch => pins.micro_tokens.is_some(),
+            Choice::LossChunk => pins.loss_chunk.is_some(),
+            Choice::Tiles => pins.tile_tokens.is_some(),
+            Choice::Weights => !weights_are_open(pins) || !tables_are_open(pins),
+            Choice::HeadPieces => pins.head_pieces.is_some(),
+            Choice::Embedding => !embedding_is_open(pins),
+            Choice::Activations => !activations_are_open(pins),
+            Choice::OptimizerState => pins.optimizer_state.is_some(),
+        }
+    }
+}
+
+/// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
+/// where that is none.
+pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
+    Policy {
+        weights: Space::Host,
+        offloaded_weights: LayerSet::all(request.spec.layers),
+        embedding_offloaded: true,
+        tables_offloaded: true,
+        head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
+        window_bytes: window_layers * layer_bytes(request),
+        ..policy
+    }
+}
+
+/// Chunks of the loss to try, in rows: the usual one, then halves of it down to the fewest.
+fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
+    const FEWEST_ROWS: usize = 32;
+    if let Some(pinned) = pins.loss_chunk {
+        return vec![pinned];
+    }
+    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
+    let half = |rows: &usize| (*rows > FEWEST_ROWS).then_some((rows / 2).max(FEWEST_ROWS));
+    std::iter::successors(Some(usual), half).collect()
+}
+
+/// Bytes of the weights of a layer that can be offloaded.
+fn layer_bytes(request: &Request) -> usize {
+    let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
+    let bytes = tensors.map(|tensor| {
+        let (rows, columns) = tensor.shape.at(&Extent::default());
+        request.storage_of(&tensor.name).bytes(rows, columns)
+    });
+    bytes.filter(|bytes| *bytes >= FEWEST_BYTES).sum()
+}

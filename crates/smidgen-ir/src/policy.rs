@@ -1,0 +1,225 @@
+//! The memory choices of a run: one type from recipe to report.
+//!
+//! A plan is made by a [`Policy`]. Checkpoints store it and `plan.json` shows it, both under the names given here.
+//! [`Pins`] is the same list with every choice optional: what a recipe fixes; the solver chooses the rest.
+//! No choice changes what is computed; tiles and a split head change the order of sums, so results differ by rounding.
+//! To add a choice: a line in the list below, a pass that carries it out, its place in the search
+//! (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
+
+use crate::graph::Space;
+use crate::plan::DeviceKind;
+use serde::{Deserialize, Serialize};
+
+macro_rules! memory_choices {
+    ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal;)+) => {
+        /// Every memory choice of a plan.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Policy {
+            $($(#[$about])* #[serde(rename = $json)] pub $name: $chosen,)+
+        }
+
+        /// The memory choices that are fixed; `None` leaves one to the solver.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct Pins {
+            $($(#[$about])* pub $name: Option<$pinned>,)+
+        }
+
+        impl Pins {
+            /// Whether nothing is left to the solver.
+            pub fn is_complete(&self) -> bool {
+                [$(self.$name.is_some()),+].into_iter().all(|is_pinned| is_pinned)
+            }
+        }
+
+        /// Every choice as it is in a policy.
+        impl From<Policy> for Pins {
+            fn from(policy: Policy) -> Pins {
+                Pins { $($name: Some(policy.$name.into())),+ }
+            }
+        }
+    };
+}
+
+memory_choices! {
+    /// Most tokens in a micro-batch.
+    micro_tokens: usize, pin usize, json "micro_tokens";
+    /// Layers whose activations are recomputed in the backward pass.
+    recompute: LayerSet, pin LayerRule, json "recompute";
+    /// Rows whose logits exist at the same time.
+    loss_chunk: usize, pin usize, json "loss_chunk";
+    /// Tokens that a feed-forward block works on at the same time; `None` is the whole micro-batch.
+    tile_tokens: Option<usize>, pin Option<usize>, json "tile_tokens";
+    /// Where offloaded activations wait for the backward pass.
+    activations: Space, pin Space, json "activations";
+    /// Layers whose activations are offloaded.
+    offloaded_activations: LayerSet, pin LayerRule, json "activations_away";
+    /// Where offloaded weights are fetched from.
+    weights: Space, pin Space, json "weights";
+    /// Layers whose weights are offloaded.
+    offloaded_weights: LayerSet, pin LayerRule, json "weights_away";
+    /// Whether the embedding is offloaded; unless it is the head too, rows are looked up where it is.
+    embedding_offloaded: bool, pin bool, json "embedding_away";
+    /// Whether embedding and head are both offloaded.
+    tables_offloaded: bool, pin bool, json "tables_away";
+    /// Pieces in which an offloaded head is fetched; below 2 it is fetched whole.
+    head_pieces: usize, pin usize, json "head_pieces";
+    /// Where AdamW's moments are.
+    optimizer_state: Space, pin Space, json "optimizer_state";
+    /// Bytes of offloaded weights that may be on the device at the same time, prefetched ones included. What one
+    /// operation needs is there in any case.
+    window_bytes: usize, pin usize, json "window_bytes";
+}
+
+impl Policy {
+    /// Everything is kept on the device, and these layers are recomputed.
+    pub fn resident(recompute: LayerSet, loss_chunk: usize) -> Policy {
+        Policy { recompute, loss_chunk, ..Policy::default() }
+    }
+
+    /// Whether anything is fetched to the device or sent from it during a step.
+    pub fn offloads(&self) -> bool {
+        self.streams() || self.embedding_offloaded || !self.offloaded_activations.is_empty()
+    }
+
+    /// Whether weights or moments are fetched through the window.
+    pub fn streams(&self) -> bool {
+        self.tables_offloaded || !self.offloaded_weights.is_empty() || self.optimizer_state != Space::Device
+    }
+
+    /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and
+    /// what is offloaded goes to disk.
+    pub fn on(mut self, device: DeviceKind) -> Policy {
+        for space in [&mut self.activations, &mut self.weights, &mut self.optimizer_state] {
+            *space = device.resolve(*space);
+        }
+        self
+    }
+}
+
+/// Layers of a model, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LayerSet(Vec<usize>);
+
+impl LayerSet {
+    pub fn none() -> LayerSet {
+        LayerSet::default()
+    }
+
+    pub fn all(layers: usize) -> LayerSet {
+        LayerSet::first(layers)
+    }
+
+    pub fn first(count: usize) -> LayerSet {
+        LayerSet((0..count).collect())
+    }
+
+    /// Layers 0, n, 2n ...
+    pub fn every(n: usize, layers: usize) -> LayerSet {
+        LayerSet((0..layers).step_by(n).collect())
+    }
+
+    /// `count` of `layers` layers, spread evenly: each can then be fetched while several others are computed.
+    pub fn spread(count: usize, layers: usize) -> LayerSet {
+        (0..layers).filter(|layer| (layer + 1) * count / layers > layer * count / layers).collect()
+    }
+
+    /// The same pattern counted from the last layer.
+    pub fn mirrored(&self, layers: usize) -> LayerSet {
+        self.0.iter().map(|layer| layers - 1 - layer).collect()
+    }
+
+    pub fn contains(&self, layer: usize) -> bool {
+        self.0.binary_search(&layer).is_ok()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn last(&self) -> Option<usize> {
+        self.0.last().copied()
+    }
+}
+
+impl FromIterator<usize> for LayerSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(layers: I) -> LayerSet {
+        let mut layers: Vec<usize> = layers.into_iter().collect();
+        layers.sort_unstable();
+        layers.dedup();
+        LayerSet(layers)
+    }
+}
+
+/// Which layers a choice is about, before the model is known.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerRule {
+    None,
+    All,
+    /// Layers 0, n, 2n ...
+    Every(usize),
+    /// This part of them, above 0 and at most 1, spread evenly.
+    Share(f64),
+    /// These, counted from 0, in any order.
+    List(Vec<usize>),
+}
+
+impl LayerRule {
+    /// The layers of a model with so many.
+    pub fn layers(&self, layers: usize) -> LayerSet {
+        match self {
+            LayerRule::None => LayerSet::none(),
+            LayerRule::All => LayerSet::all(layers),
+            LayerRule::Every(n) => LayerSet::every(*n, layers),
+            LayerRule::Share(share) => LayerSet::spread((share * layers as f64).round() as usize, layers),
+            LayerRule::List(list) => list.iter().copied().collect(),
+        }
+    }
+}
+
+impl From<LayerSet> for LayerRule {
+    fn from(layers: LayerSet) -> LayerRule {
+        LayerRule::List(layers.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_spread_evenly() {
+        assert_eq!(LayerSet::spread(2, 6), [2, 5].into_iter().collect());
+        assert_eq!(LayerSet::spread(2, 6).mirrored(6), [0, 3].into_iter().collect());
+        assert_eq!(LayerSet::spread(6, 6), LayerSet::all(6));
+        assert_eq!(LayerSet::spread(0, 6), LayerSet::none());
+    }
+
+    #[test]
+    fn a_rule_names_layers_of_a_model() {
+        let layers = |rule: LayerRule| rule.layers(5);
+        assert_eq!(layers(LayerRule::Every(2)), [0, 2, 4].into_iter().collect());
+        assert_eq!(layers(LayerRule::Share(0.5)).len(), 3);
+        assert_eq!(layers(LayerRule::List(vec![3, 1, 3])), [1, 3].into_iter().collect());
+        assert_eq!(layers(LayerRule::from(LayerSet::first(2))), LayerSet::first(2));
+    }
+
+    #[test]
+    fn pins_of_a_policy_leave_nothing_open() {
+        let pins = Pins::from(Policy::resident(LayerSet::first(2), 64));
+        assert!(pins.is_complete() && !Pins::default().is_complete());
+        assert!(!Pins { window_bytes: None, ..pins }.is_complete());
+    }
+
+    #[test]
+    fn spaces_are_those_of_the_device() {
+        let host = Policy { weights: Space::Host, activations: Space::Device, ..Policy::default() };
+        assert_eq!(host.clone().on(DeviceKind::Cuda), host);
+        assert_eq!(host.clone().on(DeviceKind::Cpu), Policy { weights: Space::Disk, ..host });
+    }
+}
