@@ -64,8 +64,7 @@ def main():
         tokens = found["batch"] * found["tokens"]
         rows.append({
             "name": name,
-            **{key: found[key] for key in ["model", "base", "rank", "batch", "tokens", "micro_tokens", "recompute", "tile_tokens", "weights_away", "embedding_away", "tables_away", "activations_away", "moments_away", "loss_chunk", "tokens_per_s", "planned_bytes", "measured_bytes", "context_bytes"]},
-            "elsewhere_bytes": found["elsewhere_bytes"],
+            **{key: found[key] for key in ["model", "base", "rank", "batch", "tokens", "micro_tokens", "recompute", "policy", "tokens_per_s", "planned_bytes", "measured_bytes", "context_bytes", "elsewhere_bytes"]},
             "predicted_tokens_per_s": 1e3 * tokens / found["predicted_step_ms"],
         })
         print(f"{found['model']} {found['base']} {name}: {found['tokens_per_s']:.0f} tokens/s, predicted {rows[-1]['predicted_tokens_per_s']:.0f}, planned {found['planned_bytes'] / 2**30:.3f} GiB, measured {found['measured_bytes'] / 2**30:.3f}", flush=True)

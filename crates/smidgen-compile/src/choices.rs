@@ -8,7 +8,7 @@
 use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
 use crate::question::Demand;
-use crate::request::{Request, default_loss_chunk};
+use crate::request::{Purpose, Request, default_loss_chunk};
 use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy};
 use smidgen_ir::{DeviceKind, Extent, Space};
 
@@ -282,7 +282,7 @@ impl<'a> Freedom<'a> {
         };
         let window_bytes = if point.streams() { point.window_layers * self.layer_bytes } else { 0 };
         let head_pieces = if point.split_head { self.head_pieces } else { 0 };
-        Policy {
+        let policy = Policy {
             micro_tokens: self.micro_tokens,
             loss_chunk: point.loss_chunk,
             tile_tokens: point.tile_tokens,
@@ -296,7 +296,8 @@ impl<'a> Freedom<'a> {
             offloaded_activations,
             offloaded_weights,
             embedding_offloaded,
-        }
+        };
+        policy.on(self.device)
     }
 
     /// Tokens of a tile to try: a fourth of all, as long as matmuls have rows enough. With fewer still, attention needs
@@ -496,7 +497,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    pub const ALL: [Choice; 9] = [
+    const ALL: [Choice; 9] = [
         Choice::Recompute,
         Choice::MicroBatch,
         Choice::LossChunk,
@@ -530,6 +531,21 @@ impl Choice {
         (other != *policy).then_some(other)
     }
 
+    /// Whether work of this purpose has the choice at all.
+    fn is_of(self, purpose: Purpose) -> bool {
+        match (self, purpose) {
+            (_, Purpose::Training) => true,
+            (Choice::Recompute | Choice::Activations | Choice::OptimizerState, _) => false,
+            (Choice::MicroBatch | Choice::LossChunk | Choice::Tiles, _) => purpose == Purpose::Evaluation,
+            (Choice::Weights | Choice::HeadPieces | Choice::Embedding, _) => true,
+        }
+    }
+
+    /// Those that work of this purpose has.
+    pub fn all_of(purpose: Purpose) -> impl Iterator<Item = Choice> {
+        Choice::ALL.into_iter().filter(move |choice| choice.is_of(purpose))
+    }
+
     pub fn is_pinned(self, pins: &Pins) -> bool {
         match self {
             Choice::Recompute => pins.recompute.is_some(),
@@ -548,7 +564,7 @@ impl Choice {
 /// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
 /// where that is none.
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
-    Policy {
+    let policy = Policy {
         weights: Space::Host,
         offloaded_weights: LayerSet::all(request.spec.layers),
         embedding_offloaded: true,
@@ -556,6 +572,24 @@ pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usi
         head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
         window_bytes: window_layers * layer_bytes(request),
         ..policy
+    };
+    policy.on(request.device)
+}
+
+/// The pins, and those of choices that a purpose does not have: fixed, so that no search varies them.
+pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
+    let pins = pins.clone();
+    match purpose {
+        Purpose::Training => pins,
+        Purpose::Evaluation => Pins {
+            recompute: Some(LayerRule::None),
+            activations: Some(Space::Device),
+            optimizer_state: Some(Space::Device),
+            ..pins
+        },
+        Purpose::Generation | Purpose::Logits => {
+            Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
+        }
     }
 }
 

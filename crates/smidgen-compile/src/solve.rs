@@ -7,7 +7,7 @@
 //! checked. Only memory choices are searched: nothing here changes a result.
 
 use crate::attempt::{Attempt, SearchState};
-use crate::choices::{Choice, Point};
+use crate::choices::{Choice, Point, pins_for};
 use crate::improve::improve;
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;
@@ -19,6 +19,8 @@ use smidgen_ir::policy::{Pins, Policy};
 /// The fastest plan that fits, or the leanest one where none does.
 pub fn solve(question: &Question) -> Result<Solution, SolveError> {
     assert!(!question.demands.is_empty(), "a question has at least one demand");
+    let pins = pins_for(question.purpose, question.pins);
+    let question = &Question { pins: &pins, ..*question };
     let state = SearchState::default();
     let attempt = |demand: &Demand| Attempt::new(question, demand, &state);
     let attempts: Vec<Attempt> = question.demands.iter().map(attempt).collect();
@@ -37,7 +39,8 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
 /// Peak bytes and milliseconds per step of the fastest of all policies, which keeps everything on the device: pins and
 /// budget aside, for the first demand.
 pub fn fastest(question: &Question) -> (u64, f64) {
-    let (state, pins, budget) = (SearchState::default(), Pins::default(), Budget::device(u64::MAX));
+    let (state, budget) = (SearchState::default(), Budget::device(u64::MAX));
+    let pins = pins_for(question.purpose, &Pins::default());
     let open = Question { pins: &pins, budget, ..*question };
     let attempt = Attempt::new(&open, &question.demands[0], &state);
     let start = attempt.freedom.start();
@@ -46,11 +49,11 @@ pub fn fastest(question: &Question) -> (u64, f64) {
 }
 
 /// What plans by one policy need at other sizes of micro-batch than the question's, where they fit. Every pin is set.
-pub fn peaks_by_pins<'a>(question: &'a Question<'a>) -> impl Fn(&Demand) -> Option<u64> + 'a {
+pub fn peaks_by_pins<'a>(question: Question<'a>) -> impl Fn(&Demand) -> Option<u64> + 'a {
     assert!(question.pins.is_complete(), "one policy has every choice pinned");
     let state = SearchState::default();
     move |demand| {
-        let attempt = Attempt::new(question, demand, &state);
+        let attempt = Attempt::new(&question, demand, &state);
         attempt.packed_peak_bytes(&attempt.freedom.policy(&attempt.freedom.start()), question.budget)
     }
 }
@@ -58,7 +61,8 @@ pub fn peaks_by_pins<'a>(question: &'a Question<'a>) -> impl Fn(&Demand) -> Opti
 /// Whether any policy fits at the last demand, which takes less time than finding the fastest: the leanest is looked at.
 pub fn can_fit(question: &Question) -> bool {
     let Some(demand) = question.demands.last() else { return false };
-    let state = SearchState::default();
+    let pins = pins_for(question.purpose, question.pins);
+    let (question, state) = (&Question { pins: &pins, ..*question }, SearchState::default());
     let attempt = Attempt::new(question, demand, &state);
     attempt.packs(&attempt.freedom.policy(&attempt.freedom.leanest()))
         || leanest(&attempt, question.budget.offload_bytes)
@@ -216,7 +220,7 @@ fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
         let saved_bytes = other.bytes as i64 - measured.bytes as i64;
         Some(Price { choice, saved_bytes, cost_ms: measured.ms - other.ms })
     };
-    Choice::ALL.into_iter().filter_map(price).collect()
+    Choice::all_of(attempt.question.purpose).filter_map(price).collect()
 }
 
 /// A reason for each choice that a policy makes use of, and for those that every plan has.
@@ -241,5 +245,5 @@ fn reasons(attempt: &Attempt, policy: &Policy, peak_bytes: u64) -> Vec<Reason> {
         };
         Some(Reason { choice, why })
     };
-    Choice::ALL.into_iter().filter_map(reason).collect()
+    Choice::all_of(attempt.question.purpose).filter_map(reason).collect()
 }

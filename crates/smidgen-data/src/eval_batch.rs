@@ -36,6 +36,16 @@ pub fn for_each_eval_batch<E>(
     Ok(())
 }
 
+/// Evaluation micro-batches of the first `limit` samples (0: all).
+pub fn count_eval_batches(set: &TokenSet, limit: usize, micro_tokens: usize) -> f64 {
+    let mut batches = 0.0;
+    let Ok(()) = for_each_eval_batch(set, limit, micro_tokens, |_| {
+        batches += 1.0;
+        Ok::<(), std::convert::Infallible>(())
+    });
+    batches
+}
+
 /// The largest evaluation micro-batch of the first `limit` samples (0: all).
 pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent {
     let mut largest = Extent::default();

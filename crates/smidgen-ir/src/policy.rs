@@ -142,6 +142,10 @@ impl LayerSet {
         self.0.is_empty()
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().copied()
+    }
+
     pub fn last(&self) -> Option<usize> {
         self.0.last().copied()
     }

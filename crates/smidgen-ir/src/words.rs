@@ -177,16 +177,6 @@ closed_words! {
         /// Match of generated answers.
         Generate = "generate",
     }
-
-    /// Where a kind of tensor lives (`memory.activations`, `memory.optimizer_state`).
-    Placement {
-        /// The solver chooses.
-        Auto = "auto",
-        /// Device memory.
-        Device = "device",
-        /// Host memory, moved over when needed.
-        Host = "host",
-    }
 }
 
 #[cfg(test)]

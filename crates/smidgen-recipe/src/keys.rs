@@ -4,18 +4,17 @@
 //! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
 //! The order is the order of the documentation and of `job.toml`.
 
+use crate::pins;
 use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
-    FRACTION_BELOW_ONE, INIT, LAYERS, MICRO_TOKENS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
-    RECOMPUTE, SEED, TARGETS, TEMPLATE, TILE_TOKENS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP,
-    WEIGHT_PLACEMENT, count_from, words,
+    FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN, SEED, TARGETS,
+    TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
-    Schedule,
+    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Schedule,
 };
 
 /// One key of a recipe.
@@ -67,6 +66,38 @@ macro_rules! key {
                 Some(())
             },
             show: |recipe| Some(recipe.$section.$name.render()),
+        }
+    };
+    // A memory choice that may be pinned.
+    (pin $name:ident, $reader:expr, $meaning:literal) => {
+        Key {
+            section: "memory",
+            name: stringify!($name),
+            accepts: $reader.accepts,
+            meaning: $meaning,
+            required: false,
+            excludes: None,
+            set: |recipe, given| {
+                recipe.memory.pins.$name = ($reader.read)(given)?;
+                Some(())
+            },
+            show: |recipe| Some(pins::render_pin(&recipe.memory.pins.$name)),
+        }
+    };
+    // Several of them in one key.
+    (pins $name:ident, $reader:expr, $pin:ident, $show:ident, $meaning:literal) => {
+        Key {
+            section: "memory",
+            name: stringify!($name),
+            accepts: $reader.accepts,
+            meaning: $meaning,
+            required: false,
+            excludes: None,
+            set: |recipe, given| {
+                pins::$pin(&mut recipe.memory.pins, ($reader.read)(given)?);
+                Some(())
+            },
+            show: |recipe| Some(pins::$show(&recipe.memory.pins)),
         }
     };
     // One of two keys that share a field.
@@ -151,12 +182,12 @@ pub(crate) static KEYS: &[Key] = &[
     key!(memory.budget, BUDGET, "device memory (RAM when the device is the CPU); auto = what is free; `GB` is 10^9, `GiB` and `G` are 2^30"),
     key!(memory.host_budget, BUDGET, "host and pinned memory; auto = what is free"),
     key!(memory.threads, count_from::<usize, 0>(), "threads of the CPU; 0 = all"),
-    key!(memory.micro_tokens, MICRO_TOKENS, "tokens of the largest micro-batch"),
-    key!(memory.tile_tokens, TILE_TOKENS, "tokens of a micro-batch that feed-forward blocks work on at the same time"),
-    key!(memory.recompute, RECOMPUTE, "layers that are run again in the backward pass, counted from 0"),
-    key!(memory.activations, words::<Placement>(), "where saved activations wait; beside a CPU, `host` is a file in the run folder"),
-    key!(memory.weights, WEIGHT_PLACEMENT, "where frozen weights live; `host:0.5` is half of them in host memory"),
-    key!(memory.optimizer_state, words::<Placement>(), "where the moments live; beside a CPU, `host` is a file in the run folder"),
+    key!(pin micro_tokens, pins::TOKENS, "tokens of the largest micro-batch"),
+    key!(pin tile_tokens, pins::TOKENS_OR_NONE, "tokens of a micro-batch that feed-forward blocks work on at the same time"),
+    key!(pin recompute, pins::LAYERS, "layers that are run again in the backward pass, counted from 0"),
+    key!(pins activations, pins::SPACE, pin_activations, show_activations, "where saved activations wait; beside a CPU, `host` is a file in the run folder"),
+    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where frozen weights live; `host:0.5` is half of them in host memory"),
+    key!(pin optimizer_state, pins::SPACE, "where the moments live; beside a CPU, `host` is a file in the run folder"),
     key!(memory.adapt, BOOLEAN, "may re-plan at a checkpoint when free memory changed"),
     //
     Key {

@@ -16,6 +16,7 @@ mod keys;
 mod mistake;
 mod model_name;
 mod parse;
+mod pins;
 mod read;
 mod render;
 mod sections;
@@ -32,11 +33,10 @@ pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_mode
 pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
-    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MicroTokens,
-    Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Recompute, Targets, Template, TileTokens,
-    Train, Warmup, WeightPlacement,
+    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, Model, ModelPath,
+    Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
 };
 pub use smidgen_ir::words::{
     AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
-    Placement, Schedule,
+    Schedule,
 };

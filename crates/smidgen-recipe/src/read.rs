@@ -10,8 +10,7 @@ use smidgen_ir::bytes::parse_bytes;
 
 use crate::model_name::parse_model_path;
 use crate::sections::{
-    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
-    Targets, Template, TileTokens, Warmup, WeightPlacement,
+    Budget, DeviceChoice, Init, Layers, ModelPath, ProfileChoice, RecipePath, Targets, Template, Warmup,
 };
 use crate::value::{Given, LARGEST_COUNT, parse_count_from_zero};
 use smidgen_ir::words::ClosedWord;
@@ -43,7 +42,7 @@ impl Accepts {
     }
 }
 
-const fn reader<T>(
+pub(crate) const fn reader<T>(
     phrase: &'static str,
     words: &'static [&'static str],
     read: fn(&Given<'_>) -> Option<T>,
@@ -67,7 +66,7 @@ pub(crate) const fn count_from<T: TryFrom<i128>, const LEAST: i128>() -> Reader<
     reader(phrase, &[], read_count::<T, LEAST>)
 }
 
-fn read_count<T: TryFrom<i128>, const LEAST: i128>(given: &Given<'_>) -> Option<T> {
+pub(crate) fn read_count<T: TryFrom<i128>, const LEAST: i128>(given: &Given<'_>) -> Option<T> {
     let number = given.integer().filter(|number| (LEAST..=LARGEST_COUNT).contains(number))?;
     T::try_from(number).ok()
 }
@@ -204,56 +203,6 @@ pub(crate) const PEAK: Reader<Option<u64>> =
         _ => Some(Some(read_size(given)?)),
     });
 
-pub(crate) const MICRO_TOKENS: Reader<MicroTokens> =
-    reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
-        Some(text) if text == "auto" => Some(MicroTokens::Auto),
-        _ => Some(MicroTokens::Tokens(read_count::<usize, 1>(given)?)),
-    });
-
-pub(crate) const TILE_TOKENS: Reader<TileTokens> =
-    reader("`auto`, `none`, or a whole number of at least 1", &["auto", "none"], |given| {
-        match given.text().as_deref() {
-            Some("auto") => Some(TileTokens::Auto),
-            Some("none") => Some(TileTokens::None),
-            _ => Some(TileTokens::Tokens(read_count::<usize, 1>(given)?)),
-        }
-    });
-
-pub(crate) const RECOMPUTE: Reader<Recompute> = reader(
-    "`auto`, `none`, `all`, `every:2`, or a list of different layer numbers",
-    &["auto", "none", "all", "every:2"],
-    |given| {
-        if let Some(list) = read_layer_list(given) {
-            return Some(Recompute::List(list));
-        }
-        let text = given.text()?;
-        match text.as_str() {
-            "auto" => Some(Recompute::Auto),
-            "none" => Some(Recompute::None),
-            "all" => Some(Recompute::All),
-            other => Some(Recompute::Every(parse_count_from_one(other.strip_prefix("every:")?)?)),
-        }
-    },
-);
-
-pub(crate) const WEIGHT_PLACEMENT: Reader<WeightPlacement> = reader(
-    "`auto`, `device`, `host`, `host:0.5` (a part above 0, at most 1) or `disk`",
-    &["auto", "device", "host", "disk"],
-    |given| {
-        let text = given.text()?;
-        match text.as_str() {
-            "auto" => Some(WeightPlacement::Auto),
-            "device" => Some(WeightPlacement::Device),
-            "host" => Some(WeightPlacement::Host(1.0)),
-            "disk" => Some(WeightPlacement::Disk),
-            other => {
-                let part: f64 = other.strip_prefix("host:")?.parse().ok()?;
-                (part > 0.0 && part <= 1.0).then_some(WeightPlacement::Host(part))
-            }
-        }
-    },
-);
-
 fn read_fraction_below_one(given: &Given<'_>) -> Option<f64> {
     given.number().filter(|number| (0.0..1.0).contains(number))
 }
@@ -285,7 +234,7 @@ fn read_files(given: &Given<'_>) -> Option<Vec<RecipePath>> {
 }
 
 /// `None` also where the value is no list, so that words can be tried next.
-fn read_layer_list(given: &Given<'_>) -> Option<Vec<usize>> {
+pub(crate) fn read_layer_list(given: &Given<'_>) -> Option<Vec<usize>> {
     let items = given.list()?;
     let layers: Option<Vec<usize>> =
         items.iter().map(|item| read_count::<usize, 0>(&given.with(item))).collect();
@@ -301,7 +250,7 @@ fn read_patterns<T>(given: &Given<'_>, read: fn(&Given<'_>) -> Option<T>) -> Opt
     entries.iter().map(|(name, value)| Some((name.clone(), read(&given.with(value))?))).collect()
 }
 
-fn parse_count_from_one(text: &str) -> Option<usize> {
+pub(crate) fn parse_count_from_one(text: &str) -> Option<usize> {
     parse_count_from_zero(text).filter(|count| *count >= 1)
 }
 

@@ -9,9 +9,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::value::parse_count_from_zero;
+use smidgen_ir::Pins;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Placement,
-    Schedule,
+    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -125,12 +125,8 @@ pub struct Memory {
     pub host_budget: Budget,
     /// 0 = all.
     pub threads: usize,
-    pub micro_tokens: MicroTokens,
-    pub tile_tokens: TileTokens,
-    pub recompute: Recompute,
-    pub activations: Placement,
-    pub weights: WeightPlacement,
-    pub optimizer_state: Placement,
+    /// Memory choices that the recipe fixes; the solver makes the others.
+    pub pins: Pins,
     pub adapt: bool,
 }
 
@@ -275,54 +271,6 @@ pub enum Budget {
     Bytes(u64),
 }
 
-/// The largest micro-batch (`memory.micro_tokens`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MicroTokens {
-    /// The solver chooses.
-    Auto,
-    /// So many tokens.
-    Tokens(usize),
-}
-
-/// How many tokens feed-forward blocks work on at the same time (`memory.tile_tokens`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TileTokens {
-    /// The solver chooses.
-    Auto,
-    /// All of a micro-batch.
-    None,
-    /// So many.
-    Tokens(usize),
-}
-
-/// Which layers are run again in the backward pass (`memory.recompute`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Recompute {
-    /// The solver chooses.
-    Auto,
-    /// None.
-    None,
-    /// Every one.
-    All,
-    /// Each n-th.
-    Every(usize),
-    /// These, counted from 0.
-    List(Vec<usize>),
-}
-
-/// Where frozen weights live (`memory.weights`).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum WeightPlacement {
-    /// The solver chooses.
-    Auto,
-    /// Device memory.
-    Device,
-    /// This part of them, above 0 and at most 1, in host memory and streamed; `host` is all of them.
-    Host(f64),
-    /// On disk and streamed.
-    Disk,
-}
-
 impl Recipe {
     /// A recipe for a model, with the default of every other key: no data yet, and no output folder.
     pub fn new(model: ModelPath) -> Recipe {
@@ -395,12 +343,7 @@ impl Recipe {
                 budget: Budget::Auto,
                 host_budget: Budget::Auto,
                 threads: 0,
-                micro_tokens: MicroTokens::Auto,
-                tile_tokens: TileTokens::Auto,
-                recompute: Recompute::Auto,
-                activations: Placement::Auto,
-                weights: WeightPlacement::Auto,
-                optimizer_state: Placement::Auto,
+                pins: Pins::default(),
                 adapt: false,
             },
             expect: Expect { peak_bytes: None },

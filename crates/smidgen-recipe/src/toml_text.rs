@@ -9,12 +9,11 @@ use std::fmt::Write as _;
 use smidgen_ir::bytes::format_bytes_exactly;
 
 use crate::sections::{
-    Budget, DeviceChoice, Init, Layers, MicroTokens, ModelPath, ProfileChoice, RecipePath, Recompute,
-    Targets, Template, TileTokens, Warmup, WeightPlacement,
+    Budget, DeviceChoice, Init, Layers, ModelPath, ProfileChoice, RecipePath, Targets, Template, Warmup,
 };
 use smidgen_ir::words::{
     AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
-    Placement, Schedule,
+    Schedule,
 };
 
 /// A value as TOML.
@@ -23,7 +22,7 @@ pub(crate) trait RenderValue {
 }
 
 /// A TOML basic string.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {
@@ -63,7 +62,6 @@ render_words!(
     LossOn,
     Optimizer,
     Overflow,
-    Placement,
     Schedule,
 );
 
@@ -215,49 +213,6 @@ impl RenderValue for Option<u64> {
         match self {
             None => quoted(""),
             Some(bytes) => quoted(&format_bytes_exactly(*bytes)),
-        }
-    }
-}
-
-impl RenderValue for TileTokens {
-    fn render(&self) -> String {
-        match self {
-            TileTokens::Auto => quoted("auto"),
-            TileTokens::None => quoted("none"),
-            TileTokens::Tokens(tokens) => tokens.render(),
-        }
-    }
-}
-
-impl RenderValue for MicroTokens {
-    fn render(&self) -> String {
-        match self {
-            MicroTokens::Auto => quoted("auto"),
-            MicroTokens::Tokens(tokens) => tokens.render(),
-        }
-    }
-}
-
-impl RenderValue for Recompute {
-    fn render(&self) -> String {
-        match self {
-            Recompute::Auto => quoted("auto"),
-            Recompute::None => quoted("none"),
-            Recompute::All => quoted("all"),
-            Recompute::Every(stride) => quoted(&format!("every:{stride}")),
-            Recompute::List(layers) => layers.render(),
-        }
-    }
-}
-
-impl RenderValue for WeightPlacement {
-    fn render(&self) -> String {
-        match self {
-            WeightPlacement::Auto => quoted("auto"),
-            WeightPlacement::Device => quoted("device"),
-            WeightPlacement::Host(1.0) => quoted("host"),
-            WeightPlacement::Host(part) => quoted(&format!("host:{part}")),
-            WeightPlacement::Disk => quoted("disk"),
         }
     }
 }

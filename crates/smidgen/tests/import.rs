@@ -14,7 +14,7 @@ use smidgen_ir::{LeafKind, Space};
 use smidgen_recipe::import::draft::Places;
 use smidgen_recipe::import::render::{render_json, render_notes, render_recipe};
 use smidgen_recipe::import::{ImportError, Imported, import};
-use smidgen_recipe::{AdapterKind, Placement, RecipeSource, WeightPlacement, parse_recipe};
+use smidgen_recipe::{AdapterKind, RecipeSource, parse_recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -121,12 +121,12 @@ fn every_recipe_plans() {
             let mut buffers = plan.leaves(kind).filter_map(|(_, value)| value.buffer);
             buffers.any(|id| plan.buffers[id.index()].space != Space::Device)
         };
-        if matches!(memory.weights, WeightPlacement::Host(_)) {
+        if memory.pins.weights == Some(Space::Host) {
             let said = imported.draft.assumed.iter().any(|said| said.contains("trained stay on the device"));
             // Where every weight is trained none can lie elsewhere, and that is said.
             assert!(away(LeafKind::Weight) || (is_full && said), "{name}: weights");
         }
-        if memory.optimizer_state == Placement::Host {
+        if memory.pins.optimizer_state == Some(Space::Host) {
             assert!(away(LeafKind::Moment), "{name}: moments");
             offloaded += 1;
         }

@@ -29,8 +29,14 @@ pub fn count(request: &Request) -> usize {
 
 /// Cuts an offloaded head into `policy.head_pieces` pieces in every entry point, where it is neither trained nor adapted.
 pub fn apply(graph: &mut Graph, policy: &Policy) {
-    let count = policy.head_pieces;
-    if count < 2 || !policy.tables_offloaded {
+    if policy.tables_offloaded {
+        cut_head(graph, policy.head_pieces);
+    }
+}
+
+/// Cuts the head of every entry point into `count` pieces, where it is neither trained nor adapted.
+pub fn cut_head(graph: &mut Graph, count: usize) {
+    if count < 2 {
         return;
     }
     // One piece for all who read the same rows.

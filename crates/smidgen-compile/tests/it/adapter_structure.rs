@@ -5,8 +5,8 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::request::Moments;
-use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, compile};
-use smidgen_ir::{Entry, LeafKind, Op, Phase, Plan, Step, Storage, ValueId, ValueRole};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile};
+use smidgen_ir::{Entry, LayerSet, LeafKind, Op, Phase, Plan, Policy, Step, Storage, ValueId, ValueRole};
 
 const LAYERS: usize = 4;
 const REG: f64 = 0.5;
@@ -16,7 +16,7 @@ fn request(spec: DecoderSpec, form: AdapterForm) -> Request {
 }
 
 fn plan(request: &Request) -> Plan {
-    compile(request, &Policy::resident(Recompute::none(), 8))
+    compile(request, &Policy::resident(LayerSet::none(), 8))
 }
 
 fn steps_of(plan: &Plan, entry: Entry, keep: impl Fn(&Step) -> bool) -> Vec<&Step> {

@@ -9,12 +9,12 @@ use serde_json::json;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::leaves::rounded_name;
 use smidgen_compile::model::read_spec;
-use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, compile};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, compile};
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, MATMUL_BYTES, spare_columns};
 use smidgen_ir::{
-    Block, Code4, DType, DeviceKind, Extent, Lifetime, Op, Plan, PlannedValue, Precision, Step, Storage,
-    ValueId, ValueRole, verify,
+    Block, Code4, DType, DeviceKind, Extent, LayerSet, Lifetime, Op, Plan, PlannedValue, Policy, Precision,
+    Step, Storage, ValueId, ValueRole, verify,
 };
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ fn request(spec: DecoderSpec, storage: Storage, form: AdapterForm, rank: usize, 
     Request { form, dropout, device, precision, ..request }
 }
 
-fn plan(request: &Request, recompute: Recompute) -> Plan {
+fn plan(request: &Request, recompute: LayerSet) -> Plan {
     let plan = compile(request, &Policy::resident(recompute, 3));
     assert_eq!(verify::plan(&plan), Vec::<String>::new(), "{request:?}");
     plan
@@ -60,7 +60,7 @@ fn for_each_plan(mut look: impl FnMut(&str, &Request, &Plan)) {
             for form in FORMS {
                 for (rank, dropout) in [(3, 0.0), (8, 0.1), (16, 0.0), (64, 0.1)] {
                     let request = request(spec(family, 128), storage, form, rank, dropout);
-                    let recompute = if rank == 16 { Recompute::first(LAYERS) } else { Recompute::none() };
+                    let recompute = if rank == 16 { LayerSet::first(LAYERS) } else { LayerSet::none() };
                     let name = format!("{family} {storage} {form:?} rank {rank}");
                     look(&name, &request, &plan(&request, recompute));
                 }
@@ -267,7 +267,7 @@ fn spare_columns_belong_to_nobody_else() {
         ("gemma2", NF4, AdapterForm::Lora, 0.1),
         ("qwen2", Q8_0, AdapterForm::Dora, 0.0),
     ] {
-        for recompute in [Recompute::none(), Recompute::first(LAYERS)] {
+        for recompute in [LayerSet::none(), LayerSet::first(LAYERS)] {
             let request = request(spec(family, 128), storage, form, 3, dropout);
             let plan = plan(&request, recompute);
             leaves_are_apart(family, &plan);
@@ -366,7 +366,7 @@ fn what_is_formed_as_one_does_not_overlap() {
 fn rows_that_would_not_stay_aligned_are_left_as_they_are() {
     let width: usize = 100;
     assert!(!width.is_multiple_of(COLUMN_STEP));
-    let plan = plan(&request(spec("llama", width), BF16, AdapterForm::Lora, 8, 0.0), Recompute::none());
+    let plan = plan(&request(spec("llama", width), BF16, AdapterForm::Lora, 8, 0.0), LayerSet::none());
     let mut narrow = 0;
     for value in plan.values.iter().filter(|value| value.stride.is_some()) {
         let columns = value.ty.shape.at(&plan.extent).1;
@@ -390,7 +390,7 @@ fn other_plans_of_the_same_requests_have_no_gaps() {
                 (DeviceKind::Cpu, Precision::Bf16),
                 (DeviceKind::Cuda, Precision::F32),
             ] {
-                let plan = plan(&Request { device, precision, ..cuda.clone() }, Recompute::none());
+                let plan = plan(&Request { device, precision, ..cuda.clone() }, LayerSet::none());
                 let strided = plan.values.iter().filter(|value| value.stride.is_some());
                 let shifted = plan.values.iter().filter(|value| value.first_byte > 0);
                 assert_eq!((strided.count(), shifted.count()), (0, 0), "{family} {device:?} {precision:?}");

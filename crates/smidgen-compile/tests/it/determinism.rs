@@ -5,8 +5,9 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{AdapterForm, Policy, Recompute, Request, TrainedBiases, compile};
+use smidgen_compile::{AdapterForm, Request, TrainedBiases, compile};
 use smidgen_ir::text::render_plan;
+use smidgen_ir::{LayerSet, Policy};
 
 #[test]
 fn the_same_request_gives_the_same_plan() {
@@ -23,7 +24,7 @@ fn the_same_request_gives_the_same_plan() {
 }
 
 fn same_plans(request: &Request) {
-    for recompute in [Recompute::none(), Recompute { layers: vec![2, 5] }, Recompute::first(6)] {
+    for recompute in [LayerSet::none(), LayerSet::from_iter([2, 5]), LayerSet::first(6)] {
         let policy = Policy::resident(recompute, 16);
         let first = compile(request, &policy);
         for _ in 0..3 {

@@ -10,10 +10,9 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::request::default_loss_chunk;
 use smidgen_compile::{
-    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Rates, Recompute, Request, compile,
-    solve,
+    Budget, Context, DecoderSpec, Demand, Profile, Purpose, Question, Rates, Request, compile, solve,
 };
-use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, Storage};
+use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Pins, Plan, Policy, Precision, Space, Storage};
 
 const CONTEXT: Context = shapes::process(200_000, 20, 3000);
 const BUDGETS: u64 = 9;
@@ -125,26 +124,26 @@ fn policies(request: &Request) -> Vec<Policy> {
     for loss_chunk in chunks.into_iter().map(|rows| rows.max(usual.min(32))) {
         for (recomputed, weights) in pairs(&subsets(layers), &subsets(layers)) {
             // Those of the last layer stay in any case.
-            let waiting = [vec![], (0..layers - 1).collect()];
+            let waiting = [LayerSet::none(), LayerSet::first(layers - 1)];
             for (activations, ((embedding, tables), moments)) in
                 pairs(&waiting, &pairs(&tables, &[false, true]))
             {
                 let is_streamed = tables || moments || !weights.is_empty();
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
                     let window_bytes = window * layer_bytes;
-                    let (weights, activations) = (weights.clone(), activations.clone());
-                    let away = Away {
-                        weights,
-                        embedding,
-                        tables,
-                        on_disk: false,
-                        head_pieces: 0,
-                        activations,
-                        moments,
+                    all.push(Policy {
+                        recompute: recomputed.iter().copied().collect(),
+                        loss_chunk,
+                        activations: Space::Host,
+                        offloaded_activations: activations.clone(),
+                        weights: Space::Host,
+                        offloaded_weights: weights.iter().copied().collect(),
+                        embedding_offloaded: embedding,
+                        tables_offloaded: tables,
+                        optimizer_state: if moments { Space::Host } else { Space::Device },
                         window_bytes,
-                    };
-                    let recompute = Recompute { layers: recomputed.clone() };
-                    all.push(Policy { recompute, loss_chunk, tile_tokens: None, away });
+                        ..Policy::default()
+                    });
                 }
             }
         }
@@ -174,8 +173,15 @@ fn check(case: &Case) {
     let leanest = candidates.iter().map(|candidate| candidate.peak_bytes).min().unwrap();
     for (index, (name, profile)) in case.profiles.iter().enumerate() {
         let solved = |budget: u64| {
-            let budget = Budget::device(budget);
-            solve(&case.request, &case.demands, &Pins::default(), CONTEXT, budget, profile)
+            solve(&Question {
+                purpose: Purpose::Training,
+                request: &case.request,
+                demands: &case.demands,
+                pins: &Pins::default(),
+                context: CONTEXT,
+                budget: Budget::device(budget),
+                profile,
+            })
         };
         let fastest = |budget: u64| {
             let fitting = candidates.iter().filter(|candidate| candidate.peak_bytes <= budget);

@@ -7,10 +7,12 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::passes::head_pieces;
 use smidgen_compile::{
-    Away, Budget, Choice, Context, Demand, Pins, Policy, Profile, Request, Solution, SolveError, Why,
-    compile, solve,
+    Budget, Choice, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, Why, compile,
+    solve,
 };
-use smidgen_ir::{Code4, DType, DeviceKind, Entry, Extent, Op, Plan, Precision, Storage};
+use smidgen_ir::{
+    Code4, DType, DeviceKind, Entry, Extent, Op, Pins, Plan, Policy, Precision, Space, Storage,
+};
 
 const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
 
@@ -25,7 +27,15 @@ fn request(tied: bool, device: DeviceKind) -> Request {
 fn solved(request: &Request, budget: u64) -> Result<Solution, SolveError> {
     let demand = Demand { micro_tokens: 192, extent: request.extent, micro_steps: 1.0 };
     let profile = Profile::cpu(2, request.precision);
-    solve(request, &[demand], &Pins::default(), CONTEXT, Budget::device(budget), &profile)
+    solve(&Question {
+        purpose: Purpose::Training,
+        request,
+        demands: &[demand],
+        pins: &Pins::default(),
+        context: CONTEXT,
+        budget: Budget::device(budget),
+        profile: &profile,
+    })
 }
 
 fn peak_of(plan: &Plan) -> u64 {
@@ -36,6 +46,10 @@ fn count(plan: &Plan, entry: Entry, is_it: fn(&Op) -> bool) -> usize {
     plan.entry(entry).steps.iter().filter(|step| is_it(&step.op)).count()
 }
 
+fn in_pieces(head_pieces: usize, loss_chunk: usize) -> Policy {
+    Policy { weights: Space::Host, tables_offloaded: true, head_pieces, loss_chunk, ..Policy::default() }
+}
+
 /// Why the head is in pieces, or is not.
 fn why(solution: &Solution) -> Option<Why> {
     let mut reasons = solution.reasons.iter();
@@ -44,8 +58,7 @@ fn why(solution: &Solution) -> Option<Why> {
 
 /// The same policy with a head that comes as one.
 fn whole(request: &Request, policy: &Policy) -> (Plan, f64) {
-    let away = Away { head_pieces: 0, ..policy.away.clone() };
-    let plan = compile(request, &Policy { away, ..policy.clone() });
+    let plan = compile(request, &Policy { head_pieces: 0, ..policy.clone() });
     let profile = Profile::cpu(2, request.precision);
     let seconds = [Entry::MicroStep, Entry::Update].map(|entry| profile.entry_seconds(&plan, entry));
     (plan, 1e3 * seconds.iter().sum::<f64>())
@@ -57,9 +70,9 @@ fn a_head_in_pieces_is_the_leanest_and_taken_where_it_is_needed_or_faster() {
         for tied in [false, true] {
             let request = request(tied, device);
             let roomy = solved(&request, u64::MAX).unwrap();
-            assert_eq!(roomy.policy.away, Away::default());
+            assert!(!roomy.policy.offloads());
             let leanest = solved(&request, 1).unwrap_err().leanest;
-            assert_eq!((leanest.policy.away.tables, leanest.policy.away.head_pieces), (true, 4));
+            assert_eq!((leanest.policy.tables_offloaded, leanest.policy.head_pieces), (true, 4));
             let (with_whole, _) = whole(&request, &leanest.policy);
             let saved = peak_of(&with_whole) - leanest.peak_bytes;
             assert!(saved > 40 << 20, "{device:?}: {saved} bytes of 64 MiB");
@@ -69,7 +82,7 @@ fn a_head_in_pieces_is_the_leanest_and_taken_where_it_is_needed_or_faster() {
                 let budget = leanest.peak_bytes + (roomy.peak_bytes - leanest.peak_bytes) * part / 8;
                 let solution = solved(&request, budget).unwrap();
                 assert!(solution.peak_bytes <= budget);
-                let pieces = solution.policy.away.head_pieces;
+                let pieces = solution.policy.head_pieces;
                 let sums = |entry| count(&solution.plan, entry, |op| matches!(op, Op::HeadSums(_)));
                 assert_eq!([sums(Entry::MicroStep), sums(Entry::Eval)], [pieces; 2]);
                 let priced = solution.prices.iter().any(|price| price.choice == Choice::HeadPieces);
@@ -95,7 +108,7 @@ fn a_head_that_cannot_be_cut_comes_whole() {
     adapted.adapters.push(LoraModule { path: HEAD.into(), rank: 4, scale: 1.0 });
     assert_eq!(head_pieces::count(&adapted), 0);
     let leanest = solved(&adapted, 1).unwrap_err().leanest;
-    assert!(leanest.policy.away.tables && leanest.policy.away.head_pieces == 0);
+    assert!(leanest.policy.tables_offloaded && leanest.policy.head_pieces == 0);
     assert_eq!(why(&leanest), Some(Why::HeadHasAdapter));
     let mut coded = plain.clone();
     coded.storage.insert("lm_head.weight".into(), Storage::Bnb4 { code: Code4::Nf4, double: true });
@@ -106,8 +119,7 @@ fn a_head_that_cannot_be_cut_comes_whole() {
     let small = shapes::request(shapes::tiny(), Targets::AllLinear, Layers::All, 8, 1);
     assert_eq!(head_pieces::count(&small), 0);
     // A policy that was saved may say so of a head that has an adapter now; nothing is cut.
-    let away = Away { tables: true, head_pieces: 4, ..Away::default() };
-    let policy = Policy { away, ..Policy::resident(Default::default(), 64) };
+    let policy = in_pieces(4, 64);
     assert_eq!(count(&compile(&adapted, &policy), Entry::MicroStep, |op| matches!(op, Op::HeadSums(_))), 0);
 }
 
@@ -117,9 +129,7 @@ fn pieces_cover_the_vocabulary_once() {
     for (vocabulary, pieces) in [(65_536, 4), (65_537, 5), (1000, 3), (64, 64), (63, 8)] {
         let spec = shapes::llama(32, 48, 2, (4, 2), vocabulary, false);
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, 8, 1);
-        let away = Away { tables: true, head_pieces: pieces, ..Away::default() };
-        let policy = Policy { away, ..Policy::resident(Default::default(), 8) };
-        let plan = compile(&request, &policy);
+        let plan = compile(&request, &in_pieces(pieces, 8));
         let mut words = 0;
         for step in &plan.entry(Entry::MicroStep).steps {
             let Op::HeadSums(piece) = step.op else { continue };

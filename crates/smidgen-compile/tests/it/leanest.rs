@@ -7,12 +7,11 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::request::{default_loss_chunk, spread};
+use smidgen_compile::request::default_loss_chunk;
 use smidgen_compile::{
-    Away, Budget, Context, DecoderSpec, Demand, Pins, Policy, Profile, Recompute, Request, SolveError,
-    compile, solve,
+    Budget, Context, DecoderSpec, Demand, Profile, Purpose, Question, Request, SolveError, compile, solve,
 };
-use smidgen_ir::{DeviceKind, Extent, Precision, Storage};
+use smidgen_ir::{DeviceKind, Extent, LayerSet, Pins, Policy, Precision, Space, Storage};
 
 struct Case {
     request: Request,
@@ -38,7 +37,15 @@ impl Case {
 
     fn solved(&self, budget: Budget) -> Result<u64, SolveError> {
         let profile = Profile::cpu(2, self.request.precision);
-        let solution = solve(&self.request, &self.demands, &Pins::default(), self.context, budget, &profile)?;
+        let solution = solve(&Question {
+            purpose: Purpose::Training,
+            request: &self.request,
+            demands: &self.demands,
+            pins: &Pins::default(),
+            context: self.context,
+            budget,
+            profile: &profile,
+        })?;
         assert!(solution.peak_bytes <= budget.device_bytes);
         Ok(solution.peak_bytes)
     }
@@ -85,13 +92,17 @@ fn policies(request: &Request) -> Vec<Policy> {
     for loss_chunk in [usual, usual.min(32)] {
         for tile_tokens in &tiles {
             for recomputed in 0..=layers {
-                let recompute = Recompute::first(recomputed);
-                let waiting = [vec![], recompute.layers.clone(), (0..layers).collect()];
-                for activations in waiting {
-                    for away in aways(request, &activations) {
-                        let recompute = recompute.clone();
-                        all.push(Policy { recompute, loss_chunk, tile_tokens: *tile_tokens, away });
-                    }
+                let recompute = LayerSet::first(recomputed);
+                for offloaded in [LayerSet::none(), recompute.clone(), LayerSet::all(layers)] {
+                    let recompute = recompute.clone();
+                    let resident = Policy::resident(recompute, loss_chunk);
+                    let first = Policy {
+                        tile_tokens: *tile_tokens,
+                        activations: Space::Host,
+                        offloaded_activations: offloaded,
+                        ..resident
+                    };
+                    all.extend(offloads(request, &first));
                 }
             }
         }
@@ -99,8 +110,8 @@ fn policies(request: &Request) -> Vec<Policy> {
     all
 }
 
-/// Where leaves may lie.
-fn aways(request: &Request, activations: &[usize]) -> Vec<Away> {
+/// The policy with every combination of offloaded leaves.
+fn offloads(request: &Request, first: &Policy) -> Vec<Policy> {
     let layers = request.spec.layers;
     let mut tables = vec![(false, false), (false, true)];
     tables.extend((!request.spec.tied_head).then_some((true, false)));
@@ -108,13 +119,13 @@ fn aways(request: &Request, activations: &[usize]) -> Vec<Away> {
     for count in 0..=layers {
         for (embedding, tables) in &tables {
             for moments in [false, true] {
-                all.push(Away {
-                    weights: spread(count, layers),
-                    embedding: *embedding,
-                    tables: *tables,
-                    activations: activations.to_vec(),
-                    moments,
-                    ..Away::default()
+                all.push(Policy {
+                    weights: Space::Host,
+                    offloaded_weights: LayerSet::spread(count, layers),
+                    embedding_offloaded: *embedding,
+                    tables_offloaded: *tables,
+                    optimizer_state: if moments { Space::Host } else { Space::Device },
+                    ..first.clone()
                 });
             }
         }

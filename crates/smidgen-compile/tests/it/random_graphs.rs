@@ -12,10 +12,10 @@ use smidgen_compile::passes::join_operands::Layout;
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{remove_dead, reuse_in_place};
 use smidgen_compile::{
-    AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, arena, autodiff, compile,
-    compile_logits, schedule, update,
+    AdapterForm, DecoderSpec, Request, TrainedBiases, arena, autodiff, compile, compile_logits, schedule,
+    update,
 };
-use smidgen_ir::{Entry, Extent, Graph, LeafKind, Phase, Plan, ValueId, ValueRole, verify};
+use smidgen_ir::{Entry, Extent, Graph, LayerSet, LeafKind, Phase, Plan, Policy, ValueId, ValueRole, verify};
 use std::collections::HashSet;
 
 fn request() -> Request {
@@ -101,8 +101,8 @@ fn decoders_replay_by_identity() {
     let spec = shapes::llama_1b();
     let layers = spec.layers;
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 512, 3);
-    let list = Recompute { layers: vec![1, 5, 6] };
-    for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers), list] {
+    let list = LayerSet::from_iter([1, 5, 6]);
+    for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers), list] {
         assert_sound(&compile(&request, &Policy::resident(recompute, 64)));
     }
 }
@@ -122,7 +122,7 @@ fn every_dialect_and_form_replays_by_identity() {
                 let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..spec.clone() };
                 let layers = spec.layers;
                 let request = Request { form, biases, dropout, spec, ..request };
-                for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
+                for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers)] {
                     assert_sound(&compile(&request, &Policy::resident(recompute, 8)));
                 }
             }

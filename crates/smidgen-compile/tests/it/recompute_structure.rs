@@ -5,8 +5,8 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{AdapterForm, Policy, Recompute, Request, compile};
-use smidgen_ir::{Entry, Op, Phase, Plan, Step};
+use smidgen_compile::{AdapterForm, Request, compile};
+use smidgen_ir::{Entry, LayerSet, Op, Phase, Plan, Policy, Step};
 use std::collections::BTreeSet;
 
 const LAYERS: usize = 5;
@@ -16,7 +16,7 @@ fn request(dropout: f32) -> Request {
     Request { dropout, ..shapes::request(spec, Targets::AllLinear, Layers::All, 24, 2) }
 }
 
-fn plan(request: &Request, recompute: Recompute) -> Plan {
+fn plan(request: &Request, recompute: LayerSet) -> Plan {
     compile(request, &Policy::resident(recompute, 8))
 }
 
@@ -51,7 +51,7 @@ fn every_kind_of_request() -> Vec<Request> {
 #[test]
 fn without_recompute_no_product_and_no_attention_runs_twice() {
     for request in every_kind_of_request() {
-        let plan = plan(&request, Recompute::none());
+        let plan = plan(&request, LayerSet::none());
         let steps = again(&plan);
         assert!(!steps.is_empty(), "norms and activations are rederived");
         for step in steps {
@@ -65,22 +65,22 @@ fn without_recompute_no_product_and_no_attention_runs_twice() {
 fn only_the_layers_asked_for_run_again() {
     let request = request(0.0);
     let lists = [
-        Recompute::first(LAYERS),
-        Recompute::first(2),
-        Recompute::every(2, LAYERS),
-        Recompute { layers: vec![1, 4] },
+        LayerSet::first(LAYERS),
+        LayerSet::first(2),
+        LayerSet::every(2, LAYERS),
+        LayerSet::from_iter([1, 4]),
     ];
     for recompute in lists {
-        let expected: BTreeSet<usize> = recompute.layers.iter().copied().collect();
+        let expected: BTreeSet<usize> = recompute.iter().collect();
         assert_eq!(layers_run_again(&plan(&request, recompute)), expected);
     }
-    assert_eq!(Recompute::every(2, LAYERS).layers, [0, 2, 4]);
+    assert!(LayerSet::every(2, LAYERS).iter().eq([0, 2, 4]));
 }
 
 #[test]
 fn the_last_product_of_a_layer_never_runs_again() {
     for dropout in [0.0, 0.1] {
-        let plan = plan(&request(dropout), Recompute::first(LAYERS));
+        let plan = plan(&request(dropout), LayerSet::first(LAYERS));
         let names: Vec<&str> = again(&plan)
             .iter()
             .flat_map(|step| &step.outputs)
@@ -101,7 +101,7 @@ fn dropout_keeps_no_inputs_of_its_own() {
     let spec = shapes::llama_1b();
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
     let with_dropout = Request { dropout: 0.1, ..request.clone() };
-    let live = |request| plan(request, Recompute::none()).peak().transient_live_bytes;
+    let live = |request| plan(request, LayerSet::none()).peak().transient_live_bytes;
     let (without, with) = (live(&request), live(&with_dropout));
     let activation_bytes = 4 * 2048 * request.spec.hidden;
     assert!(with <= without + 8 * activation_bytes, "{with} bytes with dropout, {without} without");
@@ -111,7 +111,7 @@ fn dropout_keeps_no_inputs_of_its_own() {
 #[test]
 fn nothing_runs_three_times() {
     for request in every_kind_of_request() {
-        let plan = plan(&request, Recompute::first(LAYERS));
+        let plan = plan(&request, LayerSet::first(LAYERS));
         let mut seen = BTreeSet::new();
         for step in again(&plan) {
             for output in &step.outputs {
@@ -130,7 +130,7 @@ fn recomputing_more_layers_takes_less_memory_and_more_work() {
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 4096, 4);
     let measured: Vec<(usize, f64)> = (0..LAYERS)
         .map(|count| {
-            let plan = plan(&request, Recompute::first(count));
+            let plan = plan(&request, LayerSet::first(count));
             let flops = plan.entry(Entry::MicroStep).steps.iter().map(|step| step.cost.flops).sum();
             (plan.reserved_bytes(), flops)
         })

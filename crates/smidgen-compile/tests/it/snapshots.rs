@@ -7,9 +7,9 @@ use expect_test::{expect, expect_file};
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request::Moments;
-use smidgen_compile::{AdapterForm, DecoderSpec, Policy, Recompute, Request, autodiff, compile, forward};
+use smidgen_compile::{AdapterForm, DecoderSpec, Purpose, Request, autodiff, compile, forward};
 use smidgen_ir::text::{render_graph, render_plan};
-use smidgen_ir::{Category, Code4, LeafKind, Storage};
+use smidgen_ir::{Category, Code4, LayerSet, LeafKind, Policy, Storage};
 use std::fmt::Write;
 
 /// One layer with adapters on q and down.
@@ -18,26 +18,27 @@ fn tiny_request() -> Request {
     shapes::request(shapes::llama(16, 24, 1, (2, 1), 32, false), targets, Layers::All, 12, 2)
 }
 
-fn policy(recompute: Recompute) -> Policy {
+fn policy(recompute: LayerSet) -> Policy {
     Policy::resident(recompute, 4)
 }
 
 #[test]
 fn tiny_graph() {
-    let mut graph = forward::build_graph(&tiny_request(), policy(Recompute::none()).loss_chunk);
+    let mut graph =
+        forward::build_graph(&tiny_request(), Purpose::Training, policy(LayerSet::none()).loss_chunk);
     autodiff::append_backward(&mut graph);
     expect_file!["snapshots/tiny_graph.txt"].assert_eq(&render_graph(&graph));
 }
 
 #[test]
 fn tiny_plan_without_recompute() {
-    let plan = compile(&tiny_request(), &policy(Recompute::none()));
+    let plan = compile(&tiny_request(), &policy(LayerSet::none()));
     expect_file!["snapshots/tiny_plan_recompute_none.txt"].assert_eq(&render_plan(&plan));
 }
 
 #[test]
 fn tiny_plan_with_recompute() {
-    let plan = compile(&tiny_request(), &policy(Recompute::first(1)));
+    let plan = compile(&tiny_request(), &policy(LayerSet::first(1)));
     expect_file!["snapshots/tiny_plan_recompute_all.txt"].assert_eq(&render_plan(&plan));
 }
 
@@ -46,7 +47,7 @@ fn tiny_plan_with_recompute() {
 fn tiny_plan_of_phi3() {
     let targets = Targets::Names(vec!["qkv_proj".into(), "down_proj".into()]);
     let request = shapes::request(shapes::small_phi3(1), targets, Layers::All, 12, 2);
-    let plan = compile(&request, &policy(Recompute::none()));
+    let plan = compile(&request, &policy(LayerSet::none()));
     expect_file!["snapshots/tiny_plan_phi3.txt"].assert_eq(&render_plan(&plan));
 }
 
@@ -54,7 +55,7 @@ fn tiny_plan_of_phi3() {
 #[test]
 fn tiny_plan_of_dora() {
     let request = Request { form: AdapterForm::Dora, dropout: 0.1, ..tiny_request() };
-    let plan = compile(&request, &policy(Recompute::none()));
+    let plan = compile(&request, &policy(LayerSet::none()));
     expect_file!["snapshots/tiny_plan_dora.txt"].assert_eq(&render_plan(&plan));
 }
 
@@ -63,8 +64,8 @@ fn summary(spec: DecoderSpec) -> String {
     let layers = spec.layers;
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
     let mut text = String::new();
-    for recompute in [Recompute::none(), Recompute::first(layers)] {
-        let count = recompute.layers.len();
+    for recompute in [LayerSet::none(), LayerSet::first(layers)] {
+        let count = recompute.len();
         let plan = compile(&request, &Policy::resident(recompute, 128));
         let peak = plan.peak();
         let (reserved, persistent, transient) =
@@ -162,7 +163,7 @@ fn optimizer_rows(spec: DecoderSpec) -> String {
     let mut text = String::new();
     for moments in [Moments::F32, Moments::Bits8] {
         request.optimizer.moments = moments;
-        let plan = compile(&request, &Policy::resident(Recompute::first(layers), 64));
+        let plan = compile(&request, &Policy::resident(LayerSet::first(layers), 64));
         let trained: usize =
             plan.leaves(LeafKind::Adapter).map(|(_, value)| value.ty.elements(&plan.extent)).sum();
         let rows = plan.peak().rows;
@@ -193,7 +194,7 @@ fn quantized_base(spec: DecoderSpec) -> String {
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
     let adapted: usize = request.adapters.len();
     let request = Request { storage, ..request };
-    let plan = compile(&request, &Policy::resident(Recompute::first(layers), 64));
+    let plan = compile(&request, &Policy::resident(LayerSet::first(layers), 64));
 
     let (mut quantized_bytes, mut quantized_parameters, mut other_bytes) = (0, 0, 0);
     for (_, weight) in plan.leaves(LeafKind::Weight) {

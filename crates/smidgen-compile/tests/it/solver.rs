@@ -5,10 +5,12 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
-    Budget, Choice, Context, Demand, Overhead, Pins, Policy, Profile, Rates, Recompute, Request, Solution,
-    Why, compile, solve,
+    Budget, Choice, Context, Demand, Overhead, Profile, Purpose, Question, Rates, Request, Solution,
+    SolveError, Why, choices::offload_all_weights, compile, solve,
 };
-use smidgen_ir::{DeviceKind, Entry, Extent, Plan, Precision, SpaceSize};
+use smidgen_ir::{
+    DeviceKind, Entry, Extent, LayerRule, LayerSet, Pins, Plan, Policy, Precision, Space, SpaceSize,
+};
 
 const LAYERS: usize = 7;
 const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
@@ -23,20 +25,35 @@ fn demand(tokens: usize, micro_steps: f64) -> Demand {
     Demand { micro_tokens: tokens, extent, micro_steps }
 }
 
-fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, smidgen_compile::SolveError> {
-    let budget = Budget::device(budget);
-    solve(&request(), demands, pins, CONTEXT, budget, &Profile::cpu(2, Precision::F32))
+fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, SolveError> {
+    solved_in(demands, pins, Budget::device(budget))
 }
 
-/// Nothing may lie elsewhere.
+fn solved_in(demands: &[Demand], pins: &Pins, budget: Budget) -> Result<Solution, SolveError> {
+    solve(&Question {
+        purpose: Purpose::Training,
+        request: &request(),
+        demands,
+        pins,
+        context: CONTEXT,
+        budget,
+        profile: &Profile::cpu(2, Precision::F32),
+    })
+}
+
+/// Nothing may be offloaded.
 fn resident() -> Pins {
     Pins {
-        weights_away: Some(0),
-        tables_away: Some(false),
-        activations_away: Some(false),
-        moments_away: Some(false),
+        weights: Some(Space::Device),
+        activations: Some(Space::Device),
+        optimizer_state: Some(Space::Device),
         ..Pins::default()
     }
+}
+
+/// All weights are offloaded, and two layers of them are on the device at the same time.
+fn streamed(request: &Request) -> Policy {
+    offload_all_weights(Policy::resident(LayerSet::none(), 8), request, 2)
 }
 
 fn peak_of(plan: &Plan) -> u64 {
@@ -51,7 +68,7 @@ fn peak_of(plan: &Plan) -> u64 {
 /// Peak of a demand with the first `count` layers recomputed, by its own plan.
 fn peak_with(demand: &Demand, count: usize, loss_chunk: usize) -> u64 {
     let request = Request { extent: demand.extent, ..request() };
-    let policy = Policy::resident(Recompute::first(count), loss_chunk);
+    let policy = Policy::resident(LayerSet::first(count), loss_chunk);
     peak_of(&compile(&request, &policy))
 }
 
@@ -71,8 +88,8 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
     for part in 0..=24 {
         let budget = least + (most - least) * part / 24;
         let solution = solved(&[demand], &pins, budget).unwrap();
-        let count = solution.policy.recompute.layers.len();
-        assert_eq!(solution.policy.recompute, Recompute::first(count));
+        let count = solution.policy.recompute.len();
+        assert_eq!(solution.policy.recompute, LayerSet::first(count));
         assert!(solution.peak_bytes <= budget, "{} bytes for a budget of {budget}", solution.peak_bytes);
         assert_eq!(solution.peak_bytes, peaks[count], "the peak is that of the plan");
         assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
@@ -97,20 +114,20 @@ fn rows_of_logits_give_way_before_layers() {
     let (with_usual, free) =
         (solved(&[demand], &pinned, least).unwrap(), solved(&[demand], &resident(), least).unwrap());
     assert!(free.policy.loss_chunk < usual && free.step_ms < with_usual.step_ms);
-    assert!(free.policy.recompute.layers.len() < with_usual.policy.recompute.layers.len());
+    assert!(free.policy.recompute.len() < with_usual.policy.recompute.len());
     let more = Policy { loss_chunk: 2 * free.policy.loss_chunk, ..free.policy };
     assert!(peak_of(&compile(&Request { extent: demand.extent, ..request() }, &more)) > least);
     assert!(solved(&[demand], &resident(), least - 1).is_ok());
 }
 
-/// What lies elsewhere is a way out where everything else is not enough, and counts there.
+/// Values are offloaded where everything else is not enough, and count where they are.
 #[test]
-fn below_the_leanest_resident_plan_values_go_elsewhere() {
+fn below_the_leanest_resident_plan_values_are_offloaded() {
     let demands = [demand(512, 1.0), demand(128, 4.0)];
     let least = solved(&demands, &resident(), 10).unwrap_err().leanest.peak_bytes;
     let lowest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest;
     assert!(lowest.peak_bytes < least, "{} against {least}", lowest.peak_bytes);
-    assert!(lowest.policy.away.tables && lowest.policy.away.moments);
+    assert!(lowest.policy.tables_offloaded && lowest.policy.optimizer_state == Space::Disk);
     let mut before = f64::INFINITY;
     for part in 0..=12 {
         let budget = lowest.peak_bytes + (least + 1000 - lowest.peak_bytes) * part / 12;
@@ -119,10 +136,9 @@ fn below_the_leanest_resident_plan_values_go_elsewhere() {
         assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
         assert!(solution.step_ms <= before, "{budget}: {} after {before}", solution.step_ms);
         before = solution.step_ms;
-        // With no room elsewhere it does not fit, unless nothing is there.
-        let narrow = Budget { device_bytes: budget, elsewhere_bytes: 0 };
-        let profile = Profile::cpu(2, Precision::F32);
-        let alone = solve(&request(), &demands, &Pins::default(), CONTEXT, narrow, &profile);
+        // Where nothing can be offloaded it does not fit, unless nothing has to be.
+        let narrow = Budget { device_bytes: budget, offload_bytes: 0 };
+        let alone = solved_in(&demands, &Pins::default(), narrow);
         assert_eq!(alone.is_ok(), budget >= least, "{budget}");
     }
 }
@@ -150,7 +166,7 @@ fn the_faster_micro_batch_wins() {
     let chunk = solved(&demands, &resident(), u64::MAX).unwrap().policy.loss_chunk;
     let roomy = peak_with(&demands[0], 0, chunk);
     let whole = solved(&demands, &resident(), roomy).unwrap();
-    assert_eq!((whole.demand, whole.policy.recompute.layers.len()), (demands[0], 0));
+    assert_eq!((whole.demand, whole.policy.recompute.len()), (demands[0], 0));
     let budget = peak_with(&demands[0], LAYERS, chunk);
     let best = solved(&demands, &resident(), budget).unwrap();
     for demand in demands {
@@ -163,9 +179,10 @@ fn the_faster_micro_batch_wins() {
 #[test]
 fn pins_are_obeyed_and_never_traded() {
     let demand = demand(512, 1.0);
-    let pins = Pins { recompute: Some(Recompute { layers: vec![1, 3] }), loss_chunk: Some(24), ..resident() };
+    let pins = Pins { recompute: Some(LayerRule::List(vec![1, 3])), loss_chunk: Some(24), ..resident() };
     let solution = solved(&[demand], &pins, u64::MAX).unwrap();
-    assert_eq!(solution.policy, Policy::resident(Recompute { layers: vec![1, 3] }, 24));
+    let expected = Policy { micro_tokens: 512, ..Policy::resident(LayerSet::from_iter([1, 3]), 24) };
+    assert_eq!(solution.policy, expected);
     let error = solved(&[demand], &pins, solution.peak_bytes - 1).unwrap_err();
     assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
 }
@@ -184,7 +201,7 @@ fn reasons_say_why_a_choice_was_made() {
     assert_eq!(why(&roomy, Choice::Recompute), Some(Why::Fits));
     assert_eq!(why(&roomy, Choice::MicroBatch), Some(Why::FastestWithin { budget_bytes: u64::MAX }));
     assert_eq!(why(&roomy, Choice::Weights), None);
-    let pins = Pins { recompute: Some(Recompute::first(2)), ..Pins::default() };
+    let pins = Pins { recompute: Some(LayerRule::List(vec![0, 1])), ..Pins::default() };
     let pinned = solved(&demands, &pins, u64::MAX).unwrap();
     assert_eq!(why(&pinned, Choice::Recompute), Some(Why::Pinned));
     let leanest = solved(&demands, &Pins::default(), 10).unwrap_err().leanest;
@@ -213,10 +230,13 @@ fn prices_are_those_of_plans_without_a_choice() {
     for price in &solution.prices {
         let mut policy = solution.policy.clone();
         match price.choice {
-            Choice::Recompute => policy.recompute = Recompute::none(),
-            Choice::Weights => (policy.away.weights, policy.away.tables) = (vec![], false),
-            Choice::Activations => policy.away.activations = vec![],
-            _ => policy.away.moments = false,
+            Choice::Recompute => policy.recompute = LayerSet::none(),
+            Choice::Weights => {
+                policy.offloaded_weights = LayerSet::none();
+                (policy.tables_offloaded, policy.embedding_offloaded) = (false, false);
+            }
+            Choice::Activations => policy.offloaded_activations = LayerSet::none(),
+            _ => policy.optimizer_state = Space::Device,
         }
         let plan = compile(&Request { extent: demands[0].extent, ..request() }, &policy);
         let saved = peak_of(&plan) as i64 - solution.peak_bytes as i64;
@@ -231,8 +251,7 @@ fn prices_are_those_of_plans_without_a_choice() {
 #[test]
 fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
     let request = Request { device: DeviceKind::Cuda, ..request() };
-    let away = smidgen_compile::ladder::all_weights_away(&request, 2);
-    let mut plan = compile(&request, &Policy { away, ..Policy::resident(Recompute::none(), 8) });
+    let mut plan = compile(&request, &streamed(&request));
     let reserved = plan.reserved_bytes() as u64;
     let rounded = 7 + reserved.next_multiple_of(2 << 20) - reserved;
     let context = Context { device: DeviceKind::Cuda, ..shapes::process(7, 0, 0) };
@@ -246,9 +265,8 @@ fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
 
 #[test]
 fn a_process_pays_for_its_threads_its_data_its_micro_batch_and_what_passes_to_the_disk() {
-    let here = compile(&request(), &Policy::resident(Recompute::none(), 8));
-    let away = smidgen_compile::ladder::all_weights_away(&request(), 2);
-    let spilled = compile(&request(), &Policy { away, ..Policy::resident(Recompute::none(), 8) });
+    let here = compile(&request(), &Policy::resident(LayerSet::none(), 8));
+    let spilled = compile(&request(), &streamed(&request()));
     let overhead = Overhead { fixed_bytes: 7, thread_bytes: 11, step_bytes: 2, margin_bytes: 1000 };
     let context = Context {
         device: DeviceKind::Cpu,
@@ -266,7 +284,7 @@ fn a_process_pays_for_its_threads_its_data_its_micro_batch_and_what_passes_to_th
 
 #[test]
 fn steps_that_are_alike_begin_once() {
-    let plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
+    let plan = compile(&request(), &Policy::resident(LayerSet::none(), 128));
     let steps = &plan.entry(Entry::Update).steps;
     let changes = steps.windows(2).filter(|pair| pair[0].op.name() != pair[1].op.name()).count();
     assert!(changes + 10 < steps.len(), "an update is mostly the same for many tensors");
@@ -288,7 +306,7 @@ fn steps_that_are_alike_begin_once() {
 /// A step whose matrix is decoded first is three launches, and an entry point with transfers is launched step by step.
 #[test]
 fn a_gpu_pays_for_the_launches_that_its_graphs_record() {
-    let mut plan = compile(&request(), &Policy::resident(Recompute::none(), 128));
+    let mut plan = compile(&request(), &Policy::resident(LayerSet::none(), 128));
     plan.persistent_bytes = plan.persistent_bytes.next_multiple_of(2 << 20);
     plan.transient_bytes = plan.transient_bytes.next_multiple_of(2 << 20);
     let context = Context { device: DeviceKind::Cuda, ..shapes::process(7, 3, 0) };

@@ -5,11 +5,11 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Policy, Recompute, Request, compile};
-use smidgen_ir::{Dim, Entry, LeafKind, Op, Phase, Plan, Step, ValueRole};
+use smidgen_compile::{Request, compile};
+use smidgen_ir::{Dim, Entry, LayerSet, LeafKind, Op, Phase, Plan, Policy, Step, ValueRole};
 
 fn plan(request: &Request) -> Plan {
-    compile(request, &Policy::resident(Recompute::none(), 8))
+    compile(request, &Policy::resident(LayerSet::none(), 8))
 }
 
 fn four_layers(targets: Targets, layers: Layers) -> Request {

@@ -4,7 +4,8 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::{Policy, Recompute, compile};
+use smidgen_compile::compile;
+use smidgen_ir::{LayerSet, Policy};
 
 #[test]
 fn transient_region_is_nearly_full_at_the_peak() {
@@ -12,8 +13,8 @@ fn transient_region_is_nearly_full_at_the_peak() {
     {
         let layers = spec.layers;
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
-        for recompute in [Recompute::none(), Recompute::every(2, layers), Recompute::first(layers)] {
-            let recomputed = recompute.layers.len();
+        for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers)] {
+            let recomputed = recompute.len();
             let plan = compile(&request, &Policy::resident(recompute, 128));
             let utilization = plan.utilization();
             assert!(utilization >= 0.98, "{name} with {recomputed} layers recomputed: {utilization:.4}");

@@ -8,6 +8,7 @@ use std::path::Path;
 use super::super::keys::{KEYS, find_key};
 use super::super::value::{Given, Value};
 use super::*;
+use smidgen_ir::{LayerRule, Pins, Space};
 
 #[test]
 fn defaults_are_those_of_the_design() {
@@ -44,9 +45,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!((eval.task, eval.limit, eval.answer.as_str()), (EvalTask::Loss, 0, ""));
     assert_eq!((memory.device, &memory.profile), (DeviceChoice::Auto, &ProfileChoice::Auto));
     assert_eq!((memory.budget, memory.host_budget, memory.threads), (Budget::Auto, Budget::Auto, 0));
-    assert_eq!((memory.micro_tokens, memory.recompute), (MicroTokens::Auto, Recompute::Auto));
-    assert_eq!((memory.activations, memory.weights), (Placement::Auto, WeightPlacement::Auto));
-    assert_eq!((memory.optimizer_state, memory.adapt), (Placement::Auto, false));
+    assert_eq!((&memory.pins, memory.adapt), (&Pins::default(), false));
     assert_eq!(expect.peak_bytes, None);
     assert_eq!(output.dir.resolved, Path::new("/here/runs/smollm2-obqa"));
 }
@@ -96,8 +95,6 @@ fn every_closed_word_is_taken_from_the_file_and_from_an_override() {
     check("train.schedule", |recipe| recipe.train.schedule);
     check("train.optimizer", |recipe| recipe.train.optimizer);
     check("eval.task", |recipe| recipe.eval.task);
-    check("memory.activations", |recipe| recipe.memory.activations);
-    check("memory.optimizer_state", |recipe| recipe.memory.optimizer_state);
     assert_eq!(BaseFormat::WORDS, ["as-stored", "f32", "bf16", "f16", "int8", "nf4", "nf4-single"]);
     assert_eq!(AdapterKind::WORDS, ["lora", "rslora", "dora", "ls-lora", "full"]);
     assert_eq!(DataFormat::WORDS, ["auto", "alpaca", "chat", "prompt-completion", "text", "tokens"]);
@@ -123,18 +120,39 @@ fn mixed_keys_take_each_of_their_forms() {
     assert_eq!(targets("\"q_proj\""), names(&["q_proj"]));
     assert_eq!(targets("[\"all-linear\"]"), Targets::AllLinear);
 
-    let recompute = |text: &str| with(&format!("[memory]\nrecompute = {text}")).memory.recompute;
-    assert_eq!(recompute("\"none\""), Recompute::None);
-    assert_eq!(recompute("\"all\""), Recompute::All);
-    assert_eq!(recompute("\"every:2\""), Recompute::Every(2));
-    assert_eq!(recompute("[1, 3, 5]"), Recompute::List(vec![1, 3, 5]));
-    assert_eq!(recompute("[]"), Recompute::List(vec![]));
+    let recompute =
+        |text: &str| with(&format!("[memory]\nrecompute = {text}")).memory.pins.recompute.unwrap();
+    assert_eq!(recompute("\"none\""), LayerRule::None);
+    assert_eq!(recompute("\"all\""), LayerRule::All);
+    assert_eq!(recompute("\"every:2\""), LayerRule::Every(2));
+    assert_eq!(recompute("[1, 3, 5]"), LayerRule::List(vec![1, 3, 5]));
+    assert_eq!(recompute("[]"), LayerRule::List(vec![]));
 
-    let weights = |text: &str| with(&format!("[memory]\nweights = \"{text}\"")).memory.weights;
-    assert_eq!(weights("device"), WeightPlacement::Device);
-    assert_eq!(weights("host"), WeightPlacement::Host(1.0));
-    assert_eq!(weights("host:0.5"), WeightPlacement::Host(0.5));
-    assert_eq!(weights("disk"), WeightPlacement::Disk);
+    let pins = |key: &str, text: &str| with(&format!("[memory]\n{key} = \"{text}\"")).memory.pins;
+    let on = |weights: Space| Pins { weights: Some(weights), ..Pins::default() };
+    assert_eq!(pins("weights", "device"), on(Space::Device));
+    let all = |space: Space| Pins {
+        offloaded_weights: Some(LayerRule::All),
+        tables_offloaded: Some(true),
+        ..on(space)
+    };
+    assert_eq!(pins("weights", "host"), all(Space::Host));
+    assert_eq!(pins("weights", "host:1.0"), all(Space::Host));
+    assert_eq!(pins("weights", "disk"), all(Space::Disk));
+    let half = Pins { offloaded_weights: Some(LayerRule::Share(0.5)), ..on(Space::Host) };
+    assert_eq!(pins("weights", "host:0.5"), half);
+    let all = |activations: Space, offloaded_activations: Option<LayerRule>| Pins {
+        activations: Some(activations),
+        offloaded_activations,
+        ..Pins::default()
+    };
+    assert_eq!(pins("activations", "device"), all(Space::Device, None));
+    assert_eq!(pins("activations", "host"), all(Space::Host, Some(LayerRule::All)));
+    assert_eq!(pins("tile_tokens", "none").tile_tokens, Some(None));
+    assert_eq!(pins("tile_tokens", "512").tile_tokens, Some(Some(512)));
+    for key in ["micro_tokens", "tile_tokens", "recompute", "activations", "weights", "optimizer_state"] {
+        assert_eq!(pins(key, "auto"), Pins::default(), "{key}");
+    }
 
     let device = |text: &str| with(&format!("[memory]\ndevice = \"{text}\"")).memory.device;
     assert_eq!(device("cpu"), DeviceChoice::Cpu);
@@ -155,7 +173,7 @@ fn mixed_keys_take_each_of_their_forms() {
     assert_eq!(warmup("0.1"), Warmup::Fraction(0.1));
     assert_eq!(warmup("0.0"), Warmup::Fraction(0.0));
 
-    assert_eq!(with("[memory]\nmicro_tokens = 512").memory.micro_tokens, MicroTokens::Tokens(512));
+    assert_eq!(with("[memory]\nmicro_tokens = 512").memory.pins.micro_tokens, Some(512));
     assert_eq!(with("[expect]\npeak = \"22.5GiB\"").expect.peak_bytes, Some(45 << 29));
     assert_eq!(with("[train]\nepochs = 3").train.length, Length::Epochs(3.0));
     assert_eq!(with("[train]\nepochs = 0.5").train.length, Length::Epochs(0.5));
@@ -286,7 +304,7 @@ fn overrides_are_read_by_the_type_of_their_key() {
     assert_eq!((recipe.train.lr, recipe.train.betas), (1e-3, [0.8, 0.95]));
     assert!(!recipe.data.shuffle);
     assert_eq!(recipe.memory.budget, Budget::Bytes(8 << 30));
-    assert_eq!(recipe.memory.recompute, Recompute::List(vec![1, 3]));
+    assert_eq!(recipe.memory.pins.recompute, Some(LayerRule::List(vec![1, 3])));
     assert_eq!(
         recipe.adapter.targets,
         Targets::Names(["q_proj", "v_proj", "o_proj"].map(String::from).into())
@@ -298,7 +316,7 @@ fn overrides_are_read_by_the_type_of_their_key() {
     assert_eq!(recipe.expect.peak_bytes, None);
     assert_eq!(recipe.data.train[0].resolved, Path::new("/here/a b.json"));
     assert_eq!(recipe.train.warmup, Warmup::Steps(5));
-    assert_eq!(recipe.memory.micro_tokens, MicroTokens::Tokens(64));
+    assert_eq!(recipe.memory.pins.micro_tokens, Some(64));
 }
 
 #[test]

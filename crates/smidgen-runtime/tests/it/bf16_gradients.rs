@@ -8,8 +8,8 @@
 use crate::decoder::{Choice, gemma2, phi3};
 use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Outcome, Subject, plain_request, plan_with};
-use smidgen_compile::{Recompute, Request};
-use smidgen_ir::{Extent, Plan, Precision};
+use smidgen_compile::Request;
+use smidgen_ir::{Extent, LayerSet, Plan, Precision};
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 
 fn plan(subject: &Subject, precision: Precision, threads: usize) -> Plan {
@@ -53,7 +53,7 @@ fn gradients_in_bf16_are_those_in_f32_within_its_rounding() {
         return;
     }
     for (choice, too_far) in choices() {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let exact = outcome(&subject, Precision::F32, 2);
         let rounded = outcome(&subject, Precision::Bf16, 2);
         let distance = relative_distance(&rounded, &exact);
@@ -72,11 +72,11 @@ fn threads_and_recompute_do_not_show_in_bf16() {
         return;
     }
     let choice = Choice::lora();
-    let subject = choice.subject_with(Recompute::none());
+    let subject = choice.subject_with(LayerSet::none());
     let first = outcome(&subject, Precision::Bf16, 1);
     for threads in [2, 3] {
         assert_eq!(outcome(&subject, Precision::Bf16, threads), first, "{threads} threads");
     }
-    let again = choice.subject_with(Recompute { layers: vec![0, 1] });
+    let again = choice.subject_with(LayerSet::from_iter([0, 1]));
     assert_eq!(outcome(&again, Precision::Bf16, 2), first, "every layer computed twice");
 }

@@ -4,12 +4,12 @@
 
 use crate::decoder::Choice;
 use crate::subject::Subject;
-use smidgen_compile::Recompute;
+use smidgen_ir::LayerSet;
 use smidgen_ir::plan::ALIGNMENT;
 use smidgen_ir::{Dim, Entry, Lifetime, Plan, Shape, Type, ValueRole, verify};
 
 fn subject() -> Subject {
-    Choice::lora().subject_with(Recompute { layers: vec![0] })
+    Choice::lora().subject_with(LayerSet::from_iter([0]))
 }
 
 fn sound_plan(subject: &Subject) -> Plan {

@@ -13,9 +13,9 @@ use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
 use smidgen_compile::names::state;
 use smidgen_compile::request::Moments;
-use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, Request, TrainedBiases};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{
-    DType, DeviceKind, Dim, Entry, Extent, Graph, LeafKind, Op, Plan, Precision, Storage, Type,
+    DType, DeviceKind, Dim, Entry, Extent, Graph, LayerSet, LeafKind, Op, Plan, Precision, Storage, Type,
 };
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
@@ -233,7 +233,7 @@ fn decoders_agree(precision: Precision) {
     let mut wrong = Vec::new();
     for choice in choices() {
         let mut kept = None;
-        for layers in [Recompute::none(), Recompute::first(2)] {
+        for layers in [LayerSet::none(), LayerSet::first(2)] {
             let cpu = choice.subject_with(layers.clone());
             let mut executor = Executor::load(cpu.roomy_plan(2), Cpu::new(2).unwrap()).unwrap();
             let want = train(&cpu, &mut executor);
@@ -287,7 +287,7 @@ fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64
     // Whole segments of the micro-batch, and the supervised rows among them.
     let parts =
         [EXTENT, Extent { tokens: 8, rows: 5, segments: 2 }, Extent { tokens: 7, rows: 4, segments: 1 }];
-    let subject = choice.subject_with(Recompute::first(1));
+    let subject = choice.subject_with(LayerSet::first(1));
     let request = Request { extent: roomy(EXTENT), ..choice.request() };
     let mut executor = Executor::load(plan_with(&subject.graph, &request), device).unwrap();
     subject.write_contents(&mut executor);
@@ -334,7 +334,7 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
 fn cuda_lines_up_steps_without_waiting_or_growing() {
     let _alone = alone();
     let choice = Choice { device: DeviceKind::Cuda, precision: Precision::Bf16, ..Choice::lora() };
-    let subject = choice.subject_with(Recompute::first(1));
+    let subject = choice.subject_with(LayerSet::first(1));
     let request = Request { extent: roomy(EXTENT), ..choice.request() };
     let mut executor = Executor::load(plan_with(&subject.graph, &request), open(Precision::Bf16)).unwrap();
     subject.write_contents(&mut executor);

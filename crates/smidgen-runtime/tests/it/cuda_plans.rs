@@ -5,16 +5,16 @@
 
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
 use smidgen_compile::adapter::LoraModule;
-use smidgen_compile::ladder::all_weights_away;
+use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::names::state;
 use smidgen_compile::{
-    AdapterForm, Away, DecodeShape, DecoderSpec, Policy, Recompute, Request, compile, compile_decode,
-    compile_eval,
+    AdapterForm, DecodeShape, DecoderSpec, Request, compile, compile_decode, compile_eval,
 };
 use smidgen_ir::{
-    Block, Code4, DType, DeviceKind, Entry, Op, Plan, Precision, Storage, ValueId, ValueRole, verify,
+    Block, Code4, DType, DeviceKind, Entry, LayerSet, Op, Plan, Policy, Precision, Storage, ValueId,
+    ValueRole, verify,
 };
 use smidgen_runtime::cuda::check_step;
 use smidgen_runtime::{BoundStep, DeviceError};
@@ -93,7 +93,7 @@ fn check(name: &str, plan: &Plan) {
 #[test]
 fn a_gpu_would_take_every_step_of_an_evaluation() {
     for (name, request) in requests() {
-        let plan = compile_eval(&request, &Policy::resident(Recompute::none(), 3));
+        let plan = compile_eval(&request, &Policy::resident(LayerSet::none(), 3));
         check(&name, &plan);
         let losses = plan.leaf_named(state::ROW_LOSSES).unwrap();
         assert_eq!(plan.value(losses).ty.storage, Storage::F32, "{name}");
@@ -105,7 +105,7 @@ fn a_gpu_would_take_every_step_of_an_evaluation() {
 fn a_gpu_would_take_every_step_of_a_generation() {
     for (name, request) in requests() {
         let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
-        let plan = compile_decode(&request, &Away::default());
+        let plan = compile_decode(&request, &Policy::default());
         check(&name, &plan);
         // The host reads logits as f32 in every precision; the caches have the type that attention reads.
         let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap());
@@ -122,13 +122,13 @@ fn a_gpu_would_take_every_step_of_a_generation() {
 fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
     for (name, request) in requests() {
         let request = Request { dropout: 0.1, decode: Some(SHAPE), ..request };
-        let policy = Policy::resident(Recompute::first(1), 3);
+        let policy = Policy::resident(LayerSet::first(1), 3);
         let plan = compile(&request, &policy);
         assert_eq!(plan.extent, EXTENT);
         check(&name, &plan);
         rounds_every_matrix(&name, &request, &plan);
-        let away = Away { head_pieces: 3, ..all_weights_away(&request, 1) };
-        check(&format!("{name}, streamed"), &compile(&request, &Policy { away, ..policy }));
+        let policy = Policy { head_pieces: 3, ..offload_all_weights(policy, &request, 1) };
+        check(&format!("{name}, streamed"), &compile(&request, &policy));
     }
 }
 

@@ -13,12 +13,10 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{head_pieces, remove_dead};
 use smidgen_compile::request::{Moments, Optimizer};
-use smidgen_compile::{
-    AdapterForm, DecoderSpec, Policy, Recompute, Request, TrainedBiases, autodiff, update,
-};
+use smidgen_compile::{AdapterForm, DecoderSpec, Purpose, Request, TrainedBiases, autodiff, update};
 use smidgen_ir::{
-    Activation, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Precision, RopeScaling, RopeSpec,
-    ValueId, Workload, verify,
+    Activation, DType, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Norm, Policy, Precision,
+    RopeScaling, RopeSpec, ValueId, Workload, verify,
 };
 use std::collections::BTreeSet;
 
@@ -188,7 +186,7 @@ impl Choice {
 
     /// Forward and backward, before any pass.
     pub fn differentiated(&self) -> Graph {
-        let mut graph = forward::build_graph(&self.request(), LOSS_CHUNK);
+        let mut graph = forward::build_graph(&self.request(), Purpose::Training, LOSS_CHUNK);
         verify::expect_sound("forward", &verify::graph(&graph));
         autodiff::append_backward(&mut graph);
         verify::expect_sound("autodiff", &verify::graph(&graph));
@@ -205,7 +203,7 @@ impl Choice {
         verify::expect_sound("remove_dead", &verify::graph(&graph));
         update::append_update(&mut graph, &self.request());
         verify::expect_sound("update", &verify::graph(&graph));
-        head_pieces::apply(&mut graph, self.head_pieces);
+        head_pieces::cut_head(&mut graph, self.head_pieces);
         verify::expect_sound("head_pieces", &verify::graph(&graph));
         let contents = contents(&graph, self.spec.norm.plus_one);
         // Dropout exists only in training, so the loss of `micro_step` is differentiated there.
@@ -223,7 +221,7 @@ impl Choice {
     }
 
     /// The decoder as `compile` would keep its activations.
-    pub fn subject_with(&self, layers: Recompute) -> Subject {
+    pub fn subject_with(&self, layers: LayerSet) -> Subject {
         let policy = Policy::resident(layers, LOSS_CHUNK);
         self.subject(|graph| recompute::keep_set(graph, &policy.recompute))
     }

@@ -6,15 +6,14 @@
 use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
-use smidgen_compile::ladder::all_weights_away;
+use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::leaves::cache_names;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::{
-    AdapterForm, Away, DecodeShape, Policy, Recompute, Request, TrainedBiases, compile, compile_decode,
-    compile_logits,
+    AdapterForm, DecodeShape, Request, TrainedBiases, compile, compile_decode, compile_logits,
 };
-use smidgen_ir::{Entry, Extent, LeafKind, Op, Plan, ValueId};
+use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, Op, Plan, Policy, ValueId};
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::BTreeSet;
 
@@ -169,7 +168,7 @@ fn compare_runs(choice: &Choice, subject: &Subject, executor: &mut Executor<Cpu>
 }
 
 fn generation_plan(choice: &Choice, threads: usize) -> Plan {
-    compile_decode(&generation_request(choice, threads), &Away::default())
+    compile_decode(&generation_request(choice, threads), &Policy::default())
 }
 
 fn generation_request(choice: &Choice, threads: usize) -> Request {
@@ -180,12 +179,12 @@ fn generation_request(choice: &Choice, threads: usize) -> Request {
 #[test]
 fn weights_that_come_and_go_generate_the_same() {
     for choice in choices() {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let whole = whole_logits(&choice, &subject);
         let request = generation_request(&choice, 2);
         for (layers_here, head_pieces) in [(0, 0), (2, 0), (0, 3)] {
-            let away = Away { head_pieces, ..all_weights_away(&request, layers_here) };
-            let plan = compile_decode(&request, &away);
+            let all = offload_all_weights(Policy::default(), &request, layers_here);
+            let plan = compile_decode(&request, &Policy { head_pieces, ..all });
             let count = |is_it: fn(&Op) -> bool| {
                 plan.entry(Entry::Decode).steps.iter().filter(|step| is_it(&step.op)).count()
             };
@@ -206,7 +205,7 @@ fn weights_that_come_and_go_generate_the_same() {
 pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
     let mut ran = BTreeSet::new();
     for choice in choices() {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let whole = whole_logits(&choice, &subject);
         for threads in [1, 2] {
             let plan = generation_plan(&choice, threads);
@@ -222,7 +221,7 @@ pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
 #[test]
 fn generation_reads_nothing_that_nobody_wrote() {
     for choice in choices() {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let mut executor = Executor::load(generation_plan(&choice, 1), Null::default()).unwrap();
         write_model(&mut executor, &subject);
         begin_generation(&mut executor);
@@ -236,9 +235,9 @@ fn generation_reads_nothing_that_nobody_wrote() {
 #[test]
 fn a_training_plan_generates_too() {
     for choice in choices() {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let whole = whole_logits(&choice, &subject);
-        let policy = Policy::resident(Recompute::none(), 3);
+        let policy = Policy::resident(LayerSet::none(), 3);
         let request = Request { decode: Some(SHAPE), ..choice.request() };
         let (plan, without) = (compile(&request, &policy), compile(&choice.request(), &policy));
         assert_eq!(plan.transient_bytes, without.transient_bytes, "{}: overlaid", choice.name);

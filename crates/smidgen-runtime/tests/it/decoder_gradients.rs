@@ -7,14 +7,14 @@ use crate::decoder::{
     ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, phi3, without_biases,
 };
 use smidgen_compile::model::spec::LayerAttention;
-use smidgen_compile::{AdapterForm, DecoderSpec, Recompute, TrainedBiases};
-use smidgen_ir::{Activation, DType, Entry, Phase};
+use smidgen_compile::{AdapterForm, DecoderSpec, TrainedBiases};
+use smidgen_ir::{Activation, DType, Entry, LayerSet, Phase};
 
 const TOLERANCE: f64 = 5e-3;
 
 /// Checks a choice and returns the names of its trained leaves.
 fn check(choice: &Choice) -> Vec<String> {
-    let subject = choice.subject_with(Recompute { layers: vec![1] });
+    let subject = choice.subject_with(LayerSet::from_iter([1]));
     check_subject(&subject, TOLERANCE);
     subject.trained().into_iter().map(|(leaf, _)| subject.graph.value(leaf).name.clone()).collect()
 }
@@ -93,7 +93,7 @@ fn every_tensor_of_the_last_layer() {
     let trained = check(&choice);
     assert_eq!(trained.len(), 2 * 7 + 2, "{trained:?}");
     assert!(trained.iter().all(|name| name.starts_with("model.layers.1.")), "{trained:?}");
-    let subject = choice.subject_with(Recompute::none());
+    let subject = choice.subject_with(LayerSet::none());
     let first = subject.graph.nodes(Entry::MicroStep).iter().filter(|node| node.layer == Some(0));
     assert!(first.clone().count() > 0 && first.clone().all(|node| node.phase == Phase::Forward));
 }
@@ -114,7 +114,7 @@ fn every_tensor_of_a_model_with_a_tied_head() {
 /// Without dropout, evaluation and training see the same loss to the last bit.
 #[test]
 fn evaluation_is_the_loss_of_training() {
-    let subject = Choice::lora().subject_with(Recompute::none());
+    let subject = Choice::lora().subject_with(LayerSet::none());
     let mut executor = subject.load(subject.roomy_plan(2), 2);
     let evaluated = subject.evaluate(&mut executor);
     assert!(evaluated > 1.0, "a loss of {evaluated} over 8 rows");

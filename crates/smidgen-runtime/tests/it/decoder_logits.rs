@@ -6,8 +6,8 @@ use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::{AdapterForm, Recompute, Request, TrainedBiases, compile_logits};
-use smidgen_ir::{Entry, Extent, LeafKind, ValueId};
+use smidgen_compile::{AdapterForm, Request, TrainedBiases, compile_logits};
+use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, ValueId};
 use smidgen_runtime::{Cpu, Executor, Null};
 
 fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
@@ -67,7 +67,7 @@ fn logits_are_what_the_loss_is_made_of() {
         Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
     ];
     for choice in choices {
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let expected = subject.evaluate(&mut subject.load(subject.roomy_plan(1), 1));
         let Content::Integers(labels) = content(&subject, input::LABELS) else {
             panic!("labels are integers")

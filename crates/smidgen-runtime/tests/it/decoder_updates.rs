@@ -5,10 +5,10 @@
 use crate::decoder::{Choice, leaf_named};
 use crate::numbers::{decode_doubles, decode_reals, random_reals};
 use crate::subject::{Subject, optimizer};
+use smidgen_compile::AdapterForm;
 use smidgen_compile::leaves::FOURIER_COEFFICIENTS;
 use smidgen_compile::names::state;
-use smidgen_compile::{AdapterForm, Recompute};
-use smidgen_ir::{Entry, Op, ValueId};
+use smidgen_ir::{Entry, LayerSet, Op, ValueId};
 use smidgen_runtime::{Cpu, Executor};
 
 fn reals(subject: &Subject, executor: &mut Executor<Cpu>, name: &str) -> Vec<f32> {
@@ -33,7 +33,7 @@ fn expected_norms(subject: &Subject, executor: &mut Executor<Cpu>, path: &str, s
 fn refresh_follows_the_adapters() {
     for choice in [Choice::lora(), Choice::fused()] {
         let choice = Choice { form: AdapterForm::Dora, ..choice };
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let mut executor = subject.load(subject.roomy_plan(2), 2);
         for (index, module) in choice.request().adapters.iter().enumerate() {
             let compare = |executor: &mut Executor<Cpu>| -> Vec<f32> {
@@ -71,7 +71,7 @@ fn an_update_regularizes_once() {
     for choice in [Choice::lora(), Choice::fused()] {
         let choice = Choice { form: AdapterForm::Fourier { reg: REG }, ..choice };
         let modules = choice.request().adapters.len();
-        let subject = choice.subject_with(Recompute::none());
+        let subject = choice.subject_with(LayerSet::none());
         let regularizers = |entry: Entry| {
             let nodes = subject.graph.nodes(entry).iter();
             nodes.filter(|node| matches!(node.op, Op::FourierReg { .. })).count()

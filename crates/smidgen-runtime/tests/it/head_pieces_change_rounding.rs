@@ -4,21 +4,16 @@
 //! embedding or not, with capped logits, in several chunks of rows, with and without memory to prefetch. A head that is
 //! trained or has an adapter is not cut into pieces.
 
-use crate::decoder::{Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, llama};
-use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
+use crate::decoder::{Choice, LAYERS, Trained, gemma2, llama};
+use crate::offload_changes_nothing::{by_policy, everywhere, nothing_yet, outcome};
 use crate::tiles_change_rounding::difference;
-use smidgen_compile::request::{Away, Policy};
-use smidgen_compile::{DecoderSpec, Recompute};
-use smidgen_ir::{DType, Entry, Lifetime, Op, Plan};
+use smidgen_compile::DecoderSpec;
+use smidgen_ir::{DType, Entry, LayerSet, Lifetime, Op, Plan, Policy};
 
 /// The error of a loss from the order of sums over 23 words,
 const LOSS_TOLERANCE: f64 = 1e-6;
 /// and of trained leaves after three updates, which divide gradients by their size.
 const TOLERANCE: f64 = 1e-4;
-
-fn policy(layers: &Recompute, away: Away) -> Policy {
-    Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) }
-}
 
 fn count(plan: &Plan, entry: Entry, is_it: impl Fn(&Op) -> bool) -> usize {
     plan.entry(entry).steps.iter().filter(|step| is_it(&step.op)).count()
@@ -33,15 +28,16 @@ fn pieces_of_any_size_agree() {
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
     ];
     for choice in choices {
-        for layers in [Recompute::none(), Recompute::first(LAYERS)] {
-            let want = outcome(&by_policy(&choice, &policy(&layers, Away::default())));
-            for (head_pieces, away) in [
-                (2, Away { tables: true, ..Away::default() }),
+        for layers in [LayerSet::none(), LayerSet::first(LAYERS)] {
+            let recomputed = |policy: Policy| Policy { recompute: layers.clone(), ..policy };
+            let want = outcome(&by_policy(&choice, &recomputed(nothing_yet())));
+            for (head_pieces, offloads) in [
+                (2, Policy { tables_offloaded: true, ..nothing_yet() }),
                 (3, everywhere(0)),
                 (8, everywhere(4000)),
                 (23, everywhere(usize::MAX)),
             ] {
-                let subject = by_policy(&choice, &policy(&layers, Away { head_pieces, ..away }));
+                let subject = by_policy(&choice, &recomputed(Policy { head_pieces, ..offloads }));
                 let name = format!("{}: {layers:?} in {head_pieces} pieces", choice.name);
                 let plan = subject.roomy_plan(2);
                 for entry in [Entry::MicroStep, Entry::Eval] {
@@ -78,8 +74,8 @@ fn a_head_that_is_trained_or_adapted_comes_whole() {
         Choice { name: "trained", trained: Trained::Everything, spec: stored, ..Choice::lora() },
     ];
     for choice in choices {
-        let whole = policy(&Recompute::none(), everywhere(4000));
-        let pieces = policy(&Recompute::none(), Away { head_pieces: 4, ..everywhere(4000) });
+        let whole = everywhere(4000);
+        let pieces = Policy { head_pieces: 4, ..everywhere(4000) };
         let [whole, pieces] = [whole, pieces].map(|policy| by_policy(&choice, &policy));
         assert_eq!(count(&pieces.roomy_plan(2), Entry::MicroStep, |op| matches!(op, Op::HeadSums(_))), 0);
         assert!(outcome(&whole) == outcome(&pieces), "{}", choice.name);
@@ -105,8 +101,8 @@ fn the_device_holds_a_piece_or_two() {
     let choice = Choice { spec: wide, ..Choice::lora() };
     let piece_bytes = 64 * 20 * 2;
     let plan = |head_pieces: usize, window_bytes: usize| {
-        let away = Away { tables: true, head_pieces, window_bytes, ..Away::default() };
-        by_policy(&choice, &policy(&Recompute::none(), away)).roomy_plan(1)
+        let policy = Policy { tables_offloaded: true, head_pieces, window_bytes, ..nothing_yet() };
+        by_policy(&choice, &policy).roomy_plan(1)
     };
     let whole = plan(0, 0);
     for (window_bytes, together) in [(0, 1), (2 * piece_bytes, 2), (3 * piece_bytes, 3)] {

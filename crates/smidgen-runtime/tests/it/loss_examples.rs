@@ -71,7 +71,7 @@ fn loss_in_pieces(pieces: usize, chunk: usize, dtype: DType, softcap: Option<f32
     draft.loss(head, x, table, None);
     let mut subject =
         draft.gradient_of_loss(&format!("{pieces} pieces chunk={chunk} {dtype} cap={softcap:?}"));
-    head_pieces::apply(&mut subject.graph, pieces);
+    head_pieces::cut_head(&mut subject.graph, pieces);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
     gradient(&["head_sums", "head_loss", "head_grad"], subject)
 }
@@ -120,7 +120,7 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
     let place = (Phase::Forward, None);
     graph.emit(&mut nodes, Op::Logits { lora, softcap, first_word: 0 }, inputs, vec![y], &[], place);
     graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Eval, nodes)];
-    head_pieces::apply(&mut graph, pieces);
+    head_pieces::cut_head(&mut graph, pieces);
     let count = graph.nodes(Entry::Eval).len();
     assert_eq!(count, if rank == 0 { pieces } else { 1 }, "an adapted head is one piece");
     let name = format!("logits {dtype} rank={rank} cap={softcap:?} pieces={pieces}");

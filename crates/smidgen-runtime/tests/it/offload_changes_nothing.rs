@@ -8,49 +8,55 @@ use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, lea
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
+use smidgen_compile::AdapterForm;
 use smidgen_compile::names::state;
 use smidgen_compile::passes::{head_pieces, offload, recompute, stream, tile};
-use smidgen_compile::request::{Away, Moments, Policy};
-use smidgen_compile::{AdapterForm, Recompute};
-use smidgen_ir::{Entry, LeafKind, Op, Space, ValueId, verify};
+use smidgen_compile::request::Moments;
+use smidgen_ir::{DeviceKind, Entry, LayerSet, LeafKind, Op, Policy, Space, ValueId, verify};
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 
 pub fn examples() -> Vec<Example> {
-    vec![Example { covers: &["fetch", "stow", "stowed"], proof: Proof::Values(everything_away) }]
+    vec![Example { covers: &["fetch", "stow", "stowed"], proof: Proof::Values(everything_offloaded) }]
 }
 
-fn everything_away() -> BTreeSet<&'static str> {
+fn everything_offloaded() -> BTreeSet<&'static str> {
     let choice = Choice::lora();
-    let resident = outcome(&choice.subject_with(Recompute::none()));
-    let subject = sent_away(&choice, &Recompute::none(), everywhere(usize::MAX));
+    let resident = outcome(&choice.subject_with(LayerSet::none()));
+    let subject = by_policy(&choice, &everywhere(usize::MAX));
     assert!(outcome(&subject) == resident);
     let nodes = subject.graph.entries.iter().flat_map(|(_, nodes)| nodes);
     nodes.map(|node| node.op.name()).collect()
 }
 
-pub fn everywhere(window_bytes: usize) -> Away {
-    let weights: Vec<usize> = (0..LAYERS).collect();
-    let activations = weights.clone();
-    Away { weights, tables: true, activations, moments: true, window_bytes, ..Away::default() }
+/// Everything that can be offloaded is.
+pub fn everywhere(window_bytes: usize) -> Policy {
+    Policy {
+        offloaded_weights: LayerSet::all(LAYERS),
+        tables_offloaded: true,
+        offloaded_activations: LayerSet::all(LAYERS),
+        optimizer_state: Space::Disk,
+        window_bytes,
+        ..nothing_yet()
+    }
+}
+
+/// Offloads to disk, and nothing yet.
+pub fn nothing_yet() -> Policy {
+    let resident = Policy::resident(LayerSet::none(), LOSS_CHUNK);
+    Policy { weights: Space::Disk, activations: Space::Disk, ..resident }
 }
 
 /// The decoder after the passes that offload values.
-fn sent_away(choice: &Choice, layers: &Recompute, away: Away) -> Subject {
-    by_policy(choice, &Policy { away, ..Policy::resident(layers.clone(), LOSS_CHUNK) })
-}
-
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy.recompute));
-    tile::apply(&mut subject.graph, policy.tile_tokens, &roomy(subject.extent));
+    tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
-    offload::apply(&mut subject.graph, policy, &subject.extent, Space::Disk);
+    offload::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu);
     verify::expect_sound("offload", &verify::graph(&subject.graph));
-    if policy.away.tables {
-        head_pieces::apply(&mut subject.graph, policy.away.head_pieces);
-        verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
-    }
-    stream::apply(&mut subject.graph, &policy.away, &subject.extent, Space::Disk, 1);
+    head_pieces::apply(&mut subject.graph, policy);
+    verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
+    stream::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu, 1);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject
 }
@@ -95,24 +101,25 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
-    let all = everywhere(4000);
+    let all = || LayerSet::all(LAYERS);
     let parts = [
-        Away { weights: vec![1], ..Away::default() },
-        Away { weights: all.weights.clone(), window_bytes: 3000, ..Away::default() },
-        Away { tables: true, ..Away::default() },
-        Away { embedding: true, ..Away::default() },
-        Away { activations: all.activations.clone(), ..Away::default() },
-        Away { moments: true, window_bytes: 1000, ..Away::default() },
+        Policy { offloaded_weights: LayerSet::from_iter([1]), ..nothing_yet() },
+        Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_yet() },
+        Policy { tables_offloaded: true, ..nothing_yet() },
+        Policy { embedding_offloaded: true, ..nothing_yet() },
+        Policy { offloaded_activations: all(), ..nothing_yet() },
+        Policy { optimizer_state: Space::Disk, window_bytes: 1000, ..nothing_yet() },
         everywhere(0),
-        all,
+        everywhere(4000),
         everywhere(usize::MAX),
     ];
     for choice in choices {
-        for layers in [Recompute::none(), Recompute::first(1), Recompute::first(LAYERS)] {
+        for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
             let want = outcome(&choice.subject_with(layers.clone()));
-            for away in &parts {
-                let subject = sent_away(&choice, &layers, away.clone());
-                assert!(outcome(&subject) == want, "{}: {layers:?} {away:?}", choice.name);
+            for part in &parts {
+                let policy = Policy { recompute: layers.clone(), ..part.clone() };
+                let subject = by_policy(&choice, &policy);
+                assert!(outcome(&subject) == want, "{}: {policy:?}", choice.name);
             }
         }
     }
@@ -122,9 +129,10 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
 #[test]
 fn the_device_holds_less_and_the_disk_the_rest() {
     let choice = Choice::lora();
-    let resident = choice.subject_with(Recompute::first(LAYERS)).roomy_plan(2);
+    let resident = choice.subject_with(LayerSet::first(LAYERS)).roomy_plan(2);
     let sizes = [0, 4000, usize::MAX].map(|window_bytes| {
-        let plan = sent_away(&choice, &Recompute::first(LAYERS), everywhere(window_bytes)).roomy_plan(2);
+        let policy = Policy { recompute: LayerSet::first(LAYERS), ..everywhere(window_bytes) };
+        let plan = by_policy(&choice, &policy).roomy_plan(2);
         assert!(plan.disk.persistent_bytes > 0 && plan.disk.transient_bytes > 0);
         assert!(plan.persistent_bytes < resident.persistent_bytes);
         let fetches = plan.entry(Entry::MicroStep).steps.iter().filter(|step| step.op == Op::Fetch);

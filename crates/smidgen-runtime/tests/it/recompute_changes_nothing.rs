@@ -7,8 +7,8 @@ use crate::numbers::random_reals;
 use crate::subject::{Outcome, Subject};
 use proptest::prelude::*;
 use smidgen_compile::passes::recompute::KeepSet;
-use smidgen_compile::{AdapterForm, Recompute, TrainedBiases};
-use smidgen_ir::{Entry, Graph, Phase};
+use smidgen_compile::{AdapterForm, TrainedBiases};
+use smidgen_ir::{Entry, Graph, LayerSet, Phase};
 
 fn choice() -> Choice {
     Choice { name: "dropout", dropout: 0.25, ..Choice::lora() }
@@ -61,11 +61,11 @@ fn all_choices() -> Vec<Choice> {
 #[test]
 fn policies_agree_to_the_last_bit() {
     for choice in all_choices() {
-        let nothing = choice.subject_with(Recompute::none());
+        let nothing = choice.subject_with(LayerSet::none());
         let kept = outcome(&nothing);
         let lists = [vec![0], vec![1], (0..LAYERS).collect()];
         for layers in lists {
-            let subject = choice.subject_with(Recompute { layers: layers.clone() });
+            let subject = choice.subject_with(layers.iter().copied().collect());
             assert!(recomputed_nodes(&subject) > recomputed_nodes(&nothing), "{}: {layers:?}", choice.name);
             assert!(outcome(&subject) == kept, "{}: recomputing {layers:?} changed a bit", choice.name);
             subject.run_on_null(subject.roomy_plan(1)).unwrap();

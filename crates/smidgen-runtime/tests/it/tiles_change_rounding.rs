@@ -1,14 +1,13 @@
 //! Token tiles: the losses of a step stay bit for bit what they are, and gradients differ by the order of their sums.
 //!
 //! Whole decoders over several updates, cut into tiles that divide the tokens and that do not, planned for more tokens
-//! than there are, so that tiles are short or empty; with recomputed layers and with everything elsewhere beside it.
+//! than there are, so that tiles are short or empty; with recomputed layers, and with everything offloaded.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
 use crate::numbers::decode_reals;
-use crate::offload_changes_nothing::{by_policy, everywhere, outcome};
-use smidgen_compile::request::{Away, Policy};
-use smidgen_compile::{AdapterForm, Recompute};
-use smidgen_ir::{Entry, Op};
+use crate::offload_changes_nothing::{by_policy, everywhere, nothing_yet, outcome};
+use smidgen_compile::AdapterForm;
+use smidgen_ir::{Entry, LayerSet, Op, Policy};
 
 /// Differences that the order of sums of a few dozen terms explains, after three updates.
 const TOLERANCE: f64 = 1e-4;
@@ -27,17 +26,17 @@ fn choices() -> [Choice; 6] {
 #[test]
 fn tiles_of_any_size_agree() {
     for choice in choices() {
-        for layers in [Recompute::none(), Recompute::first(LAYERS)] {
+        for layers in [LayerSet::none(), LayerSet::first(LAYERS)] {
             let whole = Policy::resident(layers.clone(), LOSS_CHUNK);
             let want = outcome(&by_policy(&choice, &whole));
-            for (tile, away) in [
-                (1, Away::default()),
-                (4, Away::default()),
+            for (tile, offloads) in [
+                (1, nothing_yet()),
+                (4, nothing_yet()),
                 (5, everywhere(4000)),
                 (12, everywhere(usize::MAX)),
-                (13, Away::default()),
+                (13, nothing_yet()),
             ] {
-                let policy = Policy { tile_tokens: Some(tile), away, ..whole.clone() };
+                let policy = Policy { tile_tokens: Some(tile), recompute: layers.clone(), ..offloads };
                 let got = outcome(&by_policy(&choice, &policy));
                 let name = format!("{}: {layers:?} in tiles of {tile}", choice.name);
                 assert_eq!(got.0[0], want.0[0], "{name}: the loss before any update");
@@ -68,7 +67,7 @@ pub fn difference(got: &[u8], want: &[u8]) -> f64 {
 #[test]
 fn what_is_wide_exists_for_one_tile() {
     let choice = Choice::lora();
-    let whole = Policy::resident(Recompute::first(LAYERS), LOSS_CHUNK);
+    let whole = Policy::resident(LayerSet::first(LAYERS), LOSS_CHUNK);
     let plans = [None, Some(4)]
         .map(|tile_tokens| by_policy(&choice, &Policy { tile_tokens, ..whole.clone() }).roomy_plan(2));
     let blocks = plans.each_ref().map(|plan| {

@@ -4,11 +4,11 @@
 
 use crate::decoder::Choice;
 use proptest::prelude::*;
-use smidgen_compile::{AdapterForm, Recompute};
+use smidgen_compile::AdapterForm;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LossHead, Norm, Op, Plan,
-    Precision, Shape, Space, Storage, Type,
+    AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LayerSet, LossHead, Norm,
+    Op, Plan, Precision, Shape, Space, Storage, Type,
 };
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError, Operand};
 
@@ -174,7 +174,7 @@ fn a_plan_with_a_short_workspace_is_refused_at_load() {
 }
 
 fn short_workspaces_are_refused(choice: &Choice) {
-    let subject = choice.subject_with(Recompute::none());
+    let subject = choice.subject_with(LayerSet::none());
     let plan = subject.roomy_plan(2);
     let cpu = Cpu::new(2).unwrap();
     let steps: Vec<BoundStep> = plan
@@ -198,7 +198,7 @@ fn short_workspaces_are_refused(choice: &Choice) {
 /// A plan for two threads is refused by a device with four, before anything runs.
 #[test]
 fn a_plan_for_fewer_threads_is_refused() {
-    let plan: Plan = Choice::lora().subject_with(Recompute::none()).roomy_plan(2);
+    let plan: Plan = Choice::lora().subject_with(LayerSet::none()).roomy_plan(2);
     let error = smidgen_runtime::Executor::load(plan, Cpu::new(4).unwrap()).unwrap_err();
     assert!(matches!(error, DeviceError::Workspace { .. }), "{error}");
 }

@@ -26,7 +26,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Extent, Storage};
-use smidgen_recipe::{self as recipe, MicroTokens, ModelPath, Recipe, RecipePath};
+use smidgen_recipe::{self as recipe, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -125,7 +125,7 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
     recipe.data.max_tokens = args.tokens;
     recipe.train.batch = recipe::Batch::Samples(args.batch);
     if let Some(together) = args.together {
-        recipe.memory.micro_tokens = MicroTokens::Tokens(together * args.tokens);
+        recipe.memory.pins.micro_tokens = Some(together * args.tokens);
     }
     for (key, text) in [
         ("model.base", &args.base),
@@ -223,16 +223,9 @@ fn figures(
         "batch": args.batch,
         "tokens": args.tokens,
         "micro_tokens": batch.together * batch.tokens,
-        "recompute": solution.policy.recompute.layers.len(),
-        "loss_chunk": solution.policy.loss_chunk,
-        "tile_tokens": solution.policy.tile_tokens,
-        "weights_away": solution.policy.away.weights.len(),
-        "embedding_away": solution.policy.away.has_tables(),
-        "tables_away": solution.policy.away.tables,
-        "head_pieces": solution.policy.away.head_pieces,
-        "activations_away": solution.policy.away.activations.len(),
-        "moments_away": solution.policy.away.moments,
-        "elsewhere_bytes": solution.elsewhere_bytes(),
+        "recompute": solution.policy.recompute.len(),
+        "policy": solution.policy,
+        "elsewhere_bytes": solution.offloaded_bytes(),
         "compute": job.arithmetic.name(),
         "step_ms": ms,
         "step_ms_all": times.step_ms,

@@ -12,6 +12,7 @@ use crate::library::train::{report_run, tidy_finished};
 use crate::plan::job::{Job, Purpose};
 use crate::plan::product::Product;
 use crate::report::adapter_summary::fourier_rows;
+use crate::report::choices::describe_changes;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_texts::render_plan_texts;
 use crate::train::begin::{Ready, prepare_run};
@@ -76,6 +77,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         on_step: &mut |_| ControlFlow::Continue(()),
         owns_process: true,
         render_plan: &render_plan_texts,
+        describe_changes: &describe_changes,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);

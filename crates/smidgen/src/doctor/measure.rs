@@ -21,10 +21,9 @@ use crate::plan::profiles::device_name;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
 use smidgen_formats::model::Model;
-use smidgen_ir::{BoundBy, Cost, Entry, Op, Precision};
+use smidgen_ir::{BoundBy, Cost, Entry, LayerRule, Op, Pins, Precision, Space};
 use smidgen_recipe::{
-    self as recipe, BaseFormat, Compute, DeviceChoice, Memory, MicroTokens, ModelPath, Placement, Recipe,
-    RecipePath, Recompute, WeightPlacement,
+    self as recipe, BaseFormat, Compute, DeviceChoice, Memory, ModelPath, Recipe, RecipePath,
 };
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
@@ -272,11 +271,14 @@ fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Res
     recipe.memory = Memory {
         device,
         threads,
-        micro_tokens: MicroTokens::Tokens(samples * tokens),
-        recompute: Recompute::None,
-        weights: WeightPlacement::Device,
-        activations: Placement::Device,
-        optimizer_state: Placement::Device,
+        pins: Pins {
+            micro_tokens: Some(samples * tokens),
+            recompute: Some(LayerRule::None),
+            weights: Some(Space::Device),
+            activations: Some(Space::Device),
+            optimizer_state: Some(Space::Device),
+            ..Pins::default()
+        },
         ..recipe.memory
     };
     recipe.output.dir = RecipePath::at(&std::env::temp_dir());

@@ -7,27 +7,24 @@
 use crate::failure::Failure;
 use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
+use crate::plan::terms::Terms;
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
 use crate::session::weights::clear;
 use crate::session::weights::load_weights;
-use smidgen_compile::ladder::all_weights_away;
-use smidgen_compile::request::default_loss_chunk;
-use smidgen_compile::{Away, Policy, Recompute, Request, compile_eval};
-use smidgen_data::eval_batch::{eval_extent, largest_extent};
+use smidgen_compile::{Demand, Purpose, Request, Solution, SolveError};
+use smidgen_data::eval_batch::{count_eval_batches, eval_extent, largest_extent};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Plan};
+use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Pins, Plan};
 use smidgen_runtime::{AnyDevice, Executor};
 
 /// The largest micro-batch by default: more tokens at a time are hardly faster.
 const MOST_TOKENS: usize = 2048;
-/// Rows whose logits exist at the same time in the leanest plan.
-const FEWEST_ROWS: usize = 16;
 
 /// A model to evaluate.
 #[derive(Debug)]
@@ -55,7 +52,7 @@ pub struct EvalPlan {
     pub peak_bytes: u64,
 }
 
-/// Plans for all subjects, in their order, with the largest sizes that fit.
+/// Plans for all subjects, in their order, by one policy: the fastest of one subject that all have room for.
 pub fn plan_evaluation(
     subjects: &[Subject<'_>],
     model: &Model,
@@ -63,53 +60,73 @@ pub fn plan_evaluation(
     means: Means<'_>,
 ) -> Result<Vec<EvalPlan>, Failure> {
     let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
-    let mut sizes: Vec<usize> =
-        [MOST_TOKENS, 1024, 512, 256, 128].into_iter().filter(|tokens| *tokens > longest).collect();
-    sizes.push(longest);
-    let mut leanest: Option<Vec<EvalPlan>> = None;
-    let request = &subjects[0].request;
-    // Offloaded weights come last: they cost the same time at every size.
-    let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];
-    for away in ways {
-        for &tokens in &sizes {
-            let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, tokens));
-            let extent = extents.fold(Extent::default(), largest_extent);
-            let first = default_loss_chunk(request.device, request.spec.vocabulary, extent.rows);
-            for chunk in [first, first.min(FEWEST_ROWS)] {
-                let policy = Policy { away: away.clone(), ..Policy::resident(Recompute::none(), chunk) };
-                let plan = |subject: &Subject<'_>| plan_one(subject, model, extent, &policy, means);
-                let plans: Vec<EvalPlan> = subjects.iter().map(plan).collect();
-                if plans.iter().all(|plan| plan.peak_bytes <= means.budget_bytes) {
-                    return Ok(plans);
-                }
-                let most = |plans: &[EvalPlan]| plans.iter().map(|plan| plan.peak_bytes).max();
-                if leanest.as_ref().is_none_or(|leanest| most(&plans) < most(leanest)) {
-                    leanest = Some(plans);
-                }
+    let demands = demands(sets, longest);
+    let posed: Vec<Posed> = subjects.iter().map(|subject| Posed::new(subject, model, means)).collect();
+    let mut needed: Vec<Solution> = Vec::new();
+    // What has an adapter needs more, and is last.
+    for first in posed.iter().rev() {
+        let solution = match first.terms.solve(&first.request, &demands) {
+            Ok(solution) => solution,
+            Err(error) => {
+                needed.push(*error.leanest);
+                continue;
             }
+        };
+        let demand = [solution.demand];
+        let pins = Pins::from(solution.policy);
+        let others = posed.iter().map(|posed| {
+            let terms = Terms { pins: pins.clone(), ..posed.terms.clone() };
+            terms.solve(&posed.request, &demand)
+        });
+        match others.collect::<Result<Vec<Solution>, SolveError>>() {
+            Ok(solutions) => return Ok(solutions.into_iter().map(EvalPlan::of).collect()),
+            Err(error) => needed.push(*error.leanest),
         }
     }
-    let plans = leanest.expect("there is a size to try");
-    let largest = plans.iter().max_by_key(|plan| plan.peak_bytes).expect("there is a subject");
-    Err(refusal(largest, means, longest))
+    let largest = needed.into_iter().max_by_key(|solution| solution.peak_bytes).expect("there is a subject");
+    Err(refusal(&EvalPlan::of(largest), means, longest))
 }
 
-fn plan_one(
-    subject: &Subject<'_>,
-    model: &Model,
-    extent: Extent,
-    policy: &Policy,
-    means: Means<'_>,
-) -> EvalPlan {
-    let request = Request { extent, row_losses: true, ..subject.request.clone() };
-    let plan = compile_eval(&request, policy);
-    let context = match request.device {
-        DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
-        DeviceKind::Cuda => gpu_context(means.place),
-    };
-    let context_bytes = context.bytes_for(&plan);
-    let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
-    EvalPlan { plan, context_bytes, peak_bytes }
+/// Sizes of micro-batch to choose from, largest first.
+fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
+    let sizes = [MOST_TOKENS, 1024, 512, 256, 128].into_iter().filter(|tokens| *tokens > longest);
+    let mut demands: Vec<Demand> = Vec::new();
+    for micro_tokens in sizes.chain([longest]) {
+        let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, micro_tokens));
+        let extent = extents.fold(Extent::default(), largest_extent);
+        let micro_steps = sets.iter().map(|(set, limit)| count_eval_batches(set, *limit, micro_tokens)).sum();
+        // More room than there are tokens changes nothing.
+        if demands.last().is_some_and(|before| before.extent == extent) {
+            demands.pop();
+        }
+        demands.push(Demand { micro_tokens, extent, micro_steps });
+    }
+    demands
+}
+
+/// A subject as the solver is asked about it.
+struct Posed {
+    request: Request,
+    terms: Terms,
+}
+
+impl Posed {
+    fn new(subject: &Subject<'_>, model: &Model, means: Means<'_>) -> Posed {
+        let request = Request { row_losses: true, ..subject.request.clone() };
+        let context = match request.device {
+            DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
+            DeviceKind::Cuda => gpu_context(means.place),
+        };
+        let terms = Terms::of_use(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
+        Posed { request, terms }
+    }
+}
+
+impl EvalPlan {
+    fn of(solution: Solution) -> EvalPlan {
+        let Solution { plan, peak_bytes, context_bytes, .. } = solution;
+        EvalPlan { plan, context_bytes, peak_bytes }
+    }
 }
 
 fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {

@@ -9,10 +9,10 @@ use crate::plan::model;
 use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
 use smidgen_compile::request::Moments;
-use smidgen_compile::{Demand, Pins, Policy, Request, Solution, peaks_by};
+use smidgen_compile::{Demand, Request, Solution, peaks_by_pins};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Extent, Storage};
-use smidgen_recipe::{BaseFormat, Layers, MicroTokens};
+use smidgen_ir::{Extent, LayerRule, Pins, Space, Storage};
+use smidgen_recipe::{BaseFormat, Layers};
 use std::collections::HashMap;
 
 /// The smallest changes that would fit, each planned with the rest of the recipe as it is.
@@ -22,33 +22,33 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let words = |bytes| format!("{change} would need {}{consequence}", format_bytes(bytes));
         advice.extend(peak_bytes.map(words));
     };
-    let question = Question::of(terms, leanest);
+    let search = Search::of(terms, leanest);
     let demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
-    for (key, free) in unpinned(job, &terms.pins) {
+    for (key, free) in unpinned(&terms.pins) {
         // The leanest policy is by the pins.
         let terms = Terms { pins: free, ..terms.clone() };
         let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
         offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
     }
-    if job.recipe.memory.micro_tokens != MicroTokens::Auto {
+    if job.recipe.memory.pins.micro_tokens.is_some() {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
-        offer("`memory.micro_tokens = \"auto\"`", "", question.peak_bytes(&job.request, &demands));
+        offer("`memory.micro_tokens = \"auto\"`", "", search.peak_bytes(&job.request, &demands));
     }
     let segments = leanest.demand.extent.segments;
-    let fits = question.fits(&job.request);
+    let fits = search.fits(&job.request);
     let fits = |tokens: usize| fits(&one_sample(tokens, segments));
     let tokens =
         largest(leanest.demand.extent.tokens / 8, |eighth| fits(8 * eighth)).map_or(0, |most| 8 * most);
     if tokens >= 16 {
         let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
-        let peak_bytes = question.peak_bytes(&job.request, &[one_sample(tokens, segments)]);
+        let peak_bytes = search.peak_bytes(&job.request, &[one_sample(tokens, segments)]);
         offer(&change, "; shorter samples change results", peak_bytes);
     }
     if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
-        let fits = |rank: usize| question.fits(&with_rank(&job.request, rank))(smallest);
+        let fits = |rank: usize| search.fits(&with_rank(&job.request, rank))(smallest);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
-            let peak_bytes = question.peak_bytes(&with_rank(&job.request, rank), &demands);
+            let peak_bytes = search.peak_bytes(&with_rank(&job.request, rank), &demands);
             offer(&format!("`adapter.rank = {rank}`"), " and changes results", peak_bytes);
         }
     }
@@ -60,9 +60,9 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Layers::List(_) => 0,
         };
         let with = |count: usize| with_last_layers(job, count);
-        let fits = |count: usize| with(count).is_some_and(|request| question.fits(&request)(smallest));
+        let fits = |count: usize| with(count).is_some_and(|request| search.fits(&request)(smallest));
         if let Some(count) = largest(most, fits) {
-            let peak_bytes = with(count).and_then(|request| question.peak_bytes(&request, &demands));
+            let peak_bytes = with(count).and_then(|request| search.peak_bytes(&request, &demands));
             offer(&format!("`adapter.layers = \"last:{count}\"`"), " and changes results", peak_bytes);
         }
     }
@@ -70,7 +70,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let mut request = job.request.clone();
         request.optimizer.moments = Moments::Bits8;
         let change = "`train.optimizer = \"adamw-8bit\"`";
-        offer(change, " and changes results", question.peak_bytes(&request, &demands));
+        offer(change, " and changes results", search.peak_bytes(&request, &demands));
     }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
         let mut storage = model::build_storage(base, &job.request.spec, &job.model);
@@ -78,7 +78,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");
-            offer(&change, " and changes results", question.peak_bytes(&smaller, &demands));
+            offer(&change, " and changes results", search.peak_bytes(&smaller, &demands));
         }
     }
     if leanest.peak_bytes > terms.budget.device_bytes {
@@ -102,59 +102,59 @@ fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
 /// Steps of a plan from which on a search takes so long that only the leanest policy is asked about.
 const STEPS_OF_LARGE: usize = 6_000;
 
-/// How it is asked whether something would fit.
-#[derive(Clone, Copy)]
-struct Question<'a> {
-    terms: &'a Terms,
-    /// For large models: the leanest policy of what did not fit is all but the leanest of what is near it.
-    policy: Option<&'a Policy>,
+/// How it is found out whether something would fit: by the solver, or for large models by one policy.
+struct Search {
+    /// Every choice is pinned where the model is large: the leanest policy of what did not fit is almost the leanest of
+    /// what is similar.
+    terms: Terms,
+    is_large: bool,
 }
 
-impl<'a> Question<'a> {
-    fn of(terms: &'a Terms, leanest: &'a Solution) -> Question<'a> {
+impl Search {
+    fn of(terms: &Terms, leanest: &Solution) -> Search {
         let steps: usize = leanest.plan.entries.iter().map(|entry| entry.steps.len()).sum();
-        Question { terms, policy: (steps > STEPS_OF_LARGE).then_some(&leanest.policy) }
+        let is_large = steps > STEPS_OF_LARGE;
+        let pins = if is_large { Pins::from(leanest.policy.clone()) } else { terms.pins.clone() };
+        Search { terms: Terms { pins, ..terms.clone() }, is_large }
     }
 
-    fn fits(&self, request: &'a Request) -> Box<dyn Fn(&Demand) -> bool + 'a> {
-        let terms = self.terms;
-        match self.policy {
-            None => Box::new(move |demand| terms.can_fit(request, demand)),
-            Some(policy) => {
-                let peak_bytes = peaks_by(request, policy, terms.context, terms.budget);
-                Box::new(move |demand| peak_bytes(demand).is_some())
-            }
+    fn fits<'a>(&'a self, request: &'a Request) -> Box<dyn Fn(&Demand) -> bool + 'a> {
+        if !self.is_large {
+            return Box::new(|demand| self.terms.can_fit(request, demand));
         }
+        let peak_bytes = peaks_by_pins(self.terms.question(request, &[]));
+        Box::new(move |demand| peak_bytes(demand).is_some())
     }
 
     /// What would be needed, where that fits.
     fn peak_bytes(&self, request: &Request, demands: &[Demand]) -> Option<u64> {
-        match self.policy {
-            None => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
-            Some(policy) => peaks_by(request, policy, self.terms.context, self.terms.budget)(demands.last()?),
+        match self.is_large {
+            false => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
+            true => peaks_by_pins(self.terms.question(request, demands))(demands.last()?),
         }
     }
 }
 
 /// The keys that pin a choice to more memory, and the pins without each.
-fn unpinned(job: &Job, pins: &Pins) -> Vec<(&'static str, Pins)> {
-    let layers = job.request.spec.layers;
+fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
+    let is_on_device = |space: Option<Space>| space == Some(Space::Device);
+    let has_part = matches!(pins.offloaded_weights, Some(LayerRule::Share(_)));
     let choices = [
         ("memory.recompute", pins.recompute.is_some(), Pins { recompute: None, ..pins.clone() }),
         (
             "memory.activations",
-            pins.activations_away == Some(false),
-            Pins { activations_away: None, ..pins.clone() },
+            is_on_device(pins.activations),
+            Pins { activations: None, offloaded_activations: None, ..pins.clone() },
         ),
         (
             "memory.weights",
-            pins.weights_away.is_some_and(|count| count < layers),
-            Pins { weights_away: None, tables_away: None, ..pins.clone() },
+            is_on_device(pins.weights) || has_part,
+            Pins { weights: None, offloaded_weights: None, tables_offloaded: None, ..pins.clone() },
         ),
         (
             "memory.optimizer_state",
-            pins.moments_away == Some(false),
-            Pins { moments_away: None, ..pins.clone() },
+            is_on_device(pins.optimizer_state),
+            Pins { optimizer_state: None, ..pins.clone() },
         ),
     ];
     let pinned = choices.into_iter().filter(|(_, is_pinned, _)| *is_pinned);

@@ -11,7 +11,7 @@ use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::largest_micro_batch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Extent;
-use smidgen_recipe::{Batch, MicroTokens};
+use smidgen_recipe::Batch;
 
 /// The sizes of micro-batch to choose from, largest first.
 pub struct DemandShape {
@@ -23,11 +23,7 @@ pub struct DemandShape {
 impl DemandShape {
     /// `pinned` overrides the recipe's own choice of `micro_tokens`.
     pub fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
-        let pinned = pinned.or(match job.recipe.memory.micro_tokens {
-            MicroTokens::Tokens(tokens) => Some(tokens),
-            MicroTokens::Auto => None,
-        });
-        DemandShape::with(job, pinned)
+        DemandShape::with(job, pinned.or(job.recipe.memory.pins.micro_tokens))
     }
 
     /// As if the recipe left `micro_tokens` to the solver.

@@ -8,11 +8,11 @@ use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
 use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
-use smidgen_compile::ladder::all_weights_away;
-use smidgen_compile::{Away, DecodeShape, Request, compile_decode};
+use crate::plan::terms::Terms;
+use smidgen_compile::{DecodeShape, Demand, Purpose, Request, Solution, SolveError};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Category, DeviceKind, LeafKind, Plan};
+use smidgen_ir::{Category, DeviceKind, LeafKind, Pins, Plan, Space};
 
 /// Sizes of a generation as they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,14 +63,57 @@ pub fn plan_generation(
     place: &Place,
     sizes: &Sizes,
 ) -> Result<GenerationPlan, Failure> {
-    let JobBudget { bytes: budget_bytes, stated, .. } = sizes.budget;
     let longest = request.spec.max_positions;
     if let Some(context) = sizes.context.filter(|context| *context > longest) {
         return Err(Failure::recipe(format!(
             "a context of {context} tokens is asked for, and the model was made for {longest}"
         )));
     }
-    let attempt = |context: usize, away: &Away| {
+    let attempt = |context: usize, pins: &Pins| Attempt::new(request, model, place, sizes, context, pins);
+    let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
+    let (open, resident) = (Pins::default(), Pins { weights: Some(Space::Device), ..Pins::default() });
+    // Weights that are offloaded are fetched for every token: an open context rather becomes shorter.
+    for pins in if sizes.context.is_none() { vec![&resident, &open] } else { vec![&open] } {
+        let first = attempt(wanted, pins);
+        if let Ok(solution) = first.solve() {
+            return Ok(first.plan(solution, sizes.budget));
+        }
+        if sizes.context.is_none()
+            && let Some(context) = longest_that_fits(wanted, |context| attempt(context, pins).can_fit())
+        {
+            let shorter = attempt(context, pins);
+            if let Ok(solution) = shorter.solve() {
+                return Ok(shorter.plan(solution, sizes.budget));
+            }
+        }
+    }
+    let planned = |context: usize| {
+        let attempt = attempt(context, &open);
+        let solution = attempt.solve().unwrap_or_else(|error| *error.leanest);
+        attempt.plan(solution, sizes.budget)
+    };
+    let fitting = longest_that_fits(wanted, |context| attempt(context, &open).can_fit()).map(planned);
+    Err(refusal(&planned(wanted), sizes, fitting, &planned(SHORTEST.min(wanted))))
+}
+
+/// A generation with a context of one length.
+struct Attempt {
+    request: Request,
+    shape: DecodeShape,
+    terms: Terms,
+    /// The device for people.
+    device: String,
+}
+
+impl Attempt {
+    fn new(
+        request: &Request,
+        model: &Model,
+        place: &Place,
+        sizes: &Sizes,
+        context: usize,
+        pins: &Pins,
+    ) -> Attempt {
         let shape = DecodeShape {
             slots: sizes.slots,
             positions: context,
@@ -78,35 +121,36 @@ pub fn plan_generation(
             new_tokens: sizes.new_tokens.min(sizes.slots * context).max(sizes.slots),
         };
         let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
-        let plan = compile_decode(&request, away);
-        let beside = match request.device {
+        let context = match request.device {
             DeviceKind::Cpu => job_context(&request, model, beside_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
-        let (context_bytes, margin_bytes) = (beside.bytes_for(&plan), beside.overhead.margin_bytes);
-        let peak_bytes = plan.reserved_bytes() as u64 + context_bytes;
-        let device = place.describe();
-        GenerationPlan { plan, shape, device, context_bytes, margin_bytes, peak_bytes, budget_bytes, stated }
-    };
-    let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
-    let ways = [Away::default(), all_weights_away(request, 2), all_weights_away(request, 0)];
-    let fits = |context, away: &Away| attempt(context, away).peak_bytes <= budget_bytes;
-    for away in &ways {
-        let first = attempt(wanted, away);
-        if first.peak_bytes <= budget_bytes {
-            return Ok(first);
-        }
-        let shorter = longest_that_fits(wanted, |context| fits(context, away));
-        if let Some(context) = shorter.filter(|_| sizes.context.is_none()) {
-            return Ok(attempt(context, away));
-        }
+        let terms = Terms::of_use(Purpose::Generation, &request, place, context, sizes.budget.bytes);
+        let terms = Terms { pins: pins.clone(), ..terms };
+        Attempt { request, shape, terms, device: place.describe() }
     }
-    let shortest = SHORTEST.min(wanted);
-    let leanest = ways.iter().min_by_key(|away| attempt(shortest, away).peak_bytes);
-    let leanest = leanest.expect("there is a way");
-    let fitting = longest_that_fits(wanted, |context| fits(context, leanest));
-    let fitting = fitting.map(|context| attempt(context, leanest));
-    Err(refusal(&attempt(wanted, leanest), sizes, fitting, &attempt(shortest, leanest)))
+
+    /// One run of as many tokens as may be new.
+    fn demand(&self) -> Demand {
+        let extent = self.request.extent;
+        Demand { micro_tokens: extent.tokens, extent, micro_steps: 1.0 }
+    }
+
+    fn solve(&self) -> Result<Solution, SolveError> {
+        self.terms.solve(&self.request, &[self.demand()])
+    }
+
+    fn can_fit(&self) -> bool {
+        self.terms.can_fit(&self.request, &self.demand())
+    }
+
+    fn plan(self, solution: Solution, budget: JobBudget) -> GenerationPlan {
+        let Solution { plan, peak_bytes, context_bytes, .. } = solution;
+        let JobBudget { bytes: budget_bytes, stated, .. } = budget;
+        let margin_bytes = self.terms.context.overhead.margin_bytes;
+        let Attempt { shape, device, .. } = self;
+        GenerationPlan { plan, shape, device, context_bytes, margin_bytes, peak_bytes, budget_bytes, stated }
+    }
 }
 
 /// The largest multiple of 8 below `wanted` that fits.
@@ -154,7 +198,6 @@ fn refusal(
     }
 }
 
-/// What is resident beside the arena and the program itself.
 /// What the sampler keeps for each token of the vocabulary: its id and its logit.
 const CANDIDATE_BYTES: usize = 8;
 

@@ -242,7 +242,7 @@ fn build_request(
         },
         storage,
         dropout: recipe.adapter.dropout as f32,
-        optimizer: options::Optimizer {
+        optimizer: request::Optimizer {
             adamw: AdamW {
                 beta1: train.betas[0],
                 beta2: train.betas[1],
@@ -250,8 +250,8 @@ fn build_request(
                 weight_decay: train.weight_decay,
             },
             moments: match train.optimizer {
-                Optimizer::AdamW => options::Moments::F32,
-                Optimizer::AdamW8Bit => options::Moments::Bits8,
+                Optimizer::AdamW => request::Moments::F32,
+                Optimizer::AdamW8Bit => request::Moments::Bits8,
             },
             clip: train.clip as f32,
         },

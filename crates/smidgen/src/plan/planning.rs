@@ -13,9 +13,9 @@ use crate::plan::model::written_storage;
 use crate::plan::profiles::ChosenProfile;
 use crate::plan::terms::{Terms, pins};
 use crate::rows::data::Data;
-use smidgen_compile::{Budget, Pins, Policy, Solution, SolveError, roomiest};
+use smidgen_compile::{Budget, Solution, SolveError, fastest};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Storage};
+use smidgen_ir::{DeviceKind, Pins, Policy, Storage};
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ use std::collections::BTreeSet;
 pub struct Planned {
     pub solution: Solution,
     pub budget_bytes: u64,
-    /// What may lie in pinned memory or on disk.
-    pub elsewhere_budget_bytes: u64,
+    /// What offloaded tensors may take in pinned memory or on disk.
+    pub offload_budget_bytes: u64,
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
@@ -48,13 +48,9 @@ pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
 }
 
 /// Plans the job by the choices of an earlier plan, if they still fit.
-pub fn plan_job_as_before(
-    job: &Job,
-    micro_tokens: usize,
-    policy: &Policy,
-) -> Result<Option<Planned>, Failure> {
-    let terms = Terms::with(job, Pins { policy: Some(policy.clone()), ..Pins::default() });
-    let shape = DemandShape::of(job, Some(micro_tokens))?;
+pub fn plan_job_as_before(job: &Job, policy: &Policy) -> Result<Option<Planned>, Failure> {
+    let terms = Terms::with(job, Pins::from(policy.clone()));
+    let shape = DemandShape::of(job, Some(policy.micro_tokens))?;
     let solution = terms.solve(&job.request, &shape.demands).ok();
     Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
 }
@@ -94,7 +90,7 @@ impl Planned {
         advice: Vec<String>,
     ) -> Planned {
         let mut notes = notes(job, shape, terms, &solution, fits);
-        let Budget { device_bytes: budget_bytes, elsewhere_bytes: elsewhere_budget_bytes } = terms.budget;
+        let Budget { device_bytes: budget_bytes, offload_bytes: offload_budget_bytes } = terms.budget;
         let step_tokens = shape.step_tokens;
         let life = plan_life(job, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
@@ -102,7 +98,7 @@ impl Planned {
         Planned {
             solution,
             budget_bytes,
-            elsewhere_budget_bytes,
+            offload_budget_bytes,
             step_tokens,
             fits,
             trains_base: !job.request.trained.is_empty(),
@@ -165,7 +161,7 @@ fn roomier(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -
     if solution.prices.is_empty() {
         return None;
     }
-    let (kept_bytes, kept_ms) = roomiest(&job.request, shape.demands.first()?, terms.context, &terms.profile);
+    let (kept_bytes, kept_ms) = fastest(&terms.question(&job.request, &shape.demands));
     let more = format_bytes(kept_bytes.checked_sub(solution.peak_bytes)?);
     let faster = 100.0 * (solution.step_ms / kept_ms - 1.0);
     (faster >= 0.5).then(|| format!("{more} more would keep everything on the device, {faster:.0} % faster"))
@@ -196,8 +192,8 @@ impl Planned {
                 format!(
                     "plans that fit the budget of {} need up to {} {place}, and there are {}",
                     format_bytes(self.budget_bytes),
-                    format_bytes(self.solution.elsewhere_bytes()),
-                    format_bytes(self.elsewhere_budget_bytes)
+                    format_bytes(self.solution.offloaded_bytes()),
+                    format_bytes(self.offload_budget_bytes)
                 )
             }
         };

@@ -5,7 +5,7 @@
 
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Plan, Space};
+use smidgen_ir::{Plan, Policy, Space};
 
 /// One line per choice: its name, a colon, and what was chosen.
 pub fn render_reasons(solution: &Solution) -> Vec<String> {
@@ -34,6 +34,41 @@ pub fn describe(choice: Choice) -> &'static str {
     }
 }
 
+/// What differs between two policies of a model with this many layers.
+pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String {
+    let mut changes = Vec::new();
+    if now.micro_tokens != before.micro_tokens {
+        let (is, was) = (now.micro_tokens, before.micro_tokens);
+        changes.push(format!("micro-batches of {is} tokens (were {was})"));
+    }
+    let mut count = |what: &str, is: usize, was: usize| {
+        if is != was {
+            changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
+        }
+    };
+    count("recompute", now.recompute.len(), before.recompute.len());
+    let [is, was] = [now, before].map(|policy| policy.offloaded_activations.len());
+    count("offloaded activations", is, was);
+    let [is, was] = [now, before].map(|policy| policy.offloaded_weights.len());
+    count("offloaded weights", is, was);
+    if now.optimizer_state != before.optimizer_state {
+        changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
+    }
+    if now.tile_tokens != before.tile_tokens {
+        changes.push(match now.tile_tokens {
+            Some(tokens) => format!("feed-forward blocks on {tokens} tokens at a time"),
+            None => "feed-forward blocks on a whole micro-batch".into(),
+        });
+    }
+    if now.head_pieces != before.head_pieces {
+        changes.push(match now.head_pieces {
+            0 | 1 => "the head as a whole".into(),
+            pieces => format!("the head in {pieces} pieces"),
+        });
+    }
+    if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }
+}
+
 /// Layers of the model that a plan is for.
 pub fn layer_count(plan: &Plan) -> usize {
     let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
@@ -42,11 +77,9 @@ pub fn layer_count(plan: &Plan) -> usize {
 
 fn render_reason(solution: &Solution, reason: &Reason) -> String {
     let (policy, layers) = (&solution.policy, layer_count(&solution.plan));
-    let away = &policy.away;
-    let place = describe_place(solution.plan.device.elsewhere());
     let of_layers = |count: usize| format!("{count} of {layers} layers");
     let what = match reason.choice {
-        Choice::Recompute => match policy.recompute.layers.len() {
+        Choice::Recompute => match policy.recompute.len() {
             0 => "recompute: none".to_owned(),
             count => format!("recompute: {}", of_layers(count)),
         },
@@ -57,8 +90,8 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             format!("tiles: feed-forward blocks run on {tokens} tokens at a time")
         }
         Choice::Weights => {
-            let place = if away.on_disk { describe_place(Space::Disk) } else { place };
-            match (away.weights.len(), away.tables) {
+            let place = describe_place(policy.weights);
+            match (policy.offloaded_weights.len(), policy.tables_offloaded) {
                 (0, _) => format!("weights: embedding and head {place}"),
                 (count, false) => format!("weights: {} {place}, prefetched", of_layers(count)),
                 (count, true) => {
@@ -69,13 +102,18 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         Choice::HeadPieces if reason.why == Why::HeadHasAdapter => "head: not split".to_owned(),
         Choice::HeadPieces => format!(
             "head: split into {} pieces, with one more matmul; results differ by rounding",
-            away.head_pieces
+            policy.head_pieces
         ),
-        Choice::Embedding => format!("embedding: {place}, rows are looked up there"),
-        Choice::Activations => {
-            format!("activations: {} offloaded until backward, {place}", of_layers(away.activations.len()))
+        Choice::Embedding => {
+            let place = describe_place(solution.plan.device.offload_space());
+            format!("embedding: {place}, rows are looked up there")
         }
-        Choice::OptimizerState => format!("optimizer state: {place}"),
+        Choice::Activations => format!(
+            "activations: {} offloaded until backward, {}",
+            of_layers(policy.offloaded_activations.len()),
+            describe_place(policy.activations)
+        ),
+        Choice::OptimizerState => format!("optimizer state: {}", describe_place(policy.optimizer_state)),
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),

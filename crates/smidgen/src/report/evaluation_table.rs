@@ -3,7 +3,7 @@
 //! Weights, activations and workspace of the `eval` entry point, and where offloaded weights are stored.
 //! Left out: the scores (`eval_table.rs`).
 
-use super::plan_table::{context_note, elsewhere_lines};
+use super::plan_table::{context_note, offload_lines};
 use crate::eval::evaluator::{EvalPlan, Means};
 use smidgen_ir::Category;
 use smidgen_ir::bytes::format_bytes;
@@ -36,5 +36,5 @@ pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> Strin
     line("context", evaluation.context_bytes, &note);
     let spare = format_bytes(means.budget_bytes - evaluation.peak_bytes);
     line("peak", evaluation.peak_bytes, &format!("fits, {spare} to spare"));
-    text + &elsewhere_lines(&evaluation.plan)
+    text + &offload_lines(&evaluation.plan)
 }

@@ -3,7 +3,7 @@
 //! The rows are those of the `decode` entry point; offloaded weights are listed below them.
 //! Left out: the generated text and its speed.
 
-use super::plan_table::{context_note, elsewhere_lines};
+use super::plan_table::{context_note, offload_lines};
 use crate::plan::generation::GenerationPlan;
 use smidgen_compile::DecodeShape;
 use smidgen_ir::bytes::format_bytes;
@@ -31,5 +31,5 @@ pub fn render_generation_table(generation: &GenerationPlan) -> String {
     }
     let spare = format_bytes(generation.budget_bytes - generation.peak_bytes);
     line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(generation.peak_bytes)));
-    text + &elsewhere_lines(&generation.plan)
+    text + &offload_lines(&generation.plan)
 }

@@ -5,6 +5,7 @@
 
 use super::timeline::Timeline;
 use serde::Deserialize;
+use smidgen_ir::Policy;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -59,15 +60,8 @@ impl PlanFacts {
 pub struct PolicyFacts {
     pub device: String,
     pub threads: usize,
-    pub micro_tokens: usize,
-    pub recompute: Vec<usize>,
-    pub loss_chunk: usize,
-    pub tile_tokens: Option<usize>,
-    pub activations_away: Vec<usize>,
-    pub weights_away: Vec<usize>,
-    pub embedding_away: bool,
-    pub tables_away: bool,
-    pub optimizer_state: String,
+    #[serde(flatten)]
+    pub chosen: Policy,
     pub reasons: Vec<String>,
     pub prices: Vec<PriceFacts>,
 }

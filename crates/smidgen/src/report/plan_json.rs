@@ -10,7 +10,8 @@ use crate::plan::context::pinned_bytes;
 use crate::plan::life::must_fit;
 use crate::plan::planning::Planned;
 use serde_json::{Map, Value, json};
-use smidgen_ir::{Entry, Space};
+use smidgen_compile::Solution;
+use smidgen_ir::Entry;
 
 /// One object; every size in bytes. Rows add up to `peak_bytes`.
 pub fn render_json(planned: &Planned) -> Value {
@@ -22,15 +23,8 @@ pub fn render_json(planned: &Planned) -> Value {
     let live = |entry: Entry| plan.live_bytes(entry).into_iter().max().unwrap_or(0);
     let at_rest = planned.solution.context_bytes + plan.persistent_bytes as u64;
     let phase = |entry: Entry| at_rest + live(entry) as u64;
-    let away = &solution.policy.away;
-    let elsewhere = plan.device.elsewhere();
     let life: Map<String, Value> =
         planned.life.iter().map(|phase| (phase.name.to_string(), phase.needs.render_json())).collect();
-    let place_of = |is_away: bool| if is_away { elsewhere } else { Space::Device }.name();
-    let weights_place = match !away.weights.is_empty() || away.has_tables() {
-        true if away.on_disk => Space::Disk.name(),
-        is_away => place_of(is_away),
-    };
     let profile = planned.profile.device.at(plan.precision);
     json!({
         "title": plan.title,
@@ -48,29 +42,7 @@ pub fn render_json(planned: &Planned) -> Value {
             "disk": plan.disk.bytes(),
         },
         "rows": rows,
-        "policy": {
-            "device": plan.device.name(),
-            "threads": plan.threads,
-            "micro_tokens": solution.demand.micro_tokens,
-            "recompute": solution.policy.recompute.layers,
-            "loss_chunk": solution.policy.loss_chunk,
-            "tile_tokens": solution.policy.tile_tokens,
-            "activations": place_of(!away.activations.is_empty()),
-            "activations_away": away.activations,
-            "weights": weights_place,
-            "weights_away": away.weights,
-            "embedding_away": away.has_tables(),
-            "tables_away": away.tables,
-            "head_pieces": away.head_pieces,
-            "optimizer_state": place_of(away.moments),
-            "window_bytes": away.window_bytes,
-            "reasons": render_reasons(solution),
-            "prices": solution.prices.iter().map(|price| json!({
-                "choice": describe(price.choice),
-                "saved_bytes": price.saved_bytes,
-                "cost_ms": price.cost_ms,
-            })).collect::<Vec<_>>(),
-        },
+        "policy": render_policy(solution),
         "micro_steps": solution.demand.micro_steps,
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
         "step_ms": solution.step_ms,
@@ -96,6 +68,23 @@ pub fn render_json(planned: &Planned) -> Value {
         "notes": planned.notes,
         "timeline": draw_timeline(plan, solution.context_bytes, &profile, planned.trains_base),
     })
+}
+
+/// The memory choices, what computes, and why each choice was made.
+fn render_policy(solution: &Solution) -> Value {
+    let mut policy = serde_json::to_value(&solution.policy).expect("a policy has plain fields");
+    policy["device"] = json!(solution.plan.device.name());
+    policy["threads"] = json!(solution.plan.threads);
+    policy["reasons"] = json!(render_reasons(solution));
+    let prices = solution.prices.iter().map(|price| {
+        json!({
+            "choice": describe(price.choice),
+            "saved_bytes": price.saved_bytes,
+            "cost_ms": price.cost_ms,
+        })
+    });
+    policy["prices"] = prices.collect();
+    policy
 }
 
 /// JSON for people too: a line for each field, but lists of plain values on one.

@@ -40,14 +40,14 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let verdict = if planned.fits {
         format!("fits, {} to spare", format_bytes(spare as u64))
     } else if spare >= 0 {
-        let elsewhere = format_bytes(planned.elsewhere_budget_bytes);
-        format!("does not fit: there are {elsewhere} for what lies elsewhere")
+        let offload = format_bytes(planned.offload_budget_bytes);
+        format!("does not fit: only {offload} for offloaded tensors")
     } else {
         format!("does not fit, {} too much", format_bytes((-spare) as u64))
     };
     let place = plan.place(peak.entry, peak.step);
     line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
-    text.push_str(&elsewhere_lines(plan));
+    text.push_str(&offload_lines(plan));
     let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(String::new());
     let largest: Vec<String> = peak
@@ -83,7 +83,7 @@ pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -
 }
 
 /// Pinned memory and disk of a plan, one line each.
-pub fn elsewhere_lines(plan: &Plan) -> String {
+pub fn offload_lines(plan: &Plan) -> String {
     let line = |(what, size): (&str, SpaceSize)| {
         let bytes = format_bytes(size.bytes() as u64);
         format!("  {what:<16}{bytes:>12}   for offloaded tensors\n")
@@ -99,7 +99,7 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
         Category::BaseWeights => storages(job),
         Category::Adapters => "f32 masters".into(),
         Category::Activations => {
-            let recomputed = policy.recompute.layers.len();
+            let recomputed = policy.recompute.len();
             let tokens = planned.solution.demand.extent.tokens;
             format!("{tokens} tokens, recompute {recomputed} of {layers} layers")
         }

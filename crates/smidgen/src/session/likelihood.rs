@@ -55,9 +55,9 @@ mod tests {
     use super::*;
     use crate::session::adapted::build_adapted_request;
     use smidgen_compile::names::state;
-    use smidgen_compile::{Policy, Recompute, Request, compile_eval};
+    use smidgen_compile::{Request, compile_eval};
     use smidgen_formats::model::Model;
-    use smidgen_ir::Extent;
+    use smidgen_ir::{Extent, LayerSet, Policy};
     use smidgen_runtime::Cpu;
     use std::path::Path;
 
@@ -70,7 +70,7 @@ mod tests {
         let request = build_adapted_request(&model, None).unwrap();
         let request = Request { extent, row_losses: true, threads: 1, ..request };
         let mut executor = Executor::load(
-            compile_eval(&request, &Policy::resident(Recompute::none(), 64)),
+            compile_eval(&request, &Policy::resident(LayerSet::none(), 64)),
             Cpu::new(1).unwrap(),
         )
         .unwrap();

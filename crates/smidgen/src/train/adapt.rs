@@ -5,13 +5,11 @@
 //! changes results beyond rounding: the batch is the same, only its sums are split differently.
 
 use super::free_memory::FreeMemory;
-use super::outcome::RunPolicy;
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};
 use crate::rows::data::Data;
-use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::MicroTokens;
+use smidgen_ir::Policy;
 use smidgen_runtime::device::DeviceMemory;
 
 /// A plan must be predicted faster by this to be preferred.
@@ -58,7 +56,7 @@ pub fn may_grow(job: &Job, planned: &Planned) -> Result<bool, Failure> {
 }
 
 /// A plan for what the job's budget now is, where the one before no longer fits.
-pub fn plan_smaller(job: &Job, before: &RunPolicy) -> Result<Planned, Failure> {
+pub fn plan_smaller(job: &Job, before: &Policy) -> Result<Planned, Failure> {
     let halved = halved_micro_batches(job, before)?;
     let solved = plan_job(job)?;
     match halved {
@@ -73,16 +71,16 @@ fn is_close(one: &Planned, other: &Planned) -> bool {
 }
 
 /// All choices as before, with the largest of the halves of its micro-batches that fits.
-fn halved_micro_batches(job: &Job, before: &RunPolicy) -> Result<Option<Planned>, Failure> {
+fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, Failure> {
     let Data::Rows(rows) = &job.data else { return Ok(None) };
-    if job.recipe.memory.micro_tokens != MicroTokens::Auto {
+    if job.recipe.memory.pins.micro_tokens.is_some() {
         return Ok(None);
     }
     let longest = rows.train.longest();
     let mut micro_tokens = before.micro_tokens;
     while micro_tokens > longest {
         micro_tokens = (micro_tokens / 2).max(longest);
-        if let Some(planned) = plan_job_as_before(job, micro_tokens, &before.policy)? {
+        if let Some(planned) = plan_job_as_before(job, &Policy { micro_tokens, ..before.clone() })? {
             return Ok(Some(planned));
         }
     }
@@ -90,56 +88,12 @@ fn halved_micro_batches(job: &Job, before: &RunPolicy) -> Result<Option<Planned>
 }
 
 /// A plan for what the job's budget now is, where there is more: the one before unless another is faster by enough.
-pub fn plan_larger(job: &Job, before: &RunPolicy) -> Result<Planned, Failure> {
-    let Some(kept) = plan_job_as_before(job, before.micro_tokens, &before.policy)? else {
+pub fn plan_larger(job: &Job, before: &Policy) -> Result<Planned, Failure> {
+    let Some(kept) = plan_job_as_before(job, before)? else {
         return plan_smaller(job, before);
     };
     let solved = plan_job(job)?;
     Ok(if solved.fits && !is_close(&kept, &solved) { solved } else { kept })
-}
-
-/// What changed between two plans, in words.
-pub fn describe_change(job: &Job, before: &RunPolicy, before_bytes: u64, planned: &Planned) -> String {
-    let (solution, layers) = (&planned.solution, job.request.spec.layers);
-    let now = &solution.policy;
-    let mut changes = Vec::new();
-    if solution.demand.micro_tokens != before.micro_tokens {
-        let (is, was) = (solution.demand.micro_tokens, before.micro_tokens);
-        changes.push(format!("micro-batches of {is} tokens (were {was})"));
-    }
-    let mut count = |what: &str, is: usize, was: usize| {
-        if is != was {
-            changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
-        }
-    };
-    let (away, was_away) = (&now.away, &before.policy.away);
-    count("recompute", now.recompute.layers.len(), before.policy.recompute.layers.len());
-    count("activations elsewhere", away.activations.len(), was_away.activations.len());
-    count("weights elsewhere", away.weights.len(), was_away.weights.len());
-    if away.moments != was_away.moments {
-        changes.push(format!("optimizer state {}", if away.moments { "elsewhere" } else { "on the device" }));
-    }
-    if now.tile_tokens != before.policy.tile_tokens {
-        changes.push(match now.tile_tokens {
-            Some(tokens) => format!("wide activations of {tokens} tokens at a time"),
-            None => "wide activations of a whole micro-batch".into(),
-        });
-    }
-    if away.head_pieces != was_away.head_pieces {
-        changes.push(match away.head_pieces {
-            0 | 1 => "the head as a whole".into(),
-            pieces => format!("the head in {pieces} pieces"),
-        });
-    }
-    if changes.is_empty() {
-        changes.push("the same choices".into());
-    }
-    format!(
-        "now {}, {} instead of {}",
-        changes.join(", "),
-        format_bytes(solution.peak_bytes),
-        format_bytes(before_bytes)
-    )
 }
 
 #[cfg(test)]

@@ -93,12 +93,12 @@ fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
 
 /// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
 fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
-    let Start::Checkpoint { run_policy, folder, .. } = start else { return plan_job(job) };
+    let Start::Checkpoint { policy, folder, .. } = start else { return plan_job(job) };
     if resume::memory_changed(folder, &job.recipe) {
         say("the memory section changed: replanning; results equal within rounding");
         return plan_job(job);
     }
-    match plan_job_as_before(job, run_policy.micro_tokens, &run_policy.policy)? {
+    match plan_job_as_before(job, policy)? {
         Some(planned) => Ok(planned),
         None => {
             say("the checkpoint's plan no longer fits: replanning; results equal within rounding");

@@ -5,13 +5,13 @@
 //! refused. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
 //! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.
 
-use super::adapt::{Watch, describe_change, lacks, may_grow, plan_larger, plan_smaller};
+use super::adapt::{Watch, lacks, may_grow, plan_larger, plan_smaller};
 use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::monitor::{self, Looked};
-use super::outcome::{Ending, RunPolicy, Went};
+use super::outcome::{Ending, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
@@ -25,7 +25,7 @@ use crate::plan::life::LifePhase;
 use crate::plan::planning::Planned;
 use crate::plan::product::Product;
 use crate::rows::data::{Data, Rows};
-use smidgen_ir::DeviceKind;
+use smidgen_ir::{DeviceKind, Policy};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
 use smidgen_recipe::{Budget, render_job};
@@ -51,6 +51,8 @@ pub struct Course<'a> {
     pub owns_process: bool,
     /// The plan as `plan.txt` and `plan.json` have it; training itself renders nothing.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
+    /// What differs between two policies of a model with this many layers, in words.
+    pub describe_changes: &'a dyn Fn(&Policy, &Policy, usize) -> String,
 }
 
 /// A plan in words and as JSON.
@@ -70,7 +72,7 @@ struct Moved {
 /// What is left of a plan once its steps are on the device.
 #[derive(Clone, Debug)]
 struct Chosen {
-    run_policy: RunPolicy,
+    policy: Policy,
     peak_bytes: u64,
     context_bytes: u64,
     disk_bytes: u64,
@@ -81,10 +83,7 @@ impl Chosen {
     fn of(planned: &Planned) -> Chosen {
         let solution = &planned.solution;
         Chosen {
-            run_policy: RunPolicy {
-                micro_tokens: solution.demand.micro_tokens,
-                policy: solution.policy.clone(),
-            },
+            policy: solution.policy.clone(),
             peak_bytes: solution.peak_bytes,
             context_bytes: solution.context_bytes,
             disk_bytes: solution.plan.disk.bytes() as u64,
@@ -156,8 +155,8 @@ impl Course<'_> {
                 none => none.insert(Journal::resume(self.dir.path(), first)?),
             };
             history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes)?;
-            let run_policy = chosen.run_policy.clone();
-            let trainer = Trainer::fill(job, executor, self.dir.clone(), run_policy, &start)?;
+            let policy = chosen.policy.clone();
+            let trainer = Trainer::fill(job, executor, self.dir.clone(), policy, &start)?;
             let mut trainer = trainer.with_meter(&mut meter).with_monitor(self.is_monitored);
             if self.owns_process || job.request.device == DeviceKind::Cuda {
                 trainer = trainer.with_planned_peak(chosen.peak_bytes);
@@ -265,9 +264,17 @@ impl Course<'_> {
         }
     }
 
+    /// What changes with another plan, in words.
+    fn describe_change(&self, job: &Job, before: &Chosen, planned: &Planned) -> String {
+        let now = &planned.solution;
+        let changes = (self.describe_changes)(&before.policy, &now.policy, job.request.spec.layers);
+        let [is, was] = [now.peak_bytes, before.peak_bytes].map(format_bytes);
+        format!("now {changes}, {is} instead of {was}")
+    }
+
     fn shrink(&self, job: &Job, before: &Chosen) -> Result<Planned, Failure> {
-        let planned = plan_smaller(job, &before.run_policy)?;
-        let change = describe_change(job, &before.run_policy, before.peak_bytes, &planned);
+        let planned = plan_smaller(job, &before.policy)?;
+        let change = self.describe_change(job, before, &planned);
         (self.say)(&format!("{change}; results equal within rounding"));
         Ok(planned)
     }
@@ -283,16 +290,16 @@ impl Course<'_> {
         let Moved { step, reachable_bytes } = moved;
         job.budget = job.budget_for(reachable_bytes);
         let planned = match lacks(before.peak_bytes, reachable_bytes, self.free_memory.noise_bytes()) {
-            true => plan_smaller(job, &before.run_policy)?,
-            false => plan_larger(job, &before.run_policy)?,
+            true => plan_smaller(job, &before.policy)?,
+            false => plan_larger(job, &before.policy)?,
         };
-        if Chosen::of(&planned).run_policy == before.run_policy {
+        if Chosen::of(&planned).policy == before.policy {
             return Ok(planned);
         }
         say(&format!(
             "after step {step}: {} of memory is available: {}; results equal within rounding",
             format_bytes(reachable_bytes),
-            describe_change(job, &before.run_policy, before.peak_bytes, &planned)
+            self.describe_change(job, before, &planned)
         ));
         let (now, kept) = (self.dir.file("plan.json"), format!("plan-until-{step}.json"));
         std::fs::copy(&now, self.dir.file(&kept)).map_err(|error| Failure::file("copy", &now, error))?;

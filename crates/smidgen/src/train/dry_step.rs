@@ -23,7 +23,7 @@ impl<D: Device> Trainer<'_, D> {
         train: &TokenSet,
         first: u64,
     ) -> Result<bool, Failure> {
-        let micro_tokens = self.run_policy.micro_tokens;
+        let micro_tokens = self.policy.micro_tokens;
         let largest = largest_samples(batches, train, micro_tokens).map_err(Failure::data)?;
         let step = batches.step_samples(first).samples;
         let mut packing = Packing::default();

@@ -3,7 +3,6 @@
 //! Plain data that the trainer returns, checkpoints hold and commands turn into words.
 
 use super::standing::Standing;
-use smidgen_compile::Policy;
 
 /// What a run reports when it ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,11 +44,4 @@ pub struct Went {
     pub planned_bytes: u64,
     /// Plans that the run went by.
     pub plans: usize,
-}
-
-/// The choices that a checkpoint holds, so that a resumed run makes the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RunPolicy {
-    pub micro_tokens: usize,
-    pub policy: Policy,
 }

@@ -6,7 +6,6 @@
 
 use super::loss_scale::LossScale;
 use super::metrics::last_step;
-use super::outcome::RunPolicy;
 use super::run_dir::RunDir;
 use super::standing::Standing;
 use super::trained_state;
@@ -17,8 +16,6 @@ use crate::plan::job::Job;
 use crate::plan::product::Product;
 use crate::session::weights;
 use serde::{Deserialize, Serialize};
-use smidgen_compile::request::Recompute;
-use smidgen_compile::{Away, Policy};
 use smidgen_formats::element::Element;
 use smidgen_formats::json_file::read_json_file;
 use smidgen_formats::safetensors::SafetensorsFile;
@@ -26,7 +23,7 @@ use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_sa
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_ir::{DType, LeafKind, Plan, Policy, Space, Storage, ValueId};
 use smidgen_recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Device, Executor};
@@ -49,7 +46,7 @@ pub enum Start {
     Checkpoint {
         step: u64,
         folder: PathBuf,
-        run_policy: RunPolicy,
+        policy: Policy,
         standing: Standing,
         loss_scale: Option<LossScale>,
         /// What computed it.
@@ -90,16 +87,13 @@ impl Start {
 struct State {
     version: u32,
     step: u64,
-    micro_tokens: usize,
-    recompute: Vec<usize>,
-    loss_chunk: usize,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    tile_tokens: Option<usize>,
+    #[serde(flatten)]
+    policy: Policy,
+    /// What version 1 offloaded; the policy says it since.
+    #[serde(default, skip_serializing)]
+    away: Option<OffloadV1>,
     #[serde(default)]
     standing: Standing,
-    /// What lies elsewhere than on the device; nothing where a checkpoint does not say.
-    #[serde(default)]
-    away: SavedAway,
     /// What computed it; `f32` where a checkpoint does not say.
     #[serde(default = "f32_name")]
     compute: String,
@@ -108,9 +102,9 @@ struct State {
     loss_scale: Option<LossScale>,
 }
 
-/// [`Away`] as it is kept.
-#[derive(Default, Serialize, Deserialize)]
-struct SavedAway {
+/// What version 1 of a checkpoint says of offloaded tensors.
+#[derive(Deserialize)]
+struct OffloadV1 {
     weights: Vec<usize>,
     #[serde(default)]
     embedding: bool,
@@ -124,25 +118,22 @@ struct SavedAway {
     window_bytes: usize,
 }
 
-impl SavedAway {
-    fn of(away: &Away) -> SavedAway {
-        let Away { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes } =
-            away.clone();
-        SavedAway { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes }
-    }
-
-    fn restored(self) -> Away {
-        let SavedAway {
-            weights,
-            embedding,
-            tables,
-            on_disk,
-            head_pieces,
-            activations,
-            moments,
-            window_bytes,
-        } = self;
-        Away { weights, embedding, tables, on_disk, head_pieces, activations, moments, window_bytes }
+impl OffloadV1 {
+    fn added_to(self, policy: Policy) -> Policy {
+        let space = |is_used: bool| if is_used { Space::Host } else { Space::Device };
+        let has_weights = !self.weights.is_empty() || self.embedding || self.tables;
+        Policy {
+            weights: if self.on_disk { Space::Disk } else { space(has_weights) },
+            offloaded_weights: self.weights.into_iter().collect(),
+            embedding_offloaded: self.embedding || self.tables,
+            tables_offloaded: self.tables,
+            head_pieces: self.head_pieces,
+            activations: space(!self.activations.is_empty()),
+            offloaded_activations: self.activations.into_iter().collect(),
+            optimizer_state: space(self.moments),
+            window_bytes: self.window_bytes,
+            ..policy
+        }
     }
 }
 
@@ -150,7 +141,8 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-const STATE_VERSION: u32 = 1;
+/// 0.10 writes version 2, which has the whole policy; version 1 is still read.
+const STATE_VERSION: u32 = 2;
 
 /// The newest checkpoint of a run folder, or its beginning.
 pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
@@ -158,22 +150,19 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let folder = dir.checkpoint(step);
     let path = folder.join(STATE_FILE);
     let state: State = read_json_file(&path, 1 << 20).map_err(Failure::model)?;
-    if state.version != STATE_VERSION || state.step != step {
+    if !(1..=STATE_VERSION).contains(&state.version) || state.step != step {
         return Err(Failure::model(format!(
-            "`{}` is version {} of step {}, expected version {STATE_VERSION} of step {step}",
+            "`{}` is version {} of step {}, expected version 1 to {STATE_VERSION} of step {step}",
             path.display(),
             state.version,
             state.step
         ))
         .hint("remove that checkpoint folder to continue from the one before"));
     }
-    let policy = Policy {
-        recompute: Recompute { layers: state.recompute },
-        loss_chunk: state.loss_chunk,
-        tile_tokens: state.tile_tokens,
-        away: state.away.restored(),
+    let policy = match state.away {
+        Some(offload) => offload.added_to(state.policy),
+        None => state.policy,
     };
-    let run_policy = RunPolicy { micro_tokens: state.micro_tokens, policy };
     let mut standing = state.standing;
     let lost_best = standing.best_saved.map(|best| best.step).filter(|best| !dir.checkpoint(*best).exists());
     if lost_best.is_some() {
@@ -182,7 +171,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     Ok(Start::Checkpoint {
         step,
         folder,
-        run_policy,
+        policy,
         standing,
         loss_scale: state.loss_scale,
         compute: state.compute,
@@ -194,7 +183,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
 pub fn write_state<D: Device>(
     executor: &mut Executor<D>,
     job: &Job,
-    run_policy: &RunPolicy,
+    policy: &Policy,
     step: u64,
     standing: &Standing,
     loss_scale: Option<LossScale>,
@@ -211,11 +200,8 @@ pub fn write_state<D: Device>(
     let state = State {
         version: STATE_VERSION,
         step,
-        micro_tokens: run_policy.micro_tokens,
-        recompute: run_policy.policy.recompute.layers.clone(),
-        loss_chunk: run_policy.policy.loss_chunk,
-        tile_tokens: run_policy.policy.tile_tokens,
-        away: SavedAway::of(&run_policy.policy.away),
+        policy: policy.clone(),
+        away: None,
         standing: *standing,
         compute: job.arithmetic.name(),
         loss_scale,
@@ -372,14 +358,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_elsewhere_reads_back_and_older_checkpoints_have_a_whole_head() {
-        let away =
-            Away { weights: vec![0, 2], tables: true, head_pieces: 8, window_bytes: 7, ..Away::default() };
-        let text = serde_json::to_string(&SavedAway::of(&away)).unwrap();
-        assert_eq!(serde_json::from_str::<SavedAway>(&text).unwrap().restored(), away);
-        let older = text.replace("\"head_pieces\":8,", "");
-        assert!(older.len() < text.len());
-        let whole = Away { head_pieces: 0, ..away };
-        assert_eq!(serde_json::from_str::<SavedAway>(&older).unwrap().restored(), whole);
+    fn a_checkpoint_of_version_1_has_the_same_policy() {
+        let old = r#"{"version": 1, "step": 4, "micro_tokens": 96, "recompute": [0, 1], "loss_chunk": 32,
+            "away": {"weights": [0, 2], "tables": true, "head_pieces": 8, "activations": [1], "moments": true,
+            "window_bytes": 7}}"#;
+        let state: State = serde_json::from_str(old).unwrap();
+        let policy = state.away.unwrap().added_to(state.policy);
+        let expected = Policy {
+            micro_tokens: 96,
+            weights: Space::Host,
+            offloaded_weights: [0, 2].into_iter().collect(),
+            embedding_offloaded: true,
+            tables_offloaded: true,
+            head_pieces: 8,
+            activations: Space::Host,
+            offloaded_activations: [1].into_iter().collect(),
+            optimizer_state: Space::Host,
+            window_bytes: 7,
+            ..Policy::resident([0, 1].into_iter().collect(), 32)
+        };
+        assert_eq!(policy, expected);
     }
 }

@@ -14,7 +14,7 @@ use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
 use super::metrics::MetricsRow;
 use super::monitor::{self, Looked};
-use super::outcome::{Ending, Outcome, RunPolicy};
+use super::outcome::{Ending, Outcome};
 use super::phases::{Phase, PhaseMeter};
 use super::replay::{Culprit, find_culprit};
 use super::resume::{self, Start};
@@ -36,7 +36,7 @@ use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::beside::save_beside;
-use smidgen_ir::{Entry, LeafKind, Plan};
+use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
@@ -50,7 +50,7 @@ pub struct Trainer<'a, D> {
     pub(super) executor: Executor<D>,
     pub(super) job: &'a Job,
     dir: RunDir,
-    pub(super) run_policy: RunPolicy,
+    pub(super) policy: Policy,
     pub(super) feed: Feed,
     pub(super) micro_batch: MicroBatch,
     packing: Packing,
@@ -95,11 +95,11 @@ impl<'a, D: Device> Trainer<'a, D> {
         plan: Plan,
         device: D,
         dir: RunDir,
-        run_policy: RunPolicy,
+        policy: Policy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
         let executor = Executor::load(plan, device)?;
-        Trainer::fill(job, executor, dir, run_policy, start)
+        Trainer::fill(job, executor, dir, policy, start)
     }
 
     /// The same where the memory is reserved already.
@@ -107,7 +107,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         job: &'a Job,
         mut executor: Executor<D>,
         dir: RunDir,
-        run_policy: RunPolicy,
+        policy: Policy,
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
@@ -135,7 +135,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             executor,
             job,
             dir,
-            run_policy,
+            policy,
             feed,
             micro_batch: MicroBatch::with_capacity(extent),
             packing: Packing::default(),
@@ -432,7 +432,7 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
         let lengths = samples.iter().map(|sample| train.length(*sample as usize));
-        self.packing.pack(lengths, self.run_policy.micro_tokens).map_err(Failure::data)
+        self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)
     }
 
     /// Queues the update of a step and its report.
@@ -541,9 +541,9 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {
         self.standing.note_saved(moment.step);
         moment.standing = self.standing;
-        let Trainer { executor, job, dir, run_policy, standing, loss_scale, .. } = self;
+        let Trainer { executor, job, dir, policy, standing, loss_scale, .. } = self;
         dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
-            resume::write_state(executor, job, run_policy, moment.step, standing, *loss_scale, folder)?;
+            resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, folder)?;
             write_trainer_state(folder, moment, journal.path())
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))

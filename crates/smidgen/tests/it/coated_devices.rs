@@ -6,7 +6,7 @@
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
 use smidgen::internal::{
-    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start, Trainer,
+    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer,
     adopt_products, find_start, plan_job,
 };
 use smidgen_ir::{Extent, Op, Precision, Space};
@@ -214,8 +214,8 @@ fn train_in<D: Device>(
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let solution = planned.solution;
-    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
-    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let policy = solution.policy;
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
     let progress = Progress::new(11, 0, 0, true);
     let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());
     (outcome.err().map(|failure| failure.message), output)
@@ -233,9 +233,9 @@ fn a_run_above_its_plan_stops_and_saves() {
     let dir = RunDir::at(&folder.path().join("run")).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
-    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let policy = solution.policy;
     let device = Greedy { late: late(), bytes: 45 << 20 };
-    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
     let trainer = trainer.with_planned_peak(41 << 20);
     let progress = Progress::new(11, 0, 0, true);
     let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never()).unwrap();

@@ -4,8 +4,8 @@
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
 use smidgen::internal::{
-    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start,
-    Trainer, Went, find_start, plan_job, render_plan_texts,
+    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start,
+    Trainer, Went, describe_changes, find_start, plan_job, render_plan_texts,
 };
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;
@@ -180,6 +180,7 @@ impl Scene {
             on_step: &mut |_| std::ops::ControlFlow::Continue(()),
             owns_process: true,
             render_plan: &render_plan_texts,
+            describe_changes: &describe_changes,
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());
         Account { result, said: said.into_inner() }
@@ -384,9 +385,9 @@ fn what_is_measured_above_the_plan_stops_before_the_first_step() {
     let dir = RunDir::at(&scene.run_folder("run")).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
-    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
+    let policy = solution.policy;
     let device = Stingy { bytes: 60 << 20, ..generous() };
-    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
     let trainer = trainer.with_planned_peak(41 << 20);
     let progress = Progress::new(12, 0, 0, true);
     let result = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());

@@ -7,11 +7,11 @@ use serde_json::Value;
 use smidgen::internal::{
     AdapterPlace, Data, Feed, Job, LogitsRun, Purpose, Rows, adapters, trained_state, weights,
 };
-use smidgen_compile::{AdapterForm, Policy, Recompute, compile};
+use smidgen_compile::{AdapterForm, compile};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_formats::peft::AdapterKey;
 use smidgen_formats::safetensors::SafetensorsFile;
-use smidgen_ir::{DeviceKind, Entry, Extent, ValueId, ValueRole};
+use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Policy, ValueId, ValueRole};
 use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::{AnyDevice, Executor};
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ fn every_fixture_is_replayed_on_a_gpu() {
 }
 
 fn replay(name: &str, device: &str) {
-    for recompute in [Recompute::none(), Recompute::first(1)] {
+    for recompute in [LayerSet::none(), LayerSet::first(1)] {
         let case = Case::open(name);
         let job = case.job(device);
         let Data::Rows(rows) = &job.data else { panic!("the data was not read") };
@@ -188,7 +188,7 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn load(case: &'a Case, job: &'a Job, rows: &'a Rows, recompute: Recompute) -> Replay<'a> {
+    fn load(case: &'a Case, job: &'a Job, rows: &'a Rows, recompute: LayerSet) -> Replay<'a> {
         let mut request = job.request.clone();
         request.extent = Extent { tokens: 256, rows: 256, segments: 8 };
         request.threads = 2;

@@ -5,7 +5,8 @@
 
 use super::escape::{escape, marked};
 use super::numbers::short;
-use crate::report::plan_facts::{PlanFacts, PolicyFacts, PriceFacts};
+use crate::report::plan_facts::{PlanFacts, PriceFacts};
+use smidgen_ir::Policy;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
@@ -21,8 +22,8 @@ enum Fate {
 impl Fate {
     const ALL: [Fate; 4] = [Fate::Kept, Fate::Recomputed, Fate::Offloaded, Fate::Both];
 
-    fn of(policy: &PolicyFacts, layer: usize) -> Fate {
-        match (policy.recompute.contains(&layer), policy.activations_away.contains(&layer)) {
+    fn of(policy: &Policy, layer: usize) -> Fate {
+        match (policy.recompute.contains(layer), policy.offloaded_activations.contains(layer)) {
             (false, false) => Fate::Kept,
             (true, false) => Fate::Recomputed,
             (false, true) => Fate::Offloaded,
@@ -59,13 +60,13 @@ pub fn render_choices(plan: &PlanFacts) -> String {
 }
 
 fn render_layers(plan: &PlanFacts) -> String {
-    let policy = &plan.policy;
+    let policy = &plan.policy.chosen;
     if plan.layers == 0 {
         return String::new();
     }
     let (mut cells, mut table) = (String::new(), String::new());
     let layers: Vec<(usize, Fate, bool)> = (0..plan.layers)
-        .map(|layer| (layer, Fate::of(policy, layer), policy.weights_away.contains(&layer)))
+        .map(|layer| (layer, Fate::of(policy, layer), policy.offloaded_weights.contains(layer)))
         .collect();
     for (layer, fate, is_streamed) in &layers {
         let (class, streamed) = (fate.class(), if *is_streamed { " streamed" } else { "" });
@@ -88,7 +89,7 @@ fn render_layers(plan: &PlanFacts) -> String {
             format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
         })
         .collect();
-    let streamed = policy.weights_away.len();
+    let streamed = policy.offloaded_weights.len();
     if streamed > 0 {
         write!(legend, "<li class=\"streamed\">weights streamed <small>× {streamed}</small></li>")
             .expect("writing");
