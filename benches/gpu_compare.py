@@ -134,7 +134,7 @@ def smidgen_command(arguments: argparse.Namespace, row: Row, adapter: str, whole
     command = [
         str(arguments.smidgen), "bench", "--json", "--device", arguments.device, "--model", row.model, "--base", row.base,
         "--adapter", adapter, "--rank", "16", "--batch", str(row.batch), "--tokens", str(row.tokens),
-        "--recompute", row.recompute, "--steps", str(arguments.steps), "--warm-up", str(arguments.warm_up),
+        f"memory.recompute={row.recompute}", "--steps", str(arguments.steps), "--warm-up", str(arguments.warm_up),
     ]
     if whole:
         command += ["--together", str(row.batch)]

@@ -15,20 +15,21 @@ from pathlib import Path
 
 from machine import describe_gpu, version_of
 
-HERE = {"weights": "device", "activations": "device", "optimizer-state": "device", "tile-tokens": "none"}
+PINS = ["recompute", "tile_tokens", "weights", "activations", "optimizer_state"]
+HERE = {"weights": "device", "activations": "device", "optimizer_state": "device", "tile_tokens": "none"}
 QWEN = {"model": "qwen2.5-7b", "base": "bf16", "batch": 4, "tokens": 4096, "steps": 3, "warm-up": 2}
 NF4 = {**QWEN, "base": "nf4", "tokens": 2048}
 LLAMA = {"model": "llama3.1-8b", "base": "nf4", "rank": 32, "batch": 1, "steps": 2, "warm-up": 1}
-LONG = {"recompute": "all", "activations": "host", "optimizer-state": "host", "tile-tokens": 4096}
+LONG = {"recompute": "all", "activations": "host", "optimizer_state": "host", "tile_tokens": 4096}
 
 ROWS = [
     ("everything on the GPU", {**QWEN, **HERE, "recompute": "none"}),
     ("recompute all layers", {**QWEN, **HERE, "recompute": "all"}),
-    ("recompute all layers, tiles of 4096 tokens", {**QWEN, **HERE, "recompute": "all", "tile-tokens": 4096}),
+    ("recompute all layers, tiles of 4096 tokens", {**QWEN, **HERE, "recompute": "all", "tile_tokens": 4096}),
     ("recompute all layers, activations offloaded", {**QWEN, **HERE, "recompute": "all", "activations": "host"}),
     ("recompute all layers, weights offloaded", {**QWEN, **HERE, "recompute": "all", "weights": "host"}),
-    ("recompute all layers, optimizer state offloaded", {**QWEN, **HERE, "recompute": "all", "optimizer-state": "host"}),
-    ("recompute all layers, all of it offloaded", {**QWEN, "recompute": "all", "weights": "host", "activations": "host", "optimizer-state": "host", "tile-tokens": "none"}),
+    ("recompute all layers, optimizer state offloaded", {**QWEN, **HERE, "recompute": "all", "optimizer_state": "host"}),
+    ("recompute all layers, all of it offloaded", {**QWEN, "recompute": "all", "weights": "host", "activations": "host", "optimizer_state": "host", "tile_tokens": "none"}),
     ("budget 6 GiB", {**QWEN, "budget": "6GiB"}),
     ("2048 tokens per sample, budget 24 GiB", {**QWEN, "tokens": 2048, "budget": "24GiB"}),
     ("2048 tokens per sample, budget 17 GiB", {**QWEN, "tokens": 2048, "budget": "17GiB"}),
@@ -43,7 +44,9 @@ ROWS = [
 
 
 def run(binary, row):
-    words = [word for key, value in row.items() for word in (f"--{key}", str(value))]
+    pins = [f"memory.{key}={value}" for key, value in row.items() if key in PINS]
+    options = [word for key, value in row.items() if key not in PINS for word in (f"--{key}", str(value))]
+    words = pins + options
     done = subprocess.run([binary, "bench", "--json", *words], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{words}: {done.stderr}")

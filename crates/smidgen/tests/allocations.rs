@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
 use smidgen::internal::{
-    Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, RunPolicy, Start, Trainer, plan_job,
+    Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, plan_job,
 };
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::token_builder::TokenSetBuilder;
@@ -135,9 +135,9 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let solution = planned.solution;
-    let run_policy = RunPolicy { micro_tokens: solution.demand.micro_tokens, policy: solution.policy };
     let device = Cpu::new(job.request.threads).unwrap();
-    let trainer = Trainer::load(&job, solution.plan, device, dir, run_policy, &Start::Beginning).unwrap();
+    let trainer =
+        Trainer::load(&job, solution.plan, device, dir, solution.policy, &Start::Beginning).unwrap();
     let before = LARGE_ALLOCATIONS.load(Ordering::Relaxed);
     let progress = Progress::new(steps, 0, 0, true);
     trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never()).unwrap();

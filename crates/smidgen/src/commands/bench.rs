@@ -7,6 +7,7 @@
 //! context that the plan counted.
 //! `--write-model` makes a checkpoint of random numbers of a shape instead.
 
+use super::recipe_args::working_directory;
 use crate::bench::shapes::{self, Shape};
 use crate::bench::synthetic;
 use crate::bench::synthetic::Synthetic;
@@ -33,6 +34,9 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Keys of a recipe, such as `memory.recompute=all`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
     /// A shape by name (qwen2.5-7b, qwen2.5-1.5b, llama3.1-8b ...), or a folder with a config.json
     #[arg(long, default_value = "smollm2-135m")]
     model: String,
@@ -56,21 +60,6 @@ pub struct Args {
     /// Samples of a micro-batch; all of them by default where they fit
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     together: Option<usize>,
-    /// auto, none, all, every:N
-    #[arg(long, default_value = "auto")]
-    recompute: String,
-    /// Tokens that feed-forward blocks work on at the same time: auto, none, or a number
-    #[arg(long, default_value = "auto")]
-    tile_tokens: String,
-    /// Where weights lie: auto, device, host, host:0.5, disk
-    #[arg(long, default_value = "auto")]
-    weights: String,
-    /// Where activations wait for the backward pass: auto, device, host
-    #[arg(long, default_value = "auto")]
-    activations: String,
-    /// Where the moments lie: auto, device, host
-    #[arg(long, default_value = "auto")]
-    optimizer_state: String,
     #[arg(long, default_value = "auto")]
     budget: String,
     #[arg(long, default_value = "auto")]
@@ -134,13 +123,14 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
         ("train.optimizer", &args.optimizer),
         ("memory.device", &args.device),
         ("memory.budget", &args.budget),
-        ("memory.recompute", &args.recompute),
-        ("memory.tile_tokens", &args.tile_tokens),
-        ("memory.weights", &args.weights),
-        ("memory.activations", &args.activations),
-        ("memory.optimizer_state", &args.optimizer_state),
     ] {
         recipe.set(key, text, Path::new("")).map_err(Failure::recipe)?;
+    }
+    for pin in &args.overrides {
+        let (key, text) = pin
+            .split_once('=')
+            .ok_or_else(|| Failure::command(format!("`{pin}` is not of the form `section.key=value`")))?;
+        recipe.set(key, text, &working_directory()?).map_err(Failure::recipe)?;
     }
     Ok(recipe)
 }

@@ -8,9 +8,14 @@
 
 mod benchmarks;
 mod documents;
+<<<<<<< HEAD
 mod library;
 mod op_sites;
+=======
+
+>>>>>>> 3904a0f (A memory choice is named in five files; bench takes keys of a recipe)
 mod rooms;
+mod sites;
 
 use regex::Regex;
 use serde_json::Value;
