@@ -1,6 +1,6 @@
 //! Which linears carry an adapter, and of which rank and scale; which tensors are trained themselves.
 //!
-//! Targets are matched as PEFT matches a list: a name equals the module's path or ends it behind a dot.
+//! Targets are matched as PEFT matches a list: a name equals the module's path, or its end after a dot.
 //! `all-linear` is every linear but the head; where the base itself is trained, it is every tensor of the layers, and
 //! with all layers the embedding, the final norm and the head too.
 
@@ -8,7 +8,7 @@ use crate::error::ModelError;
 use crate::model::spec::{DecoderSpec, HEAD};
 use std::collections::BTreeSet;
 
-/// Low-rank matrices beside one linear: y += scale · (x·Aᵀ)·Bᵀ.
+/// The low-rank matrices of one linear: y += scale · (x·Aᵀ)·Bᵀ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraModule {
     /// Path of the linear, as Hugging Face names it: `model.layers.0.self_attn.q_proj`.

@@ -1,7 +1,7 @@
 //! The arena: lifetimes become offsets.
 //!
-//! Persistent buffers lie side by side. Each entry point packs its transient buffers by itself, into the
-//! same bytes: buffers are taken in an order and laid at the lowest place that is free for their whole
+//! Persistent buffers are placed one after the other. Each entry point packs its transient buffers by itself, into the
+//! same bytes: buffers are taken in an order and placed at the lowest offset that is free for their whole
 //! life. Saved activations nest like parentheses, so taking the longest lives first stacks them without
 //! a gap; other orders win on other programs, so the best of a few is kept.
 
@@ -89,7 +89,7 @@ pub fn pack(lives: &[Life]) -> (Vec<usize>, usize) {
     best.unwrap_or_default()
 }
 
-/// Bytes alive at the fullest step: no packing can need less.
+/// Live bytes at the fullest step: no packing can need less.
 pub fn most_alive(lives: &[Life]) -> usize {
     let steps = lives.iter().map(|life| life.last + 2).max().unwrap_or(0);
     let mut change = vec![0isize; steps];
@@ -115,7 +115,7 @@ fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize
     order.sort_by_cached_key(|&index| (key(&lives[index as usize]), index));
     let mut offsets = vec![0; lives.len()];
     let mut span = 0;
-    // Placed so far, and those of them that are alive in a block of steps; each by offset.
+    // Buffers placed so far, and those of them that are live in a block of steps; each by offset.
     let mut placed: Vec<u32> = Vec::with_capacity(lives.len());
     let steps = lives.iter().map(|life| life.last + 1).max().unwrap_or(0);
     let mut blocks: Vec<Vec<u32>> = vec![Vec::new(); steps.div_ceil(BLOCK_STEPS)];
@@ -137,7 +137,7 @@ fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize
     (offsets, span)
 }
 
-/// The lowest offset at which a life lies beside none of `placed`, which come by offset.
+/// The lowest offset that overlaps none of `placed`, which are ordered by offset.
 fn lowest_gap(life: &Life, lives: &[Life], offsets: &[usize], placed: impl Iterator<Item = u32>) -> usize {
     let mut offset = 0;
     for other in placed {

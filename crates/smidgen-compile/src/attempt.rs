@@ -31,7 +31,7 @@ pub struct Measured {
     pub steps: usize,
 }
 
-/// Regions of a run whose peaks are told apart: forward, backward by quarters of the layers, the loss, the rest outside
+/// Regions of a run whose peaks are measured apart: forward, backward by quarters of the layers, the loss, the rest outside
 /// of layers, the update, and all other entry points.
 pub const REGIONS: usize = 9;
 /// Those of the loss and of the other entry points.
@@ -57,11 +57,11 @@ pub struct SearchState {
 struct Graphs {
     /// What every policy of every size begins with.
     built: Graph,
-    /// The last graph behind [`computed`], with its key: the next candidate mostly has the same.
+    /// The last graph after [`computed`], with its key: the next candidate mostly has the same.
     computed: Option<((Policy, Option<usize>), Graph)>,
 }
 
-/// Plans of models with at most so many steps have everything tried. In larger ones all that can be offloaded is, since
+/// For plans of at most this many steps every choice is tried. In larger ones all that can be offloaded is, since
 /// that saves far more than a transfer needs.
 pub const STEPS_OF_SMALL: usize = 6_000;
 /// How much more the last rung of a large model needs than its leanest, at most.
@@ -169,7 +169,7 @@ impl<'a> Attempt<'a> {
         is_first
     }
 
-    /// Everything seen that offloads at most so many bytes.
+    /// Everything seen that offloads at most this many bytes.
     pub fn seen_within(&self, offload_bytes: u64) -> Vec<(Policy, Measured)> {
         let seen = self.seen.borrow();
         seen.iter().filter(|(_, measured)| measured.offloaded_bytes <= offload_bytes).cloned().collect()

@@ -3,7 +3,7 @@
 //! The forward nodes are walked backwards. Each value collects contributions to its gradient; when its
 //! producer is reached they are complete and become one value. A contribution is either a value or a
 //! *term* `scale · d·matrix`: all terms of one value (q, k, v and their adapters on one norm output) are
-//! summed inside one product, so no sum of activations ever passes through memory.
+//! summed inside one matmul, so no sum of activations ever passes through memory.
 //! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
 //! lowest adapted layer, and no weight gradient for frozen weights.
 

@@ -41,7 +41,7 @@ const DISK_BYTES_PER_S: f64 = 2e9;
 pub const CONTEXT_BYTES: u64 = 536 << 20;
 /// A launch.
 const STEP_S: f64 = 4e-6;
-/// A code is read, and plain numbers are written for the product.
+/// A code is read, and plain numbers are written for the matmul.
 const DECODED_BYTES: f64 = 2.5;
 
 const PCIE4_X8: f64 = 16.0;

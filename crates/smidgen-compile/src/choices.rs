@@ -19,7 +19,7 @@ pub const USUAL_WINDOW: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     loss_chunk: usize,
-    /// The first so many layers.
+    /// This many of the first layers.
     recomputed: usize,
     /// Layers whose weights are offloaded, spread evenly.
     weights: usize,

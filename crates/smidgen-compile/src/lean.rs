@@ -17,7 +17,7 @@ pub struct Leanest {
     pub peak_bytes: u64,
 }
 
-/// The leanest policy that offloads at most so many bytes; none where every policy offloads more.
+/// The leanest policy that offloads at most this many bytes; none where every policy offloads more.
 pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> {
     let bytes = |point: &Point| {
         let measured = attempt.measure(point);

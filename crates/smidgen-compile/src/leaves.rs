@@ -1,7 +1,7 @@
 //! The leaves of a graph: weights, adapters and trained weights with their gradients, inputs, state.
 //!
-//! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, never elsewhere than on the
-//! device, and where products take other numbers, with a copy in them.
+//! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, always on the device, and with a
+//! rounded copy where matmuls need another type.
 //! A leaf is found by its name, which is that of the checkpoint's tensor or one of `names::input` and
 //! `names::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
@@ -133,7 +133,7 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
     trained
 }
 
-/// A leaf beside a trained one, in the numbers of products; `refresh` fills it.
+/// The copy of a trained leaf in the type of matmuls; `refresh` fills it.
 fn add_rounded(graph: &mut Graph, leaves: &mut Leaves, request: &Request, name: &str, scale: f32) {
     let of = leaves.get(name);
     let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));

@@ -1,6 +1,6 @@
 //! A linear with its bias and its adapter, as one projection or as several parts of one matrix.
 //!
-//! Where a checkpoint stores q, k and v (or gate and up) as one matrix, each part is a product with some rows of
+//! Where a checkpoint stores q, k and v (or gate and up) as one matrix, each part is a matmul with some rows of
 //! it: nothing is ever cut out of an activation. Rows of B go with the rows of W, and A is shared, so a fused
 //! linear has one `h` for all its parts.
 //!
@@ -117,11 +117,11 @@ impl Builder<'_> {
         let weight = self.leaves.multiplied(&format!("{path}.weight"));
         let weight = self.rows_of(weight, part);
         let bias = self.leaves.find(&format!("{path}.bias")).map(|bias| self.rows_of(bias, part));
-        let Some(attached) = attached else { return self.product(x, weight, bias, None, part.output) };
+        let Some(attached) = attached else { return self.matmul(x, weight, bias, None, part.output) };
         let b = self.rows_of(attached.b, part);
         let lora = Some((attached.h, b, attached.scale));
         match self.form {
-            AdapterForm::Lora => self.product(x, weight, bias, lora, part.output),
+            AdapterForm::Lora => self.matmul(x, weight, bias, lora, part.output),
             AdapterForm::Dora => {
                 let module = self.adapters[path].1;
                 let (magnitude, norm) = (self.leaf(&module.magnitude_name()), self.leaf(&module.norm_name()));
@@ -129,7 +129,7 @@ impl Builder<'_> {
                 self.dora(weight, bias, lora, attached, gain, part.output)
             }
             AdapterForm::Fourier { .. } => {
-                let base = self.product(x, weight, bias, None, &format!("{}.base", part.output));
+                let base = self.matmul(x, weight, bias, None, &format!("{}.base", part.output));
                 let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
                     let leaf = self.leaf(name);
                     self.leaves.row(self.graph, leaf, attached.index)
@@ -149,18 +149,18 @@ impl Builder<'_> {
         [magnitude, norm]: [ValueId; 2],
         output: &str,
     ) -> ValueId {
-        let z = self.product(attached.input, weight, None, lora, &format!("{output}.z"));
+        let z = self.matmul(attached.input, weight, None, lora, &format!("{output}.z"));
         let mut inputs = vec![z, magnitude, norm];
         let Some(rest) = attached.rest else {
             inputs.extend(bias);
             return self.emit1(Op::ScaleColumns { bias: bias.is_some() }, inputs, output);
         };
         let gained = self.emit1(Op::ScaleColumns { bias: false }, inputs, &format!("{output}.gained"));
-        let rest = self.product(rest, weight, bias, None, &format!("{output}.unchanged"));
+        let rest = self.matmul(rest, weight, bias, None, &format!("{output}.unchanged"));
         self.emit1(Op::Add, vec![gained, rest], output)
     }
 
-    fn product(
+    fn matmul(
         &mut self,
         x: ValueId,
         weight: ValueId,

@@ -2,8 +2,8 @@
 //!
 //! A profile is an input of the compiler; nothing here measures anything. A [`DeviceProfile`] is all that is known of a
 //! device, whoever measured or stated it; a [`Profile`] is what of it serves a plan of one precision.
-//! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, and beside that
-//! what it takes to bring the matrices of a product into the form that the product wants.
+//! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, plus the time to
+//! convert the operands of a matmul into the form that it needs.
 
 use crate::context::Overhead;
 use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
@@ -11,9 +11,9 @@ use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Space, S
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Products of activations with matrices, the head included.
+    /// Matmuls of activations with matrices, the head included.
     pub product_flops_per_s: f64,
-    /// Those with matrices that lie in bf16: where f32 is formed by a unit for bf16 they are half the work.
+    /// Those with matrices stored in bf16: where a bf16 unit computes f32, they are half the work.
     pub bf16_product_flops_per_s: f64,
     /// Gradients of adapters: products with a thin result, over all tokens.
     pub outer_flops_per_s: f64,
@@ -22,7 +22,7 @@ pub struct Rates {
     pub bytes_per_s: f64,
     /// Time that every step costs at least: dispatch to threads, or a launch.
     pub step_s: f64,
-    /// For each element of a matrix of plain numbers, each time a product takes it: 0 where it is read as it lies.
+    /// Seconds per element of a plain matrix, each time a matmul reads it: 0 where it needs no conversion.
     pub plain_operand_s: f64,
     /// The same of a matrix that is stored in a code.
     pub coded_operand_s: f64,
@@ -40,12 +40,12 @@ pub struct DeviceProfile {
     pub f32: Rates,
     /// In bf16, or f16 on a GPU.
     pub half: Rates,
-    /// Between the device and where its values lie else: pinned memory beside a GPU, a disk beside a CPU.
+    /// Between the device and its offloaded values: pinned memory with a GPU, a disk with a CPU.
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
-    /// From a disk; beside a CPU that is what `fetch_bytes_per_s` says too.
+    /// From a disk; with a CPU it equals `fetch_bytes_per_s`.
     pub disk_bytes_per_s: f64,
-    /// Time that the steps lose for each byte that travels beside them, because it takes the processor too.
+    /// Time that steps lose for each byte transferred meanwhile, because the transfer uses the processor too.
     pub travel_s_per_byte: f64,
 }
 
@@ -140,13 +140,13 @@ impl Profile {
         rates.step_s + operands_s + flops_s.max(cost.bytes / rates.bytes_per_s)
     }
 
-    /// One run of an entry point at the planned extent. What travels does so beside the work, one value in each
-    /// direction at a time; a step that needs it waits.
+    /// One run of an entry point at the planned extent. Transfers overlap with computation, one value in each
+    /// direction at a time; a step that needs one waits.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
         self.walk(plan, entry, |_| {})
     }
 
-    /// When each step of an entry point is over, in seconds from its begin, as [`Profile::entry_seconds`] has it.
+    /// When each step of an entry point is over, in seconds from the start, as [`Profile::entry_seconds`] computes it.
     pub fn step_ends(&self, plan: &Plan, entry: Entry) -> Vec<f64> {
         let mut ends = Vec::with_capacity(plan.entry(entry).steps.len());
         self.walk(plan, entry, |now| ends.push(now));

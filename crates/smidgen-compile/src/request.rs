@@ -28,7 +28,7 @@ pub struct Request {
     pub extent: Extent,
     /// What its tokens are usually like.
     pub workload: Workload,
-    /// Generation beside the other entry points, if any is wanted.
+    /// Generation in addition to the other entry points, if wanted.
     pub decode: Option<DecodeShape>,
     /// Whether `eval` also leaves the loss of each supervised row.
     pub row_losses: bool,
@@ -116,7 +116,7 @@ pub struct Optimizer {
     pub clip: f32,
 }
 
-/// How AdamW's moments lie.
+/// How AdamW's moments are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
     #[default]
@@ -130,7 +130,7 @@ impl Moments {
     /// What bitsandbytes calls `min_8bit_size`, by default.
     pub const FEWEST_IN_8_BIT: usize = 4096;
 
-    /// Storages of the first and the second moment of a parameter of that name and so many elements. Those of an
+    /// Storages of the first and the second moment of a parameter with this name and number of elements. Those of an
     /// embedding stay f32, as the Trainer of transformers asks of bitsandbytes.
     pub fn storage(self, name: &str, elements: usize) -> [Storage; 2] {
         match self {

@@ -13,14 +13,14 @@ use smidgen_ir::{
     Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole,
 };
 
-/// A plan whose buffers all lie at offset 0.
+/// A plan whose buffers are all at offset 0.
 #[derive(Debug)]
 pub struct Schedule {
     pub plan: Plan,
 }
 
 impl Schedule {
-    /// Bytes of the device that are taken from the first step to the last; any packing needs these and what is alive.
+    /// Device bytes in use from the first step to the last; any packing needs these and what is live.
     pub fn persistent_bytes(&self) -> usize {
         let here = self.plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
         let leaves = here.filter(|buffer| buffer.lifetime == Lifetime::Run);
@@ -34,7 +34,7 @@ impl Schedule {
     }
 }
 
-/// Where a value lies.
+/// Where a value is.
 #[derive(Clone, Copy, Default)]
 struct Place {
     buffer: Option<BufferId>,
@@ -83,7 +83,7 @@ pub fn plan_lifetimes(
             ValueRole::Slice(_) | ValueRole::Temp => {}
         }
     }
-    // What lies in another leaf comes behind it, and slices behind both.
+    // A leaf stored inside another comes after it, and slices after both.
     for (guest, place) in &layout.inside {
         let host = places[place.host.index()];
         let element = graph.value(place.host).ty.storage.plain().map_or(0, DType::bytes);
@@ -122,7 +122,7 @@ pub fn plan_lifetimes(
                 let place = &mut places[whole.index()];
                 place.buffer = Some(buffer_of[&owner]);
                 place.stride = spare.get(&owner).map(|spare| columns + spare);
-                // What lies in the place of a tile begins where that does.
+                // What shares the bytes of a tile starts where the tile does.
                 if let Some(ValueRole::Slice(tile)) =
                     shared.get(output).map(|other| &graph.value(*other).role)
                 {
@@ -139,7 +139,7 @@ pub fn plan_lifetimes(
             let life = Lifetime::Steps { entry, first: index, last: index };
             let before: Option<&Step> = steps.last().filter(|_| pairs[index]);
             let workspace = match before {
-                // Neither's operands may lie over the other's scratch.
+                // The operands of neither may overlap the scratch of the other.
                 Some(Step { workspace: Some(id), .. }) => {
                     let buffer = &mut plan.buffers[id.index()];
                     buffer.bytes = buffer.bytes.max(scratch);
@@ -226,7 +226,7 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
     awaits
 }
 
-/// Whether the first of `nodes` may be formed together with the one behind it: the gradients of B and of h, on a device
+/// Whether the first of `nodes` may be computed together with the next one: the gradients of B and of h, on a device
 /// that reads dy once for both. Then what the first reads and its scratch last as long as the second.
 fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
     let [outer, inner, ..] = nodes else { return false };
@@ -236,7 +236,7 @@ fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
 }
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
-/// run to the next, and all of the other entry points' are free to lie over it.
+/// run to the next, and those of the other entry points may overlap it.
 fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
     match kind {
         LeafKind::Cache => {

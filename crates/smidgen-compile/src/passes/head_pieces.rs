@@ -1,20 +1,20 @@
-//! The head in pieces: some rows of the vocabulary after the others, where it lies elsewhere.
+//! The head in pieces: an offloaded head is fetched in parts of the vocabulary, one after the other.
 //!
-//! A softmax needs the sum over the whole vocabulary, so the pieces pass twice where there are gradients: first for
-//! each row's largest logit, the sum and the label's logit, then in the opposite order, so that the last piece is still
-//! there, for the logits once more and dx. That is one more product with the head, and on the device there are a piece
-//! or two instead of all of it. Sums over the vocabulary are cut there: losses and gradients differ by rounding.
-//! Left out: a head that is trained or has an adapter, and one whose rows do not lie in one piece. It comes whole.
+//! A softmax needs the sum over the whole vocabulary, so the pieces are fetched twice where there are gradients: first
+//! for each row's largest logit, the sum and the label's logit; then in the opposite order, because the last piece is
+//! still on the device, for the logits again and dx. That is one more matmul with the head, and the device holds a piece
+//! or two instead of the whole head. Sums over the vocabulary are split, so losses and gradients differ by rounding.
+//! Left out: a head that is trained or has an adapter, and one whose rows are not contiguous. It is fetched whole.
 
 use crate::model::spec::HEAD;
 use crate::request::Request;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
 
-/// Pieces at most, and bytes of one at least: a transfer and a product have to be worth their beginning.
+/// The most pieces, and the fewest bytes of one: a transfer and a matmul must be worth starting.
 const MOST_PIECES: usize = 8;
 const LEAST_BYTES: usize = 16 << 20;
-/// Pieces begin at multiples of this: rows of logits then begin where kernels like it.
+/// Pieces start at multiples of this, so that rows of logits are aligned for the kernels.
 const ROW_STEP: usize = 64;
 
 /// In how many pieces the head would come; 0 where it has to come whole.

@@ -1,9 +1,9 @@
-//! Layout: what an adapter multiplies lies beside what its linear multiplies, so that both are one product.
+//! Joined operands: an adapter's matrices are placed next to those of its linear, so that both are one matmul.
 //!
-//! y = x·Wᵀ + h·Bᵀ is `[x | h]·[W | B]ᵀ`, and dx = dy·W + dh·A is `[dy | dh]·[W ; A]`. A device with fast products
-//! runs each as one, if x and dy have spare columns for h and dh, and W's buffer has room for B beside its columns
-//! and for A beneath its rows. Only memory is laid out here; the graph stays as it is, and a device may as well
-//! multiply twice. On the CPU nothing is laid out: its products take several terms.
+//! y = x·Wᵀ + h·Bᵀ is `[x | h]·[W | B]ᵀ`, and dx = dy·W + dh·A is `[dy | dh]·[W ; A]`. A GPU runs each as one matmul if
+//! x and dy have spare columns for h and dh, and W's buffer has room for B after its columns and for A below its rows.
+//! Only memory is laid out here; the graph stays unchanged, and a device may multiply twice instead. On the CPU nothing
+//! is joined: its matmuls take several terms.
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
@@ -12,14 +12,14 @@ use smidgen_ir::{
 };
 use std::collections::BTreeMap;
 
-/// What lies otherwise than row behind row.
+/// What is not stored row after row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
-    /// Columns behind each row of a temporary that its steps may use.
+    /// Spare columns after each row of a temporary, for its steps.
     pub spare: BTreeMap<ValueId, usize>,
-    /// Leaves with room beside and beneath them.
+    /// Leaves with room after their columns and below their rows.
     pub room: BTreeMap<ValueId, Room>,
-    /// Leaves that lie in that room.
+    /// Leaves that are stored in that room.
     pub inside: BTreeMap<ValueId, Inside>,
 }
 
@@ -45,7 +45,7 @@ pub struct Inside {
     pub first_column: usize,
 }
 
-/// Bytes of a value with spare columns behind each row.
+/// Bytes of a value with spare columns after each row.
 pub fn strided_bytes(ty: &Type, spare: usize, extent: &Extent) -> usize {
     let (rows, _) = ty.shape.at(extent);
     ty.bytes(extent) + rows * spare * ty.storage.plain().map_or(0, DType::bytes)
@@ -59,7 +59,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
     let nodes: Vec<&Node> = graph.entries.iter().flat_map(|(_, nodes)| nodes).collect();
     let producer: ByValue<&Node> =
         nodes.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, *node))).collect();
-    // The weight beneath which each A may lie.
+    // The weight below which each A may be stored.
     let mut weight_of: ByValue<ValueId> = ByValue::default();
     for node in &nodes {
         let Op::Linear { lora: Some(_), .. } = node.op else { continue };

@@ -1,8 +1,9 @@
-//! Offload: activations that backward will read leave the device after forward's last use, and come back before.
+//! Offload: activations that backward reads are copied to host memory or disk after forward's last use, and fetched
+//! again before backward needs them.
 //!
-//! The copy elsewhere is a temporary of that space. The original stays until its copy is there, one layer later; what
-//! comes back is another temporary, begun one layer ahead. Activations of the last layer are needed again at once and
-//! stay.
+//! The copy is a temporary of that memory space. The original stays until the copy is complete, one layer later; what is
+//! fetched is another temporary, and its transfer starts one layer ahead. Activations of the last layer are needed again
+//! at once and stay on the device.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
 use smidgen_ir::policy::Policy;

@@ -1,8 +1,7 @@
-//! When to begin bringing a value to the device: as early as a window of bytes allows, so that it travels while others
-//! are computed.
+//! Prefetch: a transfer to the device starts as early as a window of bytes allows, so that it overlaps with computation.
 //!
-//! Transfers keep the order in which their values are needed. Positions are those of nodes before anything was
-//! inserted; a transfer that begins at one stands in front of that node.
+//! Transfers keep the order in which their values are needed. Positions count nodes before anything was inserted; a
+//! transfer that starts at a position is inserted in front of that node.
 
 use smidgen_ir::{Graph, Node, Op, Slice, ValueId, ValueRole};
 use std::collections::{BTreeMap, HashMap};
@@ -45,7 +44,7 @@ pub fn seam_behind(nodes: &[Node], position: usize) -> usize {
     position + usize::from(parts_a_pair(nodes, position))
 }
 
-/// Whether the nodes in front of a position and behind it are a product with the sum that follows it, or the gradients
+/// Whether the nodes before and after a position are a matmul with the sum that follows it, or the gradients
 /// of B and of h.
 fn parts_a_pair(nodes: &[Node], position: usize) -> bool {
     let Some([before, behind, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {

@@ -3,8 +3,8 @@
 //! The mechanism works per tensor: `apply` takes any keep set. `keep_set` is the choice per layer:
 //! of a recomputed layer only its input is kept; of the others everything that backward reads, except
 //! norm outputs, gated activations and dropped-out inputs where rederiving them costs no further byte.
-//! So no matrix product and no attention runs twice outside the recomputed layers, and inside them only
-//! what backward reads runs again (never the last product of a layer).
+//! So no matmul and no attention runs twice outside the recomputed layers, and inside them only what backward
+//! reads runs again (never the last matmul of a layer).
 
 use smidgen_ir::policy::LayerSet;
 use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
@@ -21,8 +21,8 @@ pub fn keep_set(graph: &Graph, recompute: &LayerSet) -> KeepSet {
         forward.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, node.layer))).collect();
     let mut keep = KeepSet::default();
     for node in forward {
-        // What lies outside the layers, and what one layer hands to the next, is always kept: a layer
-        // can then be computed again from its own input.
+        // What is outside the layers, and what one layer passes to the next, is always kept: a layer
+        // can then be recomputed from its own input.
         keep.extend(
             node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(|layer| *layer != node.layer)),
         );

@@ -1,7 +1,7 @@
 //! Dead code: nodes whose results nobody reads and that change no leaf.
 //!
 //! It lets the stages before it emit a node where it is natural, without knowing who will read it.
-//! One walk from the end finds everything, because a reader stands behind what it reads.
+//! One walk from the end finds everything, because a node comes after what it reads.
 
 use smidgen_ir::{Graph, ValueSet};
 

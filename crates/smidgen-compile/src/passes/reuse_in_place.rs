@@ -2,8 +2,8 @@
 //!
 //! Only where the operation allows it, the sizes agree, and the input occurs once among the operands.
 //! The result maps a value to the one whose buffer it shares; chains are resolved to their first value. What is written
-//! tile by tile takes over a value of which each tile dies where its own is written; and what lives inside a tile may
-//! lie in the place of what it becomes.
+//! tile by tile takes over a value whose tiles die where its own are written; a value inside a tile may share the bytes
+//! of what it becomes.
 
 use smidgen_ir::{ByValue, Graph, Node, ValueId, ValueSet};
 
@@ -31,7 +31,7 @@ pub fn find(graph: &Graph) -> SharedBuffers {
     owner
 }
 
-/// The value in whose buffer another lies.
+/// The value whose buffer another shares.
 pub fn owner_of(graph: &Graph, shared: &SharedBuffers, value: ValueId) -> ValueId {
     let whole = graph.whole(shared.get(&value).copied().unwrap_or(value));
     shared.get(&whole).copied().unwrap_or(whole)

@@ -1,15 +1,15 @@
-//! Streaming: leaves that lie elsewhere are brought to the device for each stretch of nodes that needs them.
+//! Streaming: offloaded leaves are fetched to the device for each stretch of nodes that needs them.
 //!
-//! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn comes
-//! once. What it comes as is a temporary like any other, so the arena gives it a place for that time, and nodes are
-//! rewritten to read it. A head in pieces comes piece by piece, each when its turn is. Moments are changed there and
-//! go back. Vectors and small matrices stay on the device: they are not worth a transfer.
+//! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn is fetched
+//! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
+//! rewritten to read it. A head in pieces is fetched piece by piece. Moments are updated on the device and copied back.
+//! Vectors and small matrices stay on the device: they are not worth a transfer.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before};
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, DeviceKind, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
 
-/// Matrices of fewer bytes stay, as `compile` has it.
+/// Matrices of fewer bytes stay on the device.
 pub const FEWEST_BYTES: usize = 1 << 10;
 
 /// Offloads matrices of at least `fewest_bytes` as the policy says, and fetches them where they are needed.
@@ -123,7 +123,7 @@ fn fetch_where_needed(
     insertions.into_nodes(nodes)
 }
 
-/// Every stretch of an entry point in which a leaf is needed that lies elsewhere, by its first node.
+/// Every stretch of an entry point that needs an offloaded leaf, by its first node.
 fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
     // The last visit of each leaf, and the turn that it was in. Another piece of it ends that of the one before.

@@ -1,9 +1,9 @@
-//! Token tiles: what a layer does between two attentions is done for some tokens after the others.
+//! Token tiles: between two attentions a layer runs on a part of the tokens at a time.
 //!
-//! Between attentions every token is worked on by itself, so a stretch of nodes can run tile by tile, and what only
-//! the stretch itself needs, the wide activations of a feed-forward block and their gradients above all, exists for one
-//! tile at a time. What others read is written tile by tile into one value. Gradients of weights are added up over the
-//! tiles, as they are over micro-batches.
+//! There every token is computed by itself, so a stretch of nodes can run tile by tile. What only the stretch needs,
+//! above all the wide activations of a feed-forward block and their gradients, exists for one tile at a time. What
+//! others read is written tile by tile into one value. Gradients of weights are summed over the tiles, as they are over
+//! micro-batches.
 
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, ValueId, ValueRole};
@@ -67,7 +67,7 @@ fn stretches(nodes: &[Node]) -> Vec<Range<usize>> {
 struct Tile<'a> {
     graph: &'a mut Graph,
     tile: Dim,
-    /// What the stretch writes, and what of it is read behind it.
+    /// What the stretch writes, and which of that is read after it.
     outputs: &'a HashSet<ValueId>,
     handed_on: &'a HashSet<ValueId>,
     /// What stands for a value in this tile.
