@@ -391,6 +391,6 @@ fn a_damaged_checkpoint_is_named() {
     scratch.train_refused(
         1,
         &resume,
-        &["smidgen_state.json", "expected version 1 of step 4", "hint: remove"],
+        &["smidgen_state.json", "expected version 1 to 2 of step 4", "hint: remove"],
     );
 }
