@@ -149,7 +149,7 @@ fn mixed_keys_take_each_of_their_forms() {
     assert_eq!(pins("activations", "device"), all(Space::Device, None));
     assert_eq!(pins("activations", "host"), all(Space::Host, Some(LayerRule::All)));
     assert_eq!(pins("tile_tokens", "none").tile_tokens, Some(None));
-    assert_eq!(pins("tile_tokens", "512").tile_tokens, Some(Some(512)));
+    assert_eq!(with("[memory]\ntile_tokens = 512").memory.pins.tile_tokens, Some(Some(512)));
     for key in ["micro_tokens", "tile_tokens", "recompute", "activations", "weights", "optimizer_state"] {
         assert_eq!(pins(key, "auto"), Pins::default(), "{key}");
     }
