@@ -86,6 +86,7 @@ pub mod internal {
     pub use crate::plan::host::read_ram;
     pub use crate::plan::job::{Job, Purpose};
     pub use crate::plan::planning::{Planned, plan_job};
+    pub use crate::report::choices::describe_changes;
     pub use crate::report::command_reference::render_command_reference;
     pub use crate::report::plan_table::render_table;
     pub use crate::report::plan_texts::render_plan_texts;
@@ -98,7 +99,7 @@ pub mod internal {
     pub use crate::train::free_memory::FreeMemory;
     pub use crate::train::interrupt::Interrupt;
     pub use crate::train::journal::Journal;
-    pub use crate::train::outcome::{Ending, RunPolicy, Went};
+    pub use crate::train::outcome::{Ending, Went};
     pub use crate::train::resume::{Start, adopt_products, find_start};
     pub use crate::train::run_dir::RunDir;
     pub use crate::train::trained_state;

@@ -6,9 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::internal::{
-    Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, plan_job,
-};
+use smidgen::internal::{Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, plan_job};
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::token_builder::TokenSetBuilder;
 use smidgen_data::tokenize::store_token_rows;

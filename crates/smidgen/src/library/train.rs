@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::product::Product;
+use crate::report::choices::describe_changes;
 use crate::report::page_file::{self, write_report};
 use crate::report::plan_texts::render_plan_texts;
 use crate::rows::data::Data;
@@ -122,6 +123,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
         on_step: &mut *on_step.unwrap_or_else(|| Box::new(|_| ControlFlow::Continue(()))),
         owns_process: false,
         render_plan: &render_plan_texts,
+        describe_changes: &describe_changes,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);

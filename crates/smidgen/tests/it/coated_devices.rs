@@ -6,8 +6,8 @@
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
 use smidgen::internal::{
-    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer,
-    adopt_products, find_start, plan_job,
+    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, adopt_products,
+    find_start, plan_job,
 };
 use smidgen_ir::{Extent, Op, Precision, Space};
 use smidgen_recipe::read_recipe;

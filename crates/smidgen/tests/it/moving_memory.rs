@@ -4,8 +4,8 @@
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
 use smidgen::internal::{
-    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start,
-    Trainer, Went, describe_changes, find_start, plan_job, render_plan_texts,
+    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer,
+    Went, describe_changes, find_start, plan_job, render_plan_texts,
 };
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;

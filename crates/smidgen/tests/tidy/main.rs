@@ -8,12 +8,7 @@
 
 mod benchmarks;
 mod documents;
-<<<<<<< HEAD
 mod library;
-mod op_sites;
-=======
-
->>>>>>> 3904a0f (A memory choice is named in five files; bench takes keys of a recipe)
 mod rooms;
 mod sites;
 
