@@ -1,7 +1,8 @@
-"""Checks what `smidgen export` writes with llama.cpp itself.
+"""Compares GGUF files with llama.cpp itself: those that `smidgen export` writes, and those of the fixtures.
 
     pip install xllamacpp==2026.10.11549
     python scripts/check_llama_cpp.py SMIDGEN [--gguf FILE]... [--keep FOLDER]
+    python scripts/check_llama_cpp.py --fixtures [CASE...]
 
 SMIDGEN is the program. Needs torch, transformers, peft, tokenizers, gguf and xllamacpp, which carries llama.cpp; no
 network and no GPU. For each architecture a tiny model with a tiny tokenizer and a random adapter are made with transformers and PEFT.
@@ -13,6 +14,10 @@ llama.cpp rounds activations to 8 bits before it multiplies with quantized weigh
 only f32 can be close. For q8_0 the blocks are judged: they have to be those that the gguf package makes of the f32
 export, bit for bit. The distances of llama.cpp with quantized weights come from its own arithmetic: they are printed
 with those of the same model without the adapter, and not judged.
+With --fixtures each GGUF case of `fixtures/` is compared with the model that made it, run by hand after generating: as
+stored, loosely, which shows that both decode the blocks alike, and with the same weights rewritten as F32, tightly,
+which shows that names, order and metadata mean the same. It leaves out adapters, and the short factors of longrope,
+which llama.cpp picks by the size of its context and not by the row.
 One line per check, `ok` or `FAILED`, or `seen` if nothing is judged; the exit code is the number of failed checks.
 """
 
@@ -33,6 +38,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 PREFIXES = (5, 17, 33, 40)
 VOCABULARY = 320
 SHAPE = {
@@ -59,7 +65,7 @@ KINDS = {
     "dora": {"use_dora": True},
 }
 # The GELU of llama.cpp is a table of f16, and its f32 sums have another order.
-BOUNDS = {"f32": 3e-3, "f16": 3e-2}
+BOUNDS = {"f32": 3e-3, "f16": 3e-2, "blocks": 0.3}
 
 
 def make_tokenizer(folder):
@@ -189,7 +195,7 @@ def check_adapted(report, program, name, root, base, expected, unadapted, kind, 
         return root / output
 
     for matrices in types:
-        def merged():
+        def merged_model():
             output = export(adapter, f"merged-{matrices}.gguf", "--base", base, "--merged", "--type", matrices)
             found = distance(start_server(output), expected)
             if matrices in BOUNDS:
@@ -202,37 +208,55 @@ def check_adapted(report, program, name, root, base, expected, unadapted, kind, 
             differing, blocks = differing_blocks(root / "merged-q8_0.gguf", root / "merged-f32.gguf")
             return differing, 0, f" in {blocks} blocks"
 
-        report.check(f"{name}, {kind}, folded in, {matrices}", merged)
+        report.check(f"{name}, {kind}, merged, {matrices}", merged_model)
         if matrices == "q8_0":
-            report.check(f"{name}, {kind}, folded in, q8_0 and the reference quantizer", blocks)
+            report.check(f"{name}, {kind}, merged, q8_0 and the reference quantizer", blocks)
     if kind == "dora":
         return
 
-    def beside():
+    def separate():
         plain = export(base, "plain.gguf", "--merged", "--type", "f32")
-        beside = export(adapter, "adapter.gguf", "--base", base)
-        return distance(start_server(plain, beside), expected), BOUNDS["f32"], f"; the adapter moves {moved:.1f}"
+        separate = export(adapter, "adapter.gguf", "--base", base)
+        return distance(start_server(plain, separate), expected), BOUNDS["f32"], f"; the adapter moves {moved:.1f}"
 
-    def as_it_lies():
+    def as_stored():
         alone = distance(start_server(base), unadapted)
         found = distance(start_server(base, root / "adapter.gguf"), expected)
         return found, None, f", {alone:.1e} without the adapter; it moves {moved:.1f}"
 
-    report.check(f"{name}, {kind}, separate adapter, base in f32", beside)
+    report.check(f"{name}, {kind}, separate adapter, base in f32", separate)
     if Path(base).is_file():
-        report.check(f"{name}, {kind}, separate adapter, base as stored", as_it_lies)
+        report.check(f"{name}, {kind}, separate adapter, base as stored", as_stored)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("program")
-    parser.add_argument("--gguf", action="append", default=[], help="a real model")
-    parser.add_argument("--keep", help="keep what is made in this folder")
-    arguments = parser.parse_args()
-    program, report = str(Path(arguments.program).resolve()), Report()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+def check_fixtures(report, names):
+    """The GGUF cases of the fixtures, all of them where no name is given."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(FIXTURES))
+    from cases import CASES, DEFAULTS
+    from checkpoint import load_base, row_logits
+    from gguf_file import write_gguf
+
+    for name in names or [name for name, case in CASES.items() if "gguf" in case]:
+        case = {**DEFAULTS, **CASES[name], "path": "model.gguf"}
+        os.chdir(FIXTURES / name)
+        ids = json.loads(Path("data.jsonl").read_text().splitlines()[1])["input_ids"]
+        model = load_base(case, torch.float32)
+        longer_than = case["config"].get("original_max_position_embeddings", 0)
+        with torch.no_grad():
+            logits = lambda ids: row_logits(model, {"input_ids": ids})[-1]
+            expected = [(ids[:n], logits(ids[:n]).log_softmax(dim=0)) for n in PREFIXES if n > longer_than]
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "plain.gguf"
+            write_gguf(model, {**case, "gguf": {"": "F32"}}, plain)
+            for path, words, bound in (("model.gguf", "as stored", "blocks"), (plain, "weights as F32", "f32")):
+                measure = lambda: (distance(start_server(path), expected), BOUNDS[bound], "")
+                report.check(f"{name}, {words}", measure)
+
+
+def check_exports(report, arguments):
+    """What the program exports of tiny models, and of the real ones that are given."""
+    program = str(Path(arguments.program).resolve())
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(arguments.keep or scratch)
         for number, (name, settings) in enumerate(MODELS.items()):
@@ -258,6 +282,25 @@ def main():
             check_adapted(
                 report, program, file.stem, place, file, expected, unadapted, "lora", ["f32", "f16", "q8_0"]
             )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", nargs="?")
+    parser.add_argument("--fixtures", nargs="*", metavar="CASE", help="compare the GGUF files of the fixtures instead")
+    parser.add_argument("--gguf", action="append", default=[], help="a real model")
+    parser.add_argument("--keep", help="keep what is made in this folder")
+    arguments = parser.parse_args()
+    if (arguments.program is None) == (arguments.fixtures is None):
+        parser.error("give either SMIDGEN or --fixtures")
+    report = Report()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if arguments.fixtures is not None:
+        check_fixtures(report, arguments.fixtures)
+    else:
+        check_exports(report, arguments)
     sys.stdout.flush()
     os._exit(report.failed)  # the servers' threads do not end by themselves
 

@@ -1,15 +1,15 @@
 //! Data files on disk: which files a recipe names, what they are, and their rows one at a time.
 //!
-//! A pattern is a path that may hold `*` and `?` in any of its parts; matches are sorted so that the
-//! order of samples never depends on the file system.
-//! What a file is, its name says: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`), `.csv` or `.tsv`
+//! A path that does not exist is a pattern (`*`, `?`, `[a-z]`, `**`); matches are sorted so that the order of samples
+//! never depends on the file system.
+//! The name says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`), `.csv` or `.tsv`
 //! (`csv_rows.rs`), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
 //! `.zst` (`compressed.rs`). All are streamed: memory is one row (of Parquet one page a column), whatever
 //! the file's size, and every mistake is reported with its place.
 //! Leaves out what a row means.
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
@@ -76,11 +76,10 @@ pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<Pa
             files.push(written);
             continue;
         }
-        let mut matches = match_pattern(pattern, folder)?;
+        let matches = match_pattern(pattern, folder)?;
         if matches.is_empty() {
             return Err(SourceError::NoMatch { pattern: pattern.to_owned() });
         }
-        matches.sort();
         for path in matches {
             if !files.contains(&path) {
                 files.push(path);
@@ -143,77 +142,20 @@ pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
     }
 }
 
+/// The files that a pattern matches, sorted. Its beginning is taken literally as far as it exists: a `[` in the name
+/// of a real folder is only a character.
 fn match_pattern(pattern: &str, folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
-    let parts: Vec<Component<'_>> = Path::new(pattern).components().collect();
-    let mut found = vec![folder.to_path_buf()];
-    for (index, part) in parts.iter().enumerate() {
-        let name = part.as_os_str().to_string_lossy();
-        if name.contains("**") {
-            return Err(SourceError::RecursivePattern { pattern: pattern.to_owned() });
-        }
-        let is_last = index + 1 == parts.len();
-        if !name.contains(['*', '?']) {
-            for path in &mut found {
-                path.push(part);
-            }
-            found.retain(|path| path.exists());
-            continue;
-        }
-        let mut next = Vec::new();
-        for parent in &found {
-            // A file, or a folder that cannot be listed, matches nothing below it.
-            let Ok(entries) = fs::read_dir(parent) else {
-                continue;
-            };
-            for entry in entries {
-                let entry = entry
-                    .map_err(|source| SourceError::Read { path: parent.display().to_string(), source })?;
-                let Some(entry_name) = entry.file_name().to_str().map(str::to_owned) else {
-                    continue;
-                };
-                // As in a shell, a wildcard does not match the dot of a hidden file.
-                let hidden = entry_name.starts_with('.') && !name.starts_with('.');
-                let path = entry.path();
-                if !hidden
-                    && wildcard_match(&name, &entry_name)
-                    && (if is_last { path.is_file() } else { path.is_dir() })
-                {
-                    next.push(path);
-                }
-            }
-        }
-        found = next;
-    }
-    Ok(found)
-}
-
-/// `*` is any run of characters, `?` is one. On a mismatch only the last `*` is widened, which is enough.
-fn wildcard_match(pattern: &str, name: &str) -> bool {
-    let pattern: Vec<char> = pattern.chars().collect();
-    let name: Vec<char> = name.chars().collect();
-    let (mut p, mut n) = (0, 0);
-    let mut last_star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                last_star = Some((p, n));
-                p += 1;
-            }
-            Some(&character) if character == '?' || character == name[n] => {
-                p += 1;
-                n += 1;
-            }
-            _ => match last_star {
-                Some((star, covered)) => {
-                    last_star = Some((star, covered + 1));
-                    p = star + 1;
-                    n = covered + 1;
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|&character| character == '*')
+    let written = folder.join(pattern);
+    let existing = written.ancestors().find(|path| path.exists()).unwrap_or(Path::new(""));
+    let rest = written.strip_prefix(existing).unwrap_or(&written);
+    let globbed = Path::new(&glob::Pattern::escape(&existing.to_string_lossy())).join(rest);
+    let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+    let found = glob::glob_with(&globbed.to_string_lossy(), options)
+        .map_err(|error| SourceError::Pattern { pattern: pattern.to_owned(), message: error.msg })?;
+    // A folder that cannot be listed matches nothing.
+    let mut files: Vec<PathBuf> = found.filter_map(Result::ok).filter(|path| path.is_file()).collect();
+    files.sort();
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -225,23 +167,6 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, text).unwrap();
         path
-    }
-
-    #[test]
-    fn wildcards_match_as_in_a_shell() {
-        for (pattern, name, expected) in [
-            ("*.jsonl", "a.jsonl", true),
-            ("*.jsonl", "a.json", false),
-            ("a*b*c", "a-b-b-c", true),
-            ("a*b*c", "a-b-b-d", false),
-            ("part-??.json", "part-01.json", true),
-            ("part-??.json", "part-1.json", false),
-            ("*", "", true),
-            ("?", "ä", true),
-            ("", "a", false),
-        ] {
-            assert_eq!(wildcard_match(pattern, name), expected, "{pattern} {name}");
-        }
     }
 
     #[test]
@@ -259,11 +184,25 @@ mod tests {
         };
         assert_eq!(names(&["*/*.jsonl"]), ["a/3.jsonl", "b/1.jsonl", "b/2.jsonl"]);
         assert_eq!(names(&["?/3.jsonl"]), ["a/3.jsonl"]);
+        assert_eq!(names(&["b/[1-9].jsonl"]), ["b/1.jsonl", "b/2.jsonl"]);
+        assert_eq!(names(&["**/[!1].jsonl"]), ["a/3.jsonl", "b/2.jsonl"]);
         // The list keeps its order; what a pattern finds again is not repeated, what is named again is.
         assert_eq!(names(&["b/2.jsonl", "b/*", "b/2.jsonl"]), ["b/2.jsonl", "b/1.jsonl", "b/2.jsonl"]);
         let absolute = folder.path().join("b/*").to_string_lossy().into_owned();
         let found = find_files(&[absolute], Path::new("/")).unwrap();
         assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn what_exists_is_taken_literally() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["[1] *?/a.jsonl", "[1] *?/b[2].jsonl", "1 xy/c.jsonl"] {
+            write(folder.path(), name, "");
+        }
+        let count = |pattern: &str| find_files(&[pattern], folder.path()).unwrap().len();
+        assert_eq!(count("[1] *?/*.jsonl"), 2);
+        assert_eq!(count("[1] *?/b[2].jsonl"), 1);
+        assert_eq!(count("[1-9] *?/*.jsonl"), 1);
     }
 
     #[test]
@@ -273,7 +212,7 @@ mod tests {
         assert_eq!(error.to_string(), "no file matches `*.jsonl`");
         let error = find_files(&["gone.jsonl"], folder.path()).unwrap_err();
         assert_eq!(error.to_string(), "no file matches `gone.jsonl`");
-        let error = find_files(&["**/a.jsonl"], folder.path()).unwrap_err();
-        assert!(matches!(error, SourceError::RecursivePattern { .. }));
+        let error = find_files(&["a**/b.jsonl"], folder.path()).unwrap_err();
+        assert!(error.to_string().starts_with("`a**/b.jsonl` is not a pattern: "), "{error}");
     }
 }

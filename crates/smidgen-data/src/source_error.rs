@@ -46,8 +46,8 @@ impl fmt::Display for Compression {
 pub enum SourceError {
     #[error("no file matches `{pattern}`")]
     NoMatch { pattern: String },
-    #[error("`{pattern}` holds `**`, which is not understood")]
-    RecursivePattern { pattern: String },
+    #[error("`{pattern}` is not a pattern: {message}")]
+    Pattern { pattern: String, message: &'static str },
     #[error("cannot read `{path}`: {source}")]
     Read { path: String, source: io::Error },
     #[error("`{path}` is a folder, not a file")]
@@ -93,8 +93,8 @@ impl SourceError {
             SourceError::NoMatch { .. } => {
                 "paths in a recipe are relative to the recipe, those on the command line to the working directory"
             }
-            SourceError::RecursivePattern { .. } => {
-                "use one `*` for each folder level, or list several patterns"
+            SourceError::Pattern { .. } => {
+                "`*`, `?`, `[a-z]` and `**` (any folders) have a meaning in a pattern"
             }
             SourceError::Folder { path } => {
                 let pattern = Path::new(path).join("*.jsonl");

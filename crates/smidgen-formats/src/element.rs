@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use smidgen_ir::DType;
+
 macro_rules! elements {
     ($($variant:ident $name:literal $size_bytes:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +56,16 @@ impl Element {
     /// The bytes of a tensor of this shape, or `None` when that does not fit in a `u64`.
     pub fn tensor_bytes(self, shape: &[usize]) -> Option<u64> {
         shape.iter().try_fold(self.size_bytes() as u64, |bytes, &extent| bytes.checked_mul(extent as u64))
+    }
+
+    /// The type in memory, where training can read it.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Element::F32 => Some(DType::F32),
+            Element::Bf16 => Some(DType::Bf16),
+            Element::F16 => Some(DType::F16),
+            _ => None,
+        }
     }
 }
 

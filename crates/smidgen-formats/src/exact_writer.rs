@@ -1,14 +1,37 @@
-//! A writer that takes exactly the bytes of one tensor.
-//! A source that gives one byte too many would move every tensor behind it, and the file would still parse.
-//! Left out: too few bytes, which only the caller knows the end of (`left_bytes`).
+//! Writing exactly the bytes of one tensor.
+//! A source that gives one byte too many or too few would move every tensor after it, and the file would still parse.
+//! Left out: what the bytes are.
 
 use std::io::{self, Write};
 
-/// Refuses bytes beyond the tensor's end, which would move every later tensor.
-pub(crate) struct ExactWriter<'a> {
-    pub writer: &'a mut dyn Write,
-    pub name: &'a str,
-    pub left_bytes: u64,
+use smidgen_ir::grouped_digits::Grouped;
+
+/// Lets `source` write the tensor `name`, and fails unless it writes `bytes`.
+pub(crate) fn write_exactly(
+    writer: &mut dyn Write,
+    name: &str,
+    bytes: u64,
+    source: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut exact = ExactWriter { writer, name, left_bytes: bytes };
+    source(&mut exact)?;
+    match exact.left_bytes {
+        0 => Ok(()),
+        left_bytes => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!(
+                "the source of tensor `{name}` gave {} of {} bytes",
+                Grouped(bytes - left_bytes),
+                Grouped(bytes)
+            ),
+        )),
+    }
+}
+
+struct ExactWriter<'a> {
+    writer: &'a mut dyn Write,
+    name: &'a str,
+    left_bytes: u64,
 }
 
 impl Write for ExactWriter<'_> {

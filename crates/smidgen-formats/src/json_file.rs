@@ -2,11 +2,13 @@
 //! A limit keeps a wrong or hostile file from being parsed into many times its size in memory.
 //! Left out: what the JSON means.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
@@ -60,6 +62,37 @@ pub fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError>
 /// `path` is for the error.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, JsonFileError> {
     serde_json::from_slice(bytes).map_err(|source| JsonFileError::Json { path: path.to_path_buf(), source })
+}
+
+/// The entries of a JSON object in the order of the file, where serde's maps lose the order and repeated keys.
+pub struct Entries<T>(pub Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entries<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entries<T>, D::Error> {
+        struct Collect<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Collect<T> {
+            type Value = Entries<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Collect(PhantomData))
+    }
+}
+
+impl<T> From<Entries<T>> for Vec<(String, T)> {
+    fn from(entries: Entries<T>) -> Vec<(String, T)> {
+        entries.0
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod gguf;
 pub mod json_file;
 pub mod load;
 pub mod model;
+pub mod open_file;
 pub mod peft;
 pub mod safetensors;
 pub mod shard_index;

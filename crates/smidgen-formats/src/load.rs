@@ -5,7 +5,6 @@
 //! each value is rounded once, to nearest, ties to even; beyond the largest F16 comes infinity.
 //! Left out: quantising, and integers.
 
-use smidgen_ir::DType;
 use smidgen_ir::quant::convert_plain;
 use thiserror::Error;
 
@@ -54,7 +53,7 @@ pub fn read_tensor_into(
     if from == to {
         return Ok(tensor.read_at(byte_offset, destination)?);
     }
-    let (Some(real_from), Some(real_to)) = (real(from), real(to)) else {
+    let (Some(from_dtype), Some(to_dtype)) = (from.dtype(), to.dtype()) else {
         let (tensor, path) = (tensor.name().to_string(), tensor.file_path().to_path_buf());
         return Err(LoadError::NoConversion { tensor, path, from, to });
     };
@@ -64,24 +63,14 @@ pub fn read_tensor_into(
         let stored = &mut scratch[..piece.len() / to.size_bytes() * from.size_bytes()];
         tensor.read_at(byte_offset, stored)?;
         byte_offset += stored.len() as u64;
-        convert_plain(real_from, stored, real_to, piece);
+        convert_plain(from_dtype, stored, to_dtype, piece);
     }
     Ok(())
 }
 
 /// Whether `read_tensor_into` can read `from` as `to`.
 pub fn can_read_as(from: Element, to: Element) -> bool {
-    from == to || (real(from).is_some() && real(to).is_some())
-}
-
-/// The element type as the conversions know it.
-fn real(element: Element) -> Option<DType> {
-    match element {
-        Element::F32 => Some(DType::F32),
-        Element::Bf16 => Some(DType::Bf16),
-        Element::F16 => Some(DType::F16),
-        _ => None,
-    }
+    from == to || (from.dtype().is_some() && to.dtype().is_some())
 }
 
 #[cfg(test)]

@@ -4,18 +4,26 @@
 //! Left out: the index's `metadata`, which repeats what the shards say.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::Error as _;
 
-use crate::json_file::{JsonFileError, MAX_INDEX_BYTES, read_json_file};
+use crate::json_file::{Entries, JsonFileError, MAX_INDEX_BYTES, read_json_file};
 
 /// Tensor name to shard.
 pub fn read_weight_map(index: &Path) -> Result<BTreeMap<String, String>, JsonFileError> {
-    let parsed: IndexJson = read_json_file(index, MAX_INDEX_BYTES)?;
-    Ok(parsed.weight_map.0)
+    let IndexJson { weight_map: Entries(entries) } = read_json_file(index, MAX_INDEX_BYTES)?;
+    let mut shards = BTreeMap::new();
+    for (tensor, shard) in entries {
+        if let Some(first) = shards.get(&tensor) {
+            let what = format!("tensor `{tensor}` is placed twice, in `{first}` and in `{shard}`");
+            let source = serde_json::Error::custom(what);
+            return Err(JsonFileError::Json { path: index.to_path_buf(), source });
+        }
+        shards.insert(tensor, shard);
+    }
+    Ok(shards)
 }
 
 /// Whether joining the name to a folder stays inside the folder.
@@ -25,37 +33,7 @@ pub fn is_plain_file_name(name: &str) -> bool {
 
 #[derive(Deserialize)]
 struct IndexJson {
-    weight_map: WeightMap,
-}
-
-/// Unlike serde's own maps it refuses a name given twice.
-struct WeightMap(BTreeMap<String, String>);
-
-impl<'de> Deserialize<'de> for WeightMap {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WeightMap, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = WeightMap;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map of tensor names to file names")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
-                let mut collected = BTreeMap::new();
-                while let Some((tensor, shard)) = map.next_entry::<String, String>()? {
-                    if let Some(first) = collected.get(&tensor) {
-                        return Err(A::Error::custom(format!(
-                            "tensor `{tensor}` is placed twice, in `{first}` and in `{shard}`"
-                        )));
-                    }
-                    collected.insert(tensor, shard);
-                }
-                Ok(WeightMap(collected))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
+    weight_map: Entries<String>,
 }
 
 #[cfg(test)]

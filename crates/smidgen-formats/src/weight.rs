@@ -115,7 +115,7 @@ impl Weight {
     /// How it lies, where a device can read that.
     pub fn storage(&self) -> Option<Storage> {
         match self {
-            Weight::Plain(tensor) => plain_storage(tensor.element()).map(Storage::Plain),
+            Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
             Weight::Bnb(weight) => Some(weight.storage),
             Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
@@ -162,16 +162,6 @@ impl Weight {
             *target = byte;
         }
         Ok(())
-    }
-}
-
-/// How an element type of a file lies in memory, where training can read it.
-pub fn plain_storage(element: Element) -> Option<DType> {
-    match element {
-        Element::F32 => Some(DType::F32),
-        Element::Bf16 => Some(DType::Bf16),
-        Element::F16 => Some(DType::F16),
-        _ => None,
     }
 }
 

@@ -91,10 +91,10 @@ fn rows_are_those_of_the_decoded_whole() {
 
 #[test]
 fn plain_elements_that_nothing_trains_on_have_no_storage() {
-    let known: Vec<_> = Element::ALL.iter().filter_map(|element| plain_storage(*element)).collect();
+    let known: Vec<_> = Element::ALL.iter().filter_map(|element| element.dtype()).collect();
     assert_eq!(known.len(), 3);
-    assert_eq!(plain_storage(Element::U8), None);
-    assert_eq!(plain_storage(Element::I64), None);
+    assert_eq!(Element::U8.dtype(), None);
+    assert_eq!(Element::I64.dtype(), None);
 }
 
 /// Two heads of four channels for queries, one for keys, eight channels.

@@ -4,13 +4,10 @@
 //! What is allocated is in proportion to bytes that the file really has, never to a number found in it.
 //! Left out: what the metadata means, and bytes between or behind tensors, which belong to nobody.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use super::problem::GgufProblem;
 use super::tensor::{GgufTensor, piece_of, tensor_type};
 use super::value::{Array, Kind, Metadata, Value};
+use crate::open_file::{FileProblem, LFS_BEGINNING, OpenFile, first_duplicate};
 
 pub const MAGIC: [u8; 4] = *b"GGUF";
 pub const DEFAULT_ALIGNMENT: u64 = 32;
@@ -32,9 +29,9 @@ pub struct Header {
     pub data_offset: u64,
 }
 
-/// Reads and checks everything in front of the data of a file of `file_bytes`.
-pub fn read_header(file: &File, file_bytes: u64) -> Result<Header, GgufProblem> {
-    let mut reader = Reader { file, file_bytes, at: 0, buffer: Vec::new(), buffer_at: 0 };
+/// Reads and checks everything before the data.
+pub(super) fn read_header(file: &OpenFile) -> Result<Header, GgufProblem> {
+    let mut reader = Reader { file, at: 0, buffer: Vec::new(), buffer_at: 0 };
     check_magic_and_version(&mut reader)?;
     let tensor_count = reader.u64(|| "the tensor count".into())?;
     let pair_count = reader.u64(|| "the metadata count".into())?;
@@ -46,10 +43,12 @@ pub fn read_header(file: &File, file_bytes: u64) -> Result<Header, GgufProblem> 
     for position in 0..tensor_count {
         described.push(read_tensor(&mut reader, position, alignment)?);
     }
-    check_names_are_distinct(&described)?;
+    if let Some(name) = first_duplicate(described.iter().map(|described| described.tensor.name.as_str())) {
+        return Err(FileProblem::DuplicateTensor { tensor: name.to_string() }.into());
+    }
     // Cannot overflow: the header lies inside the file and the alignment is at most 2^30.
     let data_offset = reader.at.next_multiple_of(alignment);
-    let tensors = place(described, data_offset, file_bytes)?;
+    let tensors = place(described, data_offset, file.bytes)?;
     Ok(Header { metadata, tensors, alignment, data_offset })
 }
 
@@ -58,8 +57,7 @@ fn check_magic_and_version(reader: &mut Reader<'_>) -> Result<(), GgufProblem> {
     match &magic {
         &MAGIC => {}
         b"FUGG" => return Err(GgufProblem::BigEndian),
-        // The first words of a Git LFS pointer are `version https://git-lfs.github.com/spec/v1`.
-        b"vers" => return Err(GgufProblem::LfsPointer),
+        magic if LFS_BEGINNING.starts_with(magic.as_slice()) => return Err(FileProblem::LfsPointer.into()),
         _ => return Err(GgufProblem::NotGguf { starts_with: magic }),
     }
     let version = reader.u32(|| "the version".into())?;
@@ -204,14 +202,6 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
     Ok(Described { tensor: GgufTensor { name, dims, storage, file_offset: 0, bytes }, offset })
 }
 
-fn check_names_are_distinct(described: &[Described]) -> Result<(), GgufProblem> {
-    let mut names = HashSet::with_capacity(described.len());
-    match described.iter().find(|described| !names.insert(described.tensor.name.as_str())) {
-        Some(twice) => Err(GgufProblem::DuplicateTensor { tensor: twice.tensor.name.clone() }),
-        None => Ok(()),
-    }
-}
-
 /// Fills in the offsets from the start of the file, and checks that all lie inside it and none in another.
 fn place(
     mut described: Vec<Described>,
@@ -236,11 +226,8 @@ fn place(
             });
         }
         if file_bytes < data_offset || end > file_bytes - data_offset {
-            return Err(GgufProblem::Truncated {
-                tensor: tensor.name.clone(),
-                file_bytes,
-                needed_bytes: data_offset.saturating_add(end),
-            });
+            let (tensor, needed_bytes) = (tensor.name.clone(), data_offset.saturating_add(end));
+            return Err(FileProblem::Truncated { tensor, file_bytes, needed_bytes }.into());
         }
         before = Some((position, end));
     }
@@ -252,8 +239,7 @@ fn place(
 
 /// Reads forward through a buffer; every read is checked against the file's size first.
 struct Reader<'a> {
-    file: &'a File,
-    file_bytes: u64,
+    file: &'a OpenFile,
     at: u64,
     buffer: Vec<u8>,
     /// Where the buffer begins in the file.
@@ -262,7 +248,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn left_bytes(&self) -> u64 {
-        self.file_bytes - self.at
+        self.file.bytes - self.at
     }
 
     /// Refuses a count of things that together could not fit into what is left of the file.
@@ -285,7 +271,7 @@ impl Reader<'_> {
                 what: what(),
                 needed_bytes: bytes,
                 at: self.at,
-                file_bytes: self.file_bytes,
+                file_bytes: self.file.bytes,
             });
         }
         Ok(())
@@ -300,7 +286,7 @@ impl Reader<'_> {
                 let next = self.left_bytes().min(BUFFER_BYTES as u64) as usize;
                 self.buffer.resize(next, 0);
                 self.buffer_at = self.at;
-                self.file.read_exact_at(&mut self.buffer, self.at).map_err(GgufProblem::ReadHeader)?;
+                self.file.read_header(self.at, &mut self.buffer)?;
                 continue;
             }
             let bytes = (self.buffer.len() - begin).min(destination.len() - filled);

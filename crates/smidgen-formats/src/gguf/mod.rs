@@ -1,6 +1,5 @@
 //! GGUF, the model format of llama.cpp: one file with metadata, tokenizer and weights in blocks.
 //! A file opened for reading by offset: the header is read and checked, the data stays on disk.
-//! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
 //! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
 
 pub mod architecture;
@@ -15,20 +14,18 @@ pub mod value;
 pub mod write;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use header::{Header, read_header};
 pub use problem::{GgufError, GgufProblem};
 pub use tensor::GgufTensor;
 pub use value::{Metadata, MetadataProblem, Value};
 
+use crate::open_file::{InFile, OpenFile};
+
 #[derive(Debug)]
 pub struct GgufFile {
-    path: PathBuf,
-    file: File,
-    file_bytes: u64,
+    file: OpenFile,
     alignment: u64,
     data_offset: u64,
     metadata: Metadata,
@@ -39,15 +36,15 @@ pub struct GgufFile {
 impl GgufFile {
     /// Reads and checks the header; no tensor data is read.
     pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
-        open_checked(path).map_err(|problem| GgufError { path: path.to_path_buf(), problem })
+        open_checked(path).map_err(|problem| InFile { path: path.to_path_buf(), problem })
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
+        self.file.bytes
     }
 
     pub fn alignment(&self) -> u64 {
@@ -86,48 +83,23 @@ impl GgufFile {
     /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
     ///
     /// # Panics
-    /// When the range reaches beyond the tensor: a caller's mistake.
+    /// When the range reaches beyond the tensor: a mistake of the caller.
     pub fn read_at(
         &self,
         tensor: &GgufTensor,
         byte_offset: u64,
         destination: &mut [u8],
     ) -> Result<(), GgufError> {
-        let bytes = destination.len() as u64;
-        assert!(
-            byte_offset.checked_add(bytes).is_some_and(|end| end <= tensor.bytes),
-            "the range of {bytes} bytes at {byte_offset} reaches beyond the {} bytes of tensor `{}`",
-            tensor.bytes,
-            tensor.name,
-        );
-        self.file.read_exact_at(destination, tensor.file_offset + byte_offset).map_err(|source| GgufError {
-            path: self.path.clone(),
-            problem: GgufProblem::ReadTensor { tensor: tensor.name.clone(), byte_offset, bytes, source },
-        })
+        self.file.read_tensor((&tensor.name, tensor.file_offset, tensor.bytes), byte_offset, destination)
     }
 }
 
 fn open_checked(path: &Path) -> Result<GgufFile, GgufProblem> {
-    // Asked before opening: opening a pipe would wait for a writer.
-    let metadata = fs::metadata(path).map_err(GgufProblem::Open)?;
-    if !metadata.is_file() {
-        return Err(GgufProblem::NotAFile);
-    }
-    let file = File::open(path).map_err(GgufProblem::Open)?;
-    let file_bytes = file.metadata().map_err(GgufProblem::Open)?.len();
-    let Header { metadata, tensors, alignment, data_offset } = read_header(&file, file_bytes)?;
+    let file = OpenFile::open(path)?;
+    let Header { metadata, tensors, alignment, data_offset } = read_header(&file)?;
     let by_name =
         tensors.iter().enumerate().map(|(position, tensor)| (tensor.name.clone(), position)).collect();
-    Ok(GgufFile {
-        path: path.to_path_buf(),
-        file,
-        file_bytes,
-        alignment,
-        data_offset,
-        metadata,
-        tensors,
-        by_name,
-    })
+    Ok(GgufFile { file, alignment, data_offset, metadata, tensors, by_name })
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use super::model_problem::{GgufModelError, GgufModelProblem};
 use super::rope_divisors::{rope_parameters_of, shortest};
 use super::tensor_names::{EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, TensorSource, map_tensors};
 use super::value::{Array, Metadata, MetadataProblem, Value, required};
+use crate::open_file::InFile;
 
 /// What a GGUF file says of its model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +30,7 @@ pub struct GgufModel {
 impl GgufModel {
     /// Reads the metadata and, where there are any, the small tensors of rotary factors.
     pub fn read(file: &GgufFile) -> Result<GgufModel, GgufModelError> {
-        read_checked(file).map_err(|problem| GgufModelError { path: file.path().to_path_buf(), problem })
+        read_checked(file).map_err(|problem| InFile { path: file.path().to_path_buf(), problem })
     }
 
     /// Where a tensor of the checkpoint is in the file, by its Hugging Face name.

@@ -1,22 +1,15 @@
 //! What can be wrong with the model in a GGUF file whose bytes are sound: keys, tensors, sizes that are not supported.
-//! The file's path stands in the error around it, which is the same for every problem.
+//! Every problem is wrapped in an error that has the path of the file.
 //! Left out: problems of the bytes (`problem`).
-
-use std::path::PathBuf;
 
 use smidgen_ir::Storage;
 use thiserror::Error;
 
 use super::problem::GgufError;
 use super::value::MetadataProblem;
+use crate::open_file::InFile;
 
-#[derive(Debug, Error)]
-#[error("`{}`: {problem}", path.display())]
-pub struct GgufModelError {
-    pub path: PathBuf,
-    #[source]
-    pub problem: GgufModelProblem,
-}
+pub type GgufModelError = InFile<GgufModelProblem>;
 
 #[derive(Debug, Error)]
 pub enum GgufModelProblem {

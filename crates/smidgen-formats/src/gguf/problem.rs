@@ -1,44 +1,24 @@
-//! Everything that can be wrong with a GGUF file, with the numbers and, where there is one, the remedy.
-//! The file's path stands in the error around it, which is the same for every problem.
-//! Left out: problems of what the metadata means (`model`, the tokenizer), and of writing.
-
-use std::io;
-use std::path::PathBuf;
+//! What can be wrong with a GGUF file, with the numbers and, where there is one, the remedy.
+//! Left out: problems that other formats have as well (`open_file`), those of what the metadata means (`model`, the
+//! tokenizer), and of writing.
 
 use thiserror::Error;
 
 use super::tensor::supported_types;
+use crate::open_file::{FileProblem, InFile};
 use smidgen_ir::grouped_digits::Grouped;
 
-#[derive(Debug, Error)]
-#[error("`{}`: {problem}", path.display())]
-pub struct GgufError {
-    pub path: PathBuf,
-    #[source]
-    pub problem: GgufProblem,
-}
+pub type GgufError = InFile<GgufProblem>;
 
 #[derive(Debug, Error)]
 pub enum GgufProblem {
-    #[error("it could not be opened: {0}")]
-    Open(io::Error),
-    #[error("it is not a file")]
-    NotAFile,
-    #[error("the header could not be read: {0}")]
-    ReadHeader(io::Error),
-    #[error(
-        "reading {} bytes at offset {} of tensor `{tensor}` failed: {source}", Grouped(*bytes), Grouped(*byte_offset)
-    )]
-    ReadTensor { tensor: String, byte_offset: u64, bytes: u64, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileProblem),
     #[error(
         "the file is truncated: {what} needs {} bytes at {}, the file has {}; download it again",
         Grouped(*needed_bytes), Grouped(*at), Grouped(*file_bytes)
     )]
     HeaderBeyondFile { what: String, needed_bytes: u64, at: u64, file_bytes: u64 },
-    #[error(
-        "this is a Git LFS pointer and not the weights; run `git lfs pull` in its folder, or download the file itself"
-    )]
-    LfsPointer,
     #[error("this is not a GGUF file: it starts with {starts_with:02x?}, not with `GGUF`")]
     NotGguf { starts_with: [u8; 4] },
     #[error("the file is big-endian; only little-endian GGUF can be read, download or convert it so")]
@@ -53,7 +33,7 @@ pub enum GgufProblem {
     CountBeyondFile { what: String, count: u64, least_bytes: Option<u64>, left_bytes: u64 },
     #[error("{what} at {} is not UTF-8 text", Grouped(*at))]
     NotUtf8 { what: String, at: u64 },
-    #[error("metadata key `{key}` stands twice in the header")]
+    #[error("metadata key `{key}` is in the header twice")]
     DuplicateKey { key: String },
     #[error("metadata key `{key}` has the unknown value type {number}; known are 0 to 12")]
     UnknownValueType { key: String, number: u32 },
@@ -63,8 +43,6 @@ pub enum GgufProblem {
     NotABool { key: String, byte: u8 },
     #[error("`general.alignment` is {got}, not a power of two of at least 8 and at most 2^30")]
     Alignment { got: String },
-    #[error("tensor `{tensor}` stands twice in the header")]
-    DuplicateTensor { tensor: String },
     #[error("tensor `{tensor}` has {dimensions} dimensions; 1 to 4 are possible")]
     Dimensions { tensor: String, dimensions: u32 },
     #[error("tensor `{tensor}` of dimensions {dims:?} has no elements")]
@@ -86,11 +64,6 @@ pub enum GgufProblem {
         "tensor `{tensor}` begins at {} inside tensor `{other}`, which ends at {}", Grouped(*offset), Grouped(*other_end)
     )]
     Overlap { tensor: String, offset: u64, other: String, other_end: u64 },
-    #[error(
-        "the file is truncated: {} of at least {} bytes, tensor `{tensor}` is incomplete; download it again",
-        Grouped(*file_bytes), Grouped(*needed_bytes)
-    )]
-    Truncated { tensor: String, file_bytes: u64, needed_bytes: u64 },
     #[error("tensor `{tensor}` begins at {} and has {} bytes, more than can be counted", Grouped(*offset), Grouped(*bytes))]
     OffsetOverflow { tensor: String, offset: u64, bytes: u64 },
 }

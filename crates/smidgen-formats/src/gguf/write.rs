@@ -13,9 +13,8 @@ use thiserror::Error;
 use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use super::tensor::{piece_of, type_of_storage};
 use super::value::{Metadata, append_string};
-use crate::exact_writer::ExactWriter;
+use crate::exact_writer::write_exactly;
 use crate::whole_file::{StagedFile, WriteFileError, commit_together};
-use smidgen_ir::grouped_digits::Grouped;
 
 const VERSION: u32 = 3;
 
@@ -80,16 +79,7 @@ pub fn stage_gguf(
     staged.write(|writer| {
         writer.write_all(&header)?;
         for (position, (tensor, laid)) in tensors.iter().zip(&layout).enumerate() {
-            let mut exact = ExactWriter { writer, name: &tensor.name, left_bytes: laid.bytes };
-            source(position, &mut exact)?;
-            if exact.left_bytes > 0 {
-                let given = Grouped(laid.bytes - exact.left_bytes);
-                let name = &tensor.name;
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("the source of tensor `{name}` gave {given} of {} bytes", Grouped(laid.bytes)),
-                ));
-            }
+            write_exactly(writer, &tensor.name, laid.bytes, |out| source(position, out))?;
             let padding = laid.bytes.next_multiple_of(alignment) - laid.bytes;
             io::copy(&mut io::Read::take(io::repeat(0), padding), writer)?;
         }

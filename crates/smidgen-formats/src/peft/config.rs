@@ -5,18 +5,15 @@
 //! Left out: deciding which modules `target_modules` means; it is kept as the JSON value it is.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::pattern::{ModulePattern, PatternError};
 use super::python_json::render_python_json;
-use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
+use crate::json_file::{Entries, JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
 
 /// The names are those of the JSON keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -284,8 +281,8 @@ config_json! {
     init_lora_weights: Value,
     use_rslora: bool,
     use_dora: bool,
-    rank_pattern: InOrder<usize>,
-    alpha_pattern: InOrder<f64>,
+    rank_pattern: Entries<usize>,
+    alpha_pattern: Entries<f64>,
     layers_to_transform: Value,
     layers_pattern: Value,
 }
@@ -312,37 +309,6 @@ fn read_fourier(path: &Path, bytes: &[u8]) -> Result<FourierConfig, AdapterConfi
                 init_sigma: json.init_sigma.unwrap_or(default.init_sigma),
             })
         }
-    }
-}
-
-/// A JSON object in the order of the file, which serde's maps lose.
-struct InOrder<T>(Vec<(String, T)>);
-
-impl<T> From<InOrder<T>> for Vec<(String, T)> {
-    fn from(in_order: InOrder<T>) -> Vec<(String, T)> {
-        in_order.0
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for InOrder<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<InOrder<T>, D::Error> {
-        struct Collect<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Collect<T> {
-            type Value = InOrder<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of patterns")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<InOrder<T>, A::Error> {
-                let mut entries: Vec<(String, T)> = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(InOrder(entries))
-            }
-        }
-        deserializer.deserialize_map(Collect(PhantomData))
     }
 }
 

@@ -1,20 +1,20 @@
-//! The header of a safetensors file: JSON that names each tensor's element type, shape and place.
-//! `parse_header` believes nothing: after it returns, the tensors are distinct, correctly sized, inside the file,
-//! and tile the data without a hole or an overlap, so that readers need no checks of their own.
+//! The header of a safetensors file: JSON that gives each tensor's element type, shape and place.
+//! Entries are parsed by the safetensors library. After `parse_header` returns, names are distinct, sizes are right,
+//! and the tensors fill the data of the file without a gap or an overlap, so readers need no checks of their own.
 //! It allocates in proportion to the header's bytes and never by a number found in it.
 //! Left out: reading the file, and tensor data.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use ::safetensors::tensor::TensorInfo;
 use serde_json::value::RawValue;
 
 use super::problem::{PREFIX_BYTES, SafetensorsProblem};
 use crate::element::Element;
+use crate::json_file::Entries;
+use crate::open_file::{FileProblem, first_duplicate};
 
-/// One tensor of a file; its bytes are known to lie inside the file.
+/// One tensor of a file; its bytes are known to be inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     pub name: String,
@@ -33,179 +33,59 @@ pub struct Header {
 
 /// Parses and checks the JSON between the length prefix and the data, for a file of `file_bytes`.
 pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsProblem> {
-    let text = std::str::from_utf8(json).map_err(|error| SafetensorsProblem::HeaderNotUtf8 {
-        at: PREFIX_BYTES + error.valid_up_to() as u64,
-    })?;
-    if !text.starts_with('{') {
-        return Err(SafetensorsProblem::HeaderNotObject { starts_with: text.chars().next() });
+    let Entries(entries): Entries<&RawValue> =
+        serde_json::from_slice(json).map_err(SafetensorsProblem::HeaderNotJson)?;
+    if let Some(name) = first_duplicate(entries.iter().map(|(name, _)| name.as_str())) {
+        return Err(FileProblem::DuplicateTensor { tensor: name.to_string() }.into());
     }
-    let mut collected = Collected::default();
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let parsed = deserializer.deserialize_map(&mut collected).and_then(|()| deserializer.end());
-    match (collected.problem, parsed) {
-        (Some(problem), _) => return Err(problem),
-        (None, Err(error)) => return Err(SafetensorsProblem::HeaderNotJson(error)),
-        (None, Ok(())) => {}
+    let mut metadata = BTreeMap::new();
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, json) in entries {
+        let parsed = if name == "__metadata__" {
+            serde_json::from_str::<Option<_>>(json.get()).map(|found| metadata = found.unwrap_or_default())
+        } else {
+            serde_json::from_str(json.get()).map(|info: TensorInfo| tensors.push((name.clone(), info)))
+        };
+        parsed.map_err(|source| SafetensorsProblem::BadEntry { name, source })?;
     }
-    let mut placed = collected.placed;
-    placed.sort_by(|left, right| {
-        (left.begin, left.end, &left.name).cmp(&(right.begin, right.end, &right.name))
+    tensors.sort_by(|(left_name, left), (right_name, right)| {
+        (left.data_offsets, left_name).cmp(&(right.data_offsets, right_name))
     });
-    check_names_are_distinct(&placed)?;
-    check_tiling(&placed, PREFIX_BYTES + json.len() as u64, file_bytes)?;
     let data_offset = PREFIX_BYTES + json.len() as u64;
-    let tensors = placed
-        .into_iter()
-        .map(|tensor| TensorEntry {
-            name: tensor.name,
-            element: tensor.element,
-            shape: tensor.shape,
-            file_offset: data_offset + tensor.begin,
-            bytes: tensor.end - tensor.begin,
-        })
-        .collect();
-    Ok(Header { tensors, metadata: collected.metadata })
+    let mut end = 0;
+    let place = |(name, info)| place_tensor(name, info, &mut end, data_offset);
+    let tensors: Vec<TensorEntry> = tensors.into_iter().map(place).collect::<Result<_, _>>()?;
+    let needed_bytes = data_offset.saturating_add(end);
+    let incomplete = |tensor: &&TensorEntry| tensor.file_offset.saturating_add(tensor.bytes) > file_bytes;
+    if let Some(tensor) = tensors.iter().find(incomplete) {
+        let tensor = tensor.name.clone();
+        return Err(FileProblem::Truncated { tensor, file_bytes, needed_bytes }.into());
+    }
+    if file_bytes != needed_bytes {
+        return Err(SafetensorsProblem::TrailingBytes { file_bytes, needed_bytes });
+    }
+    Ok(Header { tensors, metadata })
 }
 
-/// A tensor whose own numbers agree; offsets are relative to the data.
-struct Placed {
+/// Checks a tensor's own numbers, and that it begins at `end`, where the tensor before it ends.
+fn place_tensor(
     name: String,
-    element: Element,
-    shape: Vec<usize>,
-    begin: u64,
-    end: u64,
-}
-
-#[derive(Deserialize)]
-#[serde(expecting = "an object of `dtype`, `shape` and `data_offsets`")]
-struct EntryJson<'a> {
-    #[serde(borrow)]
-    dtype: std::borrow::Cow<'a, str>,
-    shape: Vec<usize>,
-    data_offsets: (u64, u64),
-}
-
-/// Filled while the JSON is walked; `problem` carries what serde's own error type cannot.
-#[derive(Default)]
-struct Collected {
-    placed: Vec<Placed>,
-    metadata: BTreeMap<String, String>,
-    problem: Option<SafetensorsProblem>,
-}
-
-impl<'de> Visitor<'de> for &mut Collected {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut metadata_seen = false;
-        while let Some(name) = map.next_key::<String>()? {
-            let value: &'de RawValue = map.next_value()?;
-            let outcome = if name == "__metadata__" {
-                if std::mem::replace(&mut metadata_seen, true) {
-                    self.problem = Some(SafetensorsProblem::DuplicateMetadata);
-                    return Err(A::Error::custom("metadata twice"));
-                }
-                parse_metadata(value.get()).map(|metadata| self.metadata = metadata)
-            } else {
-                parse_entry(name, value.get()).map(|placed| self.placed.push(placed))
-            };
-            if let Err(problem) = outcome {
-                self.problem = Some(problem);
-                return Err(A::Error::custom("a tensor is wrong"));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn parse_metadata(json: &str) -> Result<BTreeMap<String, String>, SafetensorsProblem> {
-    serde_json::from_str::<Option<BTreeMap<String, String>>>(json)
-        .map(Option::unwrap_or_default)
-        .map_err(SafetensorsProblem::MetadataNotStrings)
-}
-
-fn parse_entry(name: String, json: &str) -> Result<Placed, SafetensorsProblem> {
-    let entry: EntryJson<'_> = match serde_json::from_str(json) {
-        Ok(entry) => entry,
-        Err(source) => {
-            return Err(SafetensorsProblem::BadEntry { tensor: name, source });
-        }
+    TensorInfo { dtype, shape, data_offsets: (from, to) }: TensorInfo,
+    end: &mut u64,
+    data_offset: u64,
+) -> Result<TensorEntry, SafetensorsProblem> {
+    let Some(element) = Element::from_name(&dtype.to_string()) else {
+        return Err(SafetensorsProblem::UnsupportedElement { tensor: name, dtype });
     };
-    let Some(element) = Element::from_name(&entry.dtype) else {
-        return Err(SafetensorsProblem::UnknownElement { tensor: name, dtype: entry.dtype.into_owned() });
+    let (begin, previous_end) = (from as u64, std::mem::replace(end, to as u64));
+    let Some(bytes) = element.tensor_bytes(&shape).filter(|bytes| begin.checked_add(*bytes) == Some(*end))
+    else {
+        return Err(SafetensorsProblem::Size { tensor: name, shape, element, begin, end: *end });
     };
-    let shape = entry.shape;
-    let (begin, end) = entry.data_offsets;
-    let Some(needed_bytes) = element.tensor_bytes(&shape) else {
-        return Err(SafetensorsProblem::ShapeOverflow { tensor: name, shape, element });
-    };
-    if begin > end {
-        return Err(SafetensorsProblem::OffsetsReversed { tensor: name, begin, end });
+    if begin != previous_end {
+        return Err(SafetensorsProblem::NotContiguous { tensor: name, begin, previous_end });
     }
-    if needed_bytes != end - begin {
-        return Err(SafetensorsProblem::SizeMismatch {
-            tensor: name,
-            shape,
-            element,
-            needed_bytes,
-            begin,
-            end,
-        });
-    }
-    Ok(Placed { name, element, shape, begin, end })
-}
-
-fn check_names_are_distinct(placed: &[Placed]) -> Result<(), SafetensorsProblem> {
-    let mut names: Vec<&str> = placed.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(SafetensorsProblem::DuplicateName { tensor: pair[0].to_string() }),
-        None => Ok(()),
-    }
-}
-
-/// `placed` is sorted by place.
-fn check_tiling(placed: &[Placed], data_offset: u64, file_bytes: u64) -> Result<(), SafetensorsProblem> {
-    let mut covered_to = 0;
-    let mut previous: Option<&Placed> = None;
-    for tensor in placed {
-        match (tensor.begin.cmp(&covered_to), previous) {
-            (std::cmp::Ordering::Equal, _) => {}
-            (std::cmp::Ordering::Less, Some(other)) => {
-                return Err(SafetensorsProblem::Overlap {
-                    tensor: tensor.name.clone(),
-                    begin: tensor.begin,
-                    other: other.name.clone(),
-                    other_end: other.end,
-                });
-            }
-            (std::cmp::Ordering::Greater, _) | (std::cmp::Ordering::Less, None) => {
-                return Err(SafetensorsProblem::Hole {
-                    tensor: tensor.name.clone(),
-                    hole_begin: covered_to,
-                    begin: tensor.begin,
-                });
-            }
-        }
-        covered_to = tensor.end;
-        previous = Some(tensor);
-    }
-    let needed_bytes = data_offset.saturating_add(covered_to);
-    match file_bytes.cmp(&needed_bytes) {
-        std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Greater => Err(SafetensorsProblem::TrailingBytes { file_bytes, needed_bytes }),
-        std::cmp::Ordering::Less => {
-            let incomplete = placed
-                .iter()
-                .find(|tensor| data_offset.saturating_add(tensor.end) > file_bytes)
-                .expect("the last tensor ends beyond the file");
-            Err(SafetensorsProblem::Truncated { tensor: incomplete.name.clone(), file_bytes, needed_bytes })
-        }
-    }
+    Ok(TensorEntry { name, element, shape, file_offset: data_offset.saturating_add(begin), bytes })
 }
 
 #[cfg(test)]
@@ -260,20 +140,20 @@ mod tests {
 
     #[test]
     fn text_that_is_no_header_is_named_for_what_it_is() {
-        let problem = parse_header(b"{\"a\":\xff}", 100).err().unwrap();
-        assert_eq!(problem.to_string(), "the header is not UTF-8 text: the byte at 13 is wrong");
-        check("", 0, "the header is not a JSON object: it starts with None, not '{'");
-        check("[1]", 0, "the header is not a JSON object: it starts with Some('['), not '{'");
-        check(
-            "{\"a\"",
-            0,
-            "the header is not the JSON it should be: EOF while parsing an object at line 1 column 4",
-        );
-        check("{} {}", 0, "the header is not the JSON it should be: trailing characters at line 1 column 4");
+        let broken = "the header is not the JSON it should be: ";
+        assert!(parse_header(b"{\"a\":\xff}", 100).err().unwrap().to_string().starts_with(broken));
+        for (json, reason) in [
+            ("", "EOF while parsing a value at line 1 column 0"),
+            ("[1]", "invalid type: sequence, expected an object at line 1 column 0"),
+            ("{\"a\"", "EOF while parsing an object at line 1 column 4"),
+            ("{} {}", "trailing characters at line 1 column 4"),
+        ] {
+            check(json, 0, &format!("{broken}{reason}"));
+        }
         check(
             r#"{"__metadata__":{"a":1}}"#,
             0,
-            "the header's `__metadata__` is not a map of strings: \
+            "the header's entry `__metadata__` is not what it should be: \
              invalid type: integer `1`, expected a string at line 1 column 6",
         );
     }
@@ -281,12 +161,9 @@ mod tests {
     #[test]
     fn an_entry_that_is_wrong_names_its_tensor() {
         let entry = |text: &str| parse(&format!(r#"{{"x":{text}}}"#), 4).err().expect("refused").to_string();
-        let start = "the header's entry for tensor `x` is not what it should be: ";
+        let start = "the header's entry `x` is not what it should be: ";
         for (text, end) in [
-            (
-                "7",
-                "invalid type: integer `7`, expected an object of `dtype`, `shape` and `data_offsets` at line 1 column 1",
-            ),
+            ("7", "invalid type: integer `7`, expected struct TensorInfo at line 1 column 1"),
             (r#"{"dtype":"F32","shape":[1]}"#, "missing field `data_offsets` at line 1 column 27"),
             (
                 r#"{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}"#,
@@ -307,11 +184,13 @@ mod tests {
         ] {
             assert_eq!(entry(text), format!("{start}{end}"));
         }
-        let unknown = entry(r#"{"dtype":"F4","shape":[8],"data_offsets":[0,4]}"#);
+        let unknown = entry(r#"{"dtype":"F9","shape":[8],"data_offsets":[0,4]}"#);
         assert!(
-            unknown.starts_with("tensor `x` has the unknown element type `F4`; known are BOOL, U8,"),
+            unknown.starts_with(&format!("{start}unknown variant `F9`, expected one of `BOOL`")),
             "{unknown}"
         );
+        let unsupported = entry(r#"{"dtype":"F4","shape":[8],"data_offsets":[0,4]}"#);
+        assert_eq!(unsupported, "tensor `x` has the element type F4, which is not supported");
     }
 
     #[test]
@@ -319,17 +198,17 @@ mod tests {
         check(
             r#"{"x":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}}"#,
             20,
-            "tensor `x` of shape [2, 3] and type F32 needs 24 bytes, its offsets 0..20 hold 20",
+            "tensor `x` of shape [2, 3] and type F32 does not fit its offsets 0..20",
         );
         check(
             r#"{"x":{"dtype":"F32","shape":[4611686018427387904,2],"data_offsets":[0,0]}}"#,
             0,
-            "tensor `x` of shape [4611686018427387904, 2] and type F32 has more bytes than can be counted",
+            "tensor `x` of shape [4611686018427387904, 2] and type F32 does not fit its offsets 0..0",
         );
         check(
             r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#,
             4,
-            "tensor `x` begins at 4 and ends before it, at 0",
+            "tensor `x` of shape [1] and type F32 does not fit its offsets 4..0",
         );
     }
 
@@ -340,17 +219,17 @@ mod tests {
                 r#"{{"x":{{"dtype":"U8","shape":[4],"data_offsets":{first}}},"y":{{"dtype":"U8","shape":[4],"data_offsets":{second}}}}}"#
             )
         };
-        check(&two("[0,4]", "[2,6]"), 8, "tensor `y` begins at 2 inside tensor `x`, which ends at 4");
-        check(&two("[0,4]", "[0,4]"), 8, "tensor `y` begins at 0 inside tensor `x`, which ends at 4");
-        check(&two("[0,4]", "[5,9]"), 9, "the bytes 4..5 before tensor `y` belong to no tensor");
-        check(&two("[5,9]", "[1,5]"), 9, "the bytes 0..1 before tensor `y` belong to no tensor");
+        check(&two("[0,4]", "[2,6]"), 8, "tensor `y` begins at 2, the tensors before it end at 4");
+        check(&two("[0,4]", "[0,4]"), 8, "tensor `y` begins at 0, the tensors before it end at 4");
+        check(&two("[0,4]", "[5,9]"), 9, "tensor `y` begins at 5, the tensors before it end at 4");
+        check(&two("[5,9]", "[1,5]"), 9, "tensor `y` begins at 1, the tensors before it end at 0");
         let json = two("[0,4]", "[4,8]");
         let needed_bytes = 8 + json.len() as u64 + 8;
         check(
             &json,
             7,
             &format!(
-                "the file is truncated: {} of {needed_bytes} bytes, tensor `y` is incomplete; download it again",
+                "the file is truncated: {} of at least {needed_bytes} bytes, tensor `y` is incomplete; download it again",
                 needed_bytes - 1
             ),
         );
@@ -368,7 +247,9 @@ mod tests {
     fn offsets_near_the_end_of_u64_do_not_wrap() {
         let json =
             r#"{"x":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,18446744073709551615]}}"#;
-        assert!(matches!(parse(json, 4), Err(SafetensorsProblem::Truncated { needed_bytes: u64::MAX, .. })));
+        let truncated =
+            FileProblem::Truncated { tensor: "x".into(), file_bytes: 103, needed_bytes: u64::MAX };
+        check(json, 4, &truncated.to_string());
     }
 
     #[test]
@@ -376,8 +257,8 @@ mod tests {
         check(
             r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
             2,
-            "tensor `x` stands twice in the header",
+            "tensor `x` is in the header twice",
         );
-        check(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, "`__metadata__` stands twice in the header");
+        check(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, "tensor `__metadata__` is in the header twice");
     }
 }

@@ -1,5 +1,4 @@
 //! A safetensors file opened for reading by offset: the header is read and checked, the data stays on disk.
-//! Reads are positioned (`pread`), so one open file serves many threads and costs no page mapping.
 //! Left out: memory mapping, writing (`write`), and converting elements (`load`).
 
 mod header;
@@ -7,30 +6,20 @@ pub mod problem;
 pub mod write;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-
-use thiserror::Error;
+use std::path::Path;
 
 pub use header::TensorEntry;
 use header::{Header, parse_header};
 pub use problem::SafetensorsProblem;
 use problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
 
-#[derive(Debug, Error)]
-#[error("`{}`: {problem}", path.display())]
-pub struct SafetensorsError {
-    pub path: PathBuf,
-    #[source]
-    pub problem: SafetensorsProblem,
-}
+use crate::open_file::{FileProblem, InFile, LFS_BEGINNING, OpenFile};
+
+pub type SafetensorsError = InFile<SafetensorsProblem>;
 
 #[derive(Debug)]
 pub struct SafetensorsFile {
-    path: PathBuf,
-    file: File,
-    file_bytes: u64,
+    file: OpenFile,
     tensors: Vec<TensorEntry>,
     /// Positions in `tensors`, sorted by name.
     by_name: Vec<usize>,
@@ -40,15 +29,15 @@ pub struct SafetensorsFile {
 impl SafetensorsFile {
     /// Reads and checks the header; no tensor data is read.
     pub fn open(path: &Path) -> Result<SafetensorsFile, SafetensorsError> {
-        open_checked(path).map_err(|problem| SafetensorsError { path: path.to_path_buf(), problem })
+        open_checked(path).map_err(|problem| InFile { path: path.to_path_buf(), problem })
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
+        self.file.bytes
     }
 
     /// The header's `__metadata__`.
@@ -76,69 +65,46 @@ impl SafetensorsFile {
     /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
     ///
     /// # Panics
-    /// When the range reaches beyond the tensor: a caller's mistake.
+    /// When the range reaches beyond the tensor: a mistake of the caller.
     pub fn read_at(
         &self,
         tensor: &TensorEntry,
         byte_offset: u64,
         destination: &mut [u8],
     ) -> Result<(), SafetensorsError> {
-        let bytes = destination.len() as u64;
-        assert!(
-            byte_offset.checked_add(bytes).is_some_and(|end| end <= tensor.bytes),
-            "the range of {bytes} bytes at {byte_offset} reaches beyond the {} bytes of tensor `{}`",
-            tensor.bytes,
-            tensor.name,
-        );
-        self.file.read_exact_at(destination, tensor.file_offset + byte_offset).map_err(|source| {
-            SafetensorsError {
-                path: self.path.clone(),
-                problem: SafetensorsProblem::ReadTensor {
-                    tensor: tensor.name.clone(),
-                    byte_offset,
-                    bytes,
-                    source,
-                },
-            }
-        })
+        self.file.read_tensor((&tensor.name, tensor.file_offset, tensor.bytes), byte_offset, destination)
     }
 }
 
 fn open_checked(path: &Path) -> Result<SafetensorsFile, SafetensorsProblem> {
-    // Asked before opening: opening a pipe would wait for a writer.
-    let metadata = fs::metadata(path).map_err(SafetensorsProblem::Open)?;
-    if !metadata.is_file() {
-        return Err(SafetensorsProblem::NotAFile);
-    }
-    let file = File::open(path).map_err(SafetensorsProblem::Open)?;
-    let file_bytes = file.metadata().map_err(SafetensorsProblem::Open)?.len();
-    if file_bytes < PREFIX_BYTES {
-        return Err(SafetensorsProblem::NoPrefix { file_bytes });
-    }
+    let file = OpenFile::open(path)?;
+    let check_size = |needed_bytes: u64| match file.bytes < needed_bytes {
+        true => Err(SafetensorsProblem::HeaderBeyondFile { file_bytes: file.bytes, needed_bytes }),
+        false => Ok(()),
+    };
+    check_size(PREFIX_BYTES)?;
     let mut prefix = [0; PREFIX_BYTES as usize];
-    file.read_exact_at(&mut prefix, 0).map_err(SafetensorsProblem::ReadHeader)?;
-    // The first words of a Git LFS pointer are `version https://git-lfs.github.com/spec/v1`.
-    if &prefix == b"version " {
-        return Err(SafetensorsProblem::LfsPointer);
+    file.read_header(0, &mut prefix)?;
+    if &prefix == LFS_BEGINNING {
+        return Err(FileProblem::LfsPointer.into());
     }
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > MAX_HEADER_BYTES {
         return Err(SafetensorsProblem::HeaderTooLong { header_bytes });
     }
-    if header_bytes > file_bytes - PREFIX_BYTES {
-        return Err(SafetensorsProblem::HeaderBeyondFile { header_bytes, file_bytes });
-    }
+    check_size(PREFIX_BYTES + header_bytes)?;
     let mut json = vec![0; header_bytes as usize];
-    file.read_exact_at(&mut json, PREFIX_BYTES).map_err(SafetensorsProblem::ReadHeader)?;
-    let Header { tensors, metadata } = parse_header(&json, file_bytes)?;
+    file.read_header(PREFIX_BYTES, &mut json)?;
+    let Header { tensors, metadata } = parse_header(&json, file.bytes)?;
     let mut by_name: Vec<usize> = (0..tensors.len()).collect();
     by_name.sort_unstable_by(|&left, &right| tensors[left].name.cmp(&tensors[right].name));
-    Ok(SafetensorsFile { path: path.to_path_buf(), file, file_bytes, tensors, by_name, metadata })
+    Ok(SafetensorsFile { file, tensors, by_name, metadata })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, File};
 
     fn file_bytes_of(json: &str, data: &[u8]) -> Vec<u8> {
         let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -204,11 +170,7 @@ mod tests {
         bytes.truncate(50);
         assert_eq!(
             refused(&bytes),
-            format!(
-                "the file is truncated: 50 of at least {} bytes, the header alone has {}; download it again",
-                8 + TWO.len(),
-                TWO.len()
-            )
+            format!("the file is truncated: 50 of at least {} bytes; download it again", 8 + TWO.len())
         );
         bytes[..8].copy_from_slice(&100_000_001_u64.to_le_bytes());
         assert_eq!(
@@ -236,8 +198,8 @@ mod tests {
     fn a_missing_file_and_a_folder_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let error = SafetensorsFile::open(&folder.path().join("no")).unwrap_err();
-        assert!(matches!(error.problem, SafetensorsProblem::Open(_)));
+        assert!(matches!(error.problem, SafetensorsProblem::File(FileProblem::Open(_))));
         let error = SafetensorsFile::open(folder.path()).unwrap_err();
-        assert!(matches!(error.problem, SafetensorsProblem::NotAFile));
+        assert!(matches!(error.problem, SafetensorsProblem::File(FileProblem::NotAFile)));
     }
 }

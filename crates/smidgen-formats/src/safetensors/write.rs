@@ -14,7 +14,8 @@ use thiserror::Error;
 
 use super::problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
 use crate::element::Element;
-use crate::exact_writer::ExactWriter;
+use crate::exact_writer::write_exactly;
+use crate::open_file::first_duplicate;
 use crate::whole_file::{StagedFile, WriteFileError, commit_together};
 use smidgen_ir::grouped_digits::Grouped;
 
@@ -73,20 +74,9 @@ pub fn stage_safetensors(
         writer.write_all(&(header.len() as u64).to_le_bytes())?;
         writer.write_all(&header)?;
         for laid in &layout {
-            let mut exact =
-                ExactWriter { writer, name: &laid.tensor.name, left_bytes: laid.end - laid.begin };
-            source(laid.position, &mut exact)?;
-            if exact.left_bytes > 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!(
-                        "the source of tensor `{}` gave {} of {} bytes",
-                        laid.tensor.name,
-                        Grouped(laid.end - laid.begin - exact.left_bytes),
-                        Grouped(laid.end - laid.begin),
-                    ),
-                ));
-            }
+            write_exactly(writer, &laid.tensor.name, laid.end - laid.begin, |out| {
+                source(laid.position, out)
+            })?;
         }
         Ok(())
     })?;
@@ -134,12 +124,10 @@ fn lay_out(tensors: &[TensorSpec]) -> Result<Vec<Laid<'_>>, WriteSafetensorsErro
         let (left, right) = (&tensors[left], &tensors[right]);
         (right.element.cmp(&left.element)).then_with(|| left.name.cmp(&right.name))
     });
-    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(WriteSafetensorsError::DuplicateName { name: pair[0].to_string() });
+    if let Some(name) = first_duplicate(tensors.iter().map(|tensor| tensor.name.as_str())) {
+        return Err(WriteSafetensorsError::DuplicateName { name: name.to_string() });
     }
-    if names.contains(&"__metadata__") {
+    if tensors.iter().any(|tensor| tensor.name == "__metadata__") {
         return Err(WriteSafetensorsError::ReservedName);
     }
     let mut begin = 0_u64;

@@ -7,6 +7,7 @@ use smidgen_ir::{Block, DType};
 use super::super::header::ALIGNMENT_KEY;
 use super::super::{GgufFile, GgufProblem};
 use super::*;
+use crate::open_file::FileProblem;
 
 fn some_metadata() -> Metadata {
     metadata(&[
@@ -169,7 +170,7 @@ fn metadata_that_makes_no_sense_is_refused() {
     write(&path, &metadata(&[("key", Value::U32(7)), ("kez", Value::U32(7))]), &[], &[]);
     let mut bytes = fs::read(&path).unwrap();
     bytes[TENSOR + 8 + 2] = b'y';
-    assert_eq!(open(&bytes).err().unwrap(), "metadata key `key` stands twice in the header");
+    assert_eq!(open(&bytes).err().unwrap(), "metadata key `key` is in the header twice");
     write(&path, &metadata(&[("list", Value::Array(Array::U64(vec![9])))]), &[], &[]);
     let mut bytes = fs::read(&path).unwrap();
     bytes[PAIR + 8 + 4 + 4] = 9;
@@ -241,7 +242,7 @@ fn tensors_share_neither_names_nor_bytes() {
     let second = 24 + 8 + 1 + 4 + 8 + 4 + 8;
     let mut twice = bytes.clone();
     twice[second + 8] = b'a';
-    assert_eq!(open(&twice).err().unwrap(), "tensor `a` stands twice in the header");
+    assert_eq!(open(&twice).err().unwrap(), "tensor `a` is in the header twice");
     let mut overlapping = bytes;
     overlapping[second + 8 + 1 + 4 + 8 + 4] = 32;
     assert_eq!(
@@ -254,8 +255,8 @@ fn tensors_share_neither_names_nor_bytes() {
 fn files_that_are_none_or_shrink_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let open = |path: &Path| GgufFile::open(path).unwrap_err().problem;
-    assert!(matches!(open(folder.path()), GgufProblem::NotAFile));
-    assert!(matches!(open(&folder.path().join("no")), GgufProblem::Open(_)));
+    assert!(matches!(open(folder.path()), GgufProblem::File(FileProblem::NotAFile)));
+    assert!(matches!(open(&folder.path().join("no")), GgufProblem::File(FileProblem::Open(_))));
     let path = folder.path().join("m.gguf");
     fs::write(&path, small()).unwrap();
     let file = GgufFile::open(&path).unwrap();
