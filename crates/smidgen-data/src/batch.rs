@@ -67,8 +67,8 @@ pub struct BatchPlan {
     lengths: Vec<u32>,
     epochs: EpochStarts,
     total_steps: u64,
-    /// One epoch at a time: an epoch of a large data set is large. Shared looks at all of them (before the
-    /// run) go through the same memory, hence the cell.
+    /// One epoch at a time: an epoch of a large data set is large. The walk over all epochs before the run uses the
+    /// same memory, hence the cell.
     current: RefCell<Epoch>,
 }
 
@@ -83,13 +83,13 @@ struct Epoch {
 
 #[derive(Clone, Debug)]
 enum EpochStarts {
-    /// Every epoch has as many batches.
+    /// Every epoch has the same number of batches.
     Uniform { batches: u64 },
-    /// First step of each epoch, and the end of the last: batches of tokens differ with the permutation.
+    /// First step of each epoch, and the end of the last: batches of tokens depend on the permutation.
     Table(Vec<u64>),
 }
 
-/// The order of a run of no steps: what is left where the order of a run is moved out.
+/// An order without steps: what remains after the order of a run is moved out.
 impl Default for BatchPlan {
     fn default() -> BatchPlan {
         let (batch, run_length) = (BatchSize::Samples(1), RunLength::Steps(0));
@@ -142,7 +142,7 @@ impl BatchPlan {
                 };
             }
         }
-        // The buffers have seen every epoch, so later epochs fit them.
+        // The buffers have held every epoch, so none needs to grow later.
         plan.current = RefCell::new(epoch);
         Ok(plan)
     }
@@ -151,7 +151,7 @@ impl BatchPlan {
         self.total_steps
     }
 
-    /// Steps of the first epoch were it whole; those of later ones may differ where batches are counted in tokens.
+    /// Steps of a whole first epoch; later epochs may have another number where batches are counted in tokens.
     pub fn first_epoch_steps(&self) -> u64 {
         match &self.epochs {
             EpochStarts::Uniform { batches } => *batches,
@@ -159,12 +159,12 @@ impl BatchPlan {
         }
     }
 
-    /// Epochs that the run touches, the last one perhaps in part.
+    /// Epochs that the run begins, the last one perhaps in part.
     pub fn epochs(&self) -> u64 {
         self.total_steps.checked_sub(1).map_or(0, |last| self.locate(last).0 + 1)
     }
 
-    /// Epochs finished after so many steps, as [`StepSamples::epoch_after`] has them.
+    /// Epochs finished after this many steps, as [`StepSamples::epoch_after`] has them.
     pub fn epochs_after(&self, steps: u64) -> f64 {
         let Some(last) = steps.checked_sub(1) else { return 0.0 };
         let (epoch, batch) = self.locate(last);
@@ -175,7 +175,7 @@ impl BatchPlan {
         epoch as f64 + (batch + 1) as f64 / batches as f64
     }
 
-    /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted anew into the same memory.
+    /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted into the same memory.
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
         let (epoch, batch) = self.locate(step);
@@ -298,13 +298,6 @@ impl Epoch {
     }
 }
 
-/// The order of `samples` samples in an epoch; without `shuffle` their own.
-pub fn permutation(samples: u32, seed: u64, epoch: u64, shuffle: bool) -> Vec<u32> {
-    let mut order = Vec::new();
-    permute(&mut order, samples, seed, epoch, shuffle);
-    order
-}
-
 /// Fisher-Yates from a counter: swap i takes draw i of the stream that (seed, epoch) names.
 /// The high half of a 128-bit product bounds a draw, with a bias of at most samples / 2^64.
 fn permute(order: &mut Vec<u32>, samples: u32, seed: u64, epoch: u64, shuffle: bool) {
@@ -336,6 +329,13 @@ mod tests {
     use super::*;
     use crate::token_builder::test_sets::set_of_lengths;
     use proptest::prelude::*;
+
+    /// The order of `samples` samples in an epoch; without `shuffle` their own.
+    fn permutation(samples: u32, seed: u64, epoch: u64, shuffle: bool) -> Vec<u32> {
+        let mut order = Vec::new();
+        permute(&mut order, samples, seed, epoch, shuffle);
+        order
+    }
 
     fn plan(lengths: &[usize], batch: BatchSize, run_length: RunLength, shuffle: bool) -> BatchPlan {
         let options = BatchOptions { batch, run_length, seed: 42, shuffle };

@@ -1,11 +1,11 @@
 //! Where tokenized data is kept from one start to the next.
 //!
-//! A cached set is named by the SHA-256 of everything that it follows from: the bytes of the data files, those
+//! A cached set is named by the SHA-256 of everything that determines it: the bytes of the data files, those
 //! of the tokenizer, the template, and the keys of the recipe that matter. Content, not names and times: a file
 //! that was copied or touched is still the same, and one that was changed within a second is not. Reading 2 GB
 //! for it takes a second or two, a small part of what tokenizing them would.
-//! Entries are files that are whole or not there, and are checked when they are read; a process that writes one
-//! that another is writing too replaces it by the same bytes. Everything in the folder may be deleted at any time.
+//! Entries are written whole or not at all, and are checked when they are read; two processes that write the same
+//! entry write the same bytes. Everything in the folder may be deleted at any time.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -15,28 +15,30 @@ use smidgen_formats::digest::Hasher;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::beside::is_tokenizer_file;
 
-/// Changes whenever the same input would give other tokens or another file.
+/// Changes whenever the same input would give different tokens or a different file.
 const VERSION: &str = "smidgen tokenized data 1";
 
-/// Collects what a set follows from.
+/// Collects what determines a set.
 pub struct CacheKey {
     hasher: Hasher,
 }
 
-impl CacheKey {
-    pub fn new() -> CacheKey {
+impl Default for CacheKey {
+    fn default() -> CacheKey {
         let mut key = CacheKey { hasher: Hasher::sha256() };
         key.add("version", VERSION.as_bytes());
         key
     }
+}
 
+impl CacheKey {
     /// A named part. Lengths keep one part from running into the next.
     pub fn add(&mut self, name: &str, bytes: &[u8]) {
         self.hasher.update(format!("{name} {}\n", bytes.len()).as_bytes());
         self.hasher.update(bytes);
     }
 
-    /// The bytes of data files, and how their names end, which says how they are read.
+    /// The bytes of data files, and the ends of their names, which say how they are read.
     pub fn add_files(&mut self, files: &[PathBuf]) -> Result<(), (PathBuf, io::Error)> {
         for path in files {
             let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
@@ -69,7 +71,7 @@ impl CacheKey {
                 }
                 Ok(())
             }
-            // The vocabulary stands before the weights.
+            // The vocabulary comes before the weights.
             Model::Gguf { file, .. } => {
                 let head = File::open(file.path()).map(|opened| opened.take(file.data_offset()));
                 let added = head.and_then(|head| self.add_reader(head));
@@ -87,27 +89,9 @@ impl CacheKey {
     }
 
     fn add_reader(&mut self, mut reader: impl Read) -> io::Result<()> {
-        let mut piece = vec![0; 256 << 10];
-        let mut total = 0;
-        loop {
-            match reader.read(&mut piece) {
-                Ok(0) => break,
-                Ok(read) => {
-                    self.hasher.update(&piece[..read]);
-                    total += read;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let total = io::copy(&mut reader, &mut self.hasher)?;
         self.hasher.update(format!("\n{total} bytes\n").as_bytes());
         Ok(())
-    }
-}
-
-impl Default for CacheKey {
-    fn default() -> CacheKey {
-        CacheKey::new()
     }
 }
 

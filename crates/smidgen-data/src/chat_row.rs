@@ -1,9 +1,9 @@
 //! Messages of a conversation as chat templates take them: `role` and `content`, whatever the data calls them.
 //!
-//! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are read alike, and roles get the names that
+//! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are both read, and roles get the names that
 //! templates know. A content of several text parts is joined. Fields that are null (as tables fill them, where
 //! other rows have a value) are left out, as transformers and TRL do; other fields stay.
-//! Leaves out what is learnt from a conversation.
+//! Leaves out which tokens of a conversation are supervised.
 
 use serde_json::{Map, Value as Json};
 
@@ -23,7 +23,7 @@ fn role_of(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Whether a value holds messages of ShareGPT: looks at the first.
+/// Whether a value holds messages of ShareGPT, by the first of them.
 pub(super) fn is_sharegpt(messages: &Json) -> bool {
     messages.get(0).is_some_and(|message| message.get("from").is_some() && message.get("value").is_some())
 }
@@ -40,7 +40,7 @@ pub(super) fn kind_of(value: &Json) -> &'static str {
     }
 }
 
-/// A value that may stand in a cell as the text of a list or an object.
+/// A value that may be in a cell as the text of a list or an object.
 pub(super) fn parse_cell(place: RowPlace<'_>, field: &str, value: Json) -> Result<Json, FormatError> {
     let Json::String(text) = value else {
         return Ok(value);
@@ -56,7 +56,7 @@ pub(super) fn parse_cell(place: RowPlace<'_>, field: &str, value: Json) -> Resul
     })
 }
 
-/// Reads the messages of the field `field`; `needs_assistant` where one of them has to be an answer.
+/// Reads the messages of the field `field`; `needs_assistant` where one of them must be an answer.
 pub(super) fn read_messages(
     place: RowPlace<'_>,
     field: &str,

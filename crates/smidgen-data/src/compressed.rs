@@ -1,7 +1,7 @@
-//! Bytes of a data file, unpacked: plain, gzip (`.gz`) or zstd (`.zst`), told by the last part of the name.
+//! Bytes of a data file, decompressed: plain, gzip (`.gz`) or zstd (`.zst`), by the end of the name.
 //!
-//! Unpacking is streamed. Damaged and cut-off data end in an error that says so, which a file that cannot be
-//! read does not: `packing_error` tells them apart.
+//! Decompression is streamed. Damaged and cut-off data give an error of their own, apart from a file that cannot be
+//! read: `packing_error` distinguishes them.
 //! Leaves out what the bytes are (`utf8_reader.rs`), and archives with several files.
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::source_error::{Compression, SourceError};
 
-/// The unpacked bytes of a file.
+/// The decompressed bytes of a file.
 pub(super) fn open_unpacked(path: &Path) -> Result<Box<dyn Read>, SourceError> {
     let file = File::open(path).map_err(|source| packing_error(path, source))?;
     Ok(match Compression::of(path) {
@@ -28,7 +28,7 @@ fn packed(file: File) -> BufReader<File> {
     BufReader::with_capacity(64 * 1024, file)
 }
 
-/// What went wrong below the text: the file system's error, or the packing's.
+/// The error of a read: the file system's, or the decompression's.
 pub(super) fn packing_error(path: &Path, source: io::Error) -> SourceError {
     let compression = Compression::of(path);
     let path = path.display().to_string();

@@ -1,9 +1,9 @@
 //! Rows of tables: `.csv` and `.tsv`, whose first row names the columns.
 //!
 //! Every cell becomes a string. Cells may be quoted, with separators, line breaks and doubled quotes inside.
-//! A row with more or fewer cells than the header, a name that stands twice in the header and a quote that
-//! is never closed are mistakes, told with their line.
-//! Leaves out guessing: of separators, of types, of a header that is not there.
+//! A row with more or fewer cells than the header, a name that is in the header twice and a quote that is
+//! never closed are errors with their line.
+//! Leaves out guessing: separators, types, and a missing header.
 
 use std::io::{self, Chain, Read};
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 use crate::utf8_reader::{Utf8Reader, text_error};
 
-/// Read after the file's last byte. It comes out as a row of its own, unless a quote is still open: the
-/// parser takes the end of the file for the end of a quoted cell and says nothing.
+/// Read after the file's last byte. It becomes a row of its own unless a quote is still open: the parser silently
+/// takes the end of the file as the end of a quoted cell.
 const END: &str = "\u{1}end of the table\u{1}";
 
 pub(super) fn read_table<E>(
@@ -64,7 +64,7 @@ where
 
 type Table<'a> = csv::Reader<Watched<'a>>;
 
-/// The text on its way to the parser; the last piece is kept to look at a record's end.
+/// The text for the parser; the last piece is kept to look at a record's end.
 struct Watched<'a> {
     text: Chain<Utf8Reader, &'a [u8]>,
     chunk: Vec<u8>,
@@ -109,8 +109,8 @@ fn next_record(
         return Ok(None);
     }
     let is_open = record.iter().next_back().is_some_and(|cell| cell.trim_end().ends_with(END));
-    // The parser's place of a record lies before the blank lines that it skips, so the line is counted back
-    // from the record's end. Of the two signs that may end a line the parser has passed one.
+    // The parser's position of a record is before the blank lines that it skips, so the line is counted back from
+    // the record's end. Of the two characters that may end a line the parser has passed one.
     let end = table.position().clone();
     let ends_a_line = !is_open && table.get_ref().byte_before(end.byte()) == Some(b'\n');
     let line_breaks = record.as_slice().bytes().filter(|&byte| byte == b'\n').count() as u64;
@@ -126,7 +126,7 @@ fn table_error(path: &Path, error: csv::Error) -> SourceError {
     let said = error.to_string();
     match error.into_kind() {
         csv::ErrorKind::Io(source) => text_error(path, source),
-        // Lengths may differ, and the text is UTF-8: the parser has no other complaint.
+        // Lengths may differ, and the text is UTF-8: the parser has no other error.
         _ => SourceError::BrokenTable { path: path.display().to_string(), message: said },
     }
 }

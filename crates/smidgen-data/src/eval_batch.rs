@@ -3,16 +3,8 @@
 //! Left out: the batches of training, which are shuffled and packed (`batch.rs`, `micro_batch.rs`).
 
 use crate::tokens::TokenSet;
+pub use crate::tokens::largest_extent;
 use smidgen_ir::Extent;
-
-/// The larger of each dimension.
-pub fn largest_extent(one: Extent, other: Extent) -> Extent {
-    Extent {
-        tokens: one.tokens.max(other.tokens),
-        rows: one.rows.max(other.rows),
-        segments: one.segments.max(other.segments),
-    }
-}
 
 /// Calls `visit` with the samples of each evaluation micro-batch: in order, until the next would exceed
 /// `micro_tokens`.
@@ -51,13 +43,7 @@ pub fn eval_extent(set: &TokenSet, limit: usize, micro_tokens: usize) -> Extent 
     let mut largest = Extent::default();
     let result: Result<(), std::convert::Infallible> =
         for_each_eval_batch(set, limit, micro_tokens, |samples| {
-            let mut extent = Extent::default();
-            for sample in samples {
-                extent.tokens += set.length(sample as usize) as usize;
-                extent.rows += set.supervised(sample as usize) as usize;
-                extent.segments += 1;
-            }
-            largest = largest_extent(largest, extent);
+            largest = largest_extent(largest, set.extent(samples));
             Ok(())
         });
     match result {

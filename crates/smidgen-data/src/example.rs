@@ -1,14 +1,14 @@
 //! A row of data as a thing to learn: what a format's fields mean, before any template or tokenizer.
 //!
-//! Every file format and every row format ends here, and everything behind (templates, masks, preview,
-//! evaluation) begins here.
-//! Left out: reading rows (`source.rs`), telling formats apart and the checks of fields (`format.rs`), tokens.
+//! Every file format and every row format ends here, and everything after (templates, masks, preview, evaluation)
+//! begins here.
+//! Leaves out reading rows (`source.rs`), detecting formats and checking fields (`format.rs`), and tokens.
 
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
 
-/// How rows are to be understood.
+/// How rows are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowFormat {
     Alpaca,
@@ -76,7 +76,7 @@ impl Conversation {
     }
 }
 
-/// A row with what stands beside it, for evaluation: every other field of the row as it was read.
+/// A row with its other fields, for evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExampleRow {
     pub example: Example,

@@ -8,7 +8,7 @@
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
-//! A list in a cell of a table is read from its JSON text. Fields that no format asks for are kept beside.
+//! A list in a cell of a table is read from its JSON text. Fields that the format does not use are kept.
 //! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
 
 use std::path::Path;
@@ -40,7 +40,7 @@ impl Recognized {
 
 /// The format of all rows: the one that the recipe names, or the one that the first row of each file has.
 ///
-/// Files without rows are skipped; at least one must have rows.
+/// Files without rows are skipped; at least one file must have rows.
 pub fn recognize<'a>(
     source: impl Into<RowSource<'a>>,
     wanted: DataFormat,
@@ -84,7 +84,7 @@ pub fn read_examples<'a, E: From<FormatError>>(
     Ok(())
 }
 
-/// What a row teaches, and the fields beside it.
+/// What a row teaches, and its other fields.
 pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<ExampleRow, FormatError> {
     let fields = match row {
         Json::Object(fields) => fields,
@@ -143,10 +143,10 @@ fn recognize_rows(source: RowSource<'_>) -> Result<Recognized, FormatError> {
     agreed.map(|(_, recognized)| recognized).ok_or(FormatError::NoRows)
 }
 
-/// What the first row of a file looks like, nothing if it has none.
+/// The format of the first row of a file, if it has one.
 fn recognize_file(source: RowSource<'_>, file: &Path) -> Result<Option<Recognized>, FormatError> {
     if matches!(source, RowSource::Files(_)) && file_kind(file)? == FileKind::Text {
-        let reason = "text: a `.txt` file has one sample a line".to_owned();
+        let reason = "text: a `.txt` file has one sample per line".to_owned();
         return Ok(Some(Recognized { format: RowFormat::Text, reason }));
     }
     let first = source.read_json_rows(file, |place, row| {
@@ -170,8 +170,8 @@ const COMPLETION_NAMES: [&str; 2] = ["completion", "response"];
 const OUTPUT_NAMES: [&str; 2] = ["output", "response"];
 const INPUT_NAMES: [&str; 2] = ["input", "context"];
 
-/// The most telling fields first: published data often has the others beside them, such as a `text` that
-/// repeats an instruction or a `prompt` that repeats a first message.
+/// The most specific fields first: published data often has the others as well, such as a `text` that repeats an
+/// instruction or a `prompt` that repeats a first message.
 fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
     let has = |name: &str| fields.contains_key(name);
     let first_of = |names: &[&'static str]| names.iter().copied().find(|name| has(name));
@@ -205,7 +205,7 @@ fn read_alpaca(row: &mut Fields<'_>) -> Result<Example, FormatError> {
 fn read_chat(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     let (name, value) = row.take(&CONVERSATION_NAMES, "`messages`")?;
     let mut messages = read_messages(row.place, name, value, true)?;
-    // ShareGPT keeps the system's words beside the conversation.
+    // ShareGPT has the system prompt in a field of its own.
     if name != "messages"
         && messages[0]["role"] != "system"
         && let Some(words) = row.take_optional_string(&["system"])?
@@ -269,12 +269,12 @@ fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<V
     }
 }
 
-/// A row whose fields are taken one by one; what is left stands beside the example.
+/// A row whose fields are taken one by one; the rest is kept with the example.
 struct Fields<'a> {
     place: RowPlace<'a>,
     format: RowFormat,
     fields: Map<String, Json>,
-    /// A field of the format was there: the row is meant to have it, whatever it looks like without.
+    /// A field of the format was found, so another format is no longer suspected.
     is_begun: bool,
 }
 
@@ -333,7 +333,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Messages with what a template gets besides.
+    /// Messages with the template's other variables.
     fn conversation(
         &mut self,
         messages: Vec<Json>,

@@ -1,4 +1,4 @@
-//! What can be wrong with the rows of a data file: told with the place, the field, what was found and a remedy.
+//! What can be wrong with the rows of a data file, with the place, the field, what was found and a remedy.
 //!
 //! Leaves out what is wrong with the file itself (`SourceError`).
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::example::RowFormat;
 use crate::source_error::SourceError;
 
-/// A row that does not say what its format promises.
+/// A row that does not have what its format needs.
 #[derive(Debug, Error)]
 pub enum FormatError {
     #[error(transparent)]
@@ -16,11 +16,11 @@ pub enum FormatError {
     NoRows,
     #[error("{place} is {found}, not an object with named fields")]
     NotAnObject { place: String, found: &'static str },
-    #[error("{place}: no format is known that has {fields}")]
+    #[error("{place}: no known format has {fields}")]
     Unrecognized { place: String, fields: String },
     #[error("`{first_file}` looks like {first}, `{other_file}` like {other}")]
     FilesDiffer { first_file: String, first: String, other_file: String, other: String },
-    /// `first` is a row before it; without one the format is the recipe's word.
+    /// `first` is a row before it; without one the format is the recipe's.
     #[error("{place} looks like {found}, {}", because(first.as_deref(), *format))]
     MixedFormats { place: String, found: RowFormat, format: RowFormat, first: Option<String> },
     #[error("{place}: {wanted} is missing, there is {fields}")]
@@ -31,11 +31,11 @@ pub enum FormatError {
     NotJson { place: String, field: String, message: String, python: bool },
     #[error("{place}: `{field}` is empty")]
     Empty { place: String, field: String },
-    #[error("{place}: `{field}` is `{role}`, which is no role")]
+    #[error("{place}: `{field}` is `{role}`, which is not a role")]
     UnknownRole { place: String, field: String, role: String },
     #[error("{place}: `{field}` has no message of the assistant, so there is nothing to learn")]
     NoAssistant { place: String, field: String },
-    #[error("{place}: `{field}` is a part of type `{part}`, only text is understood")]
+    #[error("{place}: `{field}` is a part of type `{part}`, only text is supported")]
     NotText { place: String, field: String, part: String },
 }
 
@@ -50,16 +50,14 @@ impl FormatError {
                 if fields.contains(';') || fields.contains('\t') {
                     "the cells of a `.csv` file are separated by commas, those of a `.tsv` file by tabs"
                 } else if fields.contains("`chosen`") {
-                    "pairs of chosen and rejected answers are not understood; name the answer to learn `completion`"
+                    "pairs of chosen and rejected answers are not supported; name the answer to learn `completion`"
                 } else {
                     FIELDS_OF_FORMATS
                 }
             }
-            FormatError::FilesDiffer { .. } => {
-                "give every format a run of its own, or bring the files into one format"
-            }
+            FormatError::FilesDiffer { .. } => "use one run per format, or convert the files to one format",
             FormatError::MixedFormats { .. } => {
-                "all rows of a run have one format: split the file, or bring the rows into one"
+                "all rows of a run have one format: split the file, or convert the rows to one format"
             }
             FormatError::MissingField { format, .. } => match format {
                 RowFormat::Alpaca => {
@@ -78,7 +76,7 @@ impl FormatError {
                 "write the value as a string, in quotes"
             }
             FormatError::NotJson { python: true, .. } => {
-                "this is Python's notation: write the column by `json.dumps`"
+                "this is Python's notation: write the column with `json.dumps`"
             }
             FormatError::NotJson { .. } => "a list in a cell is written as JSON",
             FormatError::Empty { .. } => "remove the row, or fill the field",

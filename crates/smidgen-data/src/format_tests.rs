@@ -85,14 +85,14 @@ fn formats_are_told_by_their_fields() {
         (r#"{"text": "", "label": 1}"#, "text: rows have `text`"),
         (r#"{"instruction": "", "output": "", "text": ""}"#, "alpaca: rows have `instruction` and `output`"),
         (r#"{"input_ids": [], "text": ""}"#, "tokens: rows have `input_ids`"),
-        (r#"{"a": 1, "b": 2}"#, "`a.jsonl` line 1: no format is known that has `a`, `b`"),
-        (r#"{}"#, "`a.jsonl` line 1: no format is known that has no field"),
+        (r#"{"a": 1, "b": 2}"#, "`a.jsonl` line 1: no known format has `a`, `b`"),
+        (r#"{}"#, "`a.jsonl` line 1: no known format has no field"),
         (r#""words""#, "`a.jsonl` line 1 is a string, not an object with named fields"),
         ("", "no rows"),
     ] {
         assert_eq!(files.reason("a.jsonl", row), reason);
     }
-    assert_eq!(files.reason("a.txt", "words"), "text: a `.txt` file has one sample a line");
+    assert_eq!(files.reason("a.txt", "words"), "text: a `.txt` file has one sample per line");
     assert_eq!(files.reason("a.csv", "text,id\na,b\n"), "text: rows have `text`");
     let unknown = |name: &str, text: &str| {
         recognize(&[files.write(name, text)], DataFormat::Auto).unwrap_err().hint().unwrap()
@@ -255,7 +255,7 @@ fn sharegpt_rows_get_the_names_that_templates_know() {
     let row = json!({"conversations": from(&["human", "bot"])});
     assert_eq!(
         said(RowFormat::Chat, row.clone()),
-        "`a.jsonl` line 7: `conversations[1].from` is `bot`, which is no role"
+        "`a.jsonl` line 7: `conversations[1].from` is `bot`, which is not a role"
     );
     assert_eq!(
         hint(RowFormat::Chat, row),
@@ -275,7 +275,7 @@ fn mistakes_in_conversations_name_the_message() {
         (json!([user()]), "`messages` has no message of the assistant, so there is nothing to learn"),
         (
             json!([user(), {"role": "asistant", "content": "x"}]),
-            "`messages[1].role` is `asistant`, which is no role",
+            "`messages[1].role` is `asistant`, which is not a role",
         ),
         (json!([{"role": 1, "content": "x"}]), "`messages[0].role` is a number, expected a string"),
         (json!([user(), {"role": "assistant", "content": " "}]), "`messages[1].content` is empty"),
@@ -286,7 +286,7 @@ fn mistakes_in_conversations_name_the_message() {
         ),
         (
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-            "`messages[0].content[0]` is a part of type `image_url`, only text is understood",
+            "`messages[0].content[0]` is a part of type `image_url`, only text is supported",
         ),
         (
             json!([{"role": "user", "content": [5]}]),
@@ -329,7 +329,10 @@ fn mistakes_in_conversations_name_the_message() {
         said(RowFormat::Chat, python.clone())
             .starts_with("`a.jsonl` line 7: `messages` is not JSON: key must be")
     );
-    assert_eq!(hint(RowFormat::Chat, python), "this is Python's notation: write the column by `json.dumps`");
+    assert_eq!(
+        hint(RowFormat::Chat, python),
+        "this is Python's notation: write the column with `json.dumps`"
+    );
 }
 
 #[test]

@@ -1,8 +1,7 @@
-//! Rows of JSON: one value a line (`.jsonl`, `.ndjson`), or the elements of one array (`.json`).
+//! Rows of JSON: one value per line (`.jsonl`, `.ndjson`), or the elements of one array (`.json`).
 //!
-//! The array is cut into its elements by brackets and quotes alone, and each element is then parsed as a line
-//! is: memory is one row, and parsing runs over bytes that lie together. What is not JSON is left to the
-//! parser, so its complaint stands, moved to the element's place in the file.
+//! The array is cut into its elements by brackets and quotes alone, and each element is then parsed like a line, so
+//! only one row is in memory. What is not JSON is left to the parser, and its message gets the position in the file.
 //! Leaves out what a row means.
 
 use std::io::BufRead;
@@ -12,7 +11,7 @@ use serde_json::Value as Json;
 
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
-use crate::utf8_reader::{Utf8Reader, text_error};
+use crate::utf8_reader::{Utf8Reader, pass, text_error};
 
 pub(super) fn read_lines<E>(
     path: &Path,
@@ -59,7 +58,7 @@ pub(super) fn read_array<E>(
 where
     E: From<SourceError>,
 {
-    let mut cursor = Cursor { path, reader, line: 1, column: 1 };
+    let mut cursor = Cursor { path, reader, line: 1, column: 0 };
     match cursor.next_sign()? {
         Some('[') => cursor.step(),
         Some(found) => {
@@ -109,6 +108,7 @@ struct Cursor<'a> {
     reader: Utf8Reader,
     /// Of the next byte, from 1.
     line: u64,
+    /// Bytes before it in the line.
     column: u64,
 }
 
@@ -131,7 +131,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Passes the sign of one byte, no line break, that `next_sign` has seen.
+    /// Passes the one-byte character, not a line break, that `next_sign` has seen.
     fn step(&mut self) {
         self.column += 1;
         self.reader.consume(1);
@@ -172,27 +172,17 @@ impl Cursor<'_> {
     fn broken(&self, number: u64, message: &str) -> SourceError {
         let place = RowPlace { file: self.path, unit: RowUnit::Row, number };
         SourceError::BrokenJson {
-            place: format!("{place} (line {}, column {})", self.line, self.column),
+            place: format!("{place} (line {}, column {})", self.line, self.column + 1),
             message: message.to_owned(),
         }
     }
 }
 
-fn pass(text: &[u8], line: &mut u64, column: &mut u64) {
-    match text.iter().rposition(|&byte| byte == b'\n') {
-        Some(last) => {
-            *line += text.iter().filter(|&&byte| byte == b'\n').count() as u64;
-            *column = (text.len() - last) as u64;
-        }
-        None => *column += text.len() as u64,
-    }
-}
-
-/// The error of an element that begins at `line` and `column` of the file.
+/// The error of an element that begins at `line`, after `column` bytes of it.
 fn element_error(place: RowPlace<'_>, line: u64, column: u64, error: serde_json::Error) -> SourceError {
     let error_column = error.column().max(1) as u64;
     let column = match error.line() {
-        0 | 1 => column - 1 + error_column,
+        0 | 1 => column + error_column,
         _ => error_column,
     };
     let line = line + (error.line() as u64).saturating_sub(1);

@@ -1,11 +1,11 @@
 //! One row as tokens, and which of them are supervised.
 //!
-//! The rules are those of TRL's supervised fine-tuning: a completion begins where the tokens of the prompt alone
-//! and those of the whole part; texts are tokenized with the tokenizer's own special tokens and end in EOS, and
-//! conversations are tokenized as the template wrote them, which brings its own.
-//! A turn of the assistant is what the template marks as generated, or else what rendering one message more
-//! adds to a conversation; it is never looked for by its words.
-//! Left out: cutting to a length, and rows that are tokens already.
+//! The rules are those of TRL's supervised fine-tuning: a completion begins where the tokens of the whole row first
+//! differ from those of the prompt alone; texts are tokenized with the tokenizer's own special tokens and end with EOS;
+//! conversations are tokenized as the template renders them, which adds its own special tokens.
+//! A turn of the assistant is what the template marks as generated, or else what rendering one more message adds to
+//! the conversation; it is never searched for in the text.
+//! Leaves out cutting to a length, and rows that are tokens already.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -28,8 +28,8 @@ pub enum EncodeError {
     #[error(transparent)]
     NoTemplate(TemplateError),
     #[error(
-        "message {message}: the template writes a conversation up to there in other words than the whole one, \
-         so that the assistant's turns cannot be told from the rest"
+        "message {message}: the template renders the conversation up to here differently than the whole one, \
+         so the assistant's turns cannot be found"
     )]
     NotPrefixes {
         /// From 1.
@@ -69,7 +69,7 @@ pub struct EncodedRow {
     pub ids: Vec<i64>,
     /// Supervised tokens: ranges in order, apart from each other.
     pub spans: Vec<Range<usize>>,
-    /// The tokens of the prompt alone are not those that the whole row begins with.
+    /// The whole row does not begin with the tokens of the prompt alone.
     pub prompt_differs: bool,
     pub turn_end: TurnEnd,
     pub bos_doubled: bool,
@@ -93,7 +93,7 @@ impl<'a> RowEncoder<'a> {
         loss_on: LossOn,
     ) -> RowEncoder<'a> {
         let ids = tokenizer.special_ids();
-        // What begins a text, and what stands for the unknown, ends nothing.
+        // BOS and the unknown token end nothing.
         let ends = |id: &u32| ids.eos == Some(*id) || ![ids.bos, ids.unk].contains(&Some(*id));
         let special = tokenizer.special_token_ids().into_iter().filter(ends).collect();
         let eos = ids.eos.and_then(|id| tokenizer.token(id));
@@ -234,7 +234,7 @@ impl<'a> RowEncoder<'a> {
     }
 }
 
-/// Ids, spans, and whether the prompt alone gave other tokens.
+/// Ids, spans, and whether the prompt alone has different tokens.
 type Encoded = (Vec<u32>, Vec<Range<usize>>, bool);
 
 fn all_of(ids: Vec<u32>) -> Encoded {
@@ -242,14 +242,14 @@ fn all_of(ids: Vec<u32>) -> Encoded {
     (ids, vec![all], false)
 }
 
-/// Everything from where the row parts from its prompt.
+/// Everything from the first token that differs from the prompt.
 fn behind_prompt(ids: Vec<u32>, prompt: &[u32]) -> Encoded {
     let shared = ids.iter().zip(prompt).take_while(|(id, prompt)| id == prompt).count();
     let spans = if shared < ids.len() { vec![shared..ids.len()] } else { vec![] };
     (ids, spans, shared < prompt.len())
 }
 
-/// The tokens that stand for some byte of a turn.
+/// The tokens that cover some byte of a turn.
 fn tokens_of_turns(ranges: &[Range<usize>], turns: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut spans: Vec<Range<usize>> = Vec::new();
     let mut from = 0;

@@ -3,14 +3,15 @@
 //! Packing is best-fit decreasing, a pure function of the lengths. Where a step is cut decides bytes and
 //! seconds, never the math: samples stay whole and keep their own positions.
 //! The shift by one happens here: row t carries a loss when the next token of the same sample is supervised.
-//! `largest_micro_batch` walks every step before step 0, so that a run is planned for what it will meet.
-//! All buffers belong to the caller and are used again: after the largest micro-batch nothing grows.
+//! `largest_micro_batch` walks every step before step 0, so that a run is planned for its
+//! largest micro-batch.
+//! All buffers belong to the caller and are reused: after the largest micro-batch nothing grows.
 
 use smidgen_ir::Extent;
 use thiserror::Error;
 
 use crate::batch::BatchPlan;
-use crate::tokens::{ReadSampleError, TokenSet};
+use crate::tokens::{ReadSampleError, TokenSet, largest_extent};
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PackError {
@@ -74,7 +75,7 @@ impl Packing {
         self.starts.windows(2).map(|range| &self.positions[range[0] as usize..range[1] as usize])
     }
 
-    /// Leaves each position's bin in `bin_of`, and says how many bins there are.
+    /// Writes each position's bin to `bin_of`, and returns the number of bins.
     fn fill_bins(&mut self, micro_tokens: usize) -> usize {
         let lengths = &self.lengths;
         self.longest_first.clear();
@@ -148,7 +149,7 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// What a token takes here at most.
+    /// Bytes that a token takes here at most.
     pub const TOKEN_BYTES: u64 = 5 * 4;
 
     /// Room for every micro-batch within `extent`.
@@ -187,7 +188,7 @@ impl MicroBatch {
         for index in samples {
             let first = self.ids.len();
             set.read(index as usize, &mut self.ids, |position, label| {
-                // Nothing of the same sample stands before the first position.
+                // Nothing of the same sample comes before the first position.
                 if position > 0 {
                     self.rows.push((first + position - 1) as i32);
                     self.labels.push(label);
@@ -202,7 +203,7 @@ impl MicroBatch {
     }
 }
 
-/// What a whole run meets at most.
+/// The maxima of a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Largest {
     /// Bounds every micro-batch of every step; its three numbers may come from different ones.
@@ -211,7 +212,7 @@ pub struct Largest {
     pub step_tokens: usize,
     /// Supervised tokens of the largest step.
     pub step_rows: usize,
-    /// Micro-batches of the step that is cut most.
+    /// Micro-batches of the step that has the most.
     pub step_micro_batches: usize,
 }
 
@@ -227,19 +228,10 @@ pub fn largest_micro_batch(
         packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
         let mut step = Extent::default();
         for positions in packing.micro_batches() {
-            let mut extent = Extent::default();
-            for &position in positions {
-                let sample = samples[position as usize] as usize;
-                extent.tokens += set.length(sample) as usize;
-                extent.rows += set.supervised(sample) as usize;
-                extent.segments += 1;
-            }
+            let extent = set.extent(positions.iter().map(|&position| samples[position as usize]));
             step.tokens += extent.tokens;
             step.rows += extent.rows;
-            let most = &mut largest.micro_batch;
-            most.tokens = most.tokens.max(extent.tokens);
-            most.rows = most.rows.max(extent.rows);
-            most.segments = most.segments.max(extent.segments);
+            largest.micro_batch = largest_extent(largest.micro_batch, extent);
         }
         largest.step_tokens = largest.step_tokens.max(step.tokens);
         largest.step_rows = largest.step_rows.max(step.rows);
@@ -271,11 +263,9 @@ pub fn largest_samples(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize) ->
 }
 
 /// Tokens of some samples, and how many of them are supervised.
-pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (u64, u64) {
-    samples.into_iter().fold((0, 0), |(tokens, rows), sample| {
-        let sample = sample as usize;
-        (tokens + u64::from(set.length(sample)), rows + u64::from(set.supervised(sample)))
-    })
+pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (usize, usize) {
+    let extent = set.extent(samples);
+    (extent.tokens, extent.rows)
 }
 
 #[cfg(test)]

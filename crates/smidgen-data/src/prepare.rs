@@ -1,8 +1,8 @@
 //! From the rows that a recipe names, or that the caller holds, to a token set: format, template, tokens, cache.
 //!
-//! The tokenizer lives only as long as this: it is large, and training does not need it. Where a set is cached,
-//! it is not even loaded.
-//! Leaves out what the model and the recipe allow (`job.rs`), and batches.
+//! The tokenizer is dropped afterwards: it is large, and training does not need it. For a cached set it is not even
+//! loaded.
+//! Leaves out what the model and the recipe allow, and batches.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ use smidgen_formats::tokenizer::Tokenizer;
 /// Sets with more records than this are read from their file, sample by sample.
 const LARGE_SET_BYTES: usize = 64 << 20;
 
-/// What a set is made by, beside its files.
+/// What determines a set, apart from its files.
 #[derive(Clone, Copy, Debug)]
 pub struct PrepareOptions<'a> {
     pub format: DataFormat,
@@ -45,11 +45,11 @@ pub struct PrepareOptions<'a> {
 pub struct Prepared {
     pub set: TokenSet,
     pub origin: Origin,
-    /// Mistakes that people make, one line each.
+    /// Likely mistakes, one line each.
     pub warnings: Vec<String>,
 }
 
-/// What rows were taken for.
+/// How rows were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub format: RowFormat,
@@ -63,14 +63,14 @@ pub struct Origin {
 pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
     let tokenizer = match model {
         Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()),
-        // Opened again: the model let go of its vocabulary when it was loaded.
+        // Opened again: the model dropped its vocabulary when it was loaded.
         Model::Gguf { file, .. } => Tokenizer::from_gguf(&GgufFile::open(file.path())?),
     };
     tokenizer.map_err(PrepareError::Tokenizer)
 }
 
-/// Reads and tokenizes rows, or takes the set from the cache, which only sets of files have. Calls `on_rows` with the
-/// number of further rows done.
+/// Reads and tokenizes rows, or reads the set from the cache, which only sets of files have. Calls `on_rows` with the
+/// number of rows just done.
 pub fn prepare_set(
     source: RowSource<'_>,
     model: &Model,
@@ -88,7 +88,7 @@ pub fn prepare_set(
     let recognized = recognize(source, options.format)?;
     let origin = Origin { format: recognized.format, reason: recognized.reason, template: None };
     let has_text = origin.format != RowFormat::Tokens;
-    // A small set of tokens is quicker read again than looked up.
+    // Reading a small set of tokens again is quicker than hashing it.
     let path = match cache {
         Some(cache) if has_text || may_be_large(files) => {
             cache_file(cache, &cache_key(files, model, origin.format, options)?)
@@ -126,14 +126,14 @@ pub fn prepare_set(
         error => PrepareError::Tokens(error),
     })?;
     if let Some(path) = path.filter(|_| has_text) {
-        // A cache that cannot be written costs the next start some seconds, and nothing else.
+        // A cache that cannot be written only costs the next start some seconds.
         let _ = write_set(&path, &set, files, &about);
     }
     Ok(Prepared { set, origin: Origin { template, ..origin }, warnings })
 }
 
-/// Whether rows of tokens may take more than a set in memory should: a token is two bytes of text at least,
-/// and what is compressed may be anything.
+/// Whether rows of tokens may take more memory than a set should: a token is at least two bytes of text, and
+/// compressed files may have any size.
 fn may_be_large(files: &[PathBuf]) -> bool {
     let plain = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "jsonl");
     let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -183,7 +183,7 @@ fn cache_key(
 ) -> Result<String, PrepareError> {
     let unread = |(path, source)| PrepareError::Read { path, source };
     let limits = options.limits;
-    let mut key = CacheKey::new();
+    let mut key = CacheKey::default();
     key.add_files(files).map_err(unread)?;
     key.add_tokenizer(model).map_err(unread)?;
     key.add("template", template_source(options.template)?.as_bytes());
@@ -200,7 +200,7 @@ fn cache_key(
     Ok(key.finish())
 }
 
-/// What people get wrong, as far as tokens show it.
+/// Likely mistakes that the tokens show.
 fn warnings_of(
     notes: &RowNotes,
     stats: &TokenStats,
@@ -217,7 +217,7 @@ fn warnings_of(
         ));
     }
     if format == RowFormat::Text && *options.template != TemplateChoice::Auto {
-        warnings.push("`data.template` is ignored: rows of `text` are taken as they are".to_owned());
+        warnings.push("`data.template` is ignored: rows of `text` are used as they are".to_owned());
     }
     if let Some(DataTemplate { kind: TemplateKind::Chat(chat), is_the_models: true, .. }) = template
         && loss_on == LossOn::Assistant
@@ -231,7 +231,9 @@ fn warnings_of(
     }
     if rows > 0 && notes.turn_end_supervised == 0 {
         let what = match (template, notes.turn_end_not_supervised) {
-            (_, 1..) => "the token that ends a turn follows the answers and is never supervised".to_owned(),
+            (_, 1..) => {
+                "the token that ends a turn comes after the answers and is never supervised".to_owned()
+            }
             (Some(DataTemplate { name, kind: TemplateKind::Chat(_), .. }), 0) => {
                 format!("no answer ends with a special token of the tokenizer (template: {name})")
             }
@@ -244,13 +246,13 @@ fn warnings_of(
     }
     if notes.bos_doubled > 0 {
         warnings.push(format!(
-            "{} of {rows} rows begin with two BOS tokens: the data has one already, leave it out there",
+            "{} of {rows} rows begin with two BOS tokens: remove the one in the data",
             notes.bos_doubled
         ));
     }
     if notes.prompt_differs > 0 {
         warnings.push(format!(
-            "in {} of {rows} rows the end of the prompt becomes other tokens when the answer follows; \
+            "in {} of {rows} rows the end of the prompt is tokenized differently when the answer follows; \
              supervision begins there",
             notes.prompt_differs
         ));

@@ -4,8 +4,8 @@
 //! never depends on the file system.
 //! The name says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`), `.csv` or `.tsv`
 //! (`csv_rows.rs`), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
-//! `.zst` (`compressed.rs`). All are streamed: memory is one row (of Parquet one page a column), whatever
-//! the file's size, and every mistake is reported with its place.
+//! `.zst` (`compressed.rs`). All are streamed: only one row is in memory (of Parquet one page per
+//! column), whatever the file's size, and every error has its place.
 //! Leaves out what a row means.
 
 use std::fs;
@@ -65,8 +65,8 @@ impl<'a> RowSource<'a> {
 
 /// The files that `patterns` name, relative to `folder`, in the order of the list and sorted within a pattern.
 ///
-/// A path that exists as written is taken as it is. A pattern adds only files that are not there yet,
-/// so overlapping patterns do not repeat rows; naming a file twice does.
+/// A path that exists as written is taken literally. A pattern adds only files that are not in the list yet, so
+/// overlapping patterns do not repeat rows; naming a file twice does.
 pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     let mut files = Vec::new();
     for pattern in patterns {
@@ -89,8 +89,8 @@ pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<Pa
     Ok(files)
 }
 
-/// Calls `on_row` for each row of a file, in order: an object with a field for each column, in a file of JSON
-/// whatever stands there.
+/// Calls `on_row` for each row of a file, in order: an object with a field for each column, or any value of a JSON
+/// file.
 pub fn read_json_rows<E>(
     path: &Path,
     mut on_row: impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
@@ -117,7 +117,7 @@ pub enum FileKind {
     Parquet,
 }
 
-/// What a file is by its name; a folder or a file that is not there is an error already.
+/// What a file is by its name; a folder or a missing file is an error.
 pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
     let shown = || path.display().to_string();
     let metadata = fs::metadata(path).map_err(|source| SourceError::Read { path: shown(), source })?;

@@ -12,7 +12,7 @@ use thiserror::Error;
 /// memory of a machine.
 pub const MAX_ROW_BYTES: u64 = 64 << 20;
 
-/// How the bytes of a file are packed.
+/// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
     None,
@@ -21,7 +21,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The packing that a file's name tells.
+    /// The compression that a file's name says.
     pub fn of(path: &Path) -> Compression {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some(extension) if extension.eq_ignore_ascii_case("gz") => Compression::Gzip,
@@ -60,7 +60,7 @@ pub enum SourceError {
     CompressedParquet { path: String, compression: Compression },
     #[error("`{path}` ends in the middle of its {compression} data")]
     CutOff { path: String, compression: Compression },
-    #[error("`{path}` is not sound {compression} data: {message}")]
+    #[error("`{path}` is damaged {compression} data: {message}")]
     Damaged { path: String, compression: Compression, message: String },
     #[error("`{path}` line {line}, byte column {column} is not UTF-8: byte 0x{byte:02X}")]
     NotUtf8 { path: String, line: u64, column: u64, byte: u8 },
@@ -68,7 +68,7 @@ pub enum SourceError {
     RowTooLong { path: String, line: u64 },
     #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
     NotAnArray { path: String, found: char },
-    #[error("{place} starts an array, but a `.jsonl` file holds one object a line")]
+    #[error("{place} starts an array, but a `.jsonl` file holds one object per line")]
     ArrayInLines { place: String },
     #[error("{place}: broken JSON: {message}")]
     BrokenJson { place: String, message: String },
@@ -80,7 +80,7 @@ pub enum SourceError {
     OpenQuote { place: String },
     #[error("`{path}`: {message}")]
     BrokenTable { path: String, message: String },
-    #[error("`{path}` is not a sound Parquet file: {message}")]
+    #[error("`{path}` is not a valid Parquet file: {message}")]
     BrokenParquet { path: String, message: String },
     #[error("{place} cannot be read: {message}")]
     BrokenParquetRow { place: String, message: String },
@@ -100,25 +100,25 @@ impl SourceError {
                 let pattern = Path::new(path).join("*.jsonl");
                 return Some(format!("name its files by a pattern, such as `{}`", pattern.display()));
             }
-            SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object a line",
+            SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object per line",
             SourceError::CompressedParquet { .. } => {
-                "a Parquet file is compressed inside and read at any place: unpack it first"
+                "Parquet has its own compression and is read in any order: decompress the file first"
             }
             SourceError::CutOff { .. } | SourceError::Damaged { .. } => {
                 "the file may be half written or half downloaded: fetch it again"
             }
             SourceError::NotUtf8 { .. } => "save the file as UTF-8",
             SourceError::RowTooLong { .. } => {
-                "a quote or a bracket that is never closed swallows the rows after it"
+                "an unclosed quote or bracket makes the rows after it part of the row"
             }
             SourceError::NotAnArray { .. } => {
-                "a file with one object a line is named `.jsonl`; a `.json` file is one array of objects"
+                "a file with one object per line is named `.jsonl`; a `.json` file is one array of objects"
             }
             SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
             SourceError::RaggedRow { .. } => {
                 "quote a cell that holds the separator or a line break, and double the quotes inside it"
             }
-            SourceError::DuplicateColumn { .. } => "give every column a name of its own",
+            SourceError::DuplicateColumn { .. } => "give every column its own name",
             SourceError::OpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
             SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
                 "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"

@@ -93,7 +93,7 @@ fn mistakes_carry_line_and_column() {
     assert_eq!(said("a.json", "{\"a\": 1}\n"), "`a.json` does not hold a JSON array: it starts with `{`");
     assert_eq!(
         said("a.jsonl", "[\n[1]]"),
-        "`a.jsonl` line 1 starts an array, but a `.jsonl` file holds one object a line"
+        "`a.jsonl` line 1 starts an array, but a `.jsonl` file holds one object per line"
     );
     let error = json_rows(&folder.path().join("gone.json")).unwrap_err();
     assert!(matches!(error, SourceError::Read { .. }));
@@ -368,13 +368,13 @@ fn parquet_tables_are_rows_of_json() {
 
 #[test]
 fn what_is_no_parquet_file_is_told() {
-    assert!(said("a.parquet", "").starts_with("`a.parquet` is not a sound Parquet file: "));
+    assert!(said("a.parquet", "").starts_with("`a.parquet` is not a valid Parquet file: "));
     assert!(
         said("a.parquet", "{\"text\": \"not one\"}\n".repeat(9))
-            .starts_with("`a.parquet` is not a sound Parquet")
+            .starts_with("`a.parquet` is not a valid Parquet")
     );
     let whole = std::fs::read(fixture("chat_snappy.parquet")).unwrap();
     assert!(
-        said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a sound Parquet file: ")
+        said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a valid Parquet file: ")
     );
 }

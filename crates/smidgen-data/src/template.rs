@@ -1,10 +1,10 @@
-//! How a row becomes text: the model's own chat template, one that is built in, or a file.
+//! How a row becomes text: the model's own chat template, a built-in one, or a file.
 //!
 //! The built-in ones have `{% generation %}` blocks around what the assistant says, with the end of the turn,
-//! as TRL's templates for training have them. `alpaca` and `llm-adapters` are no chat templates but plain texts
-//! with an instruction in them.
-//! `strftime_now` always says 26 Jul 2024, the date that Llama's own template falls back on: a date that moved
-//! would make tomorrow's tokens others than today's, and a run could not be resumed to the bit.
+//! as TRL's templates for training have them. `alpaca` and `llm-adapters` are not chat templates but plain prompts
+//! around an instruction.
+//! `strftime_now` always gives 26 Jul 2024, the date that Llama's own template falls back to: with the current date
+//! the tokens would change from day to day, and a run could not be resumed exactly.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ const CHAT_TEMPLATES: [(&str, &str); 8] = [
 const TEXT_PROMPTS: [(&str, TextPrompt); 2] =
     [("alpaca", TextPrompt::Alpaca), ("llm-adapters", TextPrompt::LlmAdapters)];
 
-/// What `strftime_now` says, as seconds since 1970.
+/// What `strftime_now` gives, as seconds since 1970.
 const MOMENT_S: u64 = 1_721_952_000;
 
 /// The moment that every data set is rendered at.
@@ -42,16 +42,16 @@ pub fn data_moment() -> SystemTime {
 
 #[derive(Debug, Error)]
 pub enum TemplateError {
-    #[error("`data.template`: there is no built-in template `{name}`")]
+    #[error("`data.template`: unknown template `{name}`")]
     Unknown { name: String },
     #[error("`data.template`: `{}` cannot be read: {reason}", path.display())]
     Read { path: PathBuf, reason: String },
     #[error("`data.template`: {origin}: {error}")]
     Unsound { origin: String, error: ChatTemplateError },
-    #[error("the rows are conversations, and the model has no chat template")]
+    #[error("the rows are conversations, but the model has no chat template")]
     ModelHasNone,
     #[error(
-        "`data.template = {name}` is a text for an instruction and its answer, and the rows are conversations"
+        "`data.template = {name}` is a prompt for an instruction and its answer, but the rows are conversations"
     )]
     TextForChat { name: String },
 }
@@ -64,10 +64,10 @@ impl TemplateError {
                 let all = template_names();
                 let near = nearest(name, all.iter().copied());
                 let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
-                Some(format!("{near}built in are {}; a file ends in `.jinja`", all.join(", ")))
+                Some(format!("{near}the built-in templates are {}; the name of a template file ends in `.jinja`", all.join(", ")))
             }
             TemplateError::ModelHasNone | TemplateError::TextForChat { .. } => Some(format!(
-                "`data.template` is one of {}, or a `.jinja` file; take the one that the model was trained with",
+                "`data.template` is one of {}, or a `.jinja` file; use the one that the model was trained with",
                 CHAT_TEMPLATES.map(|(name, _)| name).join(", ")
             )),
             TemplateError::Read { .. } => {
@@ -94,7 +94,7 @@ pub enum TemplateChoice {
     File(PathBuf),
 }
 
-/// A plain text around an instruction.
+/// A plain prompt around an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextPrompt {
     /// Stanford Alpaca's.
@@ -116,8 +116,8 @@ impl TextPrompt {
             }
         };
         let mut text = String::from(task);
-        // The trailing spaces of the first line, what every further line begins with, and what stands on an
-        // empty line between two parts.
+        // The trailing spaces of the first line, the indentation of all further lines, and the spaces on an empty
+        // line between two parts.
         let (trailing, indent, between) = match (self, input) {
             (TextPrompt::Alpaca, _) => ("", "", ""),
             (TextPrompt::LlmAdapters, Some(_)) => (" ", "                ", "                "),
@@ -154,10 +154,10 @@ pub struct DataTemplate {
     pub is_the_models: bool,
 }
 
-/// What a template is made of, before a tokenizer is there: what tells two templates apart.
+/// The source of a template, which needs no tokenizer and identifies the template.
 pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError> {
     match wanted {
-        // The model's own is told apart by the model's files, and so is whether it has one.
+        // The model's own template, or that it has none, is identified by the model's files.
         TemplateChoice::Auto => Ok("auto".to_owned()),
         TemplateChoice::Named(name) => {
             let chat = CHAT_TEMPLATES.iter().find(|(known, _)| known == name);
@@ -175,7 +175,7 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
     }
 }
 
-/// The template for rows of a format; `None` where none is needed, or where there is none and rows may do without.
+/// The template for rows of a format; `None` where none is needed or the rows can do without one.
 pub fn choose_template(
     wanted: &TemplateChoice,
     format: RowFormat,
@@ -285,11 +285,11 @@ mod tests {
         assert_eq!(name(RowFormat::PromptCompletion, &without), None);
         assert_eq!(name(RowFormat::Text, &with), None);
         let error = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &without).unwrap_err();
-        assert_eq!(error.to_string(), "the rows are conversations, and the model has no chat template");
+        assert_eq!(error.to_string(), "the rows are conversations, but the model has no chat template");
         assert_eq!(
             error.hint().unwrap(),
             "`data.template` is one of chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, or a `.jinja` \
-             file; take the one that the model was trained with"
+             file; use the one that the model was trained with"
         );
     }
 
@@ -301,17 +301,17 @@ mod tests {
             (error.to_string(), error.hint().unwrap_or_default())
         };
         let (error, hint) = said(&named("chatlm"));
-        assert_eq!(error, "`data.template`: there is no built-in template `chatlm`");
+        assert_eq!(error, "`data.template`: unknown template `chatlm`");
         assert_eq!(
             hint,
-            "did you mean `chatml`? built in are chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, \
-             alpaca, llm-adapters; a file ends in `.jinja`"
+            "did you mean `chatml`? the built-in templates are chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, \
+             alpaca, llm-adapters; the name of a template file ends in `.jinja`"
         );
-        assert!(said(&named("banana")).1.starts_with("built in are chatml"));
+        assert!(said(&named("banana")).1.starts_with("the built-in templates are chatml"));
         let (error, _) = said(&named("alpaca"));
         assert_eq!(
             error,
-            "`data.template = alpaca` is a text for an instruction and its answer, and the rows are conversations"
+            "`data.template = alpaca` is a prompt for an instruction and its answer, but the rows are conversations"
         );
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| {

@@ -1,7 +1,7 @@
 //! Rows of plain text (`.txt`): each line that is not blank is a row `{"text": ...}` of its own.
 //!
-//! One sample a line is what Hugging Face's `text` loader gives. A text that runs over several lines, or that
-//! needs its line breaks, belongs into a `.jsonl` file with a field `text`.
+//! One sample per line is what Hugging Face's `text` loader gives. A text that runs over several lines belongs in a
+//! `.jsonl` file with a field `text`.
 //! Spaces at either end of a line are kept, the line break is not.
 
 use std::io::BufRead;

@@ -1,7 +1,7 @@
 //! Rows to a token set: what cannot train is dropped and counted, what is too long is cut.
 //!
-//! A set grows in memory up to a limit and from there on in a file, so that it may be larger than memory:
-//! then only 12 bytes a sample stay.
+//! A set grows in memory up to a limit and from then on in a file, so it may be larger than memory: then only 12
+//! bytes per sample stay in memory.
 //! Leaves out where rows come from, the checks of a row (`token_row.rs`), and the file itself (`token_file.rs`).
 
 use std::path::PathBuf;
@@ -12,17 +12,16 @@ use crate::row_place::RowPlace;
 use crate::token_file::TokenFileWriter;
 use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
 use crate::token_row::{TokensError, check_token_row};
-use crate::tokens::{FileOfSamples, Records, RowCounts, TokenLimits, TokenSet, TokenStats};
+use crate::tokens::{FileOfSamples, Records, TokenLimits, TokenSet, TokenStats};
 use smidgen_ir::words::Overflow;
 
-/// Where a set goes on when it becomes large.
+/// Where a set continues when it becomes large.
 #[derive(Clone, Debug)]
 pub struct LargeSets {
-    /// Above so many bytes of records, ...
+    /// Above this many bytes of records the set continues in a file.
     pub above_bytes: usize,
-    /// ... into this file, ...
     pub path: PathBuf,
-    /// ... with labels in a form that all later rows can have too.
+    /// A form that the labels of all later rows can have.
     pub form: LabelForm,
 }
 
@@ -31,7 +30,9 @@ pub struct TokenSetBuilder {
     limits: TokenLimits,
     set: TokenSet,
     large: Option<LargeSets>,
-    /// There once the set is large; then the records in memory are the row at hand.
+    /// Those of all rows, or of the current row once the set is large.
+    records: Vec<u8>,
+    /// There once the set is large.
     writer: Option<TokenFileWriter>,
     /// The first row that `Overflow::Error` refuses, and how many there are.
     first_too_long: Option<(String, usize)>,
@@ -53,17 +54,10 @@ impl TokenSetBuilder {
                 block_starts: Vec::new(),
                 files: Vec::new(),
                 files_of_samples: Vec::new(),
-                stats: TokenStats {
-                    rows: RowCounts::default(),
-                    tokens: 0,
-                    supervised_tokens: 0,
-                    cut_tokens: 0,
-                    shortest_tokens: usize::MAX,
-                    mean_tokens: 0.0,
-                    longest_tokens: 0,
-                },
+                stats: TokenStats { shortest_tokens: usize::MAX, ..TokenStats::default() },
             },
             large: None,
+            records: Vec::new(),
             writer: None,
             first_too_long: None,
             too_long: 0,
@@ -71,7 +65,7 @@ impl TokenSetBuilder {
         }
     }
 
-    /// A set that goes on in a file when it becomes large.
+    /// A set that continues in a file when it becomes large.
     pub fn with_large_sets(limits: TokenLimits, large: LargeSets) -> Self {
         TokenSetBuilder { large: Some(large), ..TokenSetBuilder::new(limits) }
     }
@@ -164,30 +158,24 @@ impl TokenSetBuilder {
         if self.set.form == LabelForm::Bits && !labels.are_bits(ids) {
             self.write_labels_as_numbers();
         }
-        let Records::Memory(records) = &mut self.set.records else {
-            unreachable!("records are in a file only once the set is finished")
-        };
-        self.set.form.encode(ids, labels, records);
+        self.set.form.encode(ids, labels, &mut self.records);
         if let Some(writer) = &mut self.writer {
-            writer.append(records)?;
-            records.clear();
+            writer.append(&self.records)?;
+            self.records.clear();
             return Ok(());
         }
-        let Some(large) = self.large.take_if(|large| records.len() > large.above_bytes) else {
+        let Some(large) = self.large.take_if(|large| self.records.len() > large.above_bytes) else {
             return Ok(());
         };
-        // The row at hand is not among the lengths yet, and not rewritten: it comes again below.
         if large.form != self.set.form {
+            // The current row is not among the lengths yet, so it is removed and encoded again.
             let row_bytes = self.set.form.record_bytes(ids.len()) as usize;
-            records.truncate(records.len() - row_bytes);
+            self.records.truncate(self.records.len() - row_bytes);
             self.write_labels_as_numbers();
-            let Records::Memory(records) = &mut self.set.records else { unreachable!("as above") };
-            self.set.form.encode(ids, labels, records);
+            self.set.form.encode(ids, labels, &mut self.records);
         }
-        let Records::Memory(records) = &mut self.set.records else { unreachable!("as above") };
         let mut writer = TokenFileWriter::create(&large.path)?;
-        writer.append(records)?;
-        *records = Vec::new();
+        writer.append(&std::mem::take(&mut self.records))?;
         self.writer = Some(writer);
         Ok(())
     }
@@ -195,12 +183,10 @@ impl TokenSetBuilder {
     /// Rewrites the records in memory.
     fn write_labels_as_numbers(&mut self) {
         assert!(self.writer.is_none(), "a set in a file has the form that every row can have");
-        let set = &mut self.set;
-        let Records::Memory(records) = &mut set.records else { unreachable!("sets grow in memory") };
-        let mut rewritten = Vec::with_capacity(2 * records.len());
+        let mut rewritten = Vec::with_capacity(2 * self.records.len());
         let (mut ids, mut wide, mut labels) = (Vec::new(), Vec::new(), Vec::new());
-        let mut rest = &records[..];
-        for &length in &set.lengths {
+        let mut rest = &self.records[..];
+        for &length in &self.set.lengths {
             let length = length as usize;
             let (record, after) = rest.split_at(LabelForm::Bits.record_bytes(length) as usize);
             ids.clear();
@@ -212,8 +198,8 @@ impl TokenSetBuilder {
             LabelForm::Numbers.encode(&wide, RowLabels::Given(&labels), &mut rewritten);
             rest = after;
         }
-        set.form = LabelForm::Numbers;
-        *records = rewritten;
+        self.set.form = LabelForm::Numbers;
+        self.records = rewritten;
     }
 
     /// The set, in memory or in its file.
@@ -221,7 +207,7 @@ impl TokenSetBuilder {
         self.finish_with(&[], &Json::Null)
     }
 
-    /// The set; a file keeps `about` beside the samples, and which of `files` they came from.
+    /// The set; a file also stores `about`, and which of `files` the samples came from.
     pub fn finish_with(self, files: &[PathBuf], about: &Json) -> Result<TokenSet, TokensError> {
         let mut set = self.set;
         let rows = set.stats.rows;
@@ -246,18 +232,20 @@ impl TokenSetBuilder {
             });
         }
         set.stats.mean_tokens = set.stats.tokens as f64 / rows.kept as f64;
-        if let Records::Memory(records) = &mut set.records {
-            records.shrink_to_fit();
-        }
         set.lengths.shrink_to_fit();
         set.supervised.shrink_to_fit();
         set.row_numbers.shrink_to_fit();
         set.files.shrink_to_fit();
         set.files_of_samples.shrink_to_fit();
         set.index_blocks();
-        if let Some(writer) = self.writer {
-            set.records = writer.finish(&set, files, about)?;
-        }
+        set.records = match self.writer {
+            Some(writer) => writer.finish(&set, files, about)?,
+            None => {
+                let mut records = self.records;
+                records.shrink_to_fit();
+                Records::Memory(records)
+            }
+        };
         Ok(set)
     }
 }
@@ -294,6 +282,7 @@ pub(crate) mod test_sets {
 mod tests {
     use super::*;
     use crate::row_place::RowUnit;
+    use crate::tokens::RowCounts;
     use std::path::Path;
 
     const LIMITS: TokenLimits = TokenLimits { vocab_size: 100, max_tokens: 8, overflow: Overflow::Truncate };
@@ -503,7 +492,7 @@ mod tests {
         let error = build(LIMITS, &[(&ids, Some(&labels))]).unwrap_err();
         assert_eq!(
             error.hint().unwrap(),
-            "supervised tokens stand after position 8: raise `data.max_tokens`"
+            "the supervised tokens come after position 8: raise `data.max_tokens`"
         );
     }
 

@@ -1,12 +1,12 @@
 //! A token set as a file: what a large set is read from during a run, and what a cached set is read back from.
 //!
-//! The records of all samples come first, as they are made; then lengths, counts and row numbers; then a JSON
-//! object with the statistics and what the writer wants to know again; then a trailer of fixed size with the
-//! sizes of these parts and the SHA-256 of everything before it.
-//! The file appears whole or not at all, and one that is not exactly what its trailer says is as good as none.
+//! The records of all samples come first; then lengths, counts and row numbers; then a JSON object with the
+//! statistics and what the writer adds; then a trailer of fixed size with the sizes of these parts and the SHA-256 of
+//! everything before it.
+//! The file is written whole or not at all, and one that does not match its trailer is ignored.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ impl TokenFileWriter {
         self.write(records)
     }
 
-    /// Writes what is known of `set` behind its records, makes the file visible and opens it.
+    /// Writes the rest of `set` after its records, makes the file visible and opens it.
     pub(super) fn finish(
         mut self,
         set: &TokenSet,
@@ -118,7 +118,7 @@ pub fn write_set(path: &Path, set: &TokenSet, files: &[PathBuf], about: &Json) -
     writer.finish(set, files, about).map(drop)
 }
 
-/// Reads a set back, with what its writer said about it; `None` where there is no whole and sound file.
+/// Reads a set back, with what its writer added; `None` where there is no valid file.
 ///
 /// Its samples stay in the file where their records take more than `above_bytes`.
 pub fn open_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> Option<(TokenSet, Json)> {
@@ -190,22 +190,14 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
     Ok((set, description.about))
 }
 
-/// Holds the file to its checksum, which stands for all bytes before it.
+/// Compares the file with its checksum, which covers all bytes before it.
 fn check_sum(file: &File, trailer_at: u64, trailer: &[u8; TRAILER_BYTES]) -> io::Result<()> {
+    let mut magic = [0; MAGIC.len()];
+    file.read_exact_at(&mut magic, 0)?;
     let mut hasher = Hasher::sha256();
-    let mut piece = vec![0; 256 << 10];
-    let mut at = 0;
-    while at < trailer_at {
-        let wanted = (trailer_at - at).min(piece.len() as u64) as usize;
-        file.read_exact_at(&mut piece[..wanted], at)?;
-        if at == 0 && !piece[..wanted].starts_with(MAGIC) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        hasher.update(&piece[..wanted]);
-        at += wanted as u64;
-    }
+    io::copy(&mut BufReader::with_capacity(256 << 10, file).take(trailer_at), &mut hasher)?;
     hasher.update(&trailer[..24]);
-    match hasher.finish_hex().as_bytes() == &trailer[24..] {
+    match &magic == MAGIC && hasher.finish_hex().as_bytes() == &trailer[24..] {
         true => Ok(()),
         false => Err(io::ErrorKind::InvalidData.into()),
     }

@@ -1,9 +1,9 @@
-//! How one sample lies as bytes, in memory and on disk alike.
+//! The bytes of one sample, the same in memory and on disk.
 //!
 //! A record is the ids, 4 bytes each in little-endian order, and then the labels in one of two forms, the same
-//! for a whole set: one bit a position where a label is always the token itself or nothing, as it is for
-//! everything that was tokenized here, or 4 bytes a position for labels of any other kind.
-//! The size of a record follows from its length alone, so that no offsets have to be kept.
+//! for a whole set: one bit per position where a label is always the token itself or nothing, as in all
+//! data that was tokenized here, or 4 bytes per position for other labels.
+//! The size of a record follows from its length alone, so no offsets are stored.
 
 use std::fs::File;
 use std::io;

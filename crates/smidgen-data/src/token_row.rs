@@ -55,12 +55,12 @@ impl TokensError {
             }
             TokensError::NoRows => Some("check `data.train` and `data.eval`: their files hold no row".to_owned()),
             TokensError::NoRowsLeft { counts, longest, .. } => Some(match counts.too_long {
-                0 => "a row needs two tokens at least: one to predict the next from".to_owned(),
+                0 => "a row needs at least two tokens: one to predict the next from".to_owned(),
                 _ => format!("`data.max_tokens = {longest}` keeps every row whole"),
             }),
             TokensError::NothingSupervised { counts, max_tokens } => Some(match counts.unsupervised_by_truncation {
                 0 => "`labels` are -100 everywhere (the first position never counts): leave `labels` out to supervise every token".to_owned(),
-                _ => format!("supervised tokens stand after position {max_tokens}: raise `data.max_tokens`"),
+                _ => format!("the supervised tokens come after position {max_tokens}: raise `data.max_tokens`"),
             }),
         }
     }

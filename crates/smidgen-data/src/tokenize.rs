@@ -1,9 +1,9 @@
 //! Rows to a token set, on several threads.
 //!
 //! The calling thread reads rows and stores what comes back; workers tokenize chunks of rows. Chunks come back
-//! in any order and are stored in that of the rows, so the number of threads never shows in a set.
-//! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so rows are handed out only
-//! as long as those under way are not too long together. A row that is longer than that is tokenized alone.
+//! in any order and are stored in that of the rows, so a set does not depend on the number of threads.
+//! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so the total length of
+//! the rows in flight is limited. A row above the limit is tokenized alone.
 //! An error is that of the first row that has one.
 
 use std::any::Any;
@@ -83,7 +83,7 @@ pub fn tokenize_rows(
     })
 }
 
-/// A row on its way, with its place as a number in the list of files.
+/// A row in flight, with its file as a position in the list of files.
 struct Taken {
     file: usize,
     unit: RowUnit,
@@ -333,7 +333,7 @@ mod tests {
         // A conversation without a template, then a line that is no JSON: found by workers and by the reader.
         let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
         let expected =
-            "`rows.jsonl` line 101: the rows are conversations, and the model has no chat template";
+            "`rows.jsonl` line 101: the rows are conversations, but the model has no chat template";
         for threads in [1, 3] {
             let error = tokenize(&format!("{}{chat}{}{chat}", rows(100), rows(100)), threads).unwrap_err();
             assert_eq!(error, expected);

@@ -2,8 +2,8 @@
 //!
 //! The label of a position is the token at that position, `-100` is not supervised. Position t is
 //! predicted from position t - 1, so the label at position 0 never counts.
-//! Samples lie one after the other as records (`token_record.rs`), in memory or, where they are many, in a
-//! file that is read sample by sample; what is needed of every sample to plan a run is always in memory.
+//! Samples are stored one after the other as records (`token_record.rs`), in memory or, where there are many, in a
+//! file that is read sample by sample; what planning needs of every sample is always in memory.
 //! Leaves out how a set is built (`token_builder.rs`), the file (`token_file.rs`), tokenizing, and the shift
 //! by one itself (`micro_batch.rs`).
 
@@ -18,9 +18,10 @@ use thiserror::Error;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::token_record::LabelForm;
 pub use crate::token_record::NOT_SUPERVISED;
+use smidgen_ir::Extent;
 use smidgen_ir::words::Overflow;
 
-/// What rows are held to.
+/// Limits that rows must keep.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenLimits {
     pub vocab_size: u32,
@@ -41,7 +42,7 @@ pub struct RowCounts {
     pub too_short: u64,
     /// Dropped: not one supervised token.
     pub unsupervised: u64,
-    /// Dropped: all supervised tokens stood after `max_tokens`.
+    /// Dropped: all supervised tokens came after `max_tokens`.
     pub unsupervised_by_truncation: u64,
 }
 
@@ -71,7 +72,7 @@ impl RowCounts {
 }
 
 /// Sizes of what was kept.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenStats {
     pub rows: RowCounts,
     pub tokens: u64,
@@ -100,7 +101,7 @@ pub struct ReadSampleError {
     pub source: io::Error,
 }
 
-/// Where records lie.
+/// Where records are.
 #[derive(Debug)]
 pub(super) enum Records {
     Memory(Vec<u8>),
@@ -172,7 +173,7 @@ impl TokenSet {
         }
     }
 
-    /// A sample on its own, for those who look at a few.
+    /// A sample on its own, where only a few are needed.
     pub fn sample(&self, index: usize) -> Result<Sample, ReadSampleError> {
         let mut ids = Vec::new();
         let mut labels = vec![NOT_SUPERVISED; self.lengths[index] as usize];
@@ -188,6 +189,15 @@ impl TokenSet {
     /// Positions of a sample that carry a loss, after the shift.
     pub fn supervised(&self, index: usize) -> u32 {
         self.supervised[index]
+    }
+
+    /// What these samples take together.
+    pub fn extent(&self, samples: impl IntoIterator<Item = u32>) -> Extent {
+        samples.into_iter().fold(Extent::default(), |sum, sample| Extent {
+            tokens: sum.tokens + self.lengths[sample as usize] as usize,
+            rows: sum.rows + self.supervised[sample as usize] as usize,
+            segments: sum.segments + 1,
+        })
     }
 
     /// Tokens of the longest sample.
@@ -215,7 +225,7 @@ impl TokenSet {
         }
     }
 
-    /// What the set takes of memory; a set on disk takes no more than its lengths and counts.
+    /// Memory that the set takes; a set on disk takes only its lengths and counts.
     pub fn heap_bytes(&self) -> usize {
         fn vec_bytes<T>(vec: &Vec<T>) -> usize {
             vec.capacity() * size_of::<T>()
@@ -250,5 +260,14 @@ impl TokenSet {
             start += block.iter().map(|&length| self.form.record_bytes(length as usize)).sum::<u64>();
         }
         self.block_starts.shrink_to_fit();
+    }
+}
+
+/// The larger of each dimension.
+pub fn largest_extent(one: Extent, other: Extent) -> Extent {
+    Extent {
+        tokens: one.tokens.max(other.tokens),
+        rows: one.rows.max(other.rows),
+        segments: one.segments.max(other.segments),
     }
 }

@@ -3,7 +3,7 @@
 //! Checking here, below every format, gives each of them the line and the byte column of a wrong byte.
 //! A byte order mark is skipped. A row is held to `MAX_ROW_BYTES`: a quote or a bracket that is never closed
 //! would otherwise take the whole file into memory.
-//! Leaves out where rows begin: readers of rows say so by `begin_row`.
+//! Leaves out where rows begin: readers of rows call `begin_row`.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::source_error::{MAX_ROW_BYTES, SourceError};
 const BUFFER_BYTES: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Opens a file, unpacked if its name says so.
+/// Opens a file, decompressed if its name says so.
 pub(super) fn open_text(path: &Path) -> Result<Utf8Reader, SourceError> {
     Ok(Utf8Reader::new(open_unpacked(path)?))
 }
@@ -44,7 +44,7 @@ enum TextError {
 
 pub(super) struct Utf8Reader {
     source: Box<dyn Read>,
-    /// `begin..valid_end` is text to hand out, `valid_end..end` the begin of a character that is not whole yet.
+    /// `begin..valid_end` is text to hand out, `valid_end..end` the beginning of an incomplete character.
     buffer: Box<[u8]>,
     begin: usize,
     valid_end: usize,
@@ -74,7 +74,7 @@ impl Utf8Reader {
         }
     }
 
-    /// What is read from here on belongs to another row.
+    /// What is read from now on belongs to another row.
     pub fn begin_row(&mut self) {
         self.row_bytes = 0;
     }
@@ -109,7 +109,7 @@ impl Utf8Reader {
                     self.wrong = error.error_len().is_some();
                 }
             }
-            self.advance_position(checked_from);
+            pass(&self.buffer[checked_from..self.valid_end], &mut self.line, &mut self.column);
             if !self.started && self.valid_end > 0 {
                 self.started = true;
                 if self.buffer[..self.valid_end].starts_with(BYTE_ORDER_MARK) {
@@ -119,16 +119,16 @@ impl Utf8Reader {
         }
         Ok(())
     }
+}
 
-    fn advance_position(&mut self, from: usize) {
-        let text = &self.buffer[from..self.valid_end];
-        match text.iter().rposition(|&byte| byte == b'\n') {
-            Some(last) => {
-                self.line += text.iter().filter(|&&byte| byte == b'\n').count() as u64;
-                self.column = (text.len() - last - 1) as u64;
-            }
-            None => self.column += text.len() as u64,
+/// Moves a position past some text: the line, and the bytes before the position in it.
+pub(super) fn pass(text: &[u8], line: &mut u64, column: &mut u64) {
+    match text.iter().rposition(|&byte| byte == b'\n') {
+        Some(last) => {
+            *line += text.iter().filter(|&&byte| byte == b'\n').count() as u64;
+            *column = (text.len() - last - 1) as u64;
         }
+        None => *column += text.len() as u64,
     }
 }
 

@@ -1,9 +1,9 @@
 //! 4-bit tensors as bitsandbytes stores them in a Hugging Face checkpoint: codes, scales and a quantization state.
 //!
-//! Beside `P.weight` lie `P.weight.absmax`, `.quant_map`, with double quantization `.nested_absmax` and
-//! `.nested_quant_map`, and a small JSON that says what they are. The codes and scales are trained on as they lie;
-//! everything that the files claim about them is checked first, and the maps are compared with the ones known here,
-//! number by number.
+//! `P.weight` comes with `P.weight.absmax`, `.quant_map`, with double quantization `.nested_absmax` and
+//! `.nested_quant_map`, and a small JSON that says what they are. Training uses the codes and scales as stored.
+//! Everything that the files claim about them is checked first, and the maps are compared with the known ones, number
+//! by number.
 //! Left out: 8-bit checkpoints, and blocks of other sizes than 64 and 256.
 
 use crate::element::Element;
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// What stands between the name of a tensor and its quantization type in the name of its state.
+/// The text between the name of a tensor and its quantization type in the name of its state.
 const STATE: &str = ".quant_state.bitsandbytes__";
 /// The state is about a hundred bytes.
 const MAX_STATE_BYTES: u64 = 64 << 10;
@@ -96,22 +96,25 @@ impl Reading<'_> {
         let code = match state.quant_type.as_str() {
             "nf4" => Code4::Nf4,
             "fp4" => Code4::Fp4,
-            other => return Err(self.wrong_state(format!("is of type `{other}`; known are `nf4` and `fp4`"))),
+            other => {
+                return Err(self.wrong_state(format!("is of type `{other}`; `nf4` and `fp4` are supported")));
+            }
         };
         if state.blocksize != BNB4_BLOCK {
-            let what = format!("has blocks of {}; only blocks of {BNB4_BLOCK} are read", state.blocksize);
+            let what =
+                format!("has blocks of {}; only blocks of {BNB4_BLOCK} are supported", state.blocksize);
             return Err(self.wrong_state(what));
         }
         let elements = state.shape.iter().try_fold(1usize, |product, n| product.checked_mul(*n));
         let Some(elements) = elements.filter(|elements| state.shape.len() == 2 && *elements > 0) else {
-            return Err(self.wrong_state(format!("has the shape {:?}, which is no matrix", state.shape)));
+            return Err(self.wrong_state(format!("has the shape {:?}, which is not a matrix", state.shape)));
         };
         let double = state.nested_blocksize.is_some() || state.nested_offset.is_some();
         let parts = bnb4_parts(elements, double);
         let codes = self.part(
             "",
             |tensor| tensor.bytes() == parts.scales as u64,
-            || format!("has not the {} bytes of {elements} codes", parts.scales),
+            || format!("does not have the {} bytes of {elements} codes", parts.scales),
         )?;
         let scale_element = if double { Element::U8 } else { Element::F32 };
         let scales = self.vector(".absmax", scale_element, parts.blocks)?;
@@ -140,13 +143,13 @@ impl Reading<'_> {
         let mut bytes = vec![0; tensor.bytes() as usize];
         tensor.read_at(0, &mut bytes)?;
         serde_json::from_slice(&bytes)
-            .map_err(|error| self.wrong_state(format!("is not the JSON it should be: {error}")))
+            .map_err(|error| self.wrong_state(format!("is not the expected JSON: {error}")))
     }
 
     fn nested(&mut self, state: &State, blocks: usize) -> Result<Nested, BnbError> {
         let blocksize = state.nested_blocksize.unwrap_or(0);
         if blocksize != BNB4_GROUP {
-            let what = format!("has groups of {blocksize} scales; only groups of {BNB4_GROUP} are read");
+            let what = format!("has groups of {blocksize} scales; only groups of {BNB4_GROUP} are supported");
             return Err(self.wrong_state(what));
         }
         if state.nested_dtype.as_deref().is_some_and(|dtype| dtype != "float32") {
@@ -173,7 +176,7 @@ impl Reading<'_> {
             Some(index) => Err(self.wrong_part(
                 suffix,
                 format!(
-                    "is another map: entry {index} is {}, known is {}",
+                    "is not the known map: entry {index} is {}, expected {}",
                     f32::from_le_bytes(numbers[index]),
                     known[index]
                 ),
@@ -183,7 +186,7 @@ impl Reading<'_> {
 
     fn vector(&mut self, suffix: &str, element: Element, count: usize) -> Result<TensorRef, BnbError> {
         let fits = |tensor: &TensorRef| tensor.element() == element && tensor.elements() == count as u64;
-        self.part(suffix, fits, || format!("has not {count} numbers of {element}"))
+        self.part(suffix, fits, || format!("does not have {count} numbers of type {element}"))
     }
 
     fn part(
@@ -218,7 +221,7 @@ impl BnbWeight {
         self.codes.file_path()
     }
 
-    /// Fills `destination` with bytes of the tensor as it lies in memory: codes, scales, scales of scales, offset.
+    /// Fills `destination` with bytes of the tensor in the order of memory: codes, scales, scales of scales, offset.
     pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), BnbError> {
         let offset = self.nested.as_ref().map(|nested| nested.offset.to_le_bytes()).unwrap_or_default();
         let group_scales = self.nested.as_ref().map(|nested| &nested.group_scales);

@@ -122,25 +122,25 @@ fn states_that_say_something_unknown() {
     check_state(
         |state| state["quant_type"] = json!("int4"),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is of type `int4`; known are `nf4` and `fp4`"
+            "`FOLDER`: the quantization state of `x.weight` is of type `int4`; `nf4` and `fp4` are supported"
         ],
     );
     check_state(
         |state| state["blocksize"] = json!(128),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has blocks of 128; only blocks of 64 are read"
+            "`FOLDER`: the quantization state of `x.weight` has blocks of 128; only blocks of 64 are supported"
         ],
     );
     check_state(
         |state| state["nested_blocksize"] = json!(128),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has groups of 128 scales; only groups of 256 are read"
+            "`FOLDER`: the quantization state of `x.weight` has groups of 128 scales; only groups of 256 are supported"
         ],
     );
     check_state(
         |state| drop(state.as_object_mut().unwrap().remove("nested_blocksize")),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has groups of 0 scales; only groups of 256 are read"
+            "`FOLDER`: the quantization state of `x.weight` has groups of 0 scales; only groups of 256 are supported"
         ],
     );
     check_state(
@@ -166,7 +166,7 @@ fn states_without_a_usable_offset() {
     check_state(
         |state| state["nested_offset"] = json!("0.1"),
         expect![[
-            r#"`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid type: string "0.1", expected f64 at line 1 column 140"#
+            r#"`FOLDER`: the quantization state of `x.weight` is not the expected JSON: invalid type: string "0.1", expected f64 at line 1 column 140"#
         ]],
     );
 }
@@ -176,45 +176,49 @@ fn shapes_that_are_no_matrix_or_another() {
     check_state(
         |state| state["shape"] = json!([u64::MAX, 2]),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has the shape [18446744073709551615, 2], which is no matrix"
+            "`FOLDER`: the quantization state of `x.weight` has the shape [18446744073709551615, 2], which is not a matrix"
         ],
     );
     check_state(
         |state| state["shape"] = json!([1u64 << 40, 1u64 << 40]),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has the shape [1099511627776, 1099511627776], which is no matrix"
+            "`FOLDER`: the quantization state of `x.weight` has the shape [1099511627776, 1099511627776], which is not a matrix"
         ],
     );
     check_state(
         |state| state["shape"] = json!([0, 51]),
-        expect!["`FOLDER`: the quantization state of `x.weight` has the shape [0, 51], which is no matrix"],
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has the shape [0, 51], which is not a matrix"
+        ],
     );
     check_state(
         |state| state["shape"] = json!([20451]),
-        expect!["`FOLDER`: the quantization state of `x.weight` has the shape [20451], which is no matrix"],
+        expect![
+            "`FOLDER`: the quantization state of `x.weight` has the shape [20451], which is not a matrix"
+        ],
     );
     check_state(
         |state| state["shape"] = json!([401, 51, 1]),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` has the shape [401, 51, 1], which is no matrix"
+            "`FOLDER`: the quantization state of `x.weight` has the shape [401, 51, 1], which is not a matrix"
         ],
     );
     check_state(
         |state| state["shape"] = json!([-401, 51]),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid value: integer `-401`, expected usize at line 1 column 67"
+            "`FOLDER`: the quantization state of `x.weight` is not the expected JSON: invalid value: integer `-401`, expected usize at line 1 column 67"
         ],
     );
     check_state(
         |state| state["shape"] = json!([401, 52]),
         expect![
-            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10426 bytes of 20852 codes"
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, does not have the 10426 bytes of 20852 codes"
         ],
     );
     check_state(
         |state| state["shape"] = json!([u64::MAX, 1]),
         expect![
-            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 9223372036854775808 bytes of 18446744073709551615 codes"
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, does not have the 9223372036854775808 bytes of 18446744073709551615 codes"
         ],
     );
 }
@@ -224,13 +228,13 @@ fn states_that_are_not_the_json_they_should_be() {
     check_state(
         |state| *state = json!(null),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: invalid type: null, expected struct State at line 1 column 4"
+            "`FOLDER`: the quantization state of `x.weight` is not the expected JSON: invalid type: null, expected struct State at line 1 column 4"
         ],
     );
     check_state(
         |state| drop(state.as_object_mut().unwrap().remove("shape")),
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: missing field `shape` at line 1 column 136"
+            "`FOLDER`: the quantization state of `x.weight` is not the expected JSON: missing field `shape` at line 1 column 136"
         ],
     );
     let state = ".quant_state.bitsandbytes__nf4";
@@ -241,7 +245,7 @@ fn states_that_are_not_the_json_they_should_be() {
             part.make_vector();
         },
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: EOF while parsing a string at line 1 column 40"
+            "`FOLDER`: the quantization state of `x.weight` is not the expected JSON: EOF while parsing a string at line 1 column 40"
         ],
     );
     check_part(
@@ -267,7 +271,7 @@ fn states_that_are_not_the_json_they_should_be() {
             part.make_vector();
         },
         expect![
-            "`FOLDER`: the quantization state of `x.weight` is not the JSON it should be: expected value at line 1 column 1"
+            "`FOLDER`: the quantization state of `x.weight` is not the expected JSON: expected value at line 1 column 1"
         ],
     );
 }
@@ -305,42 +309,42 @@ fn parts_that_are_too_short_or_too_long() {
         "",
         resize(-1),
         expect![
-            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10226 bytes of 20451 codes"
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, does not have the 10226 bytes of 20451 codes"
         ],
     );
     check_part(
         "",
         resize(1),
         expect![
-            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, has not the 10226 bytes of 20451 codes"
+            "`FOLDER`: `x.weight`, a part of the 4-bit tensor `x.weight`, does not have the 10226 bytes of 20451 codes"
         ],
     );
     check_part(
         ".absmax",
         resize(-1),
         expect![
-            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of U8"
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, does not have 320 numbers of type U8"
         ],
     );
     check_part(
         ".quant_map",
         resize(4),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, has not 16 numbers of F32"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, does not have 16 numbers of type F32"
         ],
     );
     check_part(
         ".nested_absmax",
         resize(-4),
         expect![
-            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, has not 2 numbers of F32"
+            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, does not have 2 numbers of type F32"
         ],
     );
     check_part(
         ".nested_quant_map",
         resize(-1024),
         expect![
-            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, has not 256 numbers of F32"
+            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, does not have 256 numbers of type F32"
         ],
     );
 }
@@ -357,21 +361,21 @@ fn parts_of_another_type() {
         ".absmax",
         retype("I8"),
         expect![
-            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of U8"
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, does not have 320 numbers of type U8"
         ],
     );
     check_part(
         ".quant_map",
         retype("BF16"),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, has not 16 numbers of F32"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, does not have 16 numbers of type F32"
         ],
     );
     check_part(
         ".nested_absmax",
         retype("I64"),
         expect![
-            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, has not 2 numbers of F32"
+            "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, does not have 2 numbers of type F32"
         ],
     );
     // Scales of one byte in a state that speaks of no second level.
@@ -381,7 +385,7 @@ fn parts_of_another_type() {
             state.retain(|key, _| !key.starts_with("nested_"));
         },
         expect![
-            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, has not 320 numbers of F32"
+            "`FOLDER`: `x.weight.absmax`, a part of the 4-bit tensor `x.weight`, does not have 320 numbers of type F32"
         ],
     );
 }
@@ -395,21 +399,21 @@ fn maps_that_are_another() {
         ".quant_map",
         replace(3, -0.5),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 3 is -0.5, known is -0.3949175"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 3 is -0.5, known is -0.3949175"
         ],
     );
     check_part(
         ".quant_map",
         replace(15, f32::NAN),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 15 is NaN, known is 1"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 15 is NaN, known is 1"
         ],
     );
     check_part(
         ".nested_quant_map",
         replace(255, 0.5),
         expect![
-            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 255 is 0.5, known is 1"
+            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 255 is 0.5, known is 1"
         ],
     );
     // Codes of one type under the map of another.
@@ -418,7 +422,7 @@ fn maps_that_are_another() {
             edit_state(parts, |state| state["quant_type"] = json!("fp4"));
         },
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is another map: entry 0 is -1, known is 0"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 0 is -1, known is 0"
         ],
     );
 }

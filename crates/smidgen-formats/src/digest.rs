@@ -1,9 +1,13 @@
-//! Checksums of files as their sources state them: SHA-256 of the bytes, or git's id of a small file.
+//! Checksums of files as the hub and wheels state them: SHA-256 of the bytes, or git's id of a small file.
 //!
 //! Both are written in hexadecimal by the hub, where they also name the file in its cache; a wheel writes
 //! SHA-256 in base64. A git id is the SHA-1 of a head with the length and the bytes: it guards against
 //! damage, not against an attacker.
 
+use std::io;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
 /// What a file is to hash to, in lower-case hexadecimal.
@@ -66,17 +70,19 @@ impl Hasher {
 
     /// In the alphabet of URLs, without padding, as RECORD has it.
     pub fn finish_base64(self) -> String {
-        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let digest = self.0.finish();
-        let mut text = String::new();
-        for group in digest.as_ref().chunks(3) {
-            let bits = group.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
-            let bits = bits << (8 * (3 - group.len()));
-            for place in 0..=group.len() {
-                text.push(char::from(ALPHABET[(bits >> (18 - 6 * place)) as usize & 63]));
-            }
-        }
-        text
+        URL_SAFE_NO_PAD.encode(self.0.finish())
+    }
+}
+
+/// So that `io::copy` hashes what a reader gives.
+impl io::Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

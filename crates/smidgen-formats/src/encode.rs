@@ -23,7 +23,7 @@ pub enum EncodeWeightError {
     Quant(#[from] smidgen_ir::quant::QuantError),
 }
 
-/// Converts a whole weight into `bytes`, some rows at a time, each shown to `look` with the number of its first.
+/// Converts a whole weight into `bytes`, some rows at a time; `look` sees the rows and the number of the first.
 pub fn encode_weight(
     weight: &Weight,
     storage: Storage,
@@ -46,7 +46,7 @@ pub fn encode_weight(
     Ok(())
 }
 
-/// Heap that filling a value of `storage` from the weight takes for a while, in bytes.
+/// Heap that filling a value of `storage` from the weight takes temporarily, in bytes.
 pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
     if weight.storage() == Some(storage) {
         return 0;
@@ -64,7 +64,7 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
     scales + whole + 8 * PIECE_ELEMENTS.max(columns)
 }
 
-/// Bytes of a weight that is encoded as a whole: on its way to a file it is in memory once.
+/// Bytes of a weight that is encoded as a whole before it is written to a file.
 pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
     let is_streamed = weight.storage() == Some(storage)
         || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
@@ -81,7 +81,7 @@ pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
     (PIECE_ELEMENTS / columns).max(1).next_multiple_of(unit / common.max(1))
 }
 
-/// Heap that copying a weight that is not trained takes for a while, in bytes.
+/// Heap that copying a weight that is not trained takes temporarily, in bytes.
 pub fn save_scratch_bytes(weight: &Weight) -> usize {
     let (rows, columns) = weight.rows_and_columns();
     match weight {

@@ -1,6 +1,6 @@
 //! A Hugging Face model folder: `config.json`, and weights in one safetensors file or in shards with an index.
 //! Opening reads the headers only and makes index and shards agree, so that a name leads to one place on disk.
-//! Weights may be absent altogether, because planning needs no more than the config.
+//! The weights may be missing, because planning needs only the config.
 //! Rotary tables (`*.rotary_emb.inv_freq`) that old checkpoints carry are ignored: they follow from the config.
 //! Left out: what the config means, tokenizers, GGUF, and pickled weights.
 
@@ -16,12 +16,11 @@ use thiserror::Error;
 use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_json_file};
 use crate::safetensors::{SafetensorsError, SafetensorsFile};
 use crate::shard_index::{is_plain_file_name, read_weight_map};
+use crate::some_of::some_of;
 use crate::tensor_ref::TensorRef;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
-/// How many names an error spells out before it counts the rest.
-const NAMED_AT_MOST: usize = 8;
 
 #[derive(Debug)]
 pub struct ModelFolder {
@@ -71,18 +70,18 @@ pub enum FolderError {
     #[error("`{}` names no tensors; download it again", index.display())]
     EmptyIndex { index: PathBuf },
     #[error(
-        "`{}` names {} of {shards} shards that are not there: {}; download them", index.display(), missing.len(),
-        list(missing)
+        "`{}` names {} of {shards} shards that do not exist: {}; download them", index.display(), missing.len(),
+        some_of(missing)
     )]
     ShardsMissing { index: PathBuf, shards: usize, missing: Vec<String> },
     #[error(
-        "tensor `{tensor}` stands both in `{first}` and in `{second}` of `{}`; remove the file that does not belong",
+        "tensor `{tensor}` is in both `{first}` and `{second}` of `{}`; remove the file that does not belong",
         path.display()
     )]
     TensorInTwoShards { path: PathBuf, tensor: String, first: String, second: String },
     #[error(
         "`{}` places tensors in shards that do not hold them: {}; the index and the shards are of different versions",
-        index.display(), list(tensors)
+        index.display(), some_of(tensors)
     )]
     NotInShard {
         index: PathBuf,
@@ -91,7 +90,7 @@ pub enum FolderError {
     },
     #[error(
         "`{}` does not name tensors that the shards hold: {}; the index and the shards are of different versions",
-        index.display(), list(tensors)
+        index.display(), some_of(tensors)
     )]
     NotInIndex {
         index: PathBuf,
@@ -129,7 +128,7 @@ impl ModelFolder {
         Ok(ModelFolder { path, config_path, config, files, tensors })
     }
 
-    /// A model that exists only as its config, for planning and measuring; `name` stands for its path.
+    /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> ModelFolder {
         let path = PathBuf::from(name);
         let config_path = path.join("config.json");
@@ -166,16 +165,6 @@ impl ModelFolder {
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
-
-    /// Fills `destination` from `byte_offset` inside the tensor; see [`SafetensorsFile::read_at`].
-    pub fn read_at(
-        &self,
-        tensor: &TensorRef,
-        byte_offset: u64,
-        destination: &mut [u8],
-    ) -> Result<(), SafetensorsError> {
-        tensor.read_at(byte_offset, destination)
-    }
 }
 
 enum Weights {
@@ -195,7 +184,7 @@ fn list_names(path: &Path) -> Result<BTreeSet<String>, FolderError> {
     fs::read_dir(path)
         .map_err(unlisted)?
         .map(|entry| Ok(entry.map_err(unlisted)?.file_name()))
-        // A name that is not UTF-8 is none of those looked for.
+        // None of the names below is anything but UTF-8.
         .filter_map(|name: Result<OsString, FolderError>| name.map(|n| n.into_string().ok()).transpose())
         .collect()
 }
@@ -295,14 +284,6 @@ fn shard_name(tensor: &TensorRef) -> String {
     name.to_string_lossy().into_owned()
 }
 
-fn list(names: &[String]) -> String {
-    let mut text = names[..names.len().min(NAMED_AT_MOST)].join(", ");
-    if names.len() > NAMED_AT_MOST {
-        text.push_str(&format!(" and {} more", names.len() - NAMED_AT_MOST));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -353,7 +334,7 @@ mod tests {
     fn first_byte(folder: &ModelFolder, name: &str) -> u8 {
         let mut byte = [0];
         let tensor = folder.tensor(name).unwrap();
-        folder.read_at(&tensor, 2, &mut byte).unwrap();
+        tensor.read_at(2, &mut byte).unwrap();
         byte[0]
     }
 
@@ -410,7 +391,7 @@ mod tests {
     fn configs_that_are_no_config() {
         Made::new().text("config.json", "[]").refused("`DIR/config.json` is not a JSON object");
         Made::new().text("config.json", "{").refused(
-            "`DIR/config.json` is not the JSON it should be: EOF while parsing an object at line 1 column 1",
+            "`DIR/config.json` is not the expected JSON: EOF while parsing an object at line 1 column 1",
         );
     }
 
@@ -451,7 +432,7 @@ mod tests {
     fn all_missing_shards_are_named() {
         let made = Made::new().weights("one", &[("a", 1)]).index(r#"{"a":"one","b":"two","c":"three"}"#);
         made.refused(
-            "`DIR/model.safetensors.index.json` names 2 of 3 shards that are not there: three, two; download them",
+            "`DIR/model.safetensors.index.json` names 2 of 3 shards that do not exist: three, two; download them",
         );
     }
 
@@ -467,15 +448,15 @@ mod tests {
              the index and the shards are of different versions",
         );
         made().weights("two", &[("b", 2), ("c", 2)]).index(r#"{"a":"one","b":"one","c":"two"}"#).refused(
-            "tensor `b` stands both in `one` and in `two` of `DIR`; remove the file that does not belong",
+            "tensor `b` is in both `one` and in `two` of `DIR`; remove the file that does not belong",
         );
         made().index(r#"{"a":"one","a":"two"}"#).refused(
-            "`DIR/model.safetensors.index.json` is not the JSON it should be: \
+            "`DIR/model.safetensors.index.json` is not the expected JSON: \
              tensor `a` is placed twice, in `one` and in `two`",
         );
         made().index("{}").refused("`DIR/model.safetensors.index.json` names no tensors; download it again");
         made().text(INDEX_FILE, "{}").refused(
-            "`DIR/model.safetensors.index.json` is not the JSON it should be: \
+            "`DIR/model.safetensors.index.json` is not the expected JSON: \
              missing field `weight_map` at line 1 column 2",
         );
     }
@@ -486,12 +467,5 @@ mod tests {
             .text("one", "short")
             .index(r#"{"a":"one"}"#)
             .refused("`DIR/one`: the file is truncated: 5 of at least 8 bytes; download it again");
-    }
-
-    #[test]
-    fn long_lists_are_cut_with_a_count() {
-        let names: Vec<String> = (0..11).map(|i| i.to_string()).collect();
-        assert_eq!(list(&names), "0, 1, 2, 3, 4, 5, 6, 7 and 3 more");
-        assert_eq!(list(&names[..8]), "0, 1, 2, 3, 4, 5, 6, 7");
     }
 }

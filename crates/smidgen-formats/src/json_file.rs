@@ -31,7 +31,7 @@ pub enum JsonFileError {
         path.display(), Grouped(*file_bytes), Grouped(*max_bytes)
     )]
     TooLarge { path: PathBuf, file_bytes: u64, max_bytes: u64 },
-    #[error("`{}` is not the JSON it should be: {source}", path.display())]
+    #[error("`{}` is not the expected JSON: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let path = folder.path().join("config.json");
         check(&path, "`PATH` could not be read: No such file or directory (os error 2)");
         fs::write(&path, "{\n\"a\": }").unwrap();
-        check(&path, "`PATH` is not the JSON it should be: expected value at line 2 column 6");
+        check(&path, "`PATH` is not the expected JSON: expected value at line 2 column 6");
         File::create(&path).unwrap().set_len(1_001).unwrap();
         check(&path, "`PATH` has 1,001 bytes, more than the 1,000 allowed for it");
     }

@@ -24,6 +24,7 @@ pub mod open_file;
 pub mod peft;
 pub mod safetensors;
 pub mod shard_index;
+mod some_of;
 pub mod tensor_ref;
 pub mod tokenizer;
 pub mod weight;

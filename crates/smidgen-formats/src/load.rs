@@ -1,9 +1,9 @@
-//! Filling a destination with a range of a tensor, converting elements on the way when the types differ.
-//! Equal types are read straight into the destination; others pass through a small scratch buffer,
-//! so that a load needs no memory beyond what the plan gave it.
+//! Reading a range of a tensor into memory, converting the elements when the types differ.
+//! Equal types are read directly into the destination; others go through a small scratch buffer, so a load needs no
+//! memory beyond what the plan reserves.
 //! Conversions are among F32, BF16 and F16, through F32, which holds all three exactly:
-//! each value is rounded once, to nearest, ties to even; beyond the largest F16 comes infinity.
-//! Left out: quantising, and integers.
+//! each value is rounded once, to nearest, ties to even; values beyond the largest F16 become infinity.
+//! Left out: quantizing, and integers.
 
 use smidgen_ir::quant::convert_plain;
 use thiserror::Error;

@@ -1,7 +1,7 @@
-//! A base model wherever it lies: a Hugging Face folder, perhaps in 4 bits, or a GGUF file.
+//! A base model: a Hugging Face folder, perhaps in 4 bits, or a GGUF file.
 //!
-//! What differs between them ends here: above this a model is a config in the words of Hugging Face, and weights by
-//! their Hugging Face names.
+//! The differences between them end here: callers see a config with the keys of Hugging Face, and weights by their
+//! Hugging Face names.
 //! Left out: fetching, which `hub` does, and tokenizers.
 
 use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
@@ -39,7 +39,7 @@ impl Model {
         Ok(Model::Folder { folder, bnb })
     }
 
-    /// A model that exists only as its config, for planning and measuring; `name` stands for its path.
+    /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
         Model::Folder { folder, bnb: BnbWeights::default() }
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Where the config stands.
+    /// The file that holds the config.
     pub fn config_path(&self) -> &Path {
         match self {
             Model::Folder { folder, .. } => folder.config_path(),
@@ -76,7 +76,7 @@ impl Model {
         }
     }
 
-    /// The `config.json`, in the words of Hugging Face.
+    /// The `config.json`, with the keys of Hugging Face.
     pub fn config(&self) -> &serde_json::Value {
         match self {
             Model::Folder { folder, .. } => folder.config(),
@@ -91,7 +91,7 @@ impl Model {
         }
     }
 
-    /// Whether some weights are quantized as they lie.
+    /// Whether some weights are stored quantized.
     pub fn is_quantized(&self) -> bool {
         match self {
             Model::Folder { bnb, .. } => !bnb.weights.is_empty(),

@@ -1,5 +1,5 @@
-//! A tensor in an open file: cheap to clone, free of lifetimes, readable from any thread.
-//! It is what a folder or an adapter hands out, so that a plan's reader can keep one per weight.
+//! A tensor in an open file: cheap to clone, without lifetimes, readable from any thread.
+//! Folders and adapters return it, so that a reader can keep one per weight.
 //! Left out: the data itself.
 
 use std::path::Path;

@@ -1,8 +1,7 @@
-//! A weight of a base model, wherever and however it lies: plain, 4-bit with a quantization state, or GGUF blocks.
+//! A weight of a base model: plain, 4-bit with a quantization state, or GGUF blocks.
 //!
-//! A reader asks for it in one of two ways: as it will lie in memory in its own storage, byte range by byte range; or
-//! row by row as f32, to be converted, quantized or merged. Row orders and shifts that a format applied are undone
-//! here, and nowhere else.
+//! It is read in one of two ways: as bytes of its own storage, in any range, or as rows of f32, to be converted,
+//! quantized or merged. Row orders and shifts that a format applied are undone here and nowhere else.
 
 use crate::bnb::{BnbError, BnbWeight};
 use crate::element::Element;
@@ -57,8 +56,8 @@ impl GgufWeight {
         }
     }
 
-    /// Whether its numbers are the file's less something; these are f32, because rounded numbers cannot hold them.
-    /// A vector in blocks is left as it is: nothing reads it.
+    /// Whether something is subtracted from the numbers in the file; the result is f32, because a narrower type would
+    /// round it. A vector in blocks is not changed: nothing reads it.
     fn is_shifted(&self) -> bool {
         self.source.added != 0.0 && self.tensor().storage.plain().is_some()
     }
@@ -112,7 +111,7 @@ impl Weight {
         }
     }
 
-    /// How it lies, where a device can read that.
+    /// Its storage, if a device can read it.
     pub fn storage(&self) -> Option<Storage> {
         match self {
             Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
@@ -122,7 +121,7 @@ impl Weight {
         }
     }
 
-    /// The words for its elements in messages.
+    /// Its element type, for messages.
     pub fn element_name(&self) -> String {
         match self {
             Weight::Plain(tensor) => tensor.element().to_string(),
@@ -139,7 +138,7 @@ impl Weight {
         }
     }
 
-    /// Fills `destination` with bytes of the weight as it lies in memory in its own storage.
+    /// Fills `destination` with bytes of the weight in its own storage.
     pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
         match self {
             Weight::Plain(tensor) => Ok(tensor.read_at(byte_offset, destination).map_err(LoadError::from)?),

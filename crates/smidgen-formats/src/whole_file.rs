@@ -29,7 +29,7 @@ pub fn write_whole(
     commit_together(vec![staged])
 }
 
-/// A file written beside its target and not yet visible under the target's name; dropping it removes it.
+/// A file written next to its target and not yet visible under the target's name; dropping it removes it.
 pub struct StagedFile {
     target: PathBuf,
     temporary: PathBuf,
@@ -40,7 +40,7 @@ pub struct StagedFile {
 impl StagedFile {
     pub fn create(target: &Path) -> Result<StagedFile, WriteFileError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let step = "creating a temporary file beside it";
+        let step = "creating a temporary file next to it";
         let Some(file_name) = target.file_name() else {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
             return Err(failed(target, step, source));
@@ -112,7 +112,7 @@ pub fn sync_folder(folder: &Path) -> Result<(), WriteFileError> {
         .map_err(|error| failed(folder, "syncing the folder", error))
 }
 
-/// The folder an entry stands in; `.` for a bare name.
+/// The folder of an entry; `.` for a bare name.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -381,7 +381,7 @@ fn templates_that_fail_say_why() {
     let failed = render("{{ missing.attribute }}", &messages).to_string();
     assert!(failed.starts_with("the chat template failed: undefined value"), "{failed}");
     let failed = render("{{ strftime_now('%Q') }}", &messages).to_string();
-    assert!(failed.contains("`strftime_now` does not know `%Q`"), "{failed}");
+    assert!(failed.contains("`strftime_now` does not know all of `%Q`"), "{failed}");
     let marked = json!([{"role": "user", "content": "\u{fdd0}"}]);
     let failed = render("{% generation %}{% endgeneration %}", &marked).to_string();
     assert!(failed.contains("U+FDD0"), "{failed}");
@@ -425,7 +425,8 @@ fn the_real_smollm2_is_read_as_it_is() {
 
     let tokenizer = Tokenizer::from_gguf(&file).unwrap();
     let special = SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(2) };
-    assert_eq!((tokenizer.special_ids(), tokenizer.vocabulary_size()), (special, 49_152));
+    assert_eq!(tokenizer.special_ids(), special);
+    assert!(tokenizer.token(49_151).is_some() && tokenizer.token(49_152).is_none());
     let sentence = "The capital of France is Paris. In 2024, the city hosted the Summer Olympics, \
                     and millions of visitors came to see it.";
     let expected = [

@@ -5,7 +5,7 @@
 /// The architectures that are understood, as `general.architecture` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Also Mistral and SmolLM2, which call themselves so.
+    /// Also Mistral and SmolLM2, whose files have this name.
     Llama,
     Qwen2,
     Qwen3,

@@ -1,8 +1,8 @@
-//! The header of a GGUF file: counts, metadata and tensor descriptions in front of the data.
-//! `read_header` believes nothing: after it returns, keys and names are distinct, every tensor's type is
-//! supported, its rows are whole blocks, and its bytes lie inside the file and in no other tensor.
-//! What is allocated is in proportion to bytes that the file really has, never to a number found in it.
-//! Left out: what the metadata means, and bytes between or behind tensors, which belong to nobody.
+//! The header of a GGUF file: counts, metadata and tensor descriptions before the data.
+//! After `read_header` returns, keys and names are distinct, every tensor's type is supported, its rows are whole
+//! blocks, and its bytes are inside the file and do not overlap those of another tensor.
+//! It allocates in proportion to the bytes that the file has, never by a number found in it.
+//! Left out: what the metadata means, and bytes between or after tensors, which are ignored.
 
 use super::problem::GgufProblem;
 use super::tensor::{GgufTensor, piece_of, tensor_type};
@@ -46,7 +46,7 @@ pub(super) fn read_header(file: &OpenFile) -> Result<Header, GgufProblem> {
     if let Some(name) = first_duplicate(described.iter().map(|described| described.tensor.name.as_str())) {
         return Err(FileProblem::DuplicateTensor { tensor: name.to_string() }.into());
     }
-    // Cannot overflow: the header lies inside the file and the alignment is at most 2^30.
+    // Cannot overflow: the header is inside the file and the alignment is at most 2^30.
     let data_offset = reader.at.next_multiple_of(alignment);
     let tensors = place(described, data_offset, file.bytes)?;
     Ok(Header { metadata, tensors, alignment, data_offset })
@@ -202,7 +202,7 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
     Ok(Described { tensor: GgufTensor { name, dims, storage, file_offset: 0, bytes }, offset })
 }
 
-/// Fills in the offsets from the start of the file, and checks that all lie inside it and none in another.
+/// Fills in the offsets from the start of the file, and checks that all tensors are inside it and none overlap.
 fn place(
     mut described: Vec<Described>,
     data_offset: u64,
@@ -251,7 +251,7 @@ impl Reader<'_> {
         self.file.bytes - self.at
     }
 
-    /// Refuses a count of things that together could not fit into what is left of the file.
+    /// Refuses a count of things that do not fit into the rest of the file.
     fn check_count(&self, what: &str, count: u64, least_bytes: u64) -> Result<(), GgufProblem> {
         let (bytes, left_bytes) = (count.checked_mul(least_bytes), self.left_bytes());
         match bytes {

@@ -1,8 +1,8 @@
 //! A GGUF file as a Hugging Face model: its metadata as the `config.json` that the original had, in the spelling
 //! of transformers 5, and its tensors under their Hugging Face names (`tensor_names`).
-//! Nothing is guessed: an architecture, a key or a tensor that is not understood is refused by name, because
-//! a model that ignores one computes something else without any sign of it.
-//! What GGUF does not keep cannot be given back: the window of the first Mistral is one such thing.
+//! Nothing is guessed: an unknown architecture, key or tensor is refused by name, because a model that ignores one
+//! computes something else without any sign of it.
+//! What GGUF does not store cannot be recovered, such as the window of the first Mistral.
 //! Left out: mixtures of experts, models in several files, and the tokenizer.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use super::tensor_names::{EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, TensorSo
 use super::value::{Array, Metadata, MetadataProblem, Value, required};
 use crate::open_file::InFile;
 
-/// What a GGUF file says of its model.
+/// What a GGUF file says about its model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufModel {
     pub architecture: Architecture,
@@ -70,7 +70,7 @@ fn architecture_of(metadata: &Metadata) -> Result<Architecture, GgufModelProblem
     })
 }
 
-/// Keys that are read below, without the architecture in front.
+/// Keys that are read below, without the prefix of the architecture.
 const READ: [&str; 21] = [
     "attention.causal",
     "attention.head_count",
@@ -94,7 +94,7 @@ const READ: [&str; 21] = [
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
 ];
-/// Keys that change nothing, or only what the tensors say already.
+/// Keys that change nothing, or repeat what the tensors show.
 const HARMLESS: [&str; 5] =
     ["expert_used_count", "rope.scaling.finetuned", "rope.scaling.type", "tensor_data_layout", "vocab_size"];
 
@@ -137,7 +137,7 @@ impl Keys<'_> {
 
     fn refuse_unknown(&self) -> Result<(), GgufModelProblem> {
         let prefix = self.full("");
-        // Said first, because its settings are unknown keys too.
+        // Checked first, because its settings are unknown keys too.
         let key = self.full("rope.scaling.type");
         if let Some(got @ "yarn") = self.metadata.text(&key)? {
             return Err(GgufModelProblem::Unsupported {
@@ -191,12 +191,13 @@ impl Sizes {
         let rope_dim = keys.whole("rope.dimension_count")?;
         let head_dim = match keys.whole("attention.key_length")? {
             Some(head_dim) => head_dim,
-            // Its converters write no head size, but turn whole heads.
+            // Converters write no head size for it, and rotate whole heads.
             None if keys.architecture == Architecture::Llama && rope_dim.is_some() => rope_dim.unwrap_or(0),
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
-                let what =
-                    format!("hidden size {hidden} is no multiple of {heads} heads and there is no head size");
+                let what = format!(
+                    "hidden size {hidden} is not a multiple of {heads} heads and there is no head size"
+                );
                 return Err(GgufModelProblem::Contradiction { what });
             }
         };
@@ -245,7 +246,7 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, file: &GgufFile) -> Result<Json, Gg
         "tie_word_embeddings": file.tensor(HEAD).is_none(),
     });
     let map = config.as_object_mut().expect("an object was made above");
-    // Null where the file has none: transformers would take the ids of the family's first model.
+    // Null where the file has none: without the key, transformers would use the ids of the family's first model.
     for (key, name) in [("bos", "bos"), ("eos", "eos"), ("padding", "pad")] {
         let id = keys.metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))?;
         map.insert(format!("{name}_token_id"), json!(id));
@@ -271,7 +272,7 @@ fn named(map: &mut Map<String, Json>, model_type: &str, class: &str) {
     add(map, json!({"model_type": model_type, "architectures": [class]}));
 }
 
-/// `rope_parameters` from the metadata: the base, and a scaling where one is said.
+/// `rope_parameters` from the metadata: the base, and a scaling if there is one.
 fn plain_rope(keys: &Keys<'_>) -> Result<Json, GgufModelProblem> {
     let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
     let key = keys.full("rope.scaling.type");
@@ -387,7 +388,7 @@ fn add_phi3(
     Ok(())
 }
 
-/// What both Gemmas have; `period` is how often a layer sees everything.
+/// What both Gemmas have; every `period`-th layer has full attention.
 fn add_gemma(map: &mut Map<String, Json>, sizes: &Sizes, period: u64, largest_layers: u64) {
     let layer_type =
         |layer: u64| if (layer + 1).is_multiple_of(period) { "full_attention" } else { "sliding_attention" };
@@ -445,7 +446,7 @@ fn add_gemma3(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Re
     const LAYERS_OF_27B: u64 = 62;
     named(map, "gemma3_text", "Gemma3ForCausalLM");
     let window = keys.whole("attention.sliding_window")?.filter(|window| *window > 0);
-    // Without a window every layer sees everything.
+    // Without a window every layer has full attention.
     let period = if window.is_some() { period_of(keys, 6)? } else { 1 };
     add_gemma(map, sizes, period, LAYERS_OF_27B);
     let mut full = plain_rope(keys)?;

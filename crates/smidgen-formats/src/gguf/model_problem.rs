@@ -1,4 +1,4 @@
-//! What can be wrong with the model in a GGUF file whose bytes are sound: keys, tensors, sizes that are not supported.
+//! What can be wrong with the model in a GGUF file that is not damaged: unsupported keys, tensors and sizes.
 //! Every problem is wrapped in an error that has the path of the file.
 //! Left out: problems of the bytes (`problem`).
 
@@ -21,7 +21,7 @@ pub enum GgufModelProblem {
     Split { number: u64, count: u64 },
     #[error("`{key} = {got}` is not supported (supported: {supported})")]
     Unsupported { key: String, got: String, supported: &'static str },
-    #[error("`{key} = {got}` is not understood for architecture `{architecture}`")]
+    #[error("`{key} = {got}` is not supported for architecture `{architecture}`")]
     UnknownKey { key: String, got: String, architecture: &'static str },
     #[error("{count} tensors have no place in a `{architecture}` of {layers} layers, among them {first}")]
     UnknownTensors { count: String, architecture: &'static str, layers: usize, first: String },

@@ -1,11 +1,11 @@
 //! One tensor of a GGUF file, and the numbers and names of the format's tensor types.
 //! A file lists dimensions fastest first; here they are rows and columns, row-major, as everywhere else.
-//! Types that are known but not supported are told apart from numbers that mean nothing.
+//! Types that are known but not supported are distinguished from unknown numbers.
 //! Left out: decoding blocks, which belongs to the devices.
 
 use smidgen_ir::{Block, DType, Storage};
 
-/// One tensor of a file; its bytes are known to lie inside the file.
+/// One tensor of a file; its bytes are known to be inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
     pub name: String,
@@ -18,7 +18,7 @@ pub struct GgufTensor {
 }
 
 impl GgufTensor {
-    /// Elements of a row, which lie one after the other.
+    /// Elements of a row, which are contiguous.
     pub fn columns(&self) -> usize {
         self.dims.last().copied().expect("a tensor has 1 to 4 dimensions")
     }
@@ -92,7 +92,7 @@ pub(super) fn piece_of(storage: Storage) -> (u64, u64) {
         Storage::Gguf(block) => (block.elements() as u64, block.bytes() as u64),
         Storage::Plain(dtype) => (1, dtype.bytes() as u64),
         Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => {
-            unreachable!("{storage} does not stand in a GGUF file")
+            unreachable!("{storage} is not a storage of GGUF files")
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Which tensor of a GGUF file is which tensor of a Hugging Face checkpoint, and what has to be undone.
-//! Converters rename everything, turn the rows of queries and keys of `llama` from halves into pairs, and
-//! add the 1 of Gemma's norms to the weights. Every tensor of a file is accounted for: one that has no place
-//! in the architecture is an error, because a model computed without it would look right and be wrong.
+//! Converters rename everything, reorder the rows of queries and keys of `llama` from halves to pairs, and add the 1
+//! of Gemma's norms to the weights. A tensor that has no place in the architecture is an error, because a model
+//! computed without it would look right and be wrong.
 //! Left out: whether the set is complete, which the compiled model knows.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub struct TensorSource {
     /// In the file's `tensors()`.
     pub position: usize,
     pub rows: RowOrder,
-    /// What the file has more than the checkpoint had, in every element: 1 for the norms of Gemma.
+    /// What the converter added to every element: 1 for the norms of Gemma.
     pub added: f32,
 }
 
@@ -25,8 +25,8 @@ pub struct TensorSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
     AsStored,
-    /// Within each head, row `j` of the first half and row `j` of the second stand side by side, because
-    /// llama.cpp turns neighbouring channels where Hugging Face turns channel `j` with channel `j + D/2`.
+    /// Within each head, row `j` of the first half and row `j` of the second are neighbours, because llama.cpp
+    /// rotates neighbouring channels where Hugging Face rotates channel `j` with channel `j + D/2`.
     PairsOfHeads {
         head_dim: usize,
     },
@@ -182,7 +182,7 @@ pub fn file_name(architecture: Architecture, checkpoint: &str) -> Option<String>
     }
 }
 
-/// What a file has more than the checkpoint in every element of a tensor.
+/// What the converter adds to every element of a tensor.
 pub fn added(architecture: Architecture, name: &str) -> f32 {
     let of_gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
     if of_gemma && name.ends_with("norm.weight") { 1.0 } else { 0.0 }

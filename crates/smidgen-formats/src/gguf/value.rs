@@ -153,6 +153,19 @@ macro_rules! scalars {
                 }
             }
         }
+
+        /// What an error says of a value: its kind, and the value where it is short.
+        impl fmt::Display for Value {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Value::Bool(value) => write!(f, "{value}"),
+                    Value::String(text) if text.len() > 60 => write!(f, "a string of {} bytes", text.len()),
+                    Value::String(text) => write!(f, "{text:?}"),
+                    Value::Array(array) => write!(f, "an array of {} x {}", array.len(), array.kind().name()),
+                    $(Value::$variant(value) => write!(f, "{value}"),)*
+                }
+            }
+        }
     };
 }
 
@@ -201,28 +214,6 @@ impl Value {
             Value::F32(value) => value.to_string().parse().ok(),
             Value::F64(value) => Some(*value),
             _ => self.as_u64().map(|value| value as f64),
-        }
-    }
-}
-
-/// What an error says of a value: its kind, and the value where it is short.
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Bool(value) => write!(f, "{value}"),
-            Value::String(text) if text.len() > 60 => write!(f, "a string of {} bytes", text.len()),
-            Value::String(text) => write!(f, "{text:?}"),
-            Value::Array(array) => write!(f, "an array of {} x {}", array.len(), array.kind().name()),
-            Value::F32(value) => write!(f, "{value}"),
-            Value::F64(value) => write!(f, "{value}"),
-            Value::I8(value) => write!(f, "{value}"),
-            Value::I16(value) => write!(f, "{value}"),
-            Value::I32(value) => write!(f, "{value}"),
-            Value::I64(value) => write!(f, "{value}"),
-            Value::U8(value) => write!(f, "{value}"),
-            Value::U16(value) => write!(f, "{value}"),
-            Value::U32(value) => write!(f, "{value}"),
-            Value::U64(value) => write!(f, "{value}"),
         }
     }
 }

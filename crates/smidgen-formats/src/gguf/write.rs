@@ -1,5 +1,5 @@
 //! Writing a GGUF file, version 3: metadata, then tensors in the given order, each filled by a callback.
-//! A source is asked for one tensor at a time, so that no more than its own buffer is in memory.
+//! A source is asked for one tensor at a time, so only its own buffer is in memory.
 //! The file appears whole or not at all. Every offset is a multiple of `general.alignment`, 32 where it is absent.
 //! Left out: converting elements, and splitting a model over several files.
 
@@ -58,7 +58,7 @@ pub fn write_gguf(
     Ok(commit_together(vec![staged])?)
 }
 
-/// As `write_gguf`, but leaves it to the caller to make the file visible.
+/// As `write_gguf`, but the caller makes the file visible.
 pub fn stage_gguf(
     path: &Path,
     metadata: &Metadata,

@@ -1,5 +1,5 @@
 //! `adapter_config.json` of a LoRA or LS-LoRA adapter, read tolerantly and written minimally.
-//! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown keys are kept aside.
+//! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown keys are kept.
 //! Writing gives only keys that old and new readers know, laid out as PEFT does (two spaces, sorted, no final newline).
 //! Ranks and alphas of single modules go by the first pattern that matches, in the order of the file.
 //! Left out: deciding which modules `target_modules` means; it is kept as the JSON value it is.
@@ -76,13 +76,13 @@ pub enum Bias {
 pub enum AdapterConfigError {
     #[error(transparent)]
     Json(#[from] JsonFileError),
-    #[error("`{}` is of type `{peft_type}`; only `LORA` and `LSLORA` adapters are read", path.display())]
+    #[error("`{}` is of type `{peft_type}`; only `LORA` and `LSLORA` adapters are supported", path.display())]
     NotLora { path: PathBuf, peft_type: String },
     #[error("`{}` gives the rank 0 in `{key}`; a rank is at least 1", path.display())]
     RankZero { path: PathBuf, key: String },
     #[error(
         "`{}` applies its Fourier function at `{position}`, which is another function of the same parameters; \
-         only `{FOURIER_POSITION}` is read", path.display()
+         only `{FOURIER_POSITION}` is supported", path.display()
     )]
     FourierPosition { path: PathBuf, position: String },
 }

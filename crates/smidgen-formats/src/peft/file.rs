@@ -1,7 +1,7 @@
 //! An adapter folder opened for reading: its config, and its tensors under typed keys.
 //! Tensors may be F32, F16 and BF16 side by side, as PEFT and TRL write them; data stays on disk until read.
 //! The bias of an adapted module has two names in the wild, `q_proj.base_layer.bias` and the older `q_proj.bias`;
-//! both are read as the first. An adapter that means more than its kind says is refused here, once for everybody.
+//! both are read as the first. An adapter that needs more than its kind says is refused here, once for all callers.
 //! Left out: pickled `adapter_model.bin`, and named adapters in subfolders (open the subfolder).
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub enum AdapterError {
     Missing { path: PathBuf },
     #[error("`{}` is not a folder; give the folder that holds `{CONFIG_FILE}`", path.display())]
     NotAFolder { path: PathBuf },
-    #[error("the adapter folder `{}` could not be looked into: {source}", path.display())]
+    #[error("the adapter folder `{}` could not be read: {source}", path.display())]
     Look { path: PathBuf, source: io::Error },
     #[error("`{}` has no `{CONFIG_FILE}`; give the folder of a PEFT adapter", path.display())]
     NoConfig { path: PathBuf },

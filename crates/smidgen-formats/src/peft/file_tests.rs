@@ -220,7 +220,7 @@ fn folders_that_are_no_adapter_are_named_for_what_they_are() {
     fs::write(at.join("adapter_config.json"), "{}").unwrap();
     refused(
         at,
-        "`DIR/adapter_config.json` is not the JSON it should be: missing field `peft_type` at line 1 column 2",
+        "`DIR/adapter_config.json` is not the expected JSON: missing field `peft_type` at line 1 column 2",
     );
 }
 
@@ -303,7 +303,7 @@ fn what_is_not_read_is_refused_by_name_with_the_reason() {
         error.replace(&folder.path().display().to_string(), "DIR"),
         "the adapter in `DIR` cannot be read as LoRA\
          \n  `use_qalora`: the input is averaged in groups before A\
-         \n  `modules_to_save`: whole modules were trained beside the adapter"
+         \n  `modules_to_save`: whole modules were trained in addition to the adapter"
     );
 }
 

@@ -1,5 +1,5 @@
 //! The keys of an adapter file: `base_model.model.` + module path + what the tensor is.
-//! Every string parses, and formats back to itself, so that an unknown key can be shown as it stands in the file.
+//! Every string parses, and formats back to itself, so that a message can quote an unknown key.
 //! Left out: the adapter's name, which PEFT removes from keys on disk.
 
 use std::fmt;
@@ -24,7 +24,7 @@ pub enum AdapterKey {
     /// `{path}.base_layer.bias`, the bias of an adapted module: `bias = "lora_only"` or `"all"`.
     BaseLayerBias(String),
     /// `{path}.bias`, the bias of a module without an adapter: `bias = "all"`. Releases of PEFT that had no
-    /// `base_layer` wrote the biases of adapted modules so too.
+    /// `base_layer` also wrote the biases of adapted modules this way.
     ModuleBias(String),
     /// `{path}.fourier_params.weight`, shape (4): the coefficients of LS-LoRA.
     FourierWeight(String),
@@ -40,7 +40,7 @@ pub enum AdapterKey {
 
 type Suffix = (&'static str, fn(String) -> AdapterKey);
 
-/// The first that fits counts: every bias of a kind of its own comes before the plain one.
+/// The first that fits counts, so the plain bias comes after the other biases.
 const SUFFIXES: [Suffix; 11] = [
     (".lora_A.weight", AdapterKey::LoraA),
     (".lora_B.weight", AdapterKey::LoraB),
@@ -96,7 +96,7 @@ impl AdapterKey {
     }
 }
 
-/// The key as it stands in the file.
+/// The key in the file.
 impl fmt::Display for AdapterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

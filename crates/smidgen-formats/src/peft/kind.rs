@@ -1,5 +1,5 @@
 //! What an adapter on disk computes, as its config says it: LoRA, rsLoRA, DoRA, both together, or LS-LoRA.
-//! PEFT has no word for it; the kind follows from `peft_type`, `use_dora` and `use_rslora`.
+//! PEFT has no name for it; the kind follows from `peft_type`, `use_dora` and `use_rslora`.
 //! DoRA together with rsLoRA is legal in PEFT: the scale is rsLoRA's, `alpha / sqrt(r)`, the rest is DoRA's.
 //! Left out: what a recipe may ask for, which is less.
 
@@ -40,7 +40,7 @@ impl fmt::Display for StoredKind {
 }
 
 impl AdapterConfig {
-    /// LS-LoRA may have rsLoRA's scale as well, which its name does not tell.
+    /// LS-LoRA may have rsLoRA's scale as well, which its name does not show.
     pub fn kind(&self) -> StoredKind {
         match (self.fourier, self.use_dora, self.use_rslora) {
             (Some(_), _, _) => StoredKind::LsLora,

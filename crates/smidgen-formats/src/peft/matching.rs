@@ -1,7 +1,7 @@
-//! Whether an adapter has exactly the tensors a run expects, told all at once.
+//! Whether an adapter has exactly the tensors that a run expects, with all differences in one error.
 //! A list of keys alone seldom says why two adapters differ, so the error adds the reason when the keys and shapes show it:
 //! another rank, DoRA, LS-LoRA or biases on one side only, other target modules, another base model.
-//! Left out: taking a part of an adapter; a tensor nobody uses is an error, because it was trained for something.
+//! Left out: using a part of an adapter; an unused tensor is an error, because it was trained for something.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,10 +9,8 @@ use std::path::PathBuf;
 
 use super::file::AdapterFile;
 use super::key::AdapterKey;
+use crate::some_of::some_of;
 use crate::tensor_ref::TensorRef;
-
-/// How many keys of a kind the error spells out before it counts the rest.
-const NAMED_AT_MOST: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedTensor {
@@ -94,12 +92,8 @@ fn write_some<T>(
     if items.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = items.iter().take(NAMED_AT_MOST).map(text).collect();
-    write!(f, "\n  {} {what}: {}", items.len(), named.join(", "))?;
-    match items.len().saturating_sub(NAMED_AT_MOST) {
-        0 => Ok(()),
-        more => write!(f, " and {more} more"),
-    }
+    let texts: Vec<String> = items.iter().map(text).collect();
+    write!(f, "\n  {} {what}: {}", items.len(), some_of(&texts))
 }
 
 fn hints(
@@ -186,9 +180,6 @@ fn names(modules: &BTreeSet<String>) -> String {
     if modules.is_empty() {
         return "no module".to_string();
     }
-    let quoted: Vec<String> = modules.iter().take(NAMED_AT_MOST).map(|name| format!("`{name}`")).collect();
-    match modules.len().saturating_sub(NAMED_AT_MOST) {
-        0 => quoted.join(", "),
-        more => format!("{} and {more} more", quoted.join(", ")),
-    }
+    let quoted: Vec<String> = modules.iter().map(|name| format!("`{name}`")).collect();
+    some_of(&quoted)
 }

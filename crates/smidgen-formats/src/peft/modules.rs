@@ -1,6 +1,6 @@
 //! The tensors of an adapter sorted into modules: each with its A, its B and what its kind adds, or a refusal.
-//! It is how an adapter is read without a recipe, for merging and for looking at it.
-//! Everything incomplete is told at once: a missing half, a rank other than the config's, tensors of another kind.
+//! This is how an adapter is read without a recipe, for merging and inspecting it.
+//! All problems are reported at once: a missing half, a rank other than the config's, tensors of another kind.
 //! Left out: whether the modules fit a base model, which needs one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ pub struct AdapterModule {
     pub b: TensorRef,
     /// (out), of DoRA.
     pub magnitude: Option<TensorRef>,
-    /// (out), trained in the base's place.
+    /// (out), trained in place of the base's.
     pub bias: Option<TensorRef>,
     /// Coefficients (4) and sigma (), of LS-LoRA.
     pub fourier: Option<(TensorRef, TensorRef)>,

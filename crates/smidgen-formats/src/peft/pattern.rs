@@ -1,7 +1,7 @@
 //! Keys of `rank_pattern` and `alpha_pattern`: KEY matches a module path when `^(.*\.)?(KEY)$` does, as in PEFT.
-//! Keys that are names or dotted paths are compared as suffixes; only a key with other signs becomes a regex.
-//! A dot in a plain key stands for itself, where PEFT's would match any sign: module names differ in more than dots.
-//! Left out: what only Python's regexes have (look-around, back-references); such keys are refused by name.
+//! Keys that are names or dotted paths are compared as suffixes; only a key with other characters becomes a
+//! regex. A dot in a plain key is only a dot, where PEFT's would match any character: module names differ in more.
+//! Left out: what only Python's regexes have (look-around, back-references); such keys are refused.
 
 use regex::bytes::{Regex, RegexBuilder};
 use thiserror::Error;
@@ -27,7 +27,7 @@ pub struct PatternError {
 
 impl ModulePattern {
     pub fn new(key: &str) -> Result<ModulePattern, PatternError> {
-        let is_plain = |sign: char| sign.is_alphanumeric() || matches!(sign, '_' | '-' | '.');
+        let is_plain = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '-' | '.');
         if key.chars().all(is_plain) {
             return Ok(ModulePattern(Matcher::Suffix(key.to_string())));
         }

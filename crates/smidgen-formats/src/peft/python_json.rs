@@ -1,6 +1,6 @@
 //! JSON as Python's `json.dumps(value, indent=2)` spells it, so that a config is what PEFT would write, to the byte.
-//! It differs from serde's in two ways: signs beyond ASCII are escaped, and floats are in Python's `repr`.
-//! Left out: sorting keys, which is the caller's, and NaN and infinity, which are no JSON.
+//! It differs from serde's in two ways: characters beyond ASCII are escaped, and floats are in Python's `repr`.
+//! Left out: sorting keys, which is the caller's, and NaN and infinity, which are not JSON.
 
 use std::io::{self, Write};
 
@@ -21,6 +21,15 @@ struct PythonFormatter {
     pretty: PrettyFormatter<'static>,
 }
 
+/// Methods that are those of the pretty formatter.
+macro_rules! as_pretty {
+    ($($name:ident($($argument:ident: $kind:ty)?),)*) => {$(
+        fn $name<W: ?Sized + Write>(&mut self, writer: &mut W $(, $argument: $kind)?) -> io::Result<()> {
+            self.pretty.$name(writer $(, $argument)?)
+        }
+    )*};
+}
+
 impl Formatter for PythonFormatter {
     fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         writer.write_all(python_float(value).as_bytes())
@@ -29,7 +38,7 @@ impl Formatter for PythonFormatter {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         for sign in fragment.chars() {
             match sign {
-                // Control signs and quotes have escapes of their own and never come here.
+                // Control characters and quotes have escapes of their own and never come here.
                 '\0'..='~' => writer.write_all(&[sign as u8])?,
                 _ => {
                     for unit in sign.encode_utf16(&mut [0; 2]) {
@@ -49,40 +58,9 @@ impl Formatter for PythonFormatter {
         CompactFormatter.write_char_escape(writer, escape)
     }
 
-    fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_array(writer)
-    }
-
-    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_array(writer)
-    }
-
-    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.pretty.begin_array_value(writer, first)
-    }
-
-    fn end_array_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_array_value(writer)
-    }
-
-    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_object(writer)
-    }
-
-    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_object(writer)
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.pretty.begin_object_key(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_object_value(writer)
-    }
-
-    fn end_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_object_value(writer)
+    as_pretty! {
+        begin_array(), end_array(), begin_array_value(first: bool), end_array_value(),
+        begin_object(), end_object(), begin_object_key(first: bool), begin_object_value(), end_object_value(),
     }
 }
 

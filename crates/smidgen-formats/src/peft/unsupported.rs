@@ -1,6 +1,6 @@
-//! What an adapter's config may ask for that is not read here, each with the reason.
-//! All of it changes the function or the base, so that A and B alone would mean something else.
-//! An adapter folder is refused for it once, when it is opened; `AdapterConfig::read` alone accepts it.
+//! Settings of an adapter's config that are not supported, each with the reason.
+//! All of them change the function or the base, so A and B alone would mean something else.
+//! An adapter folder with one is refused when it is opened; `AdapterConfig::read` alone accepts it.
 //! Left out: kinds of PEFT other than LoRA, which are refused by their `peft_type`.
 
 use std::fmt;
@@ -75,15 +75,10 @@ impl AdapterConfig {
         add(
             self.modules_to_save.as_ref().is_some_and(|modules| !modules.is_empty()),
             "modules_to_save",
-            "whole modules were trained beside the adapter",
+            "whole modules were trained in addition to the adapter",
         );
         add(self.fan_in_fan_out, "fan_in_fan_out", "the base weights are stored transposed, as GPT-2's are");
         add(self.fourier.is_some() && self.use_dora, "use_dora", "LS-LoRA has no magnitudes");
         found
-    }
-
-    /// The keys of [`AdapterConfig::unsupported`].
-    pub fn active_variants(&self) -> Vec<&str> {
-        self.unsupported().into_iter().map(|unsupported| unsupported.key).collect()
     }
 }

@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn text_that_is_no_header_is_named_for_what_it_is() {
-        let broken = "the header is not the JSON it should be: ";
+        let broken = "the header is not the expected JSON: ";
         assert!(parse_header(b"{\"a\":\xff}", 100).err().unwrap().to_string().starts_with(broken));
         for (json, reason) in [
             ("", "EOF while parsing a value at line 1 column 0"),
@@ -153,7 +153,7 @@ mod tests {
         check(
             r#"{"__metadata__":{"a":1}}"#,
             0,
-            "the header's entry `__metadata__` is not what it should be: \
+            "the header's entry `__metadata__` is invalid: \
              invalid type: integer `1`, expected a string at line 1 column 6",
         );
     }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn an_entry_that_is_wrong_names_its_tensor() {
         let entry = |text: &str| parse(&format!(r#"{{"x":{text}}}"#), 4).err().expect("refused").to_string();
-        let start = "the header's entry `x` is not what it should be: ";
+        let start = "the header's entry `x` is invalid: ";
         for (text, end) in [
             ("7", "invalid type: integer `7`, expected struct TensorInfo at line 1 column 1"),
             (r#"{"dtype":"F32","shape":[1]}"#, "missing field `data_offsets` at line 1 column 27"),

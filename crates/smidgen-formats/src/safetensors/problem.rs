@@ -26,9 +26,9 @@ pub enum SafetensorsProblem {
         Grouped(*header_bytes), Grouped(MAX_HEADER_BYTES)
     )]
     HeaderTooLong { header_bytes: u64 },
-    #[error("the header is not the JSON it should be: {0}")]
+    #[error("the header is not the expected JSON: {0}")]
     HeaderNotJson(serde_json::Error),
-    #[error("the header's entry `{name}` is not what it should be: {source}")]
+    #[error("the header's entry `{name}` is invalid: {source}")]
     BadEntry { name: String, source: serde_json::Error },
     #[error("tensor `{tensor}` has the element type {dtype}, which is not supported")]
     UnsupportedElement { tensor: String, dtype: Dtype },

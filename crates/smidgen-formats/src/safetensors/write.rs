@@ -1,15 +1,15 @@
 //! Writing a safetensors file tensor by tensor, byte for byte as the safetensors library would.
-//! A source is asked for one tensor at a time, so that no more than its own buffer is in memory.
+//! A source is asked for one tensor at a time, so only its own buffer is in memory.
 //! The order in the file is the library's: by element type descending (largest alignment first), then by name.
 //! The header is padded with spaces so that the data starts at a multiple of 8.
-//! A caller that writes tensors out of order gets the layout instead and puts the bytes where it says.
-//! Left out: sharding, which is the caller's.
+//! A caller that writes tensors out of order uses the layout (`lay_out_file`) and writes the bytes itself.
+//! Left out: sharding, which the caller does.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::json;
 use thiserror::Error;
 
 use super::problem::{MAX_HEADER_BYTES, PREFIX_BYTES};
@@ -43,7 +43,7 @@ pub enum WriteSafetensorsError {
     File(#[from] WriteFileError),
 }
 
-/// Without this, loaders of the transformers library have refused files.
+/// Some versions of transformers refuse files without it.
 pub fn pytorch_metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_string(), "pt".to_string())])
 }
@@ -60,7 +60,7 @@ pub fn write_safetensors(
     Ok(commit_together(vec![staged])?)
 }
 
-/// As `write_safetensors`, but leaves it to the caller to make the file visible.
+/// As `write_safetensors`, but the caller makes the file visible.
 pub fn stage_safetensors(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -150,43 +150,19 @@ fn header_bytes(
     layout: &[Laid<'_>],
     max_bytes: u64,
 ) -> Result<Vec<u8>, WriteSafetensorsError> {
-    let mut header = serde_json::to_vec(&HeaderJson { metadata, layout })
-        .expect("a header of strings and integers is JSON");
+    let metadata = (!metadata.is_empty()).then(|| format!("\"__metadata__\":{}", json!(metadata)));
+    let entries = layout.iter().map(|Laid { tensor, begin, end, .. }| {
+        let (dtype, shape) = (tensor.element.name(), &tensor.shape);
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]});
+        format!("{}:{entry}", json!(tensor.name))
+    });
+    let lines: Vec<String> = metadata.into_iter().chain(entries).collect();
+    let mut header = format!("{{{}}}", lines.join(",")).into_bytes();
     header.resize(header.len().next_multiple_of(PREFIX_BYTES as usize), b' ');
     if header.len() as u64 > max_bytes {
         return Err(WriteSafetensorsError::HeaderTooLong { header_bytes: header.len() as u64, max_bytes });
     }
     Ok(header)
-}
-
-struct HeaderJson<'a> {
-    metadata: &'a BTreeMap<String, String>,
-    layout: &'a [Laid<'a>],
-}
-
-#[derive(serde::Serialize)]
-struct EntryJson<'a> {
-    dtype: &'static str,
-    shape: &'a [usize],
-    data_offsets: [u64; 2],
-}
-
-impl Serialize for HeaderJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        if !self.metadata.is_empty() {
-            map.serialize_entry("__metadata__", self.metadata)?;
-        }
-        for laid in self.layout {
-            let entry = EntryJson {
-                dtype: laid.tensor.element.name(),
-                shape: &laid.tensor.shape,
-                data_offsets: [laid.begin, laid.end],
-            };
-            map.serialize_entry(&laid.tensor.name, &entry)?;
-        }
-        map.end()
-    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use thiserror::Error;
 use super::python::{json_dumps, print, strftime};
 
 const NAME: &str = "chat template";
-/// What a rendered generation stands between: characters that Unicode keeps out of texts.
+/// Marks around a rendered generation: code points that Unicode keeps out of texts.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
@@ -25,12 +25,12 @@ const END: char = '\u{fdd1}';
 pub enum ChatTemplateError {
     #[error("the chat template cannot be read: {reason}")]
     Parse { reason: String },
-    /// The template's own words.
+    /// The template's own message.
     #[error("the chat template refuses these messages: {message}")]
     Refused { message: String },
     #[error("the chat template failed: {reason}")]
     Render { reason: String },
-    #[error("the messages have the character U+{:04X}, which stands for nothing and is used here", *character as u32)]
+    #[error("the messages have the character U+{:04X}, which is reserved and used internally", *character as u32)]
     Noncharacter { character: char },
 }
 
@@ -41,11 +41,11 @@ pub struct ChatInput<'a> {
     pub messages: &'a Json,
     pub tools: Option<&'a Json>,
     pub documents: Option<&'a Json>,
-    /// Ends with the beginning of the assistant's turn.
+    /// Whether the text ends with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
     /// More variables, such as `enable_thinking`.
     pub more: Option<&'a Map<String, Json>>,
-    /// What `strftime_now` says, in UTC. One moment for a whole data set keeps runs repeatable.
+    /// What `strftime_now` prints, in UTC. One moment for a whole data set keeps runs repeatable.
     pub now: SystemTime,
 }
 
@@ -118,8 +118,8 @@ impl ChatTemplate {
         variables.push((
             "strftime_now",
             Value::from_function(move |format: String| {
-                strftime(now, &format).map_err(|code| {
-                    let message = format!("`strftime_now` does not know `%{code}`");
+                strftime(now, &format).ok_or_else(|| {
+                    let message = format!("`strftime_now` does not know all of `{format}`");
                     Error::new(ErrorKind::InvalidOperation, message)
                 })
             }),
@@ -142,7 +142,7 @@ fn from_json(json: &Json) -> Value {
     Value::from(Serde(json))
 }
 
-/// A `filter` block has the same effect on the space around it as the tag that it replaces.
+/// A `filter` block treats the white space around it like the tag that it replaces.
 fn with_marked_generation(source: &str) -> (String, bool) {
     let tag = Regex::new(r"\{%([-+]?)[ \t\r\n]*(end)?generation[ \t\r\n]*([-+]?)%\}");
     let tag = tag.expect("the expression is sound");
@@ -178,7 +178,7 @@ fn without_marks(marked: &str) -> Rendered {
 /// transformers replaces Jinja's own filter, which would escape HTML.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Both are what is done anyway in every template known.
+    // Every known template asks for what is done anyway.
     let _: Option<bool> = options.get("ensure_ascii")?;
     let _: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;

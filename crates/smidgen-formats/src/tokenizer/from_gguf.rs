@@ -1,8 +1,8 @@
 //! The tokenizer in the metadata of a GGUF file, made into the `tokenizer.json` that its model once had.
-//! Two kinds are there: `gpt2`, byte-level BPE with its merges, and `llama`, SentencePiece with scores, whose merges
-//! are derived. Control and user-defined tokens are matched in the text before anything is merged.
+//! There are two kinds: `gpt2`, byte-level BPE with its merges, and `llama`, SentencePiece with scores, from which the
+//! merges are derived. Control and user-defined tokens are matched in the text before anything is merged.
 //! All tokens are in the vocabulary, so ids are the file's own.
-//! Left out: WordPiece, unigram and RWKV vocabularies, and the normalisation tables of SentencePiece.
+//! Left out: WordPiece, unigram and RWKV vocabularies, and the normalization tables of SentencePiece.
 
 use std::collections::HashMap;
 
@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::merges::merges_from_scores;
 use super::pre_tokenizer::{PreTokenizer, pre_tokenizer, supported_names};
+use super::token_type::TokenType;
 use super::{GgufTokenizerProblem, Tokenizer, TokenizerError, special_ids_of};
 use crate::gguf::value::required;
 use crate::gguf::{GgufFile, Metadata};
@@ -72,17 +73,6 @@ pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, GgufTokenizerProb
     Ok(Tokenizer { special_ids: special_ids_of(&library, &config), library, config, template })
 }
 
-/// What the file's numbers for token types mean.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum TokenType {
-    Normal,
-    Unknown,
-    Control,
-    UserDefined,
-    Unused,
-    Byte,
-}
-
 struct Vocabulary<'a> {
     tokens: &'a [String],
     types: Vec<TokenType>,
@@ -98,7 +88,12 @@ impl<'a> Vocabulary<'a> {
                 let (got, tokens) = (numbers.len(), tokens.len());
                 return Err(GgufTokenizerProblem::Length { key: TYPES, got, tokens });
             }
-            Some(numbers) => numbers.iter().enumerate().map(token_type).collect::<Result<_, _>>()?,
+            Some(numbers) => {
+                let kind = |(id, &got): (usize, &i32)| {
+                    TokenType::from_number(got).ok_or(GgufTokenizerProblem::TokenType { id, got })
+                };
+                numbers.iter().enumerate().map(kind).collect::<Result<_, _>>()?
+            }
         };
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in (0..).zip(tokens) {
@@ -109,9 +104,9 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { tokens, types, ids })
     }
 
-    /// Tokens that are found in the text as they stand.
+    /// Tokens that are matched in the text before merging.
     fn added_tokens(&self, strips_right: bool) -> Vec<AddedTokenJson<'a>> {
-        // What Phi 3 keeps the space behind.
+        // Phi 3 keeps the space after these.
         const KEEP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
         let added = self.tokens.iter().zip(&self.types).enumerate().filter_map(|(id, (content, kind))| {
             let special = match kind {
@@ -131,18 +126,6 @@ impl<'a> Vocabulary<'a> {
         });
         // An empty token would match everywhere.
         added.filter(|token| !token.content.is_empty()).collect()
-    }
-}
-
-fn token_type((id, number): (usize, &i32)) -> Result<TokenType, GgufTokenizerProblem> {
-    match number {
-        1 => Ok(TokenType::Normal),
-        2 => Ok(TokenType::Unknown),
-        3 => Ok(TokenType::Control),
-        4 => Ok(TokenType::UserDefined),
-        5 => Ok(TokenType::Unused),
-        6 => Ok(TokenType::Byte),
-        &got => Err(GgufTokenizerProblem::TokenType { id, got }),
     }
 }
 
@@ -208,7 +191,7 @@ fn sentence_piece_parts(
     })
 }
 
-/// Tokens with a role, and which of them stand around every text.
+/// Tokens with a role, and which of them are added around every text.
 struct Special<'a> {
     /// Name in a config, id and text.
     tokens: Vec<(&'static str, u32, &'a str)>,
@@ -300,7 +283,7 @@ impl<'a> Special<'a> {
         {
             config.insert("model_max_length".into(), json!(length));
         }
-        // Takes `tokenizer.json` as it is, where the class of a family would build its own.
+        // This class uses `tokenizer.json` unchanged, where the class of a family would build its own.
         config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
         Ok(config)
     }

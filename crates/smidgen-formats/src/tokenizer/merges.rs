@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-/// All merges of the pieces for which `mergeable` holds, first to be applied first.
+/// All merges of the pieces for which `mergeable` holds, in the order in which they are applied.
 pub(super) fn merges_from_scores(
     pieces: &[String],
     scores: &[f32],

@@ -1,8 +1,8 @@
 //! Text to token ids and back, as the model's own tokenizer does it.
-//! Whatever a model comes with, a Hugging Face folder or the metadata of a GGUF file, becomes one thing: the
-//! `tokenizer.json` of the `tokenizers` library, which then does the work.
-//! What stands around it (which ids are special, the chat template) is kept beside it and can be saved as a folder
-//! that transformers loads.
+//! A Hugging Face folder and the metadata of a GGUF file both become the `tokenizer.json` of the `tokenizers` library,
+//! which does the work.
+//! The special ids and the chat template are kept with it, and all of it can be saved as a folder that transformers
+//! loads.
 //! Left out: training tokenizers, and `tokenizer.model` files without a `tokenizer.json`.
 
 pub mod beside;
@@ -14,6 +14,7 @@ mod pre_tokenizer;
 mod python;
 pub mod save;
 pub mod to_gguf;
+mod token_type;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -32,9 +33,9 @@ pub enum TokenizerError {
     File(#[from] JsonFileError),
     #[error("`{}` has no `tokenizer.json`; save the tokenizer with transformers to get one", folder.display())]
     NoTokenizerJson { folder: PathBuf },
-    #[error("`{}` is not the JSON it should be: {what}", path.display())]
+    #[error("`{}` is not the expected JSON: {what}", path.display())]
     Config { path: PathBuf, what: String },
-    #[error("`{}` holds no tokenizer that can be used: {reason}", path.display())]
+    #[error("`{}` holds no usable tokenizer: {reason}", path.display())]
     Unusable { path: PathBuf, reason: String },
     #[error("`{}`: {problem}", path.display())]
     Gguf { path: PathBuf, problem: GgufTokenizerProblem },
@@ -78,7 +79,7 @@ pub enum GgufTokenizerProblem {
     Build { reason: String },
 }
 
-/// The tokens that stand for something beside text, by what they stand for.
+/// Special tokens by their role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialIds {
     pub bos: Option<u32>,
@@ -99,13 +100,13 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// The ids of a text. Special tokens in the text are recognised; `add_special` adds those that the model
-    /// wants around every text, which a chat template writes itself.
+    /// wants around every text, which a chat template writes by itself.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.library.encode_fast(text, add_special).map_err(encode_failed)?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids, and for each the range of bytes of the text that it stands for. Added ones have empty ranges.
+    /// The ids, and for each the bytes of the text that it covers. Added ones have empty ranges.
     pub fn encode_with_ranges(
         &self,
         text: &str,
@@ -116,7 +117,7 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), ranges))
     }
 
-    /// The text of ids, with or without special tokens. Bytes that are no UTF-8 become U+FFFD.
+    /// The text of ids, with or without special tokens. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
         self.library
             .decode(ids, skip_special)
@@ -127,7 +128,7 @@ impl Tokenizer {
         self.special_ids
     }
 
-    /// Ids of all tokens that are no text, the one that ends a text among them.
+    /// Ids of all special tokens, EOS among them.
     pub fn special_token_ids(&self) -> HashSet<u32> {
         let added = self.library.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
@@ -140,11 +141,6 @@ impl Tokenizer {
 
     pub fn token(&self, id: u32) -> Option<String> {
         self.library.id_to_token(id)
-    }
-
-    /// Tokens in all, added ones included. The model's embedding may have more rows.
-    pub fn vocabulary_size(&self) -> usize {
-        self.library.get_vocab_size(true)
     }
 
     /// The Jinja source of the model's chat template.

@@ -1,21 +1,21 @@
-//! How a byte-level BPE tokenizer cuts text before merging, by the names that GGUF files have for it.
-//! A file only names the way; the expressions are those of the `tokenizer.json` of the model that a name comes
-//! from, so that ids are the ones that the model was trained with.
-//! Left out: names of architectures that are not supported; they are refused by name.
+//! How a byte-level BPE tokenizer splits text before merging, by the names that GGUF files use.
+//! A file has only the name; the expressions are those of the `tokenizer.json` of the model that the name comes from,
+//! so the ids are those that the model was trained with.
+//! Left out: names of architectures that are not supported; they are refused.
 
 use serde_json::{Value as Json, json};
 
-/// A way of cutting, and what else depends on its name.
+/// How text is split, and what else depends on the name.
 pub(super) struct PreTokenizer {
     pub normalizer: Json,
     pub pre_tokenizer: Json,
-    /// A piece that is a token is taken as it is, even if no merges lead to it.
+    /// A piece that is a token is used as it is, even if no merges lead to it.
     pub ignore_merges: bool,
-    /// Whether a text begins with the token for it where the file does not say.
+    /// Whether a text begins with BOS if the file does not say.
     pub add_bos: bool,
 }
 
-/// Names that mean the same way, and the way.
+/// Names for the same pre-tokenizer, and the pre-tokenizer.
 type Named = (&'static [&'static str], fn() -> PreTokenizer);
 
 /// The first of each is the one that converters write today.
@@ -38,7 +38,7 @@ pub(super) fn supported_names() -> String {
     NAMES.iter().flat_map(|(names, _)| names.iter().copied()).collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a way of cutting that a `tokenizer.json` describes.
+/// The name of the pre-tokenizer that a `tokenizer.json` describes.
 pub(super) fn name_of(normalizer: &Json, pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
     let is_same = |known: &PreTokenizer| {
         known.normalizer == *normalizer
@@ -48,7 +48,7 @@ pub(super) fn name_of(normalizer: &Json, pre_tokenizer: &Json, ignore_merges: bo
     NAMES.iter().find(|(_, make)| is_same(&make())).map(|(names, _)| names[0])
 }
 
-/// Which part of a text a token stands for says nothing of which token it is.
+/// Offsets do not change which tokens a text has.
 fn without_offsets(step: &Json) -> Json {
     match step {
         Json::Object(keys) => {
@@ -60,14 +60,14 @@ fn without_offsets(step: &Json) -> Json {
     }
 }
 
-/// Contractions, letters, digits and other signs, each with a space in front where there is one.
+/// Contractions, letters, digits and other characters, each with the space before it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Bytes as letters; `regex` cuts as GPT-2 does before that.
+/// Bytes as letters; with `regex` the text is first split as GPT-2 does.
 fn byte_level(regex: bool) -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
 }
@@ -114,7 +114,7 @@ fn tekken() -> PreTokenizer {
     PreTokenizer { ignore_merges: true, add_bos: true, ..plain(pre_tokenizer) }
 }
 
-/// What llama.cpp does with models whose way it does not know: four cuts, one after the other.
+/// What llama.cpp does with models whose pre-tokenizer it does not know: four splits, one after the other.
 fn unnamed() -> PreTokenizer {
     let cuts = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
     let mut steps: Vec<Json> = cuts.iter().map(|expression| cut_by(expression)).collect();

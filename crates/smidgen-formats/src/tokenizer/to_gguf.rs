@@ -1,7 +1,7 @@
-//! A tokenizer as the metadata of a GGUF file: tokens with their types, merges or scores, and the name of the way in
-//! which text is cut.
-//! A file can only name that way, so a tokenizer that cuts in one that has no name is refused. What was made is turned
-//! back into a tokenizer, which has to give the same ids for texts of many kinds.
+//! A tokenizer as the metadata of a GGUF file: tokens with their types, merges or scores, and the name of the
+//! pre-tokenizer.
+//! A file can only name the pre-tokenizer, so a tokenizer whose pre-tokenizer has no name is refused. The metadata is
+//! turned back into a tokenizer, which must give the same ids for texts of many kinds.
 //! The scores of SentencePiece, which `tokenizer.json` does not keep, are the order of the merges.
 //! Left out: WordPiece and unigram vocabularies, and normalization tables of SentencePiece.
 
@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::from_gguf::from_metadata;
 use super::pre_tokenizer::{name_of, supported_names};
+use super::token_type::TokenType;
 use super::{GgufTokenizerProblem, Tokenizer, TokenizerError};
 use crate::gguf::value::{Array, Metadata, Value};
 
@@ -23,9 +24,9 @@ pub enum ToGgufProblem {
     PreTokenizer { got: String },
     #[error("token {id} is beyond the {vocabulary} rows of the model's embedding")]
     BeyondVocabulary { id: u64, vocabulary: usize },
-    #[error("the tokenizer is not the JSON it should be: {what}")]
+    #[error("the tokenizer is not the expected JSON: {what}")]
     Json { what: &'static str },
-    #[error("as GGUF it would give other tokens, for example of {text:?}")]
+    #[error("as GGUF it would give different tokens, for example for {text:?}")]
     Differs { text: &'static str },
     #[error(transparent)]
     Gguf(#[from] GgufTokenizerProblem),
@@ -33,7 +34,7 @@ pub enum ToGgufProblem {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Numbers, code, spaces, lines, scripts, contractions: what cutting and merging may treat differently.
+/// Numbers, code, spaces, lines, scripts, contractions: what tokenizers treat differently.
 const PROBES: [&str; 10] = [
     "Hello, world! It's 3.14159 and I'll pay $1,234,567.89 on 2024-02-29.",
     "The quick brown fox jumps over the lazy dog; DON'T PANIC, they've said.",
@@ -122,18 +123,7 @@ impl Tokenizer {
     }
 }
 
-/// The file's numbers for token types.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum TokenType {
-    Normal = 1,
-    Unknown = 2,
-    Control = 3,
-    UserDefined = 4,
-    Unused = 5,
-    Byte = 6,
-}
-
-/// Text and type of every row of the embedding; a row without a token gets a name that no text has.
+/// Text and type of every row of the embedding; a row without a token gets a name that no text contains.
 fn list_tokens(
     json: &Json,
     vocabulary: usize,
@@ -173,7 +163,7 @@ fn list_merges(model: &Json) -> Result<Vec<(&str, &str)>, ToGgufProblem> {
     merges
         .map(merge_pair)
         .collect::<Option<Vec<_>>>()
-        .ok_or(ToGgufProblem::Json { what: "a merge is no pair of tokens" })
+        .ok_or(ToGgufProblem::Json { what: "a merge is not a pair of tokens" })
 }
 
 fn merge_pair(merge: &Json) -> Option<(&str, &str)> {
@@ -183,7 +173,7 @@ fn merge_pair(merge: &Json) -> Option<(&str, &str)> {
     }
 }
 
-/// A piece is worth the more the earlier it is first merged; those that no merge makes are worth least.
+/// The earlier a piece is first merged, the higher its score; pieces that no merge makes have the lowest.
 fn scores(entries: &[(String, TokenType)], merges: &[(&str, &str)]) -> Vec<f32> {
     let mut ranks: HashMap<String, usize> = HashMap::with_capacity(merges.len());
     for (left, right) in merges {
@@ -198,7 +188,7 @@ fn scores(entries: &[(String, TokenType)], merges: &[(&str, &str)]) -> Vec<f32> 
     entries.iter().map(score).collect()
 }
 
-/// Whether a text begins as if a space stood before it.
+/// Whether a text is tokenized as if a space came before it.
 fn has_prefix(json: &Json) -> bool {
     let steps = |step: &Json, list: &str| -> Vec<Json> {
         step[list].as_array().cloned().unwrap_or_else(|| vec![step.clone()])

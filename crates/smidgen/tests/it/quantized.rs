@@ -373,21 +373,21 @@ fn checkpoints_in_4_bits_with_a_state_changed() {
         "llama-bnb-nf4",
         with("blocksize", 128.into()),
         expect![[r#"
-        error: `FOLDER/model`: the quantization state of `model.layers.0.mlp.down_proj.weight` has blocks of 128; only blocks of 64 are read
+        error: `FOLDER/model`: the quantization state of `model.layers.0.mlp.down_proj.weight` has blocks of 128; only blocks of 64 are supported
     "#]],
     );
     check_folder(
         "llama-bnb-nf4",
         with("shape", vec![400, 45].into()),
         expect![[r#"
-        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, has not the 9000 bytes of 18000 codes
+        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, does not have the 9000 bytes of 18000 codes
     "#]],
     );
     check_folder(
         "llama-bnb-nf4",
         with("quant_type", "fp4".into()),
         expect![[r#"
-        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, is another map: entry 0 is -1, known is 0
+        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, is not the known map: entry 0 is -1, known is 0
     "#]],
     );
 }

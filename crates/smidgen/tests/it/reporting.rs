@@ -199,17 +199,17 @@ fn folders_that_are_no_runs_are_refused() {
     scratch.write("run/metrics.jsonl", &rows);
 
     scratch.write("run/plan.json", &plan[..plan.len() / 2]);
-    scratch.refused(1, &["report", "run"], &["run/plan.json` is not the JSON it should be"]);
+    scratch.refused(1, &["report", "run"], &["run/plan.json` is not the expected JSON"]);
     scratch.write("run/plan.json", "{}");
-    scratch.refused(1, &["report", "run"], &["run/plan.json` is not the JSON it should be", "missing field"]);
+    scratch.refused(1, &["report", "run"], &["run/plan.json` is not the expected JSON", "missing field"]);
     std::fs::remove_file(scratch.path("run/plan.json")).unwrap();
     scratch.refused(1, &["report", "run"], &["`run` has no `plan.json`"]);
     scratch.write("run/plan.json", &plan);
     scratch.write("run/run.json", "[");
-    scratch.refused(1, &["report", "run"], &["run/run.json` is not the JSON it should be"]);
+    scratch.refused(1, &["report", "run"], &["run/run.json` is not the expected JSON"]);
     std::fs::remove_file(scratch.path("run/run.json")).unwrap();
     scratch.write("run/phases.json", "3");
-    scratch.refused(1, &["report", "run"], &["run/phases.json` is not the JSON it should be"]);
+    scratch.refused(1, &["report", "run"], &["run/phases.json` is not the expected JSON"]);
     // What a report can do without.
     for name in ["phases.json", "job.toml"] {
         std::fs::remove_file(scratch.path("run").join(name)).unwrap();

@@ -199,7 +199,7 @@ fn what_cannot_be_tokenized_is_refused() {
     let chat =
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
     let words =
-        ["there is no built-in template `chatmil`", "hint: did you mean `chatml`? built in are chatml, "];
+        ["unknown template `chatmil`", "hint: did you mean `chatml`? the built-in templates are chatml, "];
     refused(chat, 2, &["data.template=chatmil"], &words);
     let system = "{\"messages\":[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
     let words = ["rows.jsonl` line 2: the chat template refuses these messages: System role not supported"];

@@ -231,7 +231,7 @@ fn what_is_not_understood_is_named() {
     );
     assert_eq!(
         refused(&with("llama", &[("attention.scale", Value::F32(0.1))]), &[]),
-        "`llama.attention.scale = 0.1` is not understood for architecture `llama`"
+        "`llama.attention.scale = 0.1` is not supported for architecture `llama`"
     );
     assert_eq!(
         refused(&with("llama", &[("expert_count", Value::U32(8))]), &[]),
