@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::beside::is_tokenizer_file;
+use smidgen_formats::tokenizer::copy::is_tokenizer_file;
 
 /// Changes whenever the same input would give different tokens or a different file.
 const VERSION: &str = "smidgen tokenized data 1";

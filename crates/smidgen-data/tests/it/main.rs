@@ -1,10 +1,10 @@
 //! Tests of this crate from outside, in one binary.
 //!
 //! Its allocator counts bytes per thread, so that a test can say how much memory reading a file may take.
-//! Tests of one file stand next to it, in `src/`.
+//! Tests of one file are next to it, in `src/`.
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../smidgen/tests/mutation/mod.rs"]
+#[path = "../../../smidgen-formats/tests/mutation/mod.rs"]
 mod mutation;
 mod row_mutations;

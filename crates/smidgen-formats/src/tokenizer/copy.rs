@@ -1,7 +1,7 @@
-//! The tokenizer and chat template of a base model, written beside what was trained on it.
+//! The tokenizer and chat template of a base model, copied into the folder of what was trained on it.
 //!
-//! Of a Hugging Face folder the files are copied as they are; of a GGUF file they are made from its metadata. An
-//! adapter is then complete: whoever loads it finds the words it was trained with.
+//! The files of a Hugging Face folder are copied; for a GGUF file they are made from its metadata. An adapter is then
+//! complete: whoever loads it finds the tokenizer that it was trained with.
 
 use super::{Tokenizer, TokenizerError};
 use crate::gguf::{GgufError, GgufFile};
@@ -11,7 +11,7 @@ use std::{fs, io};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
-pub enum BesideError {
+pub enum CopyTokenizerError {
     #[error("`{}` could not be copied: {source}", path.display())]
     Copy { path: PathBuf, source: io::Error },
     #[error(transparent)]
@@ -20,7 +20,7 @@ pub enum BesideError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Beginnings of the names of a tokenizer's files.
+/// Beginnings of the names of tokenizer files.
 const BEGINNINGS: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
 const NAMES: [&str; 6] =
     ["vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"];
@@ -34,10 +34,10 @@ pub fn is_tokenizer_file(name: &str) -> bool {
 }
 
 /// Writes the model's tokenizer files into `folder`; none where the model has none.
-pub fn save_beside(model: &Model, folder: &Path) -> Result<(), BesideError> {
+pub fn copy_tokenizer(model: &Model, folder: &Path) -> Result<(), CopyTokenizerError> {
     match model {
-        Model::Folder { folder: source, .. } => copy_tokenizer(source.path(), folder),
-        // Opened again: the model let go of its vocabulary when it was loaded.
+        Model::Folder { folder: source, .. } => copy_files(source.path(), folder),
+        // Opened again: the model dropped its vocabulary when it was loaded.
         Model::Gguf { file, .. } => {
             let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file.path())?)?;
             Ok(tokenizer.save(folder)?)
@@ -45,8 +45,8 @@ pub fn save_beside(model: &Model, folder: &Path) -> Result<(), BesideError> {
     }
 }
 
-fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), BesideError> {
-    let unread = |source| BesideError::Copy { path: from.to_path_buf(), source };
+fn copy_files(from: &Path, to: &Path) -> Result<(), CopyTokenizerError> {
+    let unread = |source| CopyTokenizerError::Copy { path: from.to_path_buf(), source };
     for entry in fs::read_dir(from).map_err(unread)? {
         let entry = entry.map_err(unread)?;
         let name = entry.file_name();
@@ -54,7 +54,7 @@ fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), BesideError> {
             let target = to.join(&name);
             fs::copy(entry.path(), &target)
                 .and_then(|_| fs::File::open(&target)?.sync_all())
-                .map_err(|source| BesideError::Copy { path: target, source })?;
+                .map_err(|source| CopyTokenizerError::Copy { path: target, source })?;
         }
     }
     Ok(())

@@ -5,8 +5,8 @@
 //! loads.
 //! Left out: training tokenizers, and `tokenizer.model` files without a `tokenizer.json`.
 
-pub mod beside;
 pub mod chat_template;
+pub mod copy;
 pub mod from_folder;
 pub mod from_gguf;
 mod merges;

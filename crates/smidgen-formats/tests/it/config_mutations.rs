@@ -1,14 +1,10 @@
 //! Damaged configs: a model's `config.json` and an adapter's `adapter_config.json`, by bytes and by JSON values.
 //! Reading one may fail but never panics, and never holds more memory than the file's size justifies.
 //! What is accepted keeps the promises that its readers rely on.
-//! `SMIDGEN_MUTATIONS=1000000 cargo test --release -p smidgen --test config_mutations` is the long run.
+//! `SMIDGEN_MUTATIONS=1000000 cargo test --release -p smidgen-formats --test it config_mutations` is the long run.
 
-#![allow(clippy::unwrap_used)]
-
-mod mutation;
-
-use mutation::json::{Change, change, changed};
-use mutation::{cases, mutated, mutation, peak_bytes_of};
+use crate::mutation::json::{Change, change, changed};
+use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use serde_json::Value;
 use smidgen_compile::model::read_spec;
@@ -115,7 +111,7 @@ const ADAPTER_KEYS: &[&str] = &[
 
 /// Values in tables cost most: the eight signs of `[{"x":]}` become a vector and a table, each with room for four.
 fn allowed_config_bytes(file_bytes: usize) -> usize {
-    mutation::allowed_bytes(2 * file_bytes)
+    crate::mutation::allowed_bytes(2 * file_bytes)
 }
 
 /// Keys that the reader knows and those that it keeps aside are read one after the other, each as values.

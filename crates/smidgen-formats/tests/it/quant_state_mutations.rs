@@ -2,17 +2,11 @@
 //! types, and files with changed bytes.
 //! Opening one may fail but never panics, and never holds more memory than the file's size justifies; what is
 //! accepted can be read to its end, in any ranges, as it lies and row by row.
-//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen --test quant_state_mutations` is the long run.
+//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen-formats --test it quant_state_mutations` is the long run.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../smidgen-formats/tests/four_bit/mod.rs"]
-mod four_bit;
-mod mutation;
-
-use four_bit::{Part, edit_state, file_of, floats, part, parts_of};
-use mutation::json::{Change, change, changed};
-use mutation::{Mutation, allowed_bytes, cases, mutated, mutation, peak_bytes_of};
+use crate::four_bit::{Part, edit_state, file_of, floats, part, parts_of};
+use crate::mutation::json::{Change, change, changed};
+use crate::mutation::{Mutation, allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use serde_json::json;
 use smidgen_formats::model::Model;

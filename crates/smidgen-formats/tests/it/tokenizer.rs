@@ -1,14 +1,11 @@
 //! Tokenizers from GGUF metadata and from folders against what transformers and tokenizers recorded
 //! (`fixtures/tokenizers`), and, where `SMIDGEN_SMOLLM2` names the file, the real SmolLM2-135M-Instruct in Q4_1.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value as Json, json};
-use smidgen::internal::TextStream;
 use smidgen_formats::gguf::model::GgufModel;
 use smidgen_formats::gguf::value::{Array, Metadata, Value};
 use smidgen_formats::gguf::write::write_gguf;
@@ -453,45 +450,5 @@ fn the_real_smollm2_is_read_as_it_is() {
         fs::create_dir_all(&folder).unwrap();
         tokenizer.save(Path::new(&folder)).unwrap();
         fs::write(Path::new(&folder).join("config.json"), model.config.to_string()).unwrap();
-    }
-}
-
-/// Pieces of text, token by token, are the text of all tokens; none has half a character.
-#[test]
-fn text_comes_in_whole_characters_as_its_tokens_come() {
-    const TEXTS: [&str; 4] = [
-        "Ünïcödé naïve café Straße русский текст 日本語のテキスト 한국어",
-        "e\u{301}a\u{300} 👍🏽 🙂🙂 \u{200d}\u{a0}\u{2003}x",
-        " Hello  world   ",
-        "The quick brown fox didn't, THEY'VE seen it.\n\n  g\t\th",
-    ];
-    for name in ["byte_level.json", "sentence_piece.json"] {
-        let mut metadata = metadata_of(&fixture(name));
-        if name == "byte_level.json" {
-            metadata.insert("tokenizer.ggml.pre", Value::String("smollm".into())).unwrap();
-        }
-        let tokenizer = from_metadata(&metadata).unwrap();
-        for text in TEXTS {
-            let ids = tokenizer.encode(text, false).unwrap();
-            let mut stream = TextStream::default();
-            let mut pieces = Vec::new();
-            for id in &ids {
-                let piece = stream.push(&tokenizer, *id).unwrap();
-                assert!(!piece.contains('\u{fffd}'), "{name}: {piece:?} of {text:?}");
-                pieces.push(piece);
-            }
-            pieces.push(stream.finish(&tokenizer).unwrap());
-            assert_eq!(pieces.concat(), tokenizer.decode(&ids, true).unwrap(), "{name}");
-            assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 3, "{name}: all at once");
-            // Cut inside a character: what is there of it comes at the end.
-            let mut stream = TextStream::default();
-            let some = &ids[..ids.len() / 2];
-            let mut got = String::new();
-            for id in some {
-                got += &stream.push(&tokenizer, *id).unwrap();
-            }
-            got += &stream.finish(&tokenizer).unwrap();
-            assert_eq!(got, tokenizer.decode(some, true).unwrap(), "{name}: cut");
-        }
     }
 }

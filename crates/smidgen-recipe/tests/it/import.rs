@@ -1,30 +1,21 @@
-//! Configurations of other tools: each in `fixtures/import` becomes the recipe beside it, and that recipe plans.
-//! What is wrong with a file is said with its line; a damaged file never panics and never takes much memory.
-//! `UPDATE_EXPECT=1 cargo test -p smidgen --test import` writes the expected recipes and notes anew.
+//! Configurations of other tools: each in `fixtures/import` becomes the recipe next to it.
+//! Errors name the line; a damaged file never panics and never takes much memory.
+//! `UPDATE_EXPECT=1 cargo test -p smidgen-recipe --test it` rewrites the expected recipes.
+//! Left out: the notes as the program prints them, and that the recipes plan (`smidgen/tests/it/importing.rs`).
 
-#![allow(clippy::unwrap_used)]
-
-mod mutation;
-
+use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
 use expect_test::expect_file;
-use mutation::{cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
-use smidgen::internal::{Job, Purpose, fold, plan_job};
-use smidgen_ir::{LeafKind, Space};
 use smidgen_recipe::import::draft::Places;
 use smidgen_recipe::import::render::{render_json, render_notes, render_recipe};
 use smidgen_recipe::import::{ImportError, Imported, import};
-use smidgen_recipe::{AdapterKind, RecipeSource, parse_recipe};
+use smidgen_recipe::{RecipeSource, parse_recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
 fn folder() -> PathBuf {
-    root().join("fixtures/import")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/import").canonicalize().unwrap()
 }
 
 /// Every configuration with its text, sorted by name.
@@ -40,7 +31,7 @@ static CONFIGURATIONS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     named.collect()
 });
 
-/// Nothing beside the configuration is found from there.
+/// No other file is found from there.
 fn nowhere() -> Places {
     Places { working_directory: "/nowhere".into(), recipe_folder: "/nowhere".into() }
 }
@@ -74,65 +65,7 @@ fn every_configuration_becomes_its_recipe() {
         assert_eq!(unknown, [] as [&str; 0], "{name}");
         let stem = name.split('.').next().unwrap();
         expect_file![folder().join(format!("{stem}.recipe.toml"))].assert_eq(&render_recipe(&imported, name));
-        let notes = fold(&render_notes(&imported, name), 80);
-        assert!(notes.lines().all(|line| line.chars().count() <= 80), "{name}: {notes}");
-        expect_file![folder().join(format!("{stem}.notes.txt"))].assert_eq(&(notes + "\n"));
     }
-}
-
-/// The recipe of each, with what it leaves open given, in the shape of its model.
-#[test]
-fn every_recipe_plans() {
-    let (mut full, mut offloaded) = (0, 0);
-    for (name, text) in CONFIGURATIONS.iter() {
-        let named = imported(text, &[]).unwrap();
-        let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
-            line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase()
-        });
-        let model = format!("model.path={}", root().join("recipes/shapes").join(model).display());
-        // A GPU that is planned for and not there: as these files have it.
-        let given = [
-            &model,
-            "data.train=rows.jsonl",
-            "output.dir=runs/x",
-            "memory.budget=64GiB",
-            "memory.profile=h200",
-            "memory.threads=2",
-        ];
-        let imported = imported(text, &given).unwrap();
-        assert_eq!(imported.missing, [], "{name}");
-        let source = RecipeSource {
-            file: name.clone(),
-            folder: "/nowhere".into(),
-            text: render_recipe(&imported, name),
-        };
-        let recipe =
-            parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
-        let is_full = recipe.adapter.kind == AdapterKind::Full;
-        let memory = recipe.memory.clone();
-        let job = Job::prepare(recipe, Purpose::Plan).unwrap_or_else(|failure| panic!("{name}: {failure}"));
-        assert_eq!(is_full, !job.request.trained.is_empty(), "{name}");
-        let planned = plan_job(&job).unwrap_or_else(|failure| panic!("{name}: {failure}"));
-        assert!(planned.fits, "{name}: {}", planned.refusal());
-        full += usize::from(is_full);
-        // What the file keeps off the GPU is kept off it.
-        let plan = &planned.solution.plan;
-        let away = |kind: LeafKind| {
-            let mut buffers = plan.leaves(kind).filter_map(|(_, value)| value.buffer);
-            buffers.any(|id| plan.buffers[id.index()].space != Space::Device)
-        };
-        if memory.pins.weights == Some(Space::Host) {
-            let said = imported.draft.assumed.iter().any(|said| said.contains("trained stay on the device"));
-            // Where every weight is trained none can lie elsewhere, and that is said.
-            assert!(away(LeafKind::Weight) || (is_full && said), "{name}: weights");
-        }
-        if memory.pins.optimizer_state == Some(Space::Host) {
-            assert!(away(LeafKind::Moment), "{name}: moments");
-            offloaded += 1;
-        }
-    }
-    // The list is what the numbers of the project speak of: both kinds of training, and offloads.
-    assert!(full >= 2 && offloaded >= 2, "{full} {offloaded}");
 }
 
 #[test]

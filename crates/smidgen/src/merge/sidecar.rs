@@ -14,7 +14,7 @@ use super::original::OriginalModel;
 use crate::failure::Failure;
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::beside::{is_tokenizer_file, save_beside};
+use smidgen_formats::tokenizer::copy::{copy_tokenizer, is_tokenizer_file};
 use smidgen_formats::whole_file::write_whole;
 
 /// A folder of further templates.
@@ -36,7 +36,7 @@ pub fn write_sidecars(
         Model::Gguf { .. } => {
             config_changes = true;
             // A model without its tokenizer is still a model.
-            let unsaved = save_beside(original.model(), folder).err();
+            let unsaved = copy_tokenizer(original.model(), folder).err();
             notes.extend(unsaved.map(|error| format!("no tokenizer was written: {error}")));
         }
     }

@@ -35,7 +35,7 @@ use crate::session::{adapters, weights};
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::tokens::TokenSet;
-use smidgen_formats::tokenizer::beside::save_beside;
+use smidgen_formats::tokenizer::copy::copy_tokenizer;
 use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
@@ -365,7 +365,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             match product {
                 // A missing tokenizer is only a warning: the adapter is what counts.
                 Product::Adapter => warnings.extend(
-                    save_beside(&job.model, folder)
+                    copy_tokenizer(&job.model, folder)
                         .err()
                         .map(|error| format!("the tokenizer was not saved with the adapter: {error}")),
                 ),

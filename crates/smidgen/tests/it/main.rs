@@ -23,6 +23,7 @@ mod generating;
 mod guards;
 #[cfg(unix)]
 mod hub_server;
+mod importing;
 mod inspecting;
 mod memory;
 mod merging;
@@ -43,6 +44,7 @@ mod signals;
 mod smollm2;
 mod stopping;
 mod text_data;
+mod text_stream;
 mod torture;
 mod training;
 mod whole_life;

@@ -1,0 +1,100 @@
+//! Configurations of other tools in `fixtures/import`: the notes about each, and that its recipe plans.
+//! `UPDATE_EXPECT=1 cargo test -p smidgen --test it importing` rewrites the expected notes.
+//! Left out: the recipes themselves (`smidgen-recipe/tests/it/import.rs`).
+
+use expect_test::expect_file;
+use smidgen::internal::{Job, Purpose, fold, plan_job};
+use smidgen_ir::{LeafKind, Space};
+use smidgen_recipe::import::draft::Places;
+use smidgen_recipe::import::render::{render_notes, render_recipe};
+use smidgen_recipe::import::{Imported, import};
+use smidgen_recipe::{AdapterKind, RecipeSource, parse_recipe};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Every configuration with its text, sorted by name.
+fn configurations() -> Vec<(String, String)> {
+    let paths = fs::read_dir(root().join("fixtures/import")).unwrap().map(|entry| entry.unwrap().path());
+    let is_configuration = |path: &PathBuf| path.extension().is_some_and(|it| it == "json" || it == "yaml");
+    let mut files: Vec<PathBuf> = paths.filter(is_configuration).collect();
+    files.sort();
+    let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    files.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// No other file is found from there.
+fn imported(text: &str, overrides: &[&str]) -> Imported {
+    let places = Places { working_directory: "/nowhere".into(), recipe_folder: "/nowhere".into() };
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    import(text, None, &overrides, places).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn every_configuration_has_its_notes() {
+    for (name, text) in &configurations() {
+        let notes = fold(&render_notes(&imported(text, &[]), name), 80);
+        assert!(notes.lines().all(|line| line.chars().count() <= 80), "{name}: {notes}");
+        let stem = name.split('.').next().unwrap();
+        let file = root().join("fixtures/import").join(format!("{stem}.notes.txt"));
+        expect_file![file].assert_eq(&(notes + "\n"));
+    }
+}
+
+/// With the missing keys given, in the shape of its model.
+#[test]
+fn every_recipe_plans() {
+    let (mut full, mut offloaded) = (0, 0);
+    for (name, text) in &configurations() {
+        let named = imported(text, &[]);
+        let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
+            line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase()
+        });
+        let model = format!("model.path={}", root().join("recipes/shapes").join(model).display());
+        // A GPU of this size, as these files expect; the machine of the test has none.
+        let given = [
+            &model,
+            "data.train=rows.jsonl",
+            "output.dir=runs/x",
+            "memory.budget=64GiB",
+            "memory.profile=h200",
+            "memory.threads=2",
+        ];
+        let imported = imported(text, &given);
+        assert_eq!(imported.missing, [], "{name}");
+        let source = RecipeSource {
+            file: name.clone(),
+            folder: "/nowhere".into(),
+            text: render_recipe(&imported, name),
+        };
+        let recipe =
+            parse_recipe(&source, &[], Path::new("/nowhere")).unwrap_or_else(|error| panic!("{error}"));
+        let is_full = recipe.adapter.kind == AdapterKind::Full;
+        let memory = recipe.memory.clone();
+        let job = Job::prepare(recipe, Purpose::Plan).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        assert_eq!(is_full, !job.request.trained.is_empty(), "{name}");
+        let planned = plan_job(&job).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        assert!(planned.fits, "{name}: {}", planned.refusal());
+        full += usize::from(is_full);
+        // What the file offloads is offloaded.
+        let plan = &planned.solution.plan;
+        let offloads = |kind: LeafKind| {
+            let mut buffers = plan.leaves(kind).filter_map(|(_, value)| value.buffer);
+            buffers.any(|id| plan.buffers[id.index()].space != Space::Device)
+        };
+        if memory.pins.weights == Some(Space::Host) {
+            let said = imported.draft.assumed.iter().any(|said| said.contains("trained stay on the device"));
+            // Where every weight is trained none can be offloaded, and the notes say so.
+            assert!(offloads(LeafKind::Weight) || (is_full && said), "{name}: weights");
+        }
+        if memory.pins.optimizer_state == Some(Space::Host) {
+            assert!(offloads(LeafKind::Moment), "{name}: moments");
+            offloaded += 1;
+        }
+    }
+    // The list covers both kinds of training, and offloading.
+    assert!(full >= 2 && offloaded >= 2, "{full} {offloaded}");
+}
