@@ -41,7 +41,7 @@ pub enum BatchError {
     NoTokens,
     #[error("`train.steps` is 0, there is nothing to train")]
     NoSteps,
-    #[error("`train.epochs` is {epochs}, it has to be a number above 0")]
+    #[error("`train.epochs` is {epochs}, it must be a number above 0")]
     BadEpochs { epochs: f64 },
     #[error("the data has {samples} samples, at most {} can be batched", u32::MAX)]
     TooManySamples { samples: usize },

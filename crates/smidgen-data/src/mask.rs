@@ -180,7 +180,7 @@ impl<'a> RowEncoder<'a> {
                 let (prompt, end) = match conversation.prompt_messages {
                     Some(prompt) => (prompt, all),
                     None => match (0..all).rev().find(is_assistant) {
-                        // What follows the last answer cannot change what it has to be.
+                        // What comes after the last answer does not change the answer.
                         Some(answer) => (answer, answer + 1),
                         None => {
                             let ids = self.tokenizer.encode(&render(all, false)?.text, false)?;
@@ -258,7 +258,7 @@ fn tokens_of_turns(ranges: &[Range<usize>], turns: &[Range<usize>]) -> Vec<Range
         let Some(first) = ranges[from..].iter().position(touches) else { continue };
         let first = from + first;
         let last = ranges[first..].iter().rposition(touches).map_or(first, |offset| first + offset);
-        // A token across the seam of two turns belongs to the first.
+        // A token that covers parts of two turns belongs to the first.
         from = last + 1;
         match spans.last_mut() {
             Some(before) if before.end == first => before.end = from,

@@ -129,8 +129,8 @@ fn templates_that_rewrite_earlier_turns_are_refused() {
     let error = chat_error(source, LossOn::Assistant, two_turns());
     assert_eq!(
         error.to_string(),
-        "message 2: the template writes a conversation up to there in other words than the whole one, \
-         so that the assistant's turns cannot be told from the rest"
+        "message 2: the template renders the conversation up to here differently than the whole one, \
+         so the assistant's turns cannot be found"
     );
     assert_eq!(
         error.hint().unwrap(),

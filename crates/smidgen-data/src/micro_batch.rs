@@ -142,7 +142,7 @@ pub struct MicroBatch {
     pub segments: Vec<i32>, // (S + 1)
     /// Tokens whose next token in the same sample is supervised, ascending.
     pub rows: Vec<i32>, // (R)
-    /// What each row has to predict.
+    /// What each row must predict.
     pub labels: Vec<i32>, // (R)
     /// The token set's index of each token's sample: randomness is keyed by it, not by where it was packed.
     pub sample_of_token: Vec<u32>, // (T)

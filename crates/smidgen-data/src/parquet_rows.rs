@@ -64,7 +64,7 @@ where
     Ok(())
 }
 
-/// The footer: it stands before its own size and the format's name, which take 8 bytes.
+/// The footer comes before its own size and the format's name, which take 8 bytes.
 fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
     let too_short = || ParquetError::EOF("the file is too short".to_owned());
     let tail_at = file.metadata()?.len().checked_sub(8).ok_or_else(too_short)?;

@@ -23,7 +23,7 @@ impl fmt::Display for RowUnit {
     }
 }
 
-/// Where a row stands on disk.
+/// Where a row is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPlace<'a> {
     pub file: &'a Path,

@@ -168,7 +168,7 @@ fn damaged_and_cut_off_packing_is_told_from_damaged_rows() {
         }
         std::fs::write(&path, &text).unwrap();
         let error = json_rows(&path).unwrap_err();
-        assert!(error.to_string().contains(&format!("{name}` is not sound {packing} data: ")), "{error}");
+        assert!(error.to_string().contains(&format!("{name}` is damaged {packing} data: ")), "{error}");
     }
 }
 

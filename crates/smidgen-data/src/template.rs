@@ -150,7 +150,7 @@ pub struct DataTemplate {
     /// For people: a name, a path, or that it is the model's.
     pub name: String,
     pub kind: TemplateKind,
-    /// The model's own, rather than one that was asked for.
+    /// The model's own, and not the user's choice.
     pub is_the_models: bool,
 }
 

@@ -245,7 +245,7 @@ mod tests {
         let about = json!({"warnings": ["one"]});
         write_set(&path, &set, &files, &about).unwrap();
         for (above_bytes, on_disk) in [(1 << 20, false), (0, true)] {
-            // The files lie elsewhere now, under other names.
+            // The files have been moved and renamed.
             let moved = ["x", "y", "z"].map(PathBuf::from);
             let (again, said) = open_set(&path, &moved, above_bytes).unwrap();
             assert_eq!((said, again.is_on_disk()), (about.clone(), on_disk));

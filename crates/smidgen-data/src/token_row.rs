@@ -1,7 +1,7 @@
 //! The checks of a row of tokens, and what can be wrong with tokenized data.
 //!
 //! Ids are held to the vocabulary, labels to the vocabulary or `-100`, one label for each id.
-//! Leaves out reading such rows (`format.rs`) and what becomes of a sound one (`token_builder.rs`, which shares the
+//! Leaves out reading such rows (`format.rs`) and storing valid ones (`token_builder.rs`, which shares the
 //! error type).
 
 use thiserror::Error;

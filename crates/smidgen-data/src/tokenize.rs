@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn the_first_mistake_is_told_whatever_else_is_wrong() {
-        // A conversation without a template, then a line that is no JSON: found by workers and by the reader.
+        // A conversation without a template, then a line that is not JSON: found by workers and by the reader.
         let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
         let expected =
             "`rows.jsonl` line 101: the rows are conversations, but the model has no chat template";

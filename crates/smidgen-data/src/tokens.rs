@@ -89,7 +89,7 @@ pub struct TokenStats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub ids: Vec<i32>,
-    /// Not shifted: `labels[t]` is what position t - 1 has to predict.
+    /// Not shifted: `labels[t]` is what position t - 1 must predict.
     pub labels: Vec<i32>,
 }
 
@@ -105,7 +105,7 @@ pub struct ReadSampleError {
 #[derive(Debug)]
 pub(super) enum Records {
     Memory(Vec<u8>),
-    /// Open for as long as the set lives, so that neither the data nor this file has to stay in its folder.
+    /// Open as long as the set exists, so the file may be removed from its folder.
     File {
         file: File,
         path: PathBuf,

@@ -54,7 +54,7 @@ pub(super) struct Utf8Reader {
     column: u64,
     row_bytes: u64,
     started: bool,
-    /// The byte after `valid_end` is wrong; reported once the text before it has been handed out.
+    /// The byte after `valid_end` is wrong; reported after the text before it has been read.
     wrong: bool,
 }
 
@@ -100,7 +100,7 @@ impl Utf8Reader {
                 return Ok(());
             }
             self.end += count;
-            // Only a mark's own bytes can have been handed out before, so `valid_end` is where text begins.
+            // Before the first text only a byte order mark can have been passed, so `valid_end` is where text begins.
             let checked_from = self.valid_end;
             match std::str::from_utf8(&self.buffer[checked_from..self.end]) {
                 Ok(_) => self.valid_end = self.end,

@@ -399,21 +399,21 @@ fn maps_that_are_another() {
         ".quant_map",
         replace(3, -0.5),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 3 is -0.5, known is -0.3949175"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 3 is -0.5, expected -0.3949175"
         ],
     );
     check_part(
         ".quant_map",
         replace(15, f32::NAN),
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 15 is NaN, known is 1"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 15 is NaN, expected 1"
         ],
     );
     check_part(
         ".nested_quant_map",
         replace(255, 0.5),
         expect![
-            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 255 is 0.5, known is 1"
+            "`FOLDER`: `x.weight.nested_quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 255 is 0.5, expected 1"
         ],
     );
     // Codes of one type under the map of another.
@@ -422,7 +422,7 @@ fn maps_that_are_another() {
             edit_state(parts, |state| state["quant_type"] = json!("fp4"));
         },
         expect![
-            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 0 is -1, known is 0"
+            "`FOLDER`: `x.weight.quant_map`, a part of the 4-bit tensor `x.weight`, is not the known map: entry 0 is -1, expected 0"
         ],
     );
 }

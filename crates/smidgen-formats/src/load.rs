@@ -40,7 +40,7 @@ pub fn read_tensor_into(
     let elements = destination.len() / to.size_bytes();
     assert!(
         destination.len() == elements * to.size_bytes(),
-        "{} bytes are no whole number of {to} elements",
+        "{} bytes are not a whole number of {to} elements",
         destination.len()
     );
     assert!(

@@ -264,7 +264,7 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, file: &GgufFile) -> Result<Json, Gg
 fn add(map: &mut Map<String, Json>, more: Json) {
     match more {
         Json::Object(more) => map.extend(more),
-        other => unreachable!("{other} is no object"),
+        other => unreachable!("{other} is not an object"),
     }
 }
 

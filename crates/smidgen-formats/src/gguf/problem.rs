@@ -56,9 +56,11 @@ pub enum GgufProblem {
         supported = supported_types()
     )]
     UnsupportedTensorType { tensor: String, name: &'static str, number: u32 },
-    #[error("tensor `{tensor}` has rows of {columns} elements, no multiple of the {block} of a {name} block")]
+    #[error(
+        "tensor `{tensor}` has rows of {columns} elements, not a multiple of the {block} of a {name} block"
+    )]
     PartialBlock { tensor: String, columns: u64, block: u64, name: &'static str },
-    #[error("tensor `{tensor}` begins at {}, which is no multiple of the alignment {alignment}", Grouped(*offset))]
+    #[error("tensor `{tensor}` begins at {}, which is not a multiple of the alignment {alignment}", Grouped(*offset))]
     Unaligned { tensor: String, offset: u64, alignment: u64 },
     #[error(
         "tensor `{tensor}` begins at {} inside tensor `{other}`, which ends at {}", Grouped(*offset), Grouped(*other_end)

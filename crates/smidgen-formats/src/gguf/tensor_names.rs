@@ -1,4 +1,4 @@
-//! Which tensor of a GGUF file is which tensor of a Hugging Face checkpoint, and what has to be undone.
+//! Which tensor of a GGUF file is which tensor of a Hugging Face checkpoint, and what must be undone.
 //! Converters rename everything, reorder the rows of queries and keys of `llama` from halves to pairs, and add the 1
 //! of Gemma's norms to the weights. A tensor that has no place in the architecture is an error, because a model
 //! computed without it would look right and be wrong.

@@ -86,7 +86,7 @@ macro_rules! scalars {
                 }
             }
 
-            /// Appends the value as it stands in a file, without its kind.
+            /// Appends the value as it is in a file, without its kind.
             pub fn append_to(&self, bytes: &mut Vec<u8>) {
                 match self {
                     $(Value::$variant(value) => bytes.extend_from_slice(&value.to_le_bytes()),)*

@@ -35,7 +35,7 @@ pub enum WriteGgufError {
     #[error("tensor `{name}` cannot be written as `{storage}`, which GGUF does not have")]
     Storage { name: String, storage: Storage },
     #[error(
-        "tensor `{name}` has rows of {columns} elements, no multiple of the {block} of a `{storage}` block"
+        "tensor `{name}` has rows of {columns} elements, not a multiple of the {block} of a `{storage}` block"
     )]
     PartialBlock { name: String, columns: usize, block: u64, storage: Storage },
     #[error("the tensors up to `{name}` have more bytes than can be counted")]

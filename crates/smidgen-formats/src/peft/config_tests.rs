@@ -58,7 +58,7 @@ fn configs_that_are_wrong_say_where() {
     );
     refused(
         r#"{"peft_type":"LORA","rank_pattern":[]}"#,
-        "invalid type: sequence, expected an object of patterns at line 1 column 35",
+        "invalid type: sequence, expected an object at line 1 column 35",
     );
     refused(r#"{"peft_type":"LORA","r":0}"#, "gives the rank 0 in `r`; a rank is at least 1");
     refused(

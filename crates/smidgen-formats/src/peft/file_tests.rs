@@ -176,7 +176,7 @@ fn keys_in_another_form_are_told() {
         &[tensor(AdapterKey::Foreign("q_proj.lora_A".to_string()), &[2])],
         &config(2),
         "  1 unexpected: `q_proj.lora_A`\
-         \n\nhint: keys without `base_model.model.` in front are not in the form PEFT saves",
+         \n\nhint: keys without the prefix `base_model.model.` are not in the form that PEFT saves",
     );
 }
 

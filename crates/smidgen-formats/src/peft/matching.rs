@@ -105,7 +105,9 @@ fn hints(
 ) -> Vec<String> {
     let mut hints = Vec::new();
     if unexpected.iter().any(|key| matches!(key, AdapterKey::Foreign(_))) {
-        hints.push("keys without `base_model.model.` in front are not in the form PEFT saves".to_string());
+        hints.push(
+            "keys without the prefix `base_model.model.` are not in the form that PEFT saves".to_string(),
+        );
     }
     hints.extend(rank_hint(shapes));
     if shapes.iter().any(|mismatch| !only_the_rank_differs(mismatch)) {

@@ -42,7 +42,10 @@ const VARIANTS: [Unsupported; 12] = [
     Unsupported { key: "lora_bias", reason: "B has a bias of its own" },
     Unsupported { key: "megatron_config", reason: "the linears are Megatron's, split over devices" },
     Unsupported { key: "monteclora_config", reason: "A and B are drawn at random around what is stored" },
-    Unsupported { key: "target_parameters", reason: "parameters that are no linear's weight are adapted" },
+    Unsupported {
+        key: "target_parameters",
+        reason: "parameters other than the weights of linear layers are adapted",
+    },
     Unsupported { key: "trainable_token_indices", reason: "single rows of the embedding were trained" },
     Unsupported { key: "use_bdlora", reason: "A or B is block-diagonal and stored as its blocks" },
     Unsupported { key: "use_qalora", reason: "the input is averaged in groups before A" },

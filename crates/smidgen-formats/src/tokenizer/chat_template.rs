@@ -75,7 +75,7 @@ impl ChatTemplate {
         let (source, marks_generation) = with_marked_generation(source);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the usual delimiters are sound"));
+        environment.set_syntax(syntax.expect("the usual delimiters are valid"));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, state, value| match value.kind() {
             ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
@@ -145,7 +145,7 @@ fn from_json(json: &Json) -> Value {
 /// A `filter` block treats the white space around it like the tag that it replaces.
 fn with_marked_generation(source: &str) -> (String, bool) {
     let tag = Regex::new(r"\{%([-+]?)[ \t\r\n]*(end)?generation[ \t\r\n]*([-+]?)%\}");
-    let tag = tag.expect("the expression is sound");
+    let tag = tag.expect("the expression is valid");
     let marked = tag.replace_all(source, |found: &regex::Captures<'_>| {
         let block = if found.get(2).is_some() { "endfilter" } else { "filter generation_marked" };
         format!("{{%{} {block} {}%}}", &found[1], &found[3])

@@ -79,7 +79,7 @@ pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String,
     Ok(String::from_utf8(out).expect("JSON of strings is UTF-8"))
 }
 
-/// A space behind every comma and colon.
+/// A space after every comma and colon.
 struct Spaced(CompactFormatter);
 
 impl Formatter for Spaced {

@@ -33,7 +33,7 @@ impl Part {
         self.name.contains(".quant_state.")
     }
 
-    /// The bytes as a vector of its type, or of bytes where they are no whole number of elements.
+    /// The bytes as a vector of its type, or of bytes where they are not a whole number of elements.
     pub fn make_vector(&mut self) {
         let bytes = self.data.len() as u64;
         if !bytes.is_multiple_of(type_bytes(self.dtype)) {

@@ -387,7 +387,7 @@ fn checkpoints_in_4_bits_with_a_state_changed() {
         "llama-bnb-nf4",
         with("quant_type", "fp4".into()),
         expect![[r#"
-        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, is not the known map: entry 0 is -1, known is 0
+        error: `FOLDER/model`: `model.layers.0.mlp.down_proj.weight.quant_map`, a part of the 4-bit tensor `model.layers.0.mlp.down_proj.weight`, is not the known map: entry 0 is -1, expected 0
     "#]],
     );
 }

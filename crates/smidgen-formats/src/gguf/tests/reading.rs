@@ -211,7 +211,7 @@ fn tensors_that_make_no_sense_are_refused() {
     assert_eq!(refused(dims + 4, &0_u64.to_le_bytes()), "tensor `t` of dimensions [0, 2] has no elements");
     assert_eq!(
         refused(dims + 4, &48_u64.to_le_bytes()),
-        "tensor `t` has rows of 48 elements, no multiple of the 32 of a Q4_0 block"
+        "tensor `t` has rows of 48 elements, not a multiple of the 32 of a Q4_0 block"
     );
     assert_eq!(
         refused(dims + 12, &(1_u64 << 60).to_le_bytes()),
@@ -227,7 +227,7 @@ fn tensors_that_make_no_sense_are_refused() {
     );
     assert_eq!(
         refused(offset, &8_u64.to_le_bytes()),
-        "tensor `t` begins at 8, which is no multiple of the alignment 32"
+        "tensor `t` begins at 8, which is not a multiple of the alignment 32"
     );
     assert!(refused(offset, &(u64::MAX - 31).to_le_bytes()).contains("more than can be counted"));
     assert!(refused(offset, &64_u64.to_le_bytes()).starts_with("the file is truncated: "));
@@ -293,7 +293,7 @@ fn what_cannot_be_written_is_refused_and_leaves_the_old_file() {
     assert_eq!(attempt(&none, &[x.clone(), x.clone()], 8), "tensor `x` is to be written twice");
     assert_eq!(
         attempt(&none, &[spec("x", &[2, 33], Storage::Gguf(Block::Q8_0))], 8),
-        "tensor `x` has rows of 33 elements, no multiple of the 32 of a `q8_0` block"
+        "tensor `x` has rows of 33 elements, not a multiple of the 32 of a `q8_0` block"
     );
     assert_eq!(
         attempt(&none, &[spec("x", &[2], Storage::Int8Rows)], 8),
