@@ -447,9 +447,10 @@ mod tests {
             "`DIR/model.safetensors.index.json` does not name tensors that the shards hold: `b` (in `one`); \
              the index and the shards are of different versions",
         );
-        made().weights("two", &[("b", 2), ("c", 2)]).index(r#"{"a":"one","b":"one","c":"two"}"#).refused(
-            "tensor `b` is in both `one` and `two` of `DIR`; remove the file that does not belong",
-        );
+        made()
+            .weights("two", &[("b", 2), ("c", 2)])
+            .index(r#"{"a":"one","b":"one","c":"two"}"#)
+            .refused("tensor `b` is in both `one` and `two` of `DIR`; remove the file that does not belong");
         made().index(r#"{"a":"one","a":"two"}"#).refused(
             "`DIR/model.safetensors.index.json` is not the expected JSON: \
              tensor `a` is placed twice, in `one` and in `two`",
