@@ -1,4 +1,5 @@
 //! A safetensors file opened for reading by offset: the header is read and checked, the data stays on disk.
+//! Everything that the header claims is checked before it is used (`header`).
 //! Left out: memory mapping, writing (`write`), and converting elements (`load`).
 
 mod header;

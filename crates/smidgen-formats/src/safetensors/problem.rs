@@ -1,4 +1,5 @@
 //! What can be wrong with a safetensors file, with the numbers and, where there is one, the remedy.
+//! Every problem is wrapped in an error that has the path of the file.
 //! Left out: problems that other formats have as well (`open_file`), those of a folder of files, and of writing.
 
 use ::safetensors::Dtype;
