@@ -86,7 +86,7 @@ fn shards_that_are_not_all_there() {
     let scratch = Scratch::of("llama-mha");
     std::fs::remove_file(scratch.path("model/model-00002-of-00002.safetensors")).unwrap();
     let words =
-        ["model.safetensors.index.json` names 1 of 2 shards that are not there", "model-00002-of-00002"];
+        ["model.safetensors.index.json` names 1 of 2 shards that do not exist", "model-00002-of-00002"];
     scratch.train_refused(1, &[], &words);
     std::fs::remove_file(scratch.path("model/model.safetensors.index.json")).unwrap();
     scratch.train_refused(1, &[], &["download the index as well"]);
@@ -113,7 +113,7 @@ fn headers_that_lie() {
     });
     overlapping.train_refused(1, &[], &["begins at ", ", the tensors before it end at "]);
     let sized = with_header(|header| header[NORM]["shape"] = json!([49]));
-    sized.train_refused(1, &[], &["`model.norm.weight` of shape [49] and type F32 needs 196 bytes"]);
+    sized.train_refused(1, &[], &["`model.norm.weight` of shape [49] and type F32 does not fit its offsets"]);
     let huge = with_header(|header| header[NORM]["shape"] = json!([u64::MAX >> 1, u64::MAX >> 1]));
     huge.train_refused(1, &[], &["`model.norm.weight`"]);
     let scratch = Scratch::new();
