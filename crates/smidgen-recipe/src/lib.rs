@@ -1,8 +1,8 @@
-//! The recipe: what the user wrote, understood or refused as a whole.
+//! The recipe: what the user wrote, accepted or refused as a whole.
 //!
 //! One TOML file with flat sections and closed words, plus `section.key=value` overrides.
-//! Unknown keys are refused, every mistake is reported at once with its line, every default is filled in.
-//! Paths in the file are relative to the file; those in overrides, and `output.dir`, to the working directory.
+//! Unknown keys are refused, all mistakes are reported at once with their lines, every default is filled in.
+//! Paths in the file are relative to the file; paths in overrides, and `output.dir`, to the working directory.
 //! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
 //! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
 //! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers,

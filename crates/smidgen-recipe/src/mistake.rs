@@ -1,20 +1,19 @@
-//! What is wrong with a recipe, all of it at once, each mistake with its place.
+//! All mistakes of a recipe at once, each with its place.
 //!
-//! The text form is part of the command line's contract: a header line, then one line per mistake in the
-//! order of the file, then overrides, then keys that are missing; a hint stands below its mistake.
-//! The leading `error: ` belongs to whoever prints it.
+//! The text form is part of the command line's contract: a header line, then one line per mistake in the order of the
+//! file, then overrides, then missing keys; a hint is below its mistake. The caller prints the leading `error: `.
 
 use std::fmt;
 
-/// Why a recipe could not be had.
+/// Why a recipe could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadRecipeError {
     /// The file could not be read.
     #[error("cannot read the recipe `{file}`: {source}")]
     Unreadable {
-        /// As the caller named it.
+        /// The path as the caller gave it.
         file: String,
-        /// The system's words.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The file was read and is wrong.
@@ -25,7 +24,7 @@ pub enum ReadRecipeError {
 /// Every mistake of one recipe and its overrides; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecipeErrors {
-    /// The recipe as the caller named it.
+    /// The path of the recipe as the caller gave it.
     pub file: String,
     /// Sorted: lines, overrides in their order, missing keys in the order of the reference.
     pub mistakes: Vec<Mistake>,
@@ -34,7 +33,7 @@ pub struct RecipeErrors {
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where it stands.
+    /// Where it is.
     pub place: Place,
     /// The key as written, `section.key`; empty for a syntax error.
     pub key: String,
@@ -44,16 +43,16 @@ pub struct Mistake {
     pub hint: Option<String>,
 }
 
-/// Where a mistake stands. The order of the variants is the order of the report.
+/// Where a mistake is. The order of the variants is the order of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A line of the file, counted from 1.
     Line(usize),
-    /// Line and column, both from 1, where the file is not TOML.
+    /// Line and column, both from 1, if the file is not TOML.
     LineColumn(usize, usize),
     /// An override, as written.
     Override(String),
-    /// A required key that stands nowhere.
+    /// A required key that is missing.
     Missing,
 }
 

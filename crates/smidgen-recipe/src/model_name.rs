@@ -1,8 +1,8 @@
-//! The names behind `hf:` and `pypi:`, and what else a `model.path` may be.
+//! Names of models: `hf:`, `pypi:`, and the other forms of `model.path`.
 //!
-//! Names become parts of URLs, of folders in a cache and of another program's arguments, so that only
-//! what those places allow is a name: everything else is refused here, before anything is called.
-//! Left out: whether there is such a model.
+//! Names become parts of URLs, of folders in a cache and of another program's arguments, so only characters that are
+//! valid there are accepted: everything else is refused before any request is made.
+//! Left out: whether the model exists.
 
 use crate::sections::{ModelPath, RecipePath};
 use std::fmt;
@@ -91,7 +91,7 @@ impl HfName {
         })
     }
 
-    /// The revision that is meant where none is written.
+    /// The default revision.
     pub fn revision_or_main(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
@@ -116,7 +116,7 @@ impl PypiName {
             .then(|| PypiName { package: package.to_owned(), version: version.map(str::to_owned) })
     }
 
-    /// The package under the one spelling that stands for all of its spellings (PEP 503).
+    /// The normalized name of the package (PEP 503).
     pub fn normalized(&self) -> String {
         let words = self.package.split(['-', '_', '.']).filter(|word| !word.is_empty());
         words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")

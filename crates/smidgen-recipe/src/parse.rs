@@ -1,8 +1,8 @@
-//! From text and overrides to a [`Recipe`], or to every mistake in them.
+//! Turns text and overrides into a [`Recipe`], or into the list of all mistakes in them.
 //!
-//! The file is read first, then overrides in their order: the last writer of a key wins, and since keys that
-//! exclude each other share a field, an override of one also removes the other that the file gave.
-//! A mistake never stops the reading; a value that was refused leaves its default, and checks across keys skip it.
+//! The file is read first, then overrides in their order: the last value of a key wins. Keys that exclude each other
+//! share a field, so an override of one also replaces the other one of the file.
+//! Reading continues after a mistake; a refused value leaves its default, and checks across keys skip it.
 //! Left out: anything that needs the model, the data or a device.
 
 use std::collections::HashMap;
@@ -22,10 +22,10 @@ use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::AdapterKind;
 use smidgen_ir::words::nearest;
 
-/// A recipe file as read, before it is understood.
+/// The text of a recipe file, before it is parsed.
 #[derive(Debug, Clone)]
 pub struct RecipeSource {
-    /// As the caller named it, for messages.
+    /// The path as the caller gave it, for messages.
     pub file: String,
     /// The folder that relative paths in the file start from.
     pub folder: PathBuf,
@@ -33,7 +33,7 @@ pub struct RecipeSource {
     pub text: String,
 }
 
-/// Reads a recipe file. Its folder is made canonical, so that one recipe has the same paths however it is named.
+/// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however its path is written.
 pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {
     let unreadable = |source| ReadRecipeError::Unreadable { file: file.display().to_string(), source };
     let text = std::fs::read_to_string(file).map_err(unreadable)?;
@@ -61,7 +61,7 @@ pub fn read_recipe(file: &Path, overrides: &[String]) -> Result<Recipe, ReadReci
     Ok(parse_recipe(&source, overrides, &working_directory)?)
 }
 
-/// Understands a recipe. `overrides` are `section.key=value`; `working_directory` should be absolute.
+/// Parses a recipe. `overrides` are `section.key=value`; `working_directory` should be absolute.
 pub fn parse_recipe(
     source: &RecipeSource,
     overrides: &[String],
@@ -134,7 +134,7 @@ impl Recipe {
     }
 }
 
-/// The defaults with one override, whose paths start at `folder`, but for that of the output.
+/// The defaults with one override. Its paths start at `folder`, except `output.dir`.
 pub(crate) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
     let mut reading = Reading {
         recipe: Recipe::with_defaults(),
@@ -158,23 +158,23 @@ struct Reading<'a> {
     working_directory: &'a Path,
 }
 
-/// Where a key was last given, and whether its value was taken.
+/// Where a key was last given, and whether its value was accepted.
 struct Seen {
     place: Place,
     taken: bool,
 }
 
-/// What is left to do after a look at the syntax.
+/// The result of the syntax check.
 struct Syntax {
     /// The rest of the document can be trusted.
     understood: bool,
-    /// Lines that were already complained about.
+    /// Lines with mistakes that are already reported.
     lines: Vec<usize>,
 }
 
 impl Reading<'_> {
-    /// Errors that stay within their line are all reported, and the rest of the document is read as usual.
-    /// The first that does not (an open bracket, say) ends the report: what follows it is guesswork.
+    /// Errors within a line are all reported, and the rest of the document is read as usual.
+    /// The first error that affects other lines, such as an open bracket, ends the report.
     fn note_syntax_errors(&mut self, text: &str, errors: Vec<toml::de::Error>) -> Syntax {
         let mut lines = Vec::new();
         let mut errors: Vec<(usize, toml::de::Error)> =
@@ -208,7 +208,7 @@ impl Reading<'_> {
                 }
                 continue;
             };
-            // A mistyped section is read as the one that was meant, so that its keys are checked too.
+            // A mistyped section is read as the nearest known one, so that its keys are checked too.
             let meant = match known_section {
                 true => Some(name),
                 false => self.note_unknown_section(place, name),
@@ -260,7 +260,7 @@ impl Reading<'_> {
         self.mistakes.push(Mistake { place, key: name.to_owned(), message, hint: Some(hint) });
     }
 
-    /// Notes the mistake; returns the section that was meant, if one is near.
+    /// Notes the mistake; returns the nearest known section, if there is one.
     fn note_unknown_section(&mut self, place: Place, name: &str) -> Option<&'static str> {
         let lower = name.to_lowercase().replace('-', "_");
         let near = nearest(&lower, SECTIONS);
@@ -282,7 +282,7 @@ impl Reading<'_> {
     }
 
     fn read_overrides(&mut self, overrides: &[String], folder: &Path) {
-        // The file's keys are forgotten as rivals: an override of `steps` replaces the file's `epochs`.
+        // The file's keys no longer exclude others: an override of `steps` replaces the file's `epochs`.
         for key in KEYS.iter().filter(|key| key.excludes.is_some()) {
             self.seen.remove(&key.path());
         }
@@ -339,7 +339,7 @@ impl Reading<'_> {
         self.seen.insert(path, Seen { place, taken });
     }
 
-    /// Values that are fine alone and do nothing together.
+    /// Values that are valid alone and have no effect together.
     fn check_across_keys(&mut self) {
         let train = &self.recipe.train;
         let no_eval_data =
@@ -368,7 +368,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Keys that only adapters have, where there is none.
+    /// Keys of an adapter in a recipe without one.
     fn check_full(&mut self) {
         if self.recipe.adapter.kind != AdapterKind::Full {
             return;
@@ -379,9 +379,9 @@ impl Reading<'_> {
                     place: seen.place.clone(),
                     key: key.to_owned(),
                     message: format!(
-                        "`{key}` has no effect: `adapter.kind = \"full\"` trains the base itself"
+                        "`{key}` has no effect: `adapter.kind = \"full\"` trains the base weights"
                     ),
-                    hint: Some("leave it out, or choose a kind of adapter".to_owned()),
+                    hint: Some("remove it, or choose a kind of adapter".to_owned()),
                 });
             }
         }
@@ -402,8 +402,7 @@ impl Reading<'_> {
     }
 }
 
-/// Keys that say something of an adapter alone, and whether they are what they are without being written. A resolved
-/// recipe has all of them.
+/// Keys that apply only to adapters, and whether they have their defaults. A resolved recipe has all of them.
 fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 9] {
     let default = Recipe::with_defaults().adapter;
     [
@@ -419,7 +418,7 @@ fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 9] {
     ]
 }
 
-/// Offset behind the last character of a value, wherever the keys of a table stand.
+/// Offset after the last character of a value.
 fn end_of(value: &toml::Spanned<DeValue<'_>>) -> usize {
     let inside = match value.get_ref() {
         DeValue::Table(table) => table.iter().map(|(_, inner)| end_of(inner)).max(),
@@ -435,8 +434,8 @@ fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
-/// The parser's own words for errors after which the next line is read as usual.
-/// A word that changes there makes reports shorter, never wrong.
+/// Messages of the TOML parser for errors after which the next line can be read as usual.
+/// If a message changes there, reports get shorter, never wrong.
 const ERRORS_WITHIN_A_LINE: [&str; 10] = [
     "string values must be quoted",
     "duplicate key",

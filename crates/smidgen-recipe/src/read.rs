@@ -1,7 +1,7 @@
-//! Readers: from an untyped value to the type of a key, with the words that say what is accepted.
+//! Readers: from an untyped value to the type of a key, with a description of what is accepted.
 //!
-//! A reader answers yes or no; the message of a refusal is always "must be ..., got ...", built from
-//! [`Accepts`], so that no key can refuse a value without saying what it takes.
+//! A reader accepts or refuses; the message of a refusal is always "must be ..., got ...", built from
+//! [`Accepts`], so that every refusal says what the key accepts.
 //! Left out: which key uses which reader (`keys.rs`), and whether a file or a module exists.
 
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::value::{Given, LARGEST_COUNT, parse_count_from_zero};
 use smidgen_ir::words::ClosedWord;
 use strsim::osa_distance;
 
-/// What a key takes.
+/// What a key accepts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Accepts {
-    /// Completes "must be ..."; empty where the words say it all.
+    /// Completes "must be ..."; empty if the words are enough.
     pub phrase: &'static str,
-    /// Words that may have been meant by a mistyped one.
+    /// The accepted words, for the hint about a mistyped one.
     pub words: &'static [&'static str],
 }
 
@@ -120,7 +120,7 @@ pub(crate) const TARGETS: Reader<Targets> =
         if names == ["all-linear"] {
             return Some(Targets::AllLinear);
         }
-        // A misspelt `all-linear` must not pass for the name of a module.
+        // A misspelt `all-linear` must not count as the name of a module.
         let meant_all = |name: &String| name == "all" || osa_distance(name, "all-linear") <= 3;
         let fine = !names.is_empty() && all_different(&names) && !names.iter().any(meant_all);
         fine.then_some(Targets::Names(names))
@@ -220,7 +220,7 @@ fn read_size(given: &Given<'_>) -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }
 
-/// A list of texts, or one text as a list of one; none of them empty.
+/// A list of texts, or one text as a list of one; no text is empty.
 fn read_texts(given: &Given<'_>) -> Option<Vec<String>> {
     match given.list() {
         Some(items) => items.iter().map(|item| read_some_text(&given.with(item))).collect(),

@@ -1,8 +1,8 @@
-//! From a typed recipe back to text: `job.toml`, the key reference, and the differences between two recipes.
+//! Renders a typed recipe: `job.toml`, the key reference, and the differences between two recipes.
 //!
-//! What is rendered reads back to the same recipe, so `job.toml` is itself a recipe that needs nothing else:
-//! every default is filled in and every path is absolute.
-//! Left out: comments and the user's own formatting, which the copy of the recipe in the run folder keeps.
+//! The text parses back to the same recipe, so `job.toml` is a complete recipe: every default is filled in and every
+//! path is absolute.
+//! Left out: comments and formatting, which the copy of the recipe in the run folder keeps.
 
 use crate::keys::{KEYS, SECTIONS};
 use crate::sections::Recipe;
@@ -12,9 +12,9 @@ use crate::sections::Recipe;
 pub struct KeyDifference {
     /// `section.key`
     pub key: String,
-    /// As TOML; `None` where the key was not in force (`train.steps` beside `train.epochs`).
+    /// As TOML; `None` if the key was not set (`train.steps` with `train.epochs`).
     pub old: Option<String>,
-    /// As TOML; `None` where the key is not in force.
+    /// As TOML; `None` if the key is not set.
     pub new: Option<String>,
 }
 
@@ -35,10 +35,10 @@ pub fn render_job(recipe: &Recipe) -> String {
     text
 }
 
-/// A Markdown table of every key, its default, what it takes and what it means.
+/// A Markdown table of every key, its default, what it accepts and what it means.
 pub fn render_key_reference() -> String {
     let defaults = Recipe::with_defaults();
-    let mut text = String::from("| key | default | takes | meaning |\n|---|---|---|---|\n");
+    let mut text = String::from("| key | default | accepts | meaning |\n|---|---|---|---|\n");
     for key in KEYS {
         let default = match (key.required, (key.show)(&defaults)) {
             (true, _) => "required".to_owned(),

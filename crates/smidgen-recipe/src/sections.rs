@@ -65,7 +65,7 @@ pub struct Adapter {
     pub sigma: f64,
 }
 
-/// `[data]`: what is learned.
+/// `[data]`: the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Data {
     /// Never empty; entries may be globs.
@@ -80,7 +80,7 @@ pub struct Data {
     pub shuffle: bool,
 }
 
-/// `[train]`: how it is learned.
+/// `[train]`: batch, length, learning rate, optimizer, saving.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Train {
     pub batch: Batch,
@@ -112,11 +112,11 @@ pub struct Eval {
     pub task: EvalTask,
     /// Samples; 0 = all.
     pub limit: usize,
-    /// Regular expression that finds the answer in an output; empty: the answers are those that the rows have.
+    /// Regular expression that finds the answer in an output; empty: the answers of the rows are used.
     pub answer: String,
 }
 
-/// `[memory]`: where it runs and in how much; none of it changes results.
+/// `[memory]`: device, budgets and placement; none of it changes results beyond rounding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
     pub device: DeviceChoice,
@@ -130,13 +130,13 @@ pub struct Memory {
     pub adapt: bool,
 }
 
-/// `[expect]`: what a test holds the plan to.
+/// `[expect]`: limits that a test checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expect {
     pub peak_bytes: Option<u64>,
 }
 
-/// `[output]`: where the run goes.
+/// `[output]`: the run folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
     pub dir: RecipePath,
@@ -176,9 +176,9 @@ impl ModelPath {
 /// Which linear layers are adapted (`adapter.targets`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Targets {
-    /// Every linear layer but the head.
+    /// Every linear layer but the LM head.
     AllLinear,
-    /// Those whose path ends in one of these names.
+    /// Linear layers whose path ends in one of these names.
     Names(Vec<String>),
 }
 
@@ -187,7 +187,7 @@ pub enum Targets {
 pub enum Layers {
     /// Every layer.
     All,
-    /// The last so many.
+    /// The last N layers.
     Last(usize),
     /// These, counted from 0.
     List(Vec<usize>),
@@ -196,7 +196,7 @@ pub enum Layers {
 /// Where adapter tensors start (`adapter.init`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Init {
-    /// As the adapter kind has it: A random, B zero.
+    /// The default of the adapter kind: A random, B zero.
     Default,
     /// From the tensors of this adapter.
     Adapter(RecipePath),
@@ -213,41 +213,41 @@ pub enum Template {
     File(RecipePath),
 }
 
-/// Whose rates a plan is made with (`memory.profile`).
+/// The device profile of a plan (`memory.profile`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProfileChoice {
-    /// What was measured on this machine, or the built-in profile that is most like it.
+    /// The profile measured on this machine, or the most similar built-in one.
     Auto,
-    /// A built-in one; which there are is known where profiles are.
+    /// A built-in profile.
     Named(String),
     /// A file that ends in `.json`, as `smidgen doctor` writes it.
     File(RecipePath),
 }
 
-/// What one optimizer step takes in, over all ranks (`train.batch` or `train.batch_tokens`).
+/// The batch of one optimizer step, over all ranks (`train.batch` or `train.batch_tokens`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
-    /// So many samples.
+    /// Number of samples.
     Samples(usize),
-    /// Samples until the next would exceed so many tokens.
+    /// As many samples as fit into this number of tokens.
     Tokens(usize),
 }
 
 /// When training ends (`train.steps` or `train.epochs`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Length {
-    /// After so many optimizer steps.
+    /// Number of optimizer steps.
     Steps(u64),
-    /// After so many passes over the data, above 0 and not always whole.
+    /// Number of passes over the data, above 0, may be a fraction.
     Epochs(f64),
 }
 
-/// How long the learning rate rises (`train.warmup`).
+/// The length of the warm-up (`train.warmup`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Warmup {
-    /// So many optimizer steps.
+    /// Number of optimizer steps.
     Steps(u64),
-    /// This part of all steps, at least 0 and below 1.
+    /// A fraction of all steps, at least 0 and below 1.
     Fraction(f64),
 }
 
@@ -256,18 +256,18 @@ pub enum Warmup {
 pub enum DeviceChoice {
     /// The first GPU if there is one, else the CPU.
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
-    /// The GPU of this number.
+    /// The GPU with this number.
     Cuda(usize),
 }
 
-/// How much memory may be taken (`memory.budget`, `memory.host_budget`).
+/// The memory that a run may use (`memory.budget`, `memory.host_budget`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
     /// What is free.
     Auto,
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
 }
 
@@ -352,7 +352,7 @@ impl Recipe {
     }
 }
 
-/// `adapter.alpha` where none is given.
+/// The default of `adapter.alpha`.
 pub(crate) fn default_alpha(rank: usize) -> f64 {
     2.0 * rank as f64
 }
@@ -385,7 +385,7 @@ impl RecipePath {
         RecipePath { written: path.display().to_string(), resolved: path.to_path_buf() }
     }
 
-    /// `text` seen from `folder`.
+    /// `text` relative to `folder`.
     pub(crate) fn resolve(text: &str, folder: &Path) -> RecipePath {
         let resolved = if text.starts_with("hf:") || text.starts_with("pypi:") {
             PathBuf::from(text)

@@ -1,7 +1,7 @@
-//! Single values of a recipe, for whoever writes one: a value or an override, checked by its key, as TOML.
+//! A single value or override of a recipe, checked by its key and rendered as TOML.
 //!
-//! Relative paths are put behind the folder that is given, which may be relative itself; `output.dir` stays as it is.
-//! Left out: checks across keys, which a whole recipe gets when it is parsed.
+//! Relative paths are joined to the given folder, which may be relative too; `output.dir` stays unchanged.
+//! Left out: checks across keys, which need a whole recipe.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use crate::parse::read_override;
 use crate::sections::Recipe;
 use crate::value::{Given, Value};
 
-/// The value as TOML, or what the key takes instead.
+/// The value as TOML, or a message that says what the key accepts.
 ///
 /// # Panics
-/// Where there is no such key: names of keys are the caller's own.
+/// If there is no such key: the caller passes constants.
 pub(crate) fn render_value(path: &str, value: &Value, folder: &Path) -> Result<String, String> {
     let (section, name) = path.split_once('.').expect("a key has a section");
     let key = find_key(section, name).unwrap_or_else(|| panic!("there is no key `{path}`"));
     let mut recipe = Recipe::with_defaults();
     match (key.set)(&mut recipe, &Given { value, folder, working_directory: Path::new("") }) {
-        Some(()) => Ok(without_needless_point((key.show)(&recipe).expect("what was set is in force"))),
+        Some(()) => Ok(without_needless_point((key.show)(&recipe).expect("the key was just set"))),
         None => Err(format!("`{path}` must be {}", key.accepts.describe())),
     }
 }
@@ -31,11 +31,11 @@ pub(crate) fn render_override(text: &str, folder: &Path) -> Result<(String, Stri
     let path = text.split('=').next().unwrap_or_default().trim();
     let (section, name) = path.split_once('.').expect("an override that was read has a section");
     let key = find_key(section.trim(), name.trim()).expect("an override that was read has a key");
-    let value = (key.show)(&recipe).expect("what was set is in force");
+    let value = (key.show)(&recipe).expect("the key was just set");
     Ok((key.path(), without_needless_point(value)))
 }
 
-/// `3.0` is `3` to every key that takes a number.
+/// `3.0` and `3` are the same for every key that accepts a number.
 fn without_needless_point(toml: String) -> String {
     match toml.strip_suffix(".0") {
         Some(whole) if whole.bytes().all(|byte| byte.is_ascii_digit()) => whole.to_owned(),

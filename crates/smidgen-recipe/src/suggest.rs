@@ -1,8 +1,8 @@
-//! Hints: what may have been meant by a key, a value or a line that was refused.
+//! Hints for a refused key, value or line.
 //!
-//! A hint is offered only where it is likely right: names known from other trainers first, then the same name in
-//! another section, then the nearest spelling.
-//! Left out: the decision that something is wrong, which is made in `parse.rs` before anyone asks here.
+//! A hint is given only if it is likely right: names of other trainers first, then the same name in another section,
+//! then the nearest spelling.
+//! Left out: the decision that something is wrong (`parse.rs`).
 
 use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
 use crate::keys::{KEYS, Key, SECTIONS, find_key};
@@ -15,14 +15,14 @@ pub(crate) fn explain_syntax_error(message: &str, written: &str) -> (String, Opt
     let is_word = written.starts_with(|c: char| c.is_alphabetic());
     let starts_with_one_of = |starts: &[&str]| starts.iter().any(|start| message.starts_with(start));
     if message == "duplicate key" {
-        (format!("`{written}` stands twice"), None)
+        (format!("`{written}` is set twice"), None)
     } else if ["True", "TRUE", "False", "FALSE"].contains(&written) {
         let hint = format!("write {}", written.to_lowercase());
-        (format!("`{written}` is no value"), Some(hint))
+        (format!("`{written}` is not a value"), Some(hint))
     } else if starts_with_one_of(&["string values must be quoted"]) && written.is_empty() {
         ("a value is missing after the `=`".to_owned(), None)
     } else if starts_with_one_of(&["string values must be quoted"])
-        // A word that begins like `true`, `inf` or `nan` is reported as a misspelt one of these.
+        // The parser reports a word that begins like `true`, `inf` or `nan` as a misspelt one of these.
         || (is_word && starts_with_one_of(&["invalid boolean", "invalid float"]))
     {
         ("a string needs quotes".to_owned(), Some(format!("write {written:?}")))
@@ -32,8 +32,8 @@ pub(crate) fn explain_syntax_error(message: &str, written: &str) -> (String, Opt
     ]) {
         ("the string has no closing quote".to_owned(), None)
     } else if starts_with_one_of(&["invalid mantissa", "invalid fraction", "invalid exponent"]) {
-        let hint = "a point has digits on both sides, an exponent has digits after it".to_owned();
-        ("this is no number".to_owned(), Some(hint))
+        let hint = "a decimal point needs digits on both sides, an exponent needs digits after it".to_owned();
+        ("not a number".to_owned(), Some(hint))
     } else if starts_with_one_of(&["invalid unquoted key", "key with no value"]) {
         let hint = "a recipe is TOML: lines of `key = value` below a `[section]`".to_owned();
         (message.to_owned(), Some(hint))
@@ -42,7 +42,7 @@ pub(crate) fn explain_syntax_error(message: &str, written: &str) -> (String, Opt
     }
 }
 
-/// What may have been meant by an unknown key.
+/// The hint for an unknown key.
 pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
     if let Some(hint) = foreign_key_hint(section, name) {
         return Some(hint.to_owned());
@@ -75,13 +75,13 @@ pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
     }
 }
 
-/// For an override without `=`: how it would be written.
+/// The hint for an override without `=`.
 pub(crate) fn suggest_override_key(text: &str) -> Option<String> {
     let (section, name) = text.split_once('.')?;
     find_key(section, name).map(|key| format!("it must be {}", key.accepts.describe()))
 }
 
-/// What may have been meant by a refused value.
+/// The hint for a refused value.
 pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     let would_take = |value: &Value| (key.set)(&mut Recipe::with_defaults(), &given.with(value)).is_some();
     let word = match given.value {
@@ -97,10 +97,10 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     }
     match given.value {
         Value::Integer(number) if *number > LARGEST_COUNT && would_take(&Value::Integer(LARGEST_COUNT)) => {
-            return Some(format!("the largest number taken is {LARGEST_COUNT}"));
+            return Some(format!("the largest accepted number is {LARGEST_COUNT}"));
         }
         Value::Float(number) if number.fract() == 0.0 && would_take(&Value::Integer(*number as i128)) => {
-            return Some(format!("write it without a point: {}", *number as i128));
+            return Some(format!("write it without a decimal point: {}", *number as i128));
         }
         Value::Text(word) if would_take(&Value::Bare(word.clone())) => {
             return Some(format!("write it without quotes: {word}"));
@@ -111,11 +111,11 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
         return Some("for a model of Hugging Face write `hf:org/name`".to_owned());
     }
     let near = nearest(&word.to_lowercase().replace('_', "-"), key.accepts.words.iter().copied())?;
-    // Repeating what was written would only puzzle.
+    // A hint that repeats the input would not help.
     (near != word).then(|| format!("did you mean `{near}`?"))
 }
 
-/// A value for a message, cut where it is long.
+/// A value for a message, shortened if it is long.
 pub(crate) fn abbreviate(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();

@@ -1,7 +1,7 @@
 //! The value of a key as TOML text, for every type that a key can have.
 //!
-//! What is rendered reads back to the same value: floats have their shortest digits, sizes are exact to the byte,
-//! paths are absolute.
+//! The text parses back to the same value: floats have their shortest digits, sizes are exact to the byte, paths are
+//! absolute.
 //! Left out: names of keys and sections (`render.rs`).
 
 use std::fmt::Write as _;

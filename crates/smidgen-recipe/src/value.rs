@@ -1,17 +1,17 @@
-//! A value before its key has given it a type: from the file it is typed by TOML, from an override it is bare text.
+//! A value before its key gives it a type: a value of the file is typed by TOML, a value of an override is bare text.
 //!
-//! The accessors of [`Given`] are where an override is "read by the type of its key": the same bare `8` is a
-//! number to `train.steps` and a name to `output.dir`.
+//! The accessors of [`Given`] read an override by the type of its key: the same bare `8` is a number for `train.steps`
+//! and a name for `output.dir`.
 //! An integer is accepted where a float is expected, never the reverse.
 //! Dotted keys inside a pattern table are joined again (`layers.0.q_proj = 8` is one pattern), in the order written.
-//! Left out: ranges and meanings, which belong to the keys.
+//! Left out: ranges and meanings (`read.rs`, `keys.rs`).
 
 use std::fmt;
 use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-/// The largest count that any key takes: large enough for every run, small enough that products fit 64 bits.
+/// The largest count that any key accepts: large enough for every run, small enough that products fit 64 bits.
 pub(crate) const LARGEST_COUNT: i128 = i32::MAX as i128;
 
 /// An untyped value.
@@ -24,22 +24,22 @@ pub(crate) enum Value {
     List(Vec<Value>),
     /// In the order written.
     Table(Vec<(String, Value)>),
-    /// A date, or an integer beyond all bounds; no key takes one.
+    /// A date, or an integer that is too large; no key accepts one.
     Foreign(String),
-    /// From an override: whatever the key makes of it.
+    /// From an override; the key decides how it is read.
     Bare(String),
 }
 
-/// A value together with what relative paths in it are relative to.
+/// A value, and the folders that its relative paths start from.
 pub(crate) struct Given<'a> {
     pub value: &'a Value,
     pub folder: &'a Path,
-    /// `output.dir` is relative to this wherever it is written.
+    /// `output.dir` is relative to this, in the file and in overrides.
     pub working_directory: &'a Path,
 }
 
 impl<'a> Given<'a> {
-    /// The same surroundings for a part of the value.
+    /// A part of the value, with the same folders.
     pub fn with<'b>(&'b self, value: &'b Value) -> Given<'b> {
         Given { value, ..*self }
     }
@@ -68,7 +68,7 @@ impl<'a> Given<'a> {
             Value::Bare(text) => text.replace('_', "").parse().ok()?,
             _ => return None,
         };
-        // Adding zero turns -0.0 into 0.0, so that a rendered value never carries a sign that means nothing.
+        // Adding zero turns -0.0 into 0.0, so that it is never rendered with a sign.
         number.is_finite().then_some(number + 0.0)
     }
 
@@ -98,7 +98,7 @@ impl<'a> Given<'a> {
             Value::Bare(text) => {
                 let inside = text.strip_prefix('{')?.strip_suffix('}')?;
                 let entries = split_outside_quotes(inside).into_iter().map(|entry| {
-                    // The last `=`: a pattern may hold one, the number after it cannot.
+                    // The last `=`: a pattern may contain one, the number after it cannot.
                     let (name, value) = entry.rsplit_once('=')?;
                     Some((unquote(name.trim()), Value::Bare(value.trim().to_owned())))
                 });
@@ -109,7 +109,7 @@ impl<'a> Given<'a> {
     }
 }
 
-/// The value that TOML read. Only for values of keys: sections are walked by the caller.
+/// The value of a key as parsed by TOML; the caller walks the sections.
 pub(crate) fn value_of_toml(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::Text(text.to_string()),
@@ -160,8 +160,8 @@ fn unquote(text: &str) -> String {
     }
 }
 
-/// Parts between commas that stand outside quotes, brackets and braces, trimmed.
-/// Nothing between the ends is no part; a comma at the end adds none.
+/// The trimmed parts between commas that are outside quotes, brackets and braces.
+/// An empty text has no part; a comma at the end adds none.
 fn split_outside_quotes(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -199,7 +199,7 @@ pub(crate) fn parse_count_from_zero(text: &str) -> Option<usize> {
     (number <= LARGEST_COUNT).then_some(number as usize)
 }
 
-/// As it is quoted back to the user.
+/// As it is shown to the user.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

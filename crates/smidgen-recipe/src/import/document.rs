@@ -55,7 +55,7 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
         let reason = format!("{} bytes is too large for a configuration (limit: {MOST_BYTES})", text.len());
         return Err(DocumentError { line: 1, reason });
     }
-    // A byte order mark carries no meaning here.
+    // A byte order mark is skipped.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut reading =
         Reading { parser: Parser::new_from_str(text), anchors: HashMap::new(), values: 0, line: 1 };

@@ -1,6 +1,6 @@
 //! Shapes of published models, known by name.
 //!
-//! The same files serve the recipes' tests; weights are nowhere.
+//! The same files are used by the tests of the recipes. There are no weights.
 
 use smidgen_formats::model::Model;
 
@@ -8,7 +8,7 @@ use smidgen_formats::model::Model;
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub name: &'static str,
-    /// The model's `config.json`, as far as it describes sizes.
+    /// The sizes from the model's `config.json`.
     pub config: &'static str,
 }
 
@@ -48,7 +48,7 @@ impl Shape {
         SHAPES.iter().find(|shape| shape.name == name)
     }
 
-    /// The model, with nothing but its config.
+    /// The model with its config and no weights.
     pub fn model(&self) -> Model {
         Model::from_config(self.name, serde_json::from_str(self.config).expect("shapes are JSON"))
     }

@@ -1,7 +1,7 @@
-//! Weights that nobody trained: numbers of the size that weights have, in any storage.
+//! Synthetic weights of realistic size, in any storage format.
 //!
-//! A megabyte of them repeats over and over, which costs no time to make and multiplies like any other. Codes of
-//! quantized formats are random, scales are such that decoded numbers are about 0.02.
+//! One megabyte of random numbers is repeated, which takes no time to generate and is as fast to multiply as real
+//! weights. Codes of quantized formats are random; scales are chosen so that decoded numbers are about 0.02.
 
 use smidgen_ir::quant;
 use smidgen_ir::storage::{bnb4_parts, int8_scales};
@@ -14,13 +14,13 @@ pub const PERIOD: usize = 1 << 20;
 /// Typical size of a weight.
 const SIZE: f32 = 0.02;
 
-/// Where the bytes of a tensor come from.
+/// The source of the bytes of a tensor.
 #[derive(Debug)]
 pub struct Synthetic {
     storage: Storage,
     rows: usize,
     columns: usize,
-    /// Begins again after itself.
+    /// Repeated endlessly.
     period: Vec<u8>,
 }
 
@@ -38,7 +38,7 @@ impl Synthetic {
             piece[done..done + bytes].copy_from_slice(&self.period[first..first + bytes]);
             done += bytes;
         }
-        // What is not a code has to be a number.
+        // Scales must be valid numbers.
         let elements = self.rows * self.columns;
         let mut floats = |first: usize, end: usize, value: f32| {
             let bytes = value.to_le_bytes();
@@ -80,7 +80,7 @@ fn period(storage: Storage) -> Vec<u8> {
             let values: Vec<f32> = (0..columns).map(number).collect();
             quant::encode(storage, 1, columns, &values).expect("a whole number of blocks")
         }
-        // Formats that are only read: zeros decode to zeros.
+        // Formats without an encoder: zeros decode to zeros.
         Storage::Gguf(block) => vec![0; 1024 * block.bytes()],
         Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } | Storage::Plain(_) => {
             (0..PERIOD).map(|index| (256.0 * uniform(7, index as u64)) as u8).collect()

@@ -1,7 +1,7 @@
-//! The measured part: a plan is loaded, filled with synthetic numbers, and its steps are timed.
+//! Times a plan: it is loaded, filled with synthetic numbers, and its steps are measured.
 //!
-//! A step is what the trainer makes of it: inputs written, micro-batches, update, refresh, the report read. The
-//! profile runs one step operation by operation, waiting after each, so its sum is more than a step takes.
+//! A step is what the trainer does: write the inputs, run the micro-batches, update, refresh, read the report. The
+//! profile runs one step operation by operation and waits after each, so its sum is more than the time of a step.
 
 use crate::failure::Failure;
 use crate::session::feed::Feed;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use super::synthetic::Synthetic;
 
-/// Samples of one length, some in each micro-batch.
+/// A batch of samples of equal length, split into micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
     pub samples: usize,
@@ -40,7 +40,7 @@ pub struct Times {
     /// Each timed step.
     pub step_ms: Vec<f64>,
     pub losses: Vec<f64>,
-    /// Milliseconds by phase and operation, of one step, where asked for.
+    /// Milliseconds of one step by phase and operation, if asked for.
     pub profile: Vec<(String, f64, usize)>,
 }
 
@@ -148,8 +148,8 @@ impl<D: Device> Bench<D> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of each step of an entry point, waiting after each; `repeats` share one wait, which is long beside the
-    /// shortest steps of a GPU.
+    /// Seconds of each step of an entry point, waiting after each. `repeats` runs share one wait, because a wait takes long
+    /// compared with the shortest kernels of a GPU.
     pub fn time_each(&mut self, entry: Entry, extent: &Extent, repeats: usize) -> Result<Vec<f64>, Failure> {
         self.wait()?;
         let mut times = Vec::new();
@@ -186,7 +186,7 @@ fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Resu
     Ok(())
 }
 
-/// Times some steps behind others that warm up.
+/// Times steps after a warm-up.
 pub fn time_steps<D: Device>(
     bench: &mut Bench<D>,
     warm_up: usize,

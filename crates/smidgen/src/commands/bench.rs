@@ -1,11 +1,10 @@
-//! `smidgen bench`: tokens per second and memory of a run of a named shape, with nothing to fetch.
+//! `smidgen bench`: tokens per second and memory of a run of a named shape, without downloading anything.
 //!
-//! Figures are medians over steps behind a warm-up. Work is counted as 4 operations for each parameter of a linear
-//! and token (forward and the gradient of its input; a frozen weight has no gradient), the head included, and 12
-//! for each visible score and channel of attention, without what is recomputed.
-//! Memory is without the driver's context, measured as what was taken since before the device was opened, less the
-//! context that the plan counted.
-//! `--write-model` makes a checkpoint of random numbers of a shape instead.
+//! Figures are medians over the steps after the warm-up. FLOPs are counted as 4 per token and parameter of a linear
+//! layer, the LM head included (forward and the gradient of the input; a frozen weight has no gradient), and 12 per
+//! visible score and channel of attention; recomputed work does not count.
+//! Memory excludes the driver's context: it is the difference to the memory before the device was opened, less the
+//! context in the plan. `--write-model` writes a checkpoint of random weights instead.
 
 use super::recipe_args::working_directory;
 use crate::bench::shapes::{self, Shape};
@@ -40,7 +39,7 @@ pub struct Args {
     /// A shape by name (qwen2.5-7b, qwen2.5-1.5b, llama3.1-8b ...), or a folder with a config.json
     #[arg(long, default_value = "smollm2-135m")]
     model: String,
-    /// How the base weights lie: as-stored, f32, bf16, f16, int8, nf4, nf4-single
+    /// Storage of the base weights: as-stored, f32, bf16, f16, int8, nf4, nf4-single
     #[arg(long, default_value = "bf16")]
     base: String,
     /// lora, dora or ls-lora
@@ -51,13 +50,13 @@ pub struct Args {
     /// adamw or adamw-8bit
     #[arg(long, default_value = "adamw")]
     optimizer: String,
-    /// Samples of a step
+    /// Samples per step
     #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
-    /// Tokens of a sample
+    /// Tokens per sample
     #[arg(long, default_value_t = 2048, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     tokens: usize,
-    /// Samples of a micro-batch; all of them by default where they fit
+    /// Samples per micro-batch [default: all of them, if they fit]
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     together: Option<usize>,
     #[arg(long, default_value = "auto")]
@@ -71,16 +70,16 @@ pub struct Args {
     steps: usize,
     #[arg(long, default_value_t = 3)]
     warm_up: usize,
-    /// Also the time of each operation
+    /// Also print the time of each operation
     #[arg(long)]
     profile: bool,
-    /// On a GPU, launch every kernel by itself instead of a whole step as a graph: the same results, to compare speeds
+    /// On a GPU, launch kernels one by one instead of as CUDA graphs: the same results, to compare speeds
     #[arg(long)]
     launch_singly: bool,
-    /// What was measured as JSON
+    /// Print the measurements as JSON
     #[arg(long)]
     json: bool,
-    /// Write a checkpoint of random numbers of the shape into this folder, and measure nothing
+    /// Write a checkpoint of random weights into this folder, and measure nothing
     #[arg(long, value_name = "DIR")]
     write_model: Option<PathBuf>,
 }
@@ -93,7 +92,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The config of a known shape, or that of a folder.
+/// The config of a known shape or of a folder.
 fn read_config(model: &str) -> Result<Value, Failure> {
     if let Some(shape) = Shape::find(model) {
         return Ok(shape.model().config().clone());
@@ -101,12 +100,12 @@ fn read_config(model: &str) -> Result<Value, Failure> {
     let path = Path::new(model).join("config.json");
     read_json_file(&path, MAX_CONFIG_BYTES).map_err(|error| {
         Failure::command(error)
-            .context(format!("`--model {model}` is not a known shape or a folder with a config.json"))
+            .context(format!("`--model {model}` is neither a known shape nor a folder with a config.json"))
             .hint(format!("known shapes: {}", shapes::names()))
     })
 }
 
-/// What is measured, as the recipe of a run would have it.
+/// The recipe of the run that is measured.
 fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
     let mut recipe = Recipe::new(ModelPath::folder(Path::new(&args.model)));
     recipe.output.dir = RecipePath::at(&std::env::temp_dir());
@@ -137,7 +136,7 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
 
 fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     let recipe = build_recipe(args)?;
-    // Predicted as a run would be.
+    // Predicted like any run.
     let access = Access { measured_profiles: true, ..Access::cache_only() };
     let mut job = Job::prepare_model(recipe, model, Purpose::Plan, &access)?;
     let begin = Instant::now();
@@ -180,7 +179,7 @@ fn free_bytes(device: &AnyDevice) -> Option<u64> {
     }
 }
 
-/// Operations of one token, forward and backward, nothing recomputed.
+/// FLOPs per token of forward and backward, without recompute.
 fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
     let linears: usize = spec.linears().iter().map(|linear| linear.n * linear.k).sum();
     let head = spec.vocabulary * spec.hidden;
@@ -239,7 +238,7 @@ fn render(figures: &Value) -> String {
     let number = |name: &str| figures[name].as_f64().unwrap_or(f64::NAN);
     let bytes = |name: &str| figures[name].as_u64().map_or("unknown".to_owned(), format_bytes);
     let mut text = format!(
-        "{} · {} · {} r={} · {} x {} tokens, {} at a time\n",
+        "{} · {} · {} r={} · {} x {} tokens, micro-batches of {} tokens\n",
         figures["model"].as_str().unwrap_or_default(),
         figures["base"].as_str().unwrap_or_default(),
         figures["adapter"].as_str().unwrap_or_default(),
@@ -249,14 +248,14 @@ fn render(figures: &Value) -> String {
         figures["micro_tokens"],
     );
     text += &format!(
-        "{:>10.0} tokens/s   {:.1} ms a step   {:.0} TFLOP/s of the model   predicted {:.1} ms\n",
+        "{:>10.0} tokens/s   {:.1} ms per step   {:.0} TFLOP/s   predicted {:.1} ms\n",
         number("tokens_per_s"),
         number("step_ms"),
         number("model_tflops"),
         number("predicted_step_ms"),
     );
     text += &format!(
-        "{:>10} planned, {} measured; context {}; loaded in {:.1} s, first step done after {:.1} s\n",
+        "{:>10} planned, {} measured; context {}; loaded in {:.1} s, first step after {:.1} s\n",
         bytes("planned_bytes"),
         bytes("measured_bytes"),
         bytes("context_bytes"),
@@ -270,7 +269,7 @@ fn render(figures: &Value) -> String {
     text
 }
 
-/// A checkpoint of random numbers in bf16, one file.
+/// Writes a checkpoint of random weights in bf16, one file.
 fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
     let spec = read_spec(config).map_err(|error| Failure::model(error).context("cannot read the config"))?;
     let path = folder.join("config.json");
@@ -308,5 +307,5 @@ fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
         Ok(())
     })
     .map_err(Failure::disk)?;
-    print(&format!("{} tensors of random numbers in `{}`\n", specs.len(), folder.display()))
+    print(&format!("{} tensors of random weights in `{}`\n", specs.len(), folder.display()))
 }

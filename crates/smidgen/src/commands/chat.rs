@@ -1,8 +1,8 @@
-//! A conversation at the terminal: each message is answered as the model's template has it.
+//! A conversation in the terminal, formatted by the model's chat template.
 //!
-//! Keys and values stay in the cache between the turns, so only what is new is read. `/reset` begins anew and `/exit`,
-//! or the end of the input, ends it. What is said stays in memory alone.
-//! Left out: editing earlier messages, and files.
+//! The KV cache is kept between the turns, so only new tokens are computed. `/reset` clears the conversation; `/exit`
+//! or the end of the input ends it. Nothing is written to disk.
+//! Left out: editing earlier messages, and attachments.
 
 use crate::console::progress::say;
 use crate::console::stdout::print;
@@ -16,12 +16,12 @@ use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::io::{BufRead, Write};
 use std::time::SystemTime;
 
-/// What a conversation is held with.
+/// The settings of a conversation.
 #[derive(Clone, Copy, Debug)]
 pub struct Talk<'a> {
     pub tokenizer: &'a Tokenizer,
     pub system: Option<&'a str>,
-    /// Messages are taken as they are, one behind the other.
+    /// Without a template, messages are concatenated.
     pub raw: bool,
     pub quiet: bool,
     pub now: SystemTime,
@@ -33,10 +33,10 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
         false => talk.tokenizer.chat_template().transpose().map_err(Failure::model)?,
     };
     if template.is_none() && !talk.quiet {
-        say("without a chat template: every line is continued as it stands");
+        say("the model has no chat template: every line is continued as plain text");
     }
     if !talk.quiet {
-        say("`/reset` begins anew, `/exit` ends");
+        say("`/reset` clears the conversation, `/exit` quits");
     }
     let mut messages = beginning(talk);
     let mut lines = std::io::stdin().lock().lines();
@@ -72,7 +72,7 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
         if ids.len() >= room {
             messages.pop();
             say(&format!(
-                "this would be token {} of a context of {room}: `/reset`, or a larger `--context`",
+                "the conversation needs {} tokens, the context has {room}: `/reset` it, or set a larger `--context`",
                 ids.len()
             ));
             continue;
@@ -86,7 +86,7 @@ fn beginning(talk: &Talk<'_>) -> Vec<Json> {
     talk.system.map(|text| json!({"role": "system", "content": text})).into_iter().collect()
 }
 
-/// Prints the answer as it comes, and returns its text.
+/// Prints the answer while it is generated, and returns its text.
 fn answer(
     session: &mut TokenSession,
     settings: &Settings,
@@ -105,14 +105,20 @@ fn answer(
     Ok(text)
 }
 
-/// How an answer ended and how fast it came.
+/// Why an answer stopped, and the speeds.
 pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
     let count = generated.ids.len();
-    let mut text = format!("{count} tokens, ended by {}", generated.stopped_by.name().replace('_', " "));
-    let rates = [("read", timing.prompt_tokens_per_s()), ("written", timing.answer_tokens_per_s())];
+    let stopped = match generated.stopped_by {
+        StoppedBy::Token(_) => "stopped at EOS",
+        StoppedBy::MaxTokens => "stopped at `--max-new`",
+        StoppedBy::Context => "stopped at the end of the context",
+        StoppedBy::Caller => "stopped",
+    };
+    let mut text = format!("{count} tokens, {stopped}");
+    let rates = [("prompt", timing.prompt_tokens_per_s()), ("generation", timing.answer_tokens_per_s())];
     for (what, rate) in rates {
         if let Some(rate) = rate {
-            text += &format!(" · {rate:.0} tokens/s {what}");
+            text += &format!(" · {what} {rate:.0} tokens/s");
         }
     }
     text

@@ -1,7 +1,7 @@
-//! `smidgen completions`: a script that teaches a shell the commands and their options.
+//! `smidgen completions`: a script with which a shell completes the commands and their options.
 //!
-//! Made from the definitions of the command line itself, so that it never lags behind them.
-//! Left out: where shells look for such scripts, which their manuals say.
+//! It is generated from the definitions of the command line, so it is always up to date.
+//! Left out: where to install the script, which differs between shells.
 
 use crate::console::stdout::print;
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use clap_complete::Shell;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The shell that is to read it
+    /// The shell to write the script for
     shell: Shell,
 }
 

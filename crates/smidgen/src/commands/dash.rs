@@ -1,8 +1,8 @@
-//! `smidgen dash`: the page of a run, live, on this machine alone.
+//! `smidgen dash`: a live dashboard of a run, served on localhost.
 //!
-//! A server of four answers on the loopback address: the page, its content, how the run stands, and no to all else. The
-//! page asks again every two seconds and fetches the content where something is new. Nothing is kept but what was
-//! rendered last, and nothing can be changed through it. It ends with the signal that ends any program.
+//! The server listens on the loopback address and has three paths: the page, its content, and the current metrics. The
+//! page polls the metrics every two seconds and reloads its content when they have changed. It is read-only, and it
+//! runs until it is interrupted.
 
 use crate::console::progress;
 use crate::failure::Failure;
@@ -19,28 +19,31 @@ use std::time::Duration;
 pub struct Args {
     /// The folder of a run
     run: PathBuf,
-    /// Where the page is served; 0 takes any free port
+    /// Port to serve on (0 = any free port)
     #[arg(long, default_value_t = 7117)]
     port: u16,
 }
 
-/// Requests that are longer are nobody's browser.
+/// No browser sends a longer request.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// A client that says nothing is not waited for.
+/// A client that sends nothing for this long is dropped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    // What is wrong with the folder is said here, not in a browser.
+    // A wrong folder is reported here, before a browser asks.
     read_run(&args.run)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(|error| {
         Failure::network(error)
-            .context(format!("port {} of this machine cannot be used", args.port))
-            .hint("`--port 0` takes any free port")
+            .context(format!("cannot listen on port {}", args.port))
+            .hint("`--port 0` uses any free port")
     })?;
     let address = listener.local_addr().map_err(Failure::network)?;
-    progress::say(&format!("http://{address}/ shows the run in `{}`; Ctrl-C ends it", args.run.display()));
+    progress::say(&format!(
+        "serving the run in `{}` at http://{address}/ (Ctrl-C to stop)",
+        args.run.display()
+    ));
     for stream in listener.incoming().flatten() {
-        // A browser that went away is no failure.
+        // A browser that closed the connection is not a failure.
         let _ = answer(stream, &args.run);
     }
     Ok(())
@@ -52,7 +55,7 @@ fn answer(mut stream: TcpStream, folder: &Path) -> std::io::Result<()> {
     let mut lines = BufReader::new((&stream).take(MAX_REQUEST_BYTES)).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     let mut host = None;
-    // To the end of the head, or the client hears of a broken connection.
+    // The whole request head is read: otherwise the client sees a broken connection.
     for line in lines {
         let line = line?;
         if line.is_empty() {
@@ -87,13 +90,13 @@ fn respond(request: &str, host: Option<&str>, folder: &Path) -> Response {
     if method != "GET" {
         return plain("405 Method Not Allowed", "only GET");
     }
-    // A page elsewhere whose name was made to lead here does not get the run.
+    // DNS rebinding: a foreign page whose host name resolves to this address gets nothing.
     if !host.is_some_and(is_this_machine) {
-        return plain("403 Forbidden", "only by the address of this machine");
+        return plain("403 Forbidden", "only localhost is served");
     }
     let path = path.split('?').next().unwrap_or(path);
     if !["/", "/content", "/metrics"].contains(&path) {
-        return plain("404 Not Found", "there is no such page");
+        return plain("404 Not Found", "not found");
     }
     let record = match read_run(folder) {
         Ok(record) => record,

@@ -1,7 +1,7 @@
-//! `smidgen doctor`: the checklist before a run, and the place where a machine is measured.
+//! `smidgen doctor`: checks before a run, and the measurement of the machine.
 //!
-//! Without a recipe: what is here, and how fast it is. With one: whether it can run here. What is measured is kept, and
-//! every later plan goes by it; nothing else ever measures.
+//! Without a recipe it shows the devices and their speed; with one also whether it can run here. The measurement is
+//! saved, and later plans use it; no other command measures.
 
 use super::recipe_args::working_directory;
 use crate::console::progress;
@@ -22,24 +22,24 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A recipe to go through as well, a TOML file
+    /// A recipe to check as well, a TOML file
     recipe: Option<PathBuf>,
-    /// Keys that replace those of the recipe, as `section.key=value`
+    /// Keys of the recipe to override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Which device to look at: auto, cpu, cuda:0; that of the recipe by default
+    /// The device to check: auto, cpu or cuda:N [default: the recipe's, or auto]
     #[arg(long)]
     device: Option<String>,
-    /// Measure nothing, and show what was measured before
+    /// Do not measure; show the saved measurement
     #[arg(long)]
     no_measure: bool,
-    /// Measure with little work: less exact, for slow machines
+    /// Measure quickly and less exactly, for slow machines
     #[arg(long, conflicts_with = "no_measure")]
     brief: bool,
-    /// Read every byte of the recipe's weights, however many there are
+    /// Read all weights of the recipe's model, however large
     #[arg(long)]
     whole: bool,
-    /// The list as JSON
+    /// Print the checks as JSON
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +54,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let device = device(args, known)?;
     let threads = known.map(|recipe| recipe.memory.threads).filter(|threads| *threads > 0);
     let threads = threads.unwrap_or_else(host::processors);
-    // The nearest folder that is there: doctor makes none.
+    // The nearest folder that exists: doctor creates none.
     let output = known.map_or(here.clone(), |recipe| recipe.output.dir.resolved.clone());
     let folder = output.ancestors().find(|folder| folder.is_dir()).map_or(here, PathBuf::from);
 
@@ -68,10 +68,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         (false, false) => Measuring::Now(Effort::Usual),
     };
     if measuring != Measuring::Never && !quiet {
-        progress::say("measuring, half a minute; other programs disturb it");
+        progress::say("measuring for half a minute; other programs on this machine disturb it");
     }
     let mut measured = None;
-    // Where the GPU that is asked for is not here, its own line has said so.
+    // If the GPU was not found, its own check has already failed.
     if let Ok(mut place) = Place::look(device) {
         let (check, found) = machine::profile(&mut place, threads, measuring, &folder);
         checks.push(check);
@@ -81,7 +81,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         None => {}
         Some(Err(failure)) => checks.push(Check::of_failure("recipe", failure)),
         Some(Ok(recipe)) => {
-            checks.push(Check::pass("recipe", "understood"));
+            checks.push(Check::pass("recipe", "valid"));
             let reach = if args.whole { Reach::Whole } else { Reach::AsLarge };
             checks.extend(run::check(recipe, &Access::from_environment(quiet), reach));
         }
@@ -94,7 +94,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     ending
 }
 
-/// The device to look at: asked for, or the recipe's where it names no other machine's.
+/// The device to check: the one asked for, or the recipe's unless that names the profile of another machine.
 fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure> {
     if let Some(text) = &args.device {
         return DeviceChoice::parse(text).ok_or_else(|| {

@@ -1,8 +1,8 @@
 //! `smidgen eval RECIPE|RUN`: the evaluation rows of a recipe, scored by the base model and by the trained one.
 //!
-//! Both run one after the other, by plans of the same sizes, and are shown side by side on stdout; the budget table goes
-//! to stderr. Every row's record goes to a file: `eval.json` in the folder of a run, or where `--out` says.
-//! Left out: tasks that the rows do not describe themselves.
+//! The two models run one after the other, with plans of the same sizes. Their scores go to stdout, the budget table to
+//! stderr, and the record of every row to a file: `eval.json` in the folder of a run, or the one of `--out`.
+//! Left out: tasks that need more than the rows.
 
 use super::original::{made_model, open_adapter};
 use super::recipe_args::read_recipe;
@@ -49,62 +49,62 @@ pub struct Args {
     /// A recipe, or the folder of a run
     #[arg(value_name = "RECIPE|RUN")]
     target: PathBuf,
-    /// Keys that replace those of the recipe, as `section.key=value`
+    /// Keys of the recipe to override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The folder of the adapter, or of its run [default: that of the recipe's output or of the run]
+    /// The folder of the adapter, or of its run [default: the adapter of the run, or of the recipe's `output.dir`]
     #[arg(long, value_name = "DIR", conflicts_with = "base")]
     adapter: Option<PathBuf>,
-    /// The base model alone
+    /// Evaluate only the base model
     #[arg(long)]
     base: bool,
-    /// What is measured: loss, choice or generate [default: the recipe's `eval.task`]
+    /// Task: loss, choice or generate [default: the recipe's `eval.task`]
     #[arg(long)]
     task: Option<String>,
-    /// So many rows at most; 0 is all [default: the recipe's `eval.limit`]
+    /// Maximum rows (0 = all) [default: the recipe's `eval.limit`]
     #[arg(long, value_name = "ROWS")]
     limit: Option<usize>,
-    /// Beams of a generation; 1 takes the most likely token each time
+    /// Number of beams of a generation (1 = greedy)
     #[arg(long, default_value_t = 1)]
     beams: usize,
-    /// Everything as JSON, each row's record too, instead of the table
+    /// Print JSON with the record of each row, instead of the table
     #[arg(long)]
     json: bool,
-    /// Where the same JSON is written [default: `eval.json` in the folder of a run]
+    /// File for the same JSON [default: `eval.json` in the folder of the run]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// Sequences that are generated at the same time, where they fit.
+/// Sequences that are generated at the same time, if they fit.
 const MOST_SLOTS: usize = 8;
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if args.beams == 0 {
-        return Err(Failure::command("`--beams 0` searches nothing"));
+        return Err(Failure::command("`--beams` must be at least 1"));
     }
     let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
     if recipe.data.eval.is_empty() {
-        return Err(Failure::recipe("`data.eval` names no file: there is nothing to evaluate")
-            .hint("set `data.eval`, here too: `data.eval=test.json`"));
+        return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
+            .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
     }
     if args.beams > 1 && recipe.eval.task != EvalTask::Generate {
         return Err(Failure::command(format!(
-            "`--beams` is for `--task generate`, not `{}`",
+            "`--beams` needs `--task generate`, the task is `{}`",
             recipe.eval.task
         )));
     }
     let made = trained_model(args, &recipe, run_folder.as_deref());
     if let Some(made) = &made {
         if !quiet {
-            say(&format!("the run trained the base itself: `{}` is evaluated", made.display()));
+            say(&format!("the run trained the base weights: evaluating `{}`", made.display()));
         }
         (recipe.model.path, recipe.model.base) = (ModelPath::folder(made), BaseFormat::AsStored);
     }
     let model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
     if !model.has_weights() {
         let place = model.path().display();
-        return Err(Failure::model(format!("`{place}` holds no weights, only a config")));
+        return Err(Failure::model(format!("`{place}` has a config but no weights")));
     }
     let adapter = match made {
         Some(_) => None,
@@ -122,7 +122,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         0 => host::processors(),
         threads => threads,
     };
-    // Before the plan, which counts what the driver's context takes.
+    // Opened before planning, because the plan includes the memory of the driver's context.
     let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
     let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, quiet };
@@ -142,7 +142,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         false => print_text(&render_eval_table(&results))?,
     }
     if let Some(out) = out.filter(|_| !quiet) {
-        say(&format!("each row's record is in `{}`", out.display()));
+        say(&format!("results of each row are in `{}`", out.display()));
     }
     Ok(())
 }
@@ -152,7 +152,7 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
     let path = if is_run { args.target.join("job.toml") } else { args.target.clone() };
     if is_run && !path.is_file() {
         let place = args.target.display();
-        return Err(Failure::command(format!("`{place}` is no run: there is no `job.toml` in it")));
+        return Err(Failure::command(format!("`{place}` is not the folder of a run: it has no `job.toml`")));
     }
     let mut overrides = args.overrides.clone();
     overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
@@ -161,7 +161,7 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
     Ok((recipe, is_run.then(|| args.target.clone())))
 }
 
-/// What a run made that trained the base itself, unless another subject is asked for.
+/// The model of a run that trained the base weights, unless another subject is asked for.
 fn trained_model(args: &Args, recipe: &Recipe, run_folder: Option<&Path>) -> Option<PathBuf> {
     let is_asked_for = !args.base && args.adapter.is_none() && Product::of(recipe) == Product::Model;
     made_model(run_folder.unwrap_or(&recipe.output.dir.resolved)).filter(|_| is_asked_for)
@@ -186,7 +186,7 @@ fn find_adapter(
     }
     if !quiet {
         let product = Product::of(recipe).folder();
-        say(&format!("there is no {product} in `{}` yet: the base model alone", trained.display()));
+        say(&format!("there is no {product} in `{}` yet: evaluating the base model only", trained.display()));
     }
     Ok(None)
 }
@@ -221,7 +221,7 @@ impl Evaluated<'_> {
         })
     }
 
-    /// The base and, where there is one, the adapter.
+    /// The base and, if there is one, the adapter.
     fn subjects(&self) -> Result<Vec<Subject<'_>>, Failure> {
         let mut subjects = vec![Subject { request: self.request(None)?, adapter: None }];
         if let Some(adapter) = self.adapter {
@@ -289,7 +289,7 @@ impl Evaluated<'_> {
         Ok(collect(questions, measured, memory(planned_bytes, &mut device)))
     }
 
-    /// Takes the device from subject to subject, so that one model at a time is on it.
+    /// Passes the device from subject to subject, so that only one model is loaded at a time.
     fn measure(
         &self,
         subject: &Subject<'_>,
@@ -343,7 +343,7 @@ impl Evaluated<'_> {
         Ok(collect(questions_of_key(&key), measured, memory(planned_bytes, &mut device)))
     }
 
-    /// Sizes that fit for both models; refused before any weight is read.
+    /// Sizes that fit for both models. A job that does not fit is refused before any weight is read.
     fn generation_sizes(&self, key: &AnswerKey, beams: usize) -> Result<Sizes, Failure> {
         let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
         let longest = requests[0].spec.max_positions;
@@ -370,7 +370,7 @@ impl Evaluated<'_> {
                 Err(failure) => refused = Some(failure),
             }
         }
-        // What is said of a context is said of the command that generates one text.
+        // The hints about a context are for `smidgen generate`.
         let failure = refused.expect("there is a size to try");
         Err(failure.without_hints().hint("raise `memory.budget`, or evaluate shorter rows"))
     }
@@ -401,7 +401,7 @@ impl Evaluated<'_> {
     }
 }
 
-/// What the larger of the two models was planned to take, and the most that was measured.
+/// The planned memory of the larger of the two models, and the measured peak.
 fn memory(planned_bytes: Option<u64>, device: &mut AnyDevice) -> Map<String, Json> {
     let measured_bytes = match device.memory() {
         Some(memory) => Some(memory.peak_bytes),

@@ -1,7 +1,7 @@
 //! `smidgen export`: an adapter, or a model with it, as a GGUF file for llama.cpp.
 //!
-//! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model, which may also
-//! be one without an adapter.
+//! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model. A model without
+//! an adapter can be exported too.
 
 use super::original::{Original, made_model, open_adapter, open_named, open_original};
 use crate::console::stdout::print;
@@ -22,21 +22,21 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// An adapter's folder, or that of a run; with --merged also a model
+    /// The folder of an adapter or of a run; with --merged also a model
     adapter: PathBuf,
-    /// The file to make
+    /// The file to create
     #[arg(long, short, alias = "out", value_name = "FILE.gguf")]
     output: PathBuf,
-    /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
+    /// The base model: a folder, a .gguf file or a name [default: the one that the adapter names]
     #[arg(long, value_name = "MODEL")]
     base: Option<String>,
-    /// The whole model with the adapter folded in, instead of the adapter alone
+    /// Write the whole model with the adapter merged, instead of only the adapter
     #[arg(long)]
     merged: bool,
-    /// The type of the matrices of a merged model, f16 unless given
+    /// Element type of the matrices of a merged model [default: f16]
     #[arg(long = "type", requires = "merged")]
     matrices: Option<Type>,
-    /// The report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
@@ -95,13 +95,13 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
     let model = made_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
     let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
-        return Err(Failure::command(format!("`{name}` is no adapter, so that `--base` means nothing")));
+        return Err(Failure::command(format!("`--base` needs an adapter: `{name}` is a model")));
     }
     let model = open_named(&name, Want::Weights, access)?;
     Ok((None, Original { name, model }))
 }
 
-/// What the file calls the model: the last part of a path or name, without its ending.
+/// The model's name in the file: the last part of a path or name, without its extension.
 fn last_part(name: &str) -> &str {
     let name = name.trim_end_matches('/');
     let last = name.rsplit(['/', ':']).next().unwrap_or(name);
@@ -112,7 +112,7 @@ fn render_lora(args: &Args, name: &str, exported: &ExportedLora) -> String {
     let ranks: Vec<String> = exported.ranks.iter().map(usize::to_string).collect();
     let rescaled = match exported.rescaled {
         0 => String::new(),
-        count => format!(", the scale of {count} of them folded into B"),
+        count => format!(", scale folded into B for {count} of them"),
     };
     format!(
         "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n  written   {:>6} \

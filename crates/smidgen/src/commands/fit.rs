@@ -1,8 +1,8 @@
-//! `smidgen fit`: the inverse questions. What is the most that a budget holds?
+//! `smidgen fit`: the longest samples, the highest rank and the largest model that fit a budget.
 //!
-//! The longest samples and the highest rank of the recipe's own model, and which of the known shapes fit with the
-//! recipe's adapter, storage and length. Every answer is a plan: it fits, and one step more does not.
-//! Left out: data; samples are taken to have `max_tokens` tokens.
+//! Length and rank are for the recipe's own model; the known shapes are tried with the recipe's adapter, storage and
+//! length. Every answer is a plan: it fits, and the next larger value does not.
+//! Left out: the data; every sample is assumed to have `max_tokens` tokens.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::bench::shapes::{SHAPES, Shape};
@@ -24,15 +24,15 @@ use std::path::Path;
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Device memory, such as 8GiB; the recipe's by default
+    /// Device memory, such as 8GiB [default: the recipe's]
     #[arg(long)]
     budget: Option<String>,
-    /// The answers as JSON
+    /// Print the answers as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Samples grow by this many tokens at a time.
+/// Granularity of the longest sample.
 const TOKEN_STEP: usize = 64;
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -115,7 +115,7 @@ fn fit_shape(shape: &Shape, recipe: &Recipe, access: &Access) -> Result<Value, F
             "peak_bytes": planned.solution.peak_bytes,
             "tokens_per_s": planned.step_tokens / (planned.solution.step_ms / 1e3),
         }),
-        // Its linears may have other names than the recipe's targets.
+        // Its linear layers may have other names than the recipe's targets.
         Err(failure) => json!({ "name": name, "parameters": 0, "fits": false, "error": failure.message }),
     })
 }
@@ -132,7 +132,7 @@ fn render(answers: &Value) -> String {
         text += &format!("  {question:<34}{answer:>14}   {:>12}\n", bytes(peak));
     };
     let verdict = if recipe["fits"] == json!(true) { "fits" } else { "does not fit" };
-    row("the recipe as it is", verdict.into(), &recipe["peak_bytes"]);
+    row("the recipe", verdict.into(), &recipe["peak_bytes"]);
     let longest = &answers["max_tokens"];
     let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
         true => format!("{} (all)", longest["most"]),
@@ -144,7 +144,7 @@ fn render(answers: &Value) -> String {
     }
     for model in answers["models"].as_array().into_iter().flatten() {
         let verdict = match (&model["error"], &model["fits"]) {
-            (Value::String(_), _) => "other linears",
+            (Value::String(_), _) => "other layer names",
             (_, Value::Bool(true)) => "fits",
             _ => "does not fit",
         };

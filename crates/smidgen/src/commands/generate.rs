@@ -1,9 +1,9 @@
-//! `smidgen generate MODEL|RUN|RECIPE`: a prompt continued, or a conversation at the terminal.
+//! `smidgen generate MODEL|RUN|RECIPE`: text from a prompt, or a conversation in the terminal.
 //!
-//! The text goes to stdout as it comes, the memory table and everything else to stderr. A prompt is a user's message
-//! in the model's chat template; `--raw`, or a model without a template, takes it as it is.
-//! Without `--temperature` the most likely tokens are taken, so that an answer can be had again; a conversation draws.
-//! Left out: serving others, and drafts by a smaller model.
+//! The text goes to stdout while it is generated, the memory table and everything else to stderr. A prompt is formatted
+//! as a user's message by the model's chat template; `--raw`, or a model without a template, uses it unchanged.
+//! Decoding is greedy by default for a prompt, so that it can be repeated; a conversation samples.
+//! Left out: a server, and speculative decoding.
 
 use super::chat::{Talk, render_timing, run_chat};
 use super::original::{made_model, open_adapter, open_named};
@@ -36,63 +36,63 @@ pub struct Args {
     /// The model (hf:org/name, pypi:package, a folder or a .gguf file), the folder of a run, or a recipe
     #[arg(value_name = "MODEL|RUN|RECIPE")]
     target: String,
-    /// The folder of an adapter to put on the model
+    /// The folder of an adapter for the model
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
     /// The prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Option<String>,
-    /// A file with the prompt; `-` is stdin, which is also read where it is no terminal and no prompt is given
+    /// A file with the prompt; `-` is stdin, which is also the default if stdin is not a terminal
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// A message that stands before the conversation
+    /// System message of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Take the prompt as it is, without the model's chat template
+    /// Use the prompt as it is, without the model's chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// Most tokens of an answer [default: 512]
+    /// Maximum tokens to generate [default: 512]
     #[arg(long, value_name = "TOKENS", default_value_t = 512, hide_default_value = true)]
     max_new: usize,
-    /// How freely tokens are drawn; 0 takes the most likely [default: 0 for a prompt, 0.7 in a conversation]
+    /// Sampling temperature; 0 is greedy [default: 0 for a prompt, 0.7 in a conversation]
     #[arg(long)]
     temperature: Option<f64>,
-    /// Draw from so many of the most likely tokens only; 0 is all
+    /// Sample from the K most likely tokens (0 = all)
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     top_k: usize,
-    /// Draw from the most likely tokens that have this share together
+    /// Sample from the most likely tokens whose probabilities sum to this
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     top_p: f64,
-    /// Divide the logits of tokens that are there already by this
+    /// Penalty on the logits of tokens that already occurred (1 = none)
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// What the draws depend on: the same seed gives the same text
+    /// Seed of sampling: the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Search with so many beams instead of taking token by token
+    /// Use beam search with this number of beams
     #[arg(long, value_name = "BEAMS", conflicts_with_all = ["temperature", "top_k", "top_p", "repetition_penalty"])]
     beams: Option<usize>,
-    /// Tokens that prompt and answer have room for together
+    /// Tokens reserved for prompt and answer together
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Memory that may be taken, such as 2GiB [default: the recipe's, or what is free]
+    /// Memory budget, such as 2GiB [default: the recipe's, or what is free]
     #[arg(long, value_name = "BYTES")]
     budget: Option<String>,
-    /// auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the processor]
+    /// auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the CPU]
     #[arg(long)]
     device: Option<String>,
-    /// What products multiply: auto, f32, bf16 or f16 [default: the recipe's, or auto: bf16 on a GPU, else f32]
+    /// Compute precision: auto, f32, bf16 or f16 [default: the recipe's, or auto: bf16 on a GPU, else f32]
     #[arg(long)]
     compute: Option<String>,
-    /// Threads to compute with; 0 is one for each processor
+    /// CPU threads (0 = one per core)
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// The result as JSON, instead of the text
+    /// Print the result as JSON, instead of the text
     #[arg(long)]
     json: bool,
 }
 
-/// What the arguments name, found and opened.
+/// The model and adapter that the arguments name, opened.
 struct Subject {
     model: Model,
     adapter: Option<AdapterFile>,
@@ -103,7 +103,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     check(args)?;
     let prompt = read_prompt(args)?;
     if prompt.is_none() && args.json {
-        return Err(Failure::command("`--json` needs a prompt: a conversation is text"));
+        return Err(Failure::command("`--json` needs a prompt: a conversation has no JSON form"));
     }
     let subject = open_subject(args, &Access::from_environment(quiet))?;
     let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
@@ -133,21 +133,21 @@ fn check(args: &Args) -> Result<(), Failure> {
     let wrong = |what: String| Err(Failure::command(what));
     match args {
         Args { temperature: Some(t), .. } if !(0.0..).contains(t) || !t.is_finite() => {
-            wrong(format!("`--temperature {t}` is no temperature: it is 0 or more"))
+            wrong(format!("`--temperature {t}` must be at least 0"))
         }
         Args { top_p, .. } if !(*top_p > 0.0 && *top_p <= 1.0) => {
-            wrong(format!("`--top-p {top_p}` is no share: it is above 0 and at most 1"))
+            wrong(format!("`--top-p {top_p}` must be above 0 and at most 1"))
         }
         Args { repetition_penalty: factor, .. } if !(*factor > 0.0 && factor.is_finite()) => {
-            wrong(format!("`--repetition-penalty {factor}` is no factor: it is above 0"))
+            wrong(format!("`--repetition-penalty {factor}` must be above 0"))
         }
-        Args { beams: Some(0), .. } => wrong("`--beams 0` searches nothing".into()),
-        Args { max_new: 0, .. } => wrong("`--max-new 0` asks for no answer".into()),
+        Args { beams: Some(0), .. } => wrong("`--beams` must be at least 1".into()),
+        Args { max_new: 0, .. } => wrong("`--max-new` must be at least 1".into()),
         _ => Ok(()),
     }
 }
 
-/// The prompt, or `None` where a person sits at the terminal.
+/// The prompt, or `None` for a conversation in the terminal.
 fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
     let unreadable =
         |what: &str, error: std::io::Error| Failure::disk(error).context(format!("cannot read {what}"));
@@ -200,7 +200,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         None if trained.join("adapter").is_dir() => Some(given(&trained)?),
         None if is_recipe => {
             let product = product.folder();
-            say(&format!("there is no {product} in `{}` yet: the base model answers", trained.display()));
+            say(&format!("there is no {product} in `{}` yet: using the base model", trained.display()));
             None
         }
         None => {
@@ -208,7 +208,9 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             return Err(Failure::model(format!("the run in `{place}` has no {made} yet")).hint(
                 match product {
                     Product::Adapter => "`--adapter` names one of its checkpoints",
-                    Product::Model => "it is written when the run ends: `smidgen train --resume` goes on",
+                    Product::Model => {
+                        "it is written when the run ends: continue it with `smidgen train --resume`"
+                    }
                 },
             ));
         }
@@ -224,7 +226,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     Ok(Subject { model, adapter, options })
 }
 
-/// What the arguments say instead of a recipe.
+/// Settings from the arguments, for a model without a recipe.
 struct Wishes {
     budget: Option<Budget>,
     device: Option<DeviceChoice>,
@@ -234,13 +236,13 @@ struct Wishes {
 fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
     let device = |text: &String| {
         DeviceChoice::parse(text).ok_or_else(|| {
-            Failure::command(format!("`--device {text}` is no device"))
+            Failure::command(format!("`--device {text}` is not a device"))
                 .hint("write `auto`, `cpu` or `cuda:0`")
         })
     };
     let compute = |text: &String| {
         Compute::from_word(text).ok_or_else(|| {
-            Failure::command(format!("`--compute {text}` is nothing that multiplies"))
+            Failure::command(format!("`--compute {text}` is not a precision"))
                 .hint("write `auto`, `f32`, `bf16` or `f16`")
         })
     };
@@ -253,7 +255,7 @@ fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
 
 fn read_budget(text: &str) -> Result<u64, Failure> {
     parse_bytes(text).ok_or_else(|| {
-        Failure::command(format!("`--budget {text}` is no size")).hint("write it as `2GiB` or `800MB`")
+        Failure::command(format!("`--budget {text}` is not a size")).hint("write it as `2GiB` or `800MB`")
     })
 }
 

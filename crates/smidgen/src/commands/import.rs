@@ -1,7 +1,7 @@
 //! `smidgen import`: another tool's configuration as a recipe.
 //!
-//! The recipe goes to stdout or into a file, what there is to say about it to stderr; nothing is overwritten.
-//! A recipe that is complete is read back before it is written, so that what comes out is a recipe.
+//! The recipe goes to stdout or into a file, notes about it to stderr; nothing is overwritten.
+//! A complete recipe is parsed before it is written, so the output is always a valid recipe.
 
 use super::recipe_args::working_directory;
 use crate::console::progress;
@@ -20,21 +20,21 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A DeepSpeed JSON, an accelerate, TRL, Axolotl or LLaMA-Factory YAML, or an adapter_config.json
     file: PathBuf,
-    /// Keys of the recipe that the file does not give, or that replace what it gives, as `section.key=value`
+    /// Keys of the recipe to add or override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Where the recipe goes; stdout by default
+    /// File for the recipe [default: stdout]
     #[arg(long, value_name = "RECIPE")]
     out: Option<PathBuf>,
-    /// Whose configuration it is, where its keys do not tell
+    /// The tool of the configuration [default: detected from its keys]
     #[arg(long, value_name = "TOOL", value_parser = tools())]
     from: Option<Tool>,
-    /// The recipe and everything about it as JSON
+    /// Print the recipe and all notes as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The tools by their words, each with what its file is.
+/// The names of the tools, each with a description of its file.
 fn tools() -> impl TypedValueParser<Value = Tool> {
     let words = Tool::ALL.map(|tool| PossibleValue::new(tool.word()).help(tool.file()));
     let of_word = |word: String| Tool::ALL.into_iter().find(|tool| tool.word() == word).ok_or("unknown tool");
@@ -72,7 +72,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     let unreadable = |error: std::io::Error| {
         Failure::command(error).context(format!("cannot read the configuration `{}`", path.display()))
     };
-    // One byte more than is taken, so that the reader sees that there is more.
+    // One byte more than the limit, so that a longer file is noticed.
     let most = smidgen_recipe::import::document::MOST_BYTES as u64 + 1;
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -94,7 +94,7 @@ fn failure(file: &str, error: ImportError) -> Failure {
     }
 }
 
-/// What was given together may still contradict itself; a recipe with open keys cannot be read yet.
+/// Parses the recipe, with stand-ins for missing keys: settings can still contradict each other.
 fn check(imported: &Imported, recipe: &str, folder: PathBuf, here: &Path) -> Result<(), Failure> {
     let stand_ins = imported.missing.iter().map(|missing| format!("{}=stand-in", missing.key));
     let source = RecipeSource { file: "the recipe".to_owned(), folder, text: recipe.to_owned() };
@@ -107,10 +107,9 @@ fn write_recipe(out: &Path, recipe: &str) -> Result<(), Failure> {
     let place = out.display();
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(out);
     let mut file = file.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => Failure::command(format!("`{place}` is there already"))
+        std::io::ErrorKind::AlreadyExists => Failure::command(format!("`{place}` already exists"))
             .hint("name another file in `--out`, or remove this one"),
-        _ => Failure::disk(error).context(format!("`{place}` cannot be written")),
+        _ => Failure::file("write", out, error),
     })?;
-    file.write_all(recipe.as_bytes())
-        .map_err(|error| Failure::disk(error).context(format!("`{place}` cannot be written")))
+    file.write_all(recipe.as_bytes()).map_err(|error| Failure::file("write", out, error))
 }

@@ -1,8 +1,8 @@
-//! `smidgen inspect`: what is in the folder of an adapter, a run or a model, or in a GGUF file.
+//! `smidgen inspect`: the contents of the folder of an adapter, a run or a model, or of a GGUF file.
 //!
 //! For an adapter: its kind and sizes, and how far each module moves the base. For a model: its architecture,
 //! and its tensors by type. Nothing is written.
-//! Left out: what a run did, which its own files tell.
+//! Left out: the history of a run (`smidgen report`).
 
 use super::original::made_model;
 use crate::console::stdout::print;
@@ -19,10 +19,10 @@ use std::path::PathBuf;
 pub struct Args {
     /// The folder of an adapter, a run or a model, or a .gguf file
     path: PathBuf,
-    /// The base model's folder, to compare DoRA's magnitudes with
+    /// The folder of the base model, to compare DoRA's magnitudes with
     #[arg(long, value_name = "MODEL")]
     base: Option<PathBuf>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.path.is_dir() && !has("adapter_config.json") && !has("adapter") {
         return Err(Failure::model(format!(
-            "`{}` is the folder of no adapter, run or model: it has none of `adapter_config.json`, `adapter` \
+            "`{}` is not the folder of an adapter, a run or a model: it has none of `adapter_config.json`, `adapter` \
              and `config.json`",
             args.path.display()
         )));

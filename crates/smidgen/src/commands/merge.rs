@@ -1,7 +1,7 @@
-//! `smidgen merge`: an adapter folded into its base model, as a model folder of its own.
+//! `smidgen merge`: an adapter merged into its base model, written as a model folder.
 //!
-//! The base is the one the adapter names unless `--base` gives another: a folder, a GGUF file or a name. What is
-//! quantized in it is decoded, and the report says how far the merged model's logits are from those of base + adapter.
+//! The base is the one that the adapter names, or `--base`: a folder, a GGUF file or a name. Quantized tensors are
+//! decoded, and the report compares the logits of the merged model with those of base + adapter.
 
 use super::original::{Original, open_adapter, open_original};
 use crate::console::stdout::print;
@@ -24,21 +24,21 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// An adapter's folder, or that of a run
+    /// The folder of an adapter or of a run
     adapter: PathBuf,
-    /// The folder to make
+    /// The folder to create
     #[arg(long, short, alias = "out", value_name = "DIR")]
     output: PathBuf,
-    /// The base model, instead of the one the adapter names: a folder, a .gguf file or a name
+    /// The base model: a folder, a .gguf file or a name [default: the one that the adapter names]
     #[arg(long, value_name = "MODEL")]
     base: Option<String>,
-    /// The element type of all tensors, instead of each one's own (f16 where it was quantized)
+    /// Element type of all tensors [default: the type of each tensor, f16 if it was quantized]
     #[arg(long)]
     dtype: Option<Dtype>,
-    /// Compare the logits with those of base + adapter, which is always done for a quantized base
+    /// Compare the logits with those of base + adapter (always done for a quantized base)
     #[arg(long)]
     check: bool,
-    /// The report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +62,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     });
     let options = MergeOptions { element, ..MergeOptions::default() };
     let merged = merge(&adapter, &original, &args.output, options)?;
-    // Before the logits are compared, which loads both models.
+    // Measured before the logits are compared, because that loads both models.
     let measured_bytes = read_rss().map(|memory| memory.peak_bytes);
     let mut report = Report {
         name,
@@ -94,10 +94,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 }
 
 struct Report<'a> {
-    /// Of the base.
+    /// The name of the base.
     name: String,
     merged: Merged,
-    /// The most that the process took.
+    /// Peak memory of the process.
     measured_bytes: Option<u64>,
     difference: Option<LogitsDifference>,
     args: &'a Args,

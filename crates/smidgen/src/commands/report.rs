@@ -1,7 +1,7 @@
-//! `smidgen report`: what a run took and did, in short and as one page.
+//! `smidgen report`: a run in a few lines, and as an HTML page.
 //!
-//! The page goes into the run folder, or where `--out` says; with `--json` alone nothing is written. A run that goes on
-//! is reported as far as it got.
+//! The page goes into the run folder, or to `--out`; `--json` without `--out` writes no file. A run that has not
+//! ended is reported up to its last step.
 
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// The folder of a run
     run: PathBuf,
-    /// What the run took and did, as JSON; the page is then written only with `--out`
+    /// Print the report as JSON; the page is then written only with `--out`
     #[arg(long)]
     json: bool,
-    /// Where the page goes; `report.html` in the run folder by default
+    /// File for the page [default: `report.html` in the run folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -50,7 +50,7 @@ fn print_json(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> 
     print(&render_text(&value))
 }
 
-/// What `train --json` ends with: the same as `report --json`.
+/// The output of `train --json`: the same as `report --json`.
 pub fn print_run(folder: &Path) -> Result<(), Failure> {
     let record = read_run(folder)?;
     print_json(&record, &summarize(&record), Some(&folder.join(FILE_NAME)))

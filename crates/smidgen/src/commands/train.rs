@@ -35,10 +35,10 @@ pub struct Args {
     /// Continue the run in the output folder
     #[arg(long)]
     resume: bool,
-    /// What the run took and did as JSON, once it ends: the same as `report --json`
+    /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
     json: bool,
-    /// Do not look at memory after every step: for measuring what looking costs
+    /// Do not sample memory after every step: to measure what sampling costs
     #[arg(long, hide = true)]
     unmonitored: bool,
 }
@@ -111,7 +111,7 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
     let mut lines = Vec::new();
     if outcome.ending == Ending::StoppedEarly {
         let evaluations = standing.since_best;
-        lines.push(format!("stopped early: {evaluations} evaluations brought no improvement"));
+        lines.push(format!("stopped early: no improvement in {evaluations} evaluations"));
     }
     if let Some(best) = standing.best {
         let saved = match standing.best_saved == standing.best {
@@ -126,7 +126,7 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
             format!("{total} steps")
         }
     };
-    // A run that was stopped after its last step has only its result left to write.
+    // A run that was stopped after its last step only has to write its result.
     let losses = match outcome.last_loss.is_nan() {
         false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
         true => String::new(),
@@ -141,41 +141,40 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
     lines
 }
 
-/// Not done, so that it is no success: a script that goes on only after success must not go on here.
+/// An interrupted run is not a success: a script that continues only after success must stop here.
 fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
     let steps = outcome.steps;
     let resume = resume_command(args);
     Failure::interrupted(format!(
-        "interrupted after step {steps} of {total}; its state is in `checkpoint-{steps}`"
+        "interrupted after step {steps} of {total}; state saved in `checkpoint-{steps}`"
     ))
-    .hint(format!("`{resume}` goes on from there"))
+    .hint(format!("continue with `{resume}`"))
 }
 
-/// Measured above the plan: a fault of the plan, and better known than hidden.
+/// The run takes more memory than planned: that is a bug in the plan, and is reported as one.
 fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
     Failure::memory(format!(
-        "after step {steps} the run takes {}, its plan has {}: stopped, with the state in `checkpoint-{steps}`",
+        "after step {steps} the run uses {}, more than the planned {}: stopped, state saved in `checkpoint-{steps}`",
         format_bytes(bytes),
         format_bytes(planned_bytes)
     ))
     .hint(match is_gpu {
-        // The driver does not say whose memory is taken.
-        true => format!("another program on the GPU, or a fault of smidgen's plan: `{resume}` goes on, in what is free then"),
-        false => format!("this is a fault of smidgen's plan; `{resume} memory.budget=...` with more room goes on"),
+        // The driver does not say which process uses the memory.
+        true => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` plans again with what is free then"),
+        false => format!("smidgen's plan is wrong, please report it; `{resume} memory.budget=...` continues with a larger budget"),
     })
 }
 
-/// A device or a disk that failed during training: names the last state that was saved.
+/// A device or a disk failed during training: the hint names the last saved state.
 fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
     let is_lost = matches!(failure.kind, FailureKind::Device | FailureKind::Disk);
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
     match saved.filter(|_| is_lost) {
         Some(step) => {
             let resume = resume_command(args);
-            failure.hint(format!(
-                "the state of step {step} is in `checkpoint-{step}`; `{resume}` goes on from there"
-            ))
+            failure
+                .hint(format!("the state of step {step} is in `checkpoint-{step}`; continue with `{resume}`"))
         }
         None => failure,
     }
@@ -188,7 +187,7 @@ fn resume_command(args: &Args) -> String {
     format!("smidgen train {recipe}{overrides} --resume")
 }
 
-/// A word as a shell reads it back.
+/// Quoted for a shell where that is necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
     match !word.is_empty() && word.chars().all(is_plain) {
@@ -217,10 +216,7 @@ mod tests {
         }
         let hints = lost_device(lost(), folder.path(), &args).hints;
         let command = "smidgen train 'my run.toml' train.lr=1e-3 --resume";
-        assert_eq!(
-            hints,
-            [format!("the state of step 40 is in `checkpoint-40`; `{command}` goes on from there")]
-        );
+        assert_eq!(hints, [format!("the state of step 40 is in `checkpoint-40`; continue with `{command}`")]);
         let full = Failure::disk("cannot write `run/x`: no space");
         assert_eq!(lost_device(full, folder.path(), &args).hints, hints);
         assert!(

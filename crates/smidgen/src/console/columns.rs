@@ -1,8 +1,8 @@
-//! Small tables in 80 columns: names to the left, numbers to the right, two spaces between, or one to fit.
-//! A column is as wide as its widest cell, so that a table is no wider than what it says.
-//! Left out: colour, and cutting what is too long.
+//! Small tables in 80 columns: names left-aligned, numbers right-aligned, one or two spaces between columns.
+//! A column is as wide as its widest cell.
+//! Left out: colour, and truncation.
 
-/// How many signs a line has at most, where the words allow it.
+/// Width of a line, in characters.
 pub const LINE: usize = 80;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Side {
     Right,
 }
 
-/// Lines of a table, indented by two spaces, each with its newline. Every row has a cell for each heading.
+/// Lines of a table, indented by two spaces, each with its newline. Every row has a cell per heading.
 pub fn render_columns(headings: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -33,7 +33,7 @@ pub fn render_columns(headings: &[(&str, Side)], rows: &[Vec<String>]) -> String
     text
 }
 
-/// A line `  name         words`, whose words go on below themselves at the end of a line.
+/// A line `  name         words`; words that do not fit continue below in the same column.
 pub fn render_field(name: &str, words: &str) -> String {
     const INDENT: usize = 15;
     let mut text = format!("  {name:<12} ");
@@ -55,7 +55,7 @@ pub fn render_field(name: &str, words: &str) -> String {
     text
 }
 
-/// Four digits, or an exponent where they would not show the number.
+/// Four significant digits, or an exponent if the number is too small or too large for them.
 pub fn short(value: f64) -> String {
     let size = value.abs();
     match size {

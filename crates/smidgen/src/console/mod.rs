@@ -1,6 +1,6 @@
 //! Everything printed: lines, tables, colours and progress bars.
 //!
-//! Data goes to stdout, messages to stderr. Nothing here knows what is said, only how it looks on a terminal.
+//! Data goes to stdout, messages to stderr. Nothing here knows the meaning of a text, only how it looks on a terminal.
 
 pub mod colour;
 pub mod columns;

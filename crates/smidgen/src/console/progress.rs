@@ -1,4 +1,4 @@
-//! What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere.
+//! Progress of a run: a bar on a terminal, plain lines elsewhere.
 //!
 //! Everything goes to stderr; stdout is for data.
 
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// A line to stderr. A reader that went away (`2>&1 | head`) ends no run: what is said is lost, nothing else.
+/// Prints a line to stderr. A reader that closed the pipe (`2>&1 | head`) does not end a run: only the line is lost.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", for_stderr(line));
 }
@@ -66,7 +66,7 @@ impl Progress {
     }
 }
 
-/// Rows tokenized so far, on a terminal only. Cleared when it is dropped.
+/// Rows tokenized so far, on a terminal only. Cleared on drop.
 #[derive(Debug)]
 pub struct RowProgress(Option<ProgressBar>);
 
@@ -80,7 +80,7 @@ impl RowProgress {
         }))
     }
 
-    /// Starts to draw with the first rows: a cached set has none.
+    /// Drawing starts with the first rows: a cached set has none.
     pub fn add(&self, rows: u64) {
         if let Some(bar) = &self.0 {
             if bar.position() == 0 {

@@ -1,4 +1,4 @@
-//! What goes to stdout: data, and the text that a command was asked for.
+//! Output to stdout: data, and the text that a command was asked for.
 //!
 //! Messages go to stderr instead (`progress.rs`), so that stdout can be piped.
 
@@ -7,7 +7,7 @@ use super::wrap::{columns, fold};
 use crate::failure::Failure;
 use std::io::{IsTerminal, Write};
 
-/// Writes a text for people, its lines no wider than the terminal.
+/// Writes text for people, wrapped to the width of the terminal.
 pub fn print_text(text: &str) -> Result<(), Failure> {
     let folded = fold(text, columns());
     match colour::is_wanted(std::io::stdout().is_terminal()) {
@@ -16,7 +16,7 @@ pub fn print_text(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes data as it is; a reader that closed the pipe (`| head`) is not a failure.
+/// Writes data unchanged. A reader that closed the pipe (`| head`) is not a failure.
 pub fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

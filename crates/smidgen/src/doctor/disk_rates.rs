@@ -1,7 +1,7 @@
-//! How fast a disk is written and read, and what that takes of the processor.
+//! Measures the read and write speed of a disk, and the CPU time that transfers take.
 //!
-//! The system's cache must not answer in the disk's place: what was written is synced, and dropped from the cache before
-//! it is read. A slow disk is measured with less, so that it takes seconds in any case.
+//! The page cache must not serve the reads: written data is synced and dropped from the cache first. A slow disk is
+//! measured with less data, so that the measurement takes a few seconds on any disk.
 
 use crate::failure::Failure;
 use std::fs::File;
@@ -13,28 +13,28 @@ use std::time::{Duration, Instant};
 pub struct DiskRates {
     pub read_bytes_per_s: f64,
     pub write_bytes_per_s: f64,
-    /// Of one processor, for each byte that goes either way, where the system tells.
+    /// CPU seconds per byte read or written, if the system reports them.
     pub busy_s_per_byte: Option<f64>,
 }
 
 const PIECE_BYTES: usize = 4 << 20;
 const LONGEST: Duration = Duration::from_millis(1500);
 
-/// Measures the disk of a folder, which must be there, with at most so many bytes.
+/// Measures the disk of an existing folder with at most `bytes` bytes.
 pub fn measure(folder: &Path, most_bytes: usize) -> Result<DiskRates, Failure> {
     let path = folder.join(format!(".smidgen-{}.disk", std::process::id()));
     let measured = measure_with(&path, most_bytes);
-    // Unlinked already where all went well.
+    // Already unlinked on success.
     let _ = std::fs::remove_file(&path);
     measured.map_err(|error| {
-        Failure::disk(error).context(format!("the disk of `{}` could not be measured", folder.display()))
+        Failure::disk(error).context(format!("cannot measure the disk of `{}`", folder.display()))
     })
 }
 
 fn measure_with(path: &Path, most_bytes: usize) -> io::Result<DiskRates> {
     let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
     std::fs::remove_file(path)?;
-    // Not a constant byte, which a file system may compress.
+    // Not a constant byte: a file system may compress that.
     let mut piece: Vec<u8> = (0..PIECE_BYTES as u64).map(|index| ((index * index) >> 7) as u8).collect();
     let busy_before = busy_seconds();
     let begin = Instant::now();
@@ -65,14 +65,14 @@ fn measure_with(path: &Path, most_bytes: usize) -> io::Result<DiskRates> {
 #[cfg(target_os = "linux")]
 fn drop_from_cache(file: &File) {
     use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-    // A hint; a file system without it shows the speed of memory.
+    // This is only a hint to the kernel: a file system that ignores it shows the speed of memory.
     let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
 }
 
 #[cfg(not(target_os = "linux"))]
 fn drop_from_cache(_file: &File) {}
 
-/// Seconds that this thread has spent on a processor.
+/// CPU seconds of this thread.
 fn busy_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let nanoseconds: f64 = text.split_whitespace().next()?.parse().ok()?;
@@ -95,6 +95,6 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_named() {
         let failure = measure(Path::new("/no/such/folder"), PIECE_BYTES).unwrap_err();
-        assert!(failure.message.contains("`/no/such/folder` could not be measured"), "{failure}");
+        assert!(failure.message.contains("cannot measure the disk of `/no/such/folder`"), "{failure}");
     }
 }

@@ -1,9 +1,9 @@
-//! A test load: the weights of a recipe's model, read and converted as a run would do it, and their numbers looked at.
+//! A test load: reads and converts the weights of a recipe's model as a run would, and checks their numbers.
 //!
-//! A small model is read as a whole, of a large one the beginning and the end of every tensor, unless all is asked for.
-//! Memory is that of some rows, and of one weight where it is quantized. What headers cannot tell shows here: a disk
-//! that does not read, numbers that are not finite, a matrix of zeros where a download left a hole.
-//! Left out: the device; nothing is placed anywhere.
+//! A small model is read completely; for a large one the beginning and the end of every tensor are read, unless all is
+//! asked for. It takes the memory of a few rows, or of one weight if it is quantized. It finds what headers cannot show:
+//! a disk that cannot be read, numbers that are not finite, matrices of zeros from an incomplete download.
+//! Left out: the device; nothing is loaded onto it.
 
 use super::Check;
 use crate::plan::job::Job;
@@ -15,28 +15,28 @@ use smidgen_ir::bytes::format_bytes;
 use std::ops::Range;
 use std::time::Instant;
 
-pub const REMEDY: &str = "fetch the model again: `smidgen pull` checks every file that it fetches";
+pub const REMEDY: &str = "download the model again: `smidgen pull` checks every file";
 
-/// Models up to this are read as a whole; of others so much.
+/// Models up to this size are read completely; of larger ones this much is read.
 const USUAL_BYTES: u64 = 1 << 30;
 
 /// How much is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All of it, or its ends, by its size.
+    /// All of it, or the ends of each tensor, depending on its size.
     AsLarge,
     Whole,
 }
 
-/// What a load saw.
+/// The findings of a load.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Loaded {
     tensors: usize,
-    /// As they lie in the files.
+    /// Bytes in the files.
     read_bytes: u64,
     model_bytes: u64,
     seconds: f64,
-    /// Tensors of layers that hold nothing but zeros, as far as they were read.
+    /// Tensors of layers in which all numbers that were read are zero.
     zeros: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub fn check(job: &Job, reach: Reach) -> Check {
 fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, String> {
     let tensors = job.request.spec.tensors();
     let weight_of =
-        |name: &str| job.model.weight(name).expect("the job has checked that every weight is there");
+        |name: &str| job.model.weight(name).expect("the job has checked that no weight is missing");
     let model_bytes = tensors.iter().map(|tensor| stored_bytes(&weight_of(&tensor.name))).sum();
     let share_bytes = match model_bytes <= usual_bytes {
         true => u64::MAX,
@@ -71,7 +71,7 @@ fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, String> {
                 weight.file_path().display()
             ));
         }
-        // Norms and biases may be zero, and rows of words that nobody uses.
+        // Norms, biases and rows of unused words may be zero.
         if seen.is_zero && tensor.layer.is_some() && weight.shape().len() > 1 {
             loaded.zeros.push(tensor.name.clone());
         }
@@ -86,11 +86,11 @@ fn stored_bytes(weight: &Weight) -> u64 {
     weight.storage().unwrap_or(Storage::F32).bytes(rows, columns) as u64
 }
 
-/// What was seen of one weight.
+/// The findings of one weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     read_bytes: u64,
-    /// The first row with such a number, and the number.
+    /// The first row with a number that is not finite, and the number.
     not_finite: Option<(usize, f32)>,
     is_zero: bool,
 }
@@ -106,7 +106,7 @@ impl Seen {
     }
 }
 
-/// Reads a weight, or its ends where it has more than `share_bytes`, and quantizes what a run would quantize.
+/// Reads a weight, or its ends if it is larger than `share_bytes`, and quantizes what a run would quantize.
 fn look_at(weight: &Weight, storage: Storage, share_bytes: u64) -> Result<Seen, EncodeWeightError> {
     let (rows, columns) = weight.rows_and_columns();
     let bytes = stored_bytes(weight);
@@ -134,7 +134,7 @@ fn look_at(weight: &Weight, storage: Storage, share_bytes: u64) -> Result<Seen, 
     Ok(seen)
 }
 
-/// The rows to be read: all, or the first and the last of them.
+/// The rows to read: all, or the first and the last ones.
 fn ranges(rows: usize, bytes: u64, share_bytes: u64) -> Vec<Range<usize>> {
     if bytes <= share_bytes {
         return vec![0..rows];
@@ -156,7 +156,7 @@ fn load_line(loaded: Result<Loaded, String>) -> Check {
     let Loaded { tensors, read_bytes, model_bytes, seconds, zeros } = loaded;
     let bytes_per_s = read_bytes as f64 / seconds.max(1e-9);
     let of = match read_bytes < model_bytes {
-        true => format!(" of {}, the ends of each", format_bytes(model_bytes)),
+        true => format!(" of {}, the ends of each tensor", format_bytes(model_bytes)),
         false => String::new(),
     };
     let read =
@@ -169,11 +169,11 @@ fn load_line(loaded: Result<Loaded, String>) -> Check {
         "zeros": zeros,
     });
     match zeros.first() {
-        None => Check::pass(NAME, format!("{read}, every number finite")),
+        None => Check::pass(NAME, format!("{read}, all numbers finite")),
         Some(first) => Check::warn(
             NAME,
-            format!("{read}; {} of zeros alone, such as `{first}`", plural(zeros.len())),
-            format!("unless it was made so, a download left a hole: {REMEDY}"),
+            format!("{read}; {} with nothing but zeros, such as `{first}`", plural(zeros.len())),
+            format!("unless that is intended, a download is incomplete: {REMEDY}"),
         ),
     }
     .with(facts)
@@ -249,15 +249,18 @@ mod tests {
         let fine = load_line(Ok(loaded.clone()));
         assert_eq!(
             (fine.verdict, &*fine.finding),
-            (Verdict::Pass, "3 tensors, 1.00 GiB, at 2.0 GB/s, every number finite")
+            (Verdict::Pass, "3 tensors, 1.00 GiB, at 2.0 GB/s, all numbers finite")
         );
         let part = load_line(Ok(Loaded { model_bytes: 8 << 30, ..loaded.clone() }));
         assert!(
-            part.finding.starts_with("3 tensors, 1.00 GiB of 8.00 GiB, the ends of each, at"),
+            part.finding.starts_with("3 tensors, 1.00 GiB of 8.00 GiB, the ends of each tensor, at"),
             "{part:?}"
         );
         let hole = load_line(Ok(Loaded { zeros: vec!["a".into(), "b".into()], ..loaded }));
-        assert!(hole.finding.ends_with("at 2.0 GB/s; 2 matrices of zeros alone, such as `a`"), "{hole:?}");
+        assert!(
+            hole.finding.ends_with("at 2.0 GB/s; 2 matrices with nothing but zeros, such as `a`"),
+            "{hole:?}"
+        );
         assert_eq!((hole.verdict, &hole.facts["zeros"]), (Verdict::Warn, &json!(["a", "b"])));
         let broken = load_line(Err("tensor `x` holds NaN".into()));
         assert_eq!((broken.verdict, &*broken.remedies[0]), (Verdict::Fail, REMEDY));

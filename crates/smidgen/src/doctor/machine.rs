@@ -1,7 +1,7 @@
-//! Lines about the machine: processor, memory, GPU, libraries, disk, and the profile that plans are made with.
+//! Checks of the machine: CPU, memory, GPU, libraries, disk, and the device profile that plans use.
 //!
-//! Each reads what it needs, and a function beside it makes the line out of what was read, so that machines that are
-//! not here can be tested.
+//! Each check has two functions, one that reads the machine and one that turns the readings into a line, so that tests
+//! can describe any machine.
 
 use super::{Check, Verdict};
 use crate::doctor::measure::{Effort, measure};
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 const LITTLE_MEMORY_BYTES: u64 = 1 << 30;
 const LITTLE_DISK_BYTES: u64 = 2 << 30;
-/// Programs that are named as holding memory.
+/// Number of processes that are listed with their memory.
 const NAMED_HOLDERS: usize = 3;
 
 pub fn program() -> Check {
@@ -35,7 +35,7 @@ pub fn program() -> Check {
 pub fn processor(threads: usize) -> Check {
     let bf16 = match Bf16Unit::detect() {
         Some(unit) => format!("bf16 by {}", unit.name()),
-        None => "no bf16, products in f32".to_owned(),
+        None => "no bf16 instructions, computes in f32".to_owned(),
     };
     processor_line(&host::processor_name(), threads, host::processors(), &bf16)
 }
@@ -46,8 +46,8 @@ fn processor_line(name: &str, threads: usize, processors: usize, bf16: &str) -> 
     match threads > processors {
         true => Check::warn(
             NAME,
-            format!("{name}, {threads} threads on {processors} processors, {bf16}"),
-            format!("threads beyond processors wait for each other: `memory.threads = {processors}`"),
+            format!("{name}, {threads} threads on {processors} cores, {bf16}"),
+            format!("more threads than cores slow each other down: set `memory.threads = {processors}`"),
         ),
         false => Check::pass(NAME, format!("{name}, {threads} threads, {bf16}")),
     }
@@ -59,29 +59,29 @@ pub fn memory() -> Check {
     memory_line(ram.free_bytes, ram.total_bytes, &processes::largest(NAMED_HOLDERS))
 }
 
-/// `largest`: the programs with the most memory, the largest first.
+/// `largest`: the processes that use the most memory, largest first.
 fn memory_line(free: Option<u64>, total: Option<u64>, largest: &[Resident]) -> Check {
     const NAME: &str = "memory";
     let Some(free) = free else {
-        let remedy = "name a budget in recipes: `memory.budget = \"8GiB\"`";
-        return Check::warn(NAME, "what is free cannot be read on this machine", remedy);
+        let remedy = "set a budget in the recipe: `memory.budget = \"8GiB\"`";
+        return Check::warn(NAME, "cannot read free memory on this machine", remedy);
     };
     let of = total.map_or(String::new(), |total| format!(" of {}", format_bytes(total)));
-    // Below a fiftieth of the memory nobody matters.
+    // Processes below 2 % of the memory are not listed.
     let matters = |it: &&Resident| it.bytes >= total.unwrap_or(free) / 50;
     let held: Vec<String> = largest
         .iter()
         .filter(matters)
         .map(|it| format!("process {} ({}) {}", it.process, it.name, format_bytes(it.bytes)))
         .collect();
-    let by = if held.is_empty() { String::new() } else { format!(", most held by {}", held.join(", ")) };
+    let by = if held.is_empty() { String::new() } else { format!(", most used by {}", held.join(", ")) };
     let finding = format!("{} free{of}{by}", format_bytes(free));
     let holders: Vec<Value> = largest
         .iter()
         .map(|it| json!({ "process": it.process, "name": it.name, "bytes": it.bytes }))
         .collect();
     match free < LITTLE_MEMORY_BYTES {
-        true => Check::warn(NAME, finding, "end what holds it, or train a smaller model"),
+        true => Check::warn(NAME, finding, "stop those processes, or train a smaller model"),
         false => Check::pass(NAME, finding),
     }
     .with(json!({ "free_bytes": free, "total_bytes": total, "held_by": holders }))
@@ -90,24 +90,24 @@ fn memory_line(free: Option<u64>, total: Option<u64>, largest: &[Resident]) -> C
 pub fn container() -> Check {
     let ram = host::read_ram();
     let finding = match ram.total_bytes.filter(|_| ram.is_limited) {
-        Some(limit) => format!("may take {}, which plans respect", format_bytes(limit)),
+        Some(limit) => format!("limited to {}; plans respect it", format_bytes(limit)),
         None => "no limit".to_owned(),
     };
     Check::pass("container", finding)
 }
 
-/// What was seen of a GPU and of what it needs.
+/// Readings of a GPU and its libraries.
 struct Seen {
     looked: Result<GpuFacts, String>,
     found: Vec<Library>,
-    /// The driver's own number, such as 570.86.15.
+    /// Version of the driver, such as 570.86.15.
     release: Option<String>,
     held: Vec<Holder>,
     locked: Option<LockedLimit>,
     is_wsl: bool,
 }
 
-/// The limit on pinned memory, the GPU, its memory and the libraries for it.
+/// Checks of the limit on pinned memory, the GPU, its memory and its libraries.
 pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
     let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
     let found = libraries::find();
@@ -124,7 +124,7 @@ fn gpu_lines(seen: &Seen, is_wanted: bool) -> Vec<Check> {
     lines
 }
 
-/// Who holds memory of a GPU: as its management library tells it, or whoever has it open.
+/// Processes that use memory of a GPU: from NVML, or else those that have its device file open.
 fn gpu_holders(ordinal: usize) -> Vec<Holder> {
     let known = holders(ordinal).unwrap_or_default();
     if !known.is_empty() {
@@ -134,22 +134,22 @@ fn gpu_holders(ordinal: usize) -> Vec<Holder> {
     open.into_iter().map(|process| Holder { process, bytes: None }).collect()
 }
 
-/// Pinned memory is taken by NVIDIA's driver, which the limit of the shell does not bind; it is shown for whoever looks
-/// for it. Below Windows the driver itself has a limit.
+/// The driver pins memory, so the shell's limit does not apply to it; it is shown for information. In WSL the driver has
+/// its own limit.
 fn locked_memory_line(seen: &Seen) -> Check {
     const NAME: &str = "locked memory";
     let finding = match seen.locked {
         Some(LockedLimit::Unlimited) => "no limit".to_owned(),
         Some(LockedLimit::Bytes(bytes)) => {
-            format!("{} for programs; the GPU's driver pins memory beside that", format_bytes(bytes))
+            format!("{} per process; memory pinned by the GPU driver does not count", format_bytes(bytes))
         }
-        None => "the limit cannot be read on this machine".to_owned(),
+        None => "cannot read the limit on this machine".to_owned(),
     };
     match seen.is_wsl && seen.looked.is_ok() {
         true => Check::warn(
             NAME,
-            "Windows limits what the GPU's driver may pin below it",
-            "where a run cannot pin its memory, name a smaller `memory.host_budget`",
+            "WSL limits how much memory the GPU driver can pin",
+            "if a run cannot pin its memory, set a smaller `memory.host_budget`",
         ),
         false => Check::pass(NAME, finding),
     }
@@ -174,17 +174,15 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
                 false => Check::warn(
                     NAME,
                     format!("{finding}: training needs 8.0"),
-                    "runs go to the processor; a GPU of 2020 (Ampere) or newer trains",
+                    "runs use the CPU; training on a GPU needs Ampere (2020) or newer",
                 ),
             }
         }
         Err(error) if is_wanted => {
-            Check::fail(NAME, error.clone(), "`memory.device = \"cpu\"` runs without a GPU")
+            Check::fail(NAME, error.clone(), "`memory.device = \"cpu\"` trains without a GPU")
         }
-        Err(error) if has_driver => {
-            Check::warn(NAME, error.clone(), "runs go to the processor until the GPU can be used")
-        }
-        Err(_) => Check::pass(NAME, "none: runs go to the processor"),
+        Err(error) if has_driver => Check::warn(NAME, error.clone(), "runs use the CPU until the GPU works"),
+        Err(_) => Check::pass(NAME, "none: runs use the CPU"),
     }
 }
 
@@ -201,7 +199,7 @@ fn libraries_line(found: &[Library], is_wanted: bool) -> Check {
         return Check::pass(NAME, there);
     }
     if !has_driver && !is_wanted {
-        return Check::pass(NAME, format!("{there}; the processor needs none"));
+        return Check::pass(NAME, format!("{there}; the CPU needs none"));
     }
     let names: Vec<&str> = missing.iter().map(|library| library.what).collect();
     let remedies = missing.iter().map(|library| library.remedy.to_owned()).collect();
@@ -214,9 +212,8 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
     const NAME: &str = "gpu memory";
     let total = format_bytes(facts.total_bytes);
     let Some(free) = facts.free_bytes else {
-        let remedy =
-            "NVIDIA's management library (libnvidia-ml.so.1) tells; until then name a `memory.budget`";
-        return Check::warn(NAME, format!("{total}, of which an unknown part is free"), remedy);
+        let remedy = "install NVIDIA's management library (libnvidia-ml.so.1), or set `memory.budget`";
+        return Check::warn(NAME, format!("{total}, free memory unknown"), remedy);
     };
     let is_taken = free < facts.total_bytes - facts.total_bytes / 10;
     let holder = |holder: &Holder| {
@@ -225,9 +222,9 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
         format!("process {}{name}{bytes}", holder.process)
     };
     let by = match held {
-        [] if is_taken => ", held by programs that cannot be seen from here".to_owned(),
+        [] if is_taken => ", used by processes outside this container".to_owned(),
         [] => String::new(),
-        held => format!(", held by {}", held.iter().map(holder).collect::<Vec<_>>().join(", ")),
+        held => format!(", used by {}", held.iter().map(holder).collect::<Vec<_>>().join(", ")),
     };
     let finding = format!("{} free of {total}{by}", format_bytes(free));
     let holders: Vec<Value> = held
@@ -235,13 +232,13 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
         .map(|it| json!({ "process": it.process, "name": processes::name_of(it.process), "bytes": it.bytes }))
         .collect();
     match is_taken {
-        true => Check::warn(NAME, finding, "end what holds it, or plan for what is free"),
+        true => Check::warn(NAME, finding, "stop those processes, or plan with what is free"),
         false => Check::pass(NAME, finding),
     }
     .with(json!({ "free_bytes": free, "total_bytes": facts.total_bytes, "held_by": holders }))
 }
 
-/// Room for checkpoints and for what a plan puts on disk.
+/// Disk space for checkpoints and offloaded tensors.
 pub fn disk_room(folder: &Path) -> Check {
     disk_line(folder, disk::free_bytes(folder))
 }
@@ -252,8 +249,8 @@ fn disk_line(folder: &Path, free: Option<u64>) -> Check {
     match free {
         None => Check::warn(
             NAME,
-            format!("how much room `{place}` has cannot be read"),
-            "see to it that checkpoints have room",
+            format!("cannot read the free space of `{place}`"),
+            "make sure that checkpoints fit on this disk",
         ),
         Some(free) => {
             let finding = format!("{} free in `{place}`", format_bytes(free));
@@ -268,15 +265,15 @@ fn disk_line(folder: &Path, free: Option<u64>) -> Check {
     .with(json!({ "free_bytes": free }))
 }
 
-/// What of the machine's speed is to be looked at.
+/// How the profile of the machine is obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measuring {
     Now(Effort),
-    /// What was measured before.
+    /// The saved measurement.
     Never,
 }
 
-/// The profile that plans for this machine are made with, measured and kept.
+/// The device profile that plans use; measured and saved if asked for.
 pub fn profile(
     place: &mut Place,
     threads: usize,
@@ -285,12 +282,12 @@ pub fn profile(
 ) -> (Check, Option<(PathBuf, DeviceProfile)>) {
     const NAME: &str = "profile";
     let kept = profiles::device_name(place, threads)
-        .ok_or_else(|| "there is no device here to measure".to_owned())
+        .ok_or_else(|| "no device to measure".to_owned())
         .and_then(|name| profiles::cache_file(&name).map_err(|failure| failure.message));
     let path = match kept {
         Ok(path) => path,
         Err(reason) => {
-            let remedy = format!("plans go by {}", profiles::of_place(place, threads, false).describe());
+            let remedy = format!("plans use {}", profiles::of_place(place, threads, false).describe());
             return (Check::warn(NAME, reason, remedy), None);
         }
     };
@@ -302,7 +299,7 @@ pub fn profile(
                 let finding = format!("{}, in `{}`", figures(&chosen.device), path.display());
                 return (Check::pass(NAME, finding), Some((path, chosen.device)));
             }
-            let finding = format!("not measured: plans go by {}", chosen.describe());
+            let finding = format!("not measured: plans use {}", chosen.describe());
             return (Check::warn(NAME, finding, "`smidgen doctor` measures in half a minute"), None);
         }
     };
@@ -312,11 +309,11 @@ pub fn profile(
     };
     let figures = figures(&measured);
     let check = match saved::write(&path, &measured) {
-        Ok(()) => Check::pass(NAME, format!("{figures}, kept in `{}`", path.display())),
+        Ok(()) => Check::pass(NAME, format!("{figures}, saved in `{}`", path.display())),
         Err(error) => Check::warn(
             NAME,
             format!("{figures}; {error}"),
-            "set `SMIDGEN_CACHE` to a folder that can be written, or plans go by built-in figures",
+            "set `SMIDGEN_CACHE` to a writable folder; otherwise plans use a built-in profile",
         ),
     };
     (check, Some((path, measured)))
@@ -333,7 +330,7 @@ fn figures(profile: &DeviceProfile) -> String {
         DeviceKind::Cuda => format!(", context {}", format_bytes(profile.overhead.fixed_bytes)),
     };
     format!(
-        "{} bf16, {} f32, memory {}, {elsewhere} {} in and {} out, {:.1} us a step{context}",
+        "{} bf16, {} f32, memory {}, {elsewhere} {} in and {} out, {:.1} us per operation{context}",
         flops(bf16),
         flops(f32),
         rate(profile.half.bytes_per_s),
@@ -357,10 +354,10 @@ fn rate(bytes_per_s: f64) -> String {
     }
 }
 
-/// Where kernels, tokens, models and profiles are kept.
+/// The folder for compiled kernels, tokenized data, models and profiles.
 pub fn cache() -> Check {
     const NAME: &str = "cache";
-    let remedy = "set `SMIDGEN_CACHE` to a folder that can be written";
+    let remedy = "set `SMIDGEN_CACHE` to a writable folder";
     let folder = match environment::own_cache() {
         Ok(folder) => folder,
         Err(failure) => return Check::warn(NAME, failure.message, remedy),
@@ -371,7 +368,7 @@ pub fn cache() -> Check {
     let _ = std::fs::remove_file(&probe);
     match written {
         Ok(()) => Check::pass(NAME, format!("`{place}`")),
-        Err(error) => Check::warn(NAME, format!("`{place}` cannot be written: {error}"), remedy),
+        Err(error) => Check::warn(NAME, format!("cannot write to `{place}`: {error}"), remedy),
     }
 }
 

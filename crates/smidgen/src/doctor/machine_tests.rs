@@ -147,7 +147,7 @@ fn memory_of_a_gpu_is_free_unknown_or_held_by_others() {
     let line = |free| gpu_memory_line(&GpuFacts { free_bytes: free, ..facts((8, 9), 0) }, &[]);
     assert_eq!(line(Some(23 << 30)).verdict, Verdict::Pass);
     let taken = line(Some(10 << 30));
-    let words = "10.00 GiB free of 24.00 GiB, held by programs that cannot be seen from here";
+    let words = "10.00 GiB free of 24.00 GiB, used by processes outside this container";
     assert_eq!((taken.verdict, &*taken.finding), (Verdict::Warn, words));
     assert_eq!(line(None).verdict, Verdict::Warn);
     let own = Holder { process: std::process::id(), bytes: Some(1 << 30) };
@@ -166,7 +166,7 @@ fn memory_is_little_below_a_gibibyte_and_its_holders_are_named() {
     let holders = [of(812, "python3", 5 << 10), of(9, "browser", 700), of(1, "init", 12)];
     let line = |free| memory_line(Some(free), Some(8 << 30), &holders);
     let fine = line(1 << 30);
-    let words = "1.00 GiB free of 8.00 GiB, most held by process 812 (python3) 5.00 GiB, process 9 (browser) 700.00 MiB";
+    let words = "1.00 GiB free of 8.00 GiB, most used by process 812 (python3) 5.00 GiB, process 9 (browser) 700.00 MiB";
     assert_eq!((fine.verdict, &*fine.finding), (Verdict::Pass, words));
     assert_eq!(fine.facts["held_by"][0], json!({"process": 812, "name": "python3", "bytes": 5u64 << 30}));
     assert_eq!(line((1 << 30) - 1).verdict, Verdict::Warn);

@@ -1,13 +1,12 @@
-//! Measures a device: a small decoder is planned and run as a run would be, step by step, and rates are read off.
+//! Measures a device: a small decoder is planned and run, every operation is timed, and rates are computed from that.
 //!
-//! Every kind of work is divided by the time it took, at a size that is usual. Products are measured with many tokens and
-//! with few: the difference is what it takes to lay out their matrices; and with a plain and with a coded base, which is
-//! to be decoded, and on a CPU is more work to multiply by than one of bf16. At last all rates are scaled so that the
-//! whole entry point takes what it really took, because steps that follow each other are not quite the sum of steps that
-//! are waited for. On a GPU, where steps in a row are launched at once, what each of them takes at least comes from a
-//! decoder so small that there is little else. A device that has worked for some seconds works slower than one that was
-//! idle, so the whole entry point is timed after them.
-//! Left out: where the results are kept (`saved.rs`).
+//! The rate of a kind of work is its amount divided by its time, at the sizes of real training. Matmuls are timed with
+//! many tokens and with few, because the difference is the cost of packing their matrices, and with a bf16 and a
+//! quantized base, because the difference is the cost of decoding. Finally all rates are scaled so that their sum is the
+//! time of the whole entry point: operations in a row take another time than operations that are waited for one by one.
+//! On a GPU the least time of an operation comes from a tiny decoder, whose time is mostly launches. A device slows down
+//! after some seconds of work, so the whole entry point is timed after a warm-up.
+//! Left out: where the results are saved (`plan/profiles/saved.rs`).
 
 use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
@@ -30,16 +29,16 @@ use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cuda::transfer_rates::transfer_rates;
 use std::path::Path;
 
-/// How much is run to measure.
+/// How much work the measurement takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// Sizes that are usual in training.
     Usual,
-    /// As little as has any meaning, for slow machines.
+    /// The least that is meaningful, for slow machines.
     Little,
 }
 
-/// Measures the device of a place; `folder` is where runs would put what does not fit.
+/// Measures the device of a place; runs would put offloaded tensors into `folder`.
 pub fn measure(
     place: &mut Place,
     threads: usize,
@@ -61,7 +60,7 @@ fn measure_cpu(
     folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     let usual = DeviceProfile::cpu(threads);
-    // Enough layers that activations lie in memory by the time they are read, as they do in a run.
+    // Enough layers that activations leave the CPU's caches before they are read, as in a real run.
     let (layers, large, small, passes, sustained_s) = match effort {
         Effort::Usual => (8, (2, 256), (1, 64), 4, 3.0),
         Effort::Little => (1, (2, 32), (1, 16), 2, 0.0),
@@ -71,7 +70,7 @@ fn measure_cpu(
         measure_rates(&Trial { device: DeviceChoice::Cpu, compute, base: BaseFormat::Bf16, threads }, &sizes)
     };
     let f32 = rates(Compute::F32)?;
-    // Without a unit for bf16 nothing is ever computed in it.
+    // Without bf16 instructions nothing is computed in bf16.
     let half = if Bf16Unit::detect().is_some() { rates(Compute::Bf16)? } else { f32 };
     let disk = disk_rates::measure(folder, disk_bytes(effort))?;
     let travel = disk.busy_s_per_byte.map(|seconds| seconds / threads as f64);
@@ -106,12 +105,12 @@ fn measure_cuda(
     let usual = cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile();
     let memory_bytes = Some(facts.total_bytes);
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
-    // The context is measured by whoever opens the device first in a process.
+    // The first device that a process opens measures the driver's context.
     let (fetch, stow) = match place.open_and_measure(threads, Arithmetic::Cuda(Precision::Bf16))? {
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
-    // Attention comes to its full rate in long samples only, and only there it takes much of the time.
+    // Attention reaches its full rate only in long samples, and only there it takes much of the time.
     let (large, small) = match (effort, is_roomy) {
         (Effort::Usual, true) => ((1, 8192), (1, 1024)),
         (Effort::Usual, false) => ((1, 2048), (1, 512)),
@@ -160,7 +159,7 @@ fn cuda_shape(layers: usize) -> Value {
     })
 }
 
-/// What is run, and how often.
+/// What is run and how often.
 #[derive(Clone, Copy)]
 struct Sizes {
     /// The config for a number of layers.
@@ -171,11 +170,11 @@ struct Sizes {
     small: (usize, usize),
     repeats: usize,
     passes: usize,
-    /// The whole of the large one is timed after so much work.
+    /// Seconds of warm-up before the whole entry point is timed.
     sustained_s: f64,
 }
 
-/// As which a decoder is run.
+/// The storage and precision of a measured decoder.
 #[derive(Clone, Copy)]
 struct Trial {
     device: DeviceChoice,
@@ -203,7 +202,7 @@ struct Timed {
     seconds: f64,
 }
 
-/// All steps of a plan, and all of its micro-step at once.
+/// The times of all operations of a plan, and of its whole `micro_step`.
 #[derive(Clone, Debug, Default)]
 struct Times {
     micro_step: Vec<Timed>,
@@ -241,7 +240,7 @@ fn run(
             .map(|step| Timed { op: step.op.clone(), cost: step.cost, seconds: f64::INFINITY })
             .collect::<Vec<Timed>>()
     });
-    // The shortest of several is what the device can do; all else is somebody else's time.
+    // The shortest of several times is what the device can do; the rest is disturbance by other processes.
     let mut whole_s = f64::INFINITY;
     for _ in 0..sizes.passes {
         whole_s = whole_s.min(bench.time_entry(Entry::MicroStep, &extent)?);
@@ -286,7 +285,7 @@ fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Res
     Job::prepare_model(recipe, model, Purpose::Plan, &Access::cache_only())
 }
 
-/// The usual time of one run while the device is at work, the first half of `seconds` left out.
+/// The median time of one run on a busy device; the first half of `seconds` is warm-up.
 fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
     let (mut spent_s, mut times_s) = (0.0, Vec::new());
     while spent_s < seconds || times_s.is_empty() {
@@ -300,7 +299,7 @@ fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Res
     Ok(times_s[times_s.len() / 2])
 }
 
-/// Rates that make the costs of all steps the times that they took.
+/// Rates with which the predicted times of all operations match the measured ones.
 fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     const TRAFFIC_BYTES: f64 = (1 << 20) as f64;
     let BySize { large, small } = plain;
@@ -310,7 +309,7 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     let traffic: Vec<Timed> =
         of(large, BoundBy::Memory).into_iter().filter(|step| step.cost.bytes >= TRAFFIC_BYTES).collect();
     let traffic = if traffic.is_empty() { of(large, BoundBy::Memory) } else { traffic };
-    // The shortest step does next to nothing.
+    // The shortest operation does almost nothing, so its time is the fixed cost.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
     let ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = match lays_out {
@@ -332,11 +331,11 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     let steps = wholes.iter().flat_map(|times| &times.micro_step);
     let predicted_s: f64 = steps.map(|step| profile.seconds(&step.op, step.cost)).sum();
     let whole_s: f64 = wholes.iter().map(|times| times.whole_s).sum();
-    // Farther from 1 it is a disturbance, not a property of the device.
+    // A larger correction is a disturbance, not a property of the device.
     slower(&rates, (whole_s / predicted_s).clamp(0.7, 1.4))
 }
 
-/// Seconds that products take, for each operation and each element of a matrix.
+/// Seconds of matmuls per FLOP and per element of a matrix.
 struct ProductTimes {
     flop_s: f64,
     bf16_flop_s: f64,
@@ -344,7 +343,7 @@ struct ProductTimes {
     coded_operand_s: f64,
 }
 
-/// On a device that lays matrices out before it multiplies by them: that is what few tokens take beyond their share.
+/// On a device that packs matrices before it multiplies: with few tokens, packing is the excess over the FLOPs.
 fn products_laid_out(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
     let of_code = |times: &Times| {
         let (seconds, cost) = products(times, step_s, |cost| cost.coded_operands > 0.0);
@@ -354,15 +353,14 @@ fn products_laid_out(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTime
     let of_bf16 = |times: &Times| {
         let (seconds, cost) = products(times, step_s, |_| true);
         let others_s = flop_s * (cost.flops - cost.bf16_flops);
-        // Noise must not leave less than nothing.
+        // Noise must not make it negative.
         ((seconds - others_s).max(0.1 * seconds), cost.bf16_flops, cost.plain_operands)
     };
     let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(&plain.large), of_bf16(&plain.small));
     ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s }
 }
 
-/// On a device that multiplies by matrices as they lie: only codes take time of their own, which shows beside the same
-/// decoder without them.
+/// On a device that does not pack matrices: only decoding costs extra, and the same decoder with a bf16 base shows it.
 fn products_as_they_lie(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
     let [(large_s, of_large), (small_s, _), (coded_s, of_coded)] =
         [&plain.large, &plain.small, &coded.small].map(|times| products(times, step_s, |_| true));
@@ -371,7 +369,7 @@ fn products_as_they_lie(plain: &BySize, coded: &BySize, step_s: f64) -> ProductT
     ProductTimes { flop_s, bf16_flop_s: flop_s, plain_operand_s: 0.0, coded_operand_s }
 }
 
-/// Seconds of the products that count, without what any step takes, and their work.
+/// Seconds of the chosen matmuls without their fixed cost, and their work.
 fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, Cost) {
     let of_products = times.micro_step.iter().filter(|step| step.op.bound_by() == BoundBy::Matmul);
     let steps: Vec<&Timed> = of_products.filter(|step| is_counted(&step.cost)).collect();
@@ -379,29 +377,29 @@ fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, 
     (seconds, steps.iter().map(|step| step.cost).sum())
 }
 
-/// The rates with what a step takes at least where steps follow each other, from a decoder whose steps do little else.
+/// The rates with the fixed cost of an operation in a row, from a decoder whose operations do little else.
 fn with_steps_in_a_row(rates: &Rates, tiny: &Times) -> Rates {
     let work = Profile { rates: Rates { step_s: 0.0, ..*rates }, ..Profile::cpu(1, Precision::F32) };
     let work_s: f64 = tiny.micro_step.iter().map(|step| work.seconds(&step.op, step.cost)).sum();
     let step_s = (tiny.whole_s - work_s) / tiny.micro_step.len().max(1) as f64;
-    // Never more than a step by itself.
+    // Never more than the time of an operation that is waited for.
     Rates { step_s: step_s.clamp(1e-7, rates.step_s.max(1e-7)), ..*rates }
 }
 
-/// What is done in a second, where each step takes `step_s` beside it.
+/// Work per second, without the fixed cost `step_s` of each operation.
 fn rate(steps: &[Timed], done: impl Fn(&Cost) -> f64, step_s: f64) -> f64 {
     let seconds: f64 = steps.iter().map(|step| step.seconds - step_s).sum();
     let longest: f64 = steps.iter().map(|step| step.seconds).sum();
-    // A wrong time of a step must not make a rate out of nothing.
+    // A wrong fixed cost must not make the rate infinite.
     steps.iter().map(|step| done(&step.cost)).sum::<f64>() / seconds.max(0.1 * longest).max(1e-12)
 }
 
-/// Seconds of one of the first and one of the second, from two sums that mix them.
+/// Solves two equations for the seconds per unit of two kinds of work.
 fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
     let ((t1, a1, b1), (t2, a2, b2)) = (one, other);
     let a = (t1 * b2 - t2 * b1) / (a1 * b2 - a2 * b1);
     let b = (t2 - a2 * a) / b2;
-    // Noise can make nonsense of a difference: then all is arithmetic.
+    // If noise makes the difference meaningless, all time counts as FLOPs.
     if a.is_finite() && b.is_finite() && a > 0.0 && b >= 0.0 { (a, b) } else { (t1 / a1, 0.0) }
 }
 

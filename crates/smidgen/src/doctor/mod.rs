@@ -1,7 +1,7 @@
-//! The checklist before a run: each line passes, warns or fails, and says what to do where it does not pass.
+//! The checklist before a run: each check passes, warns or fails, and says what to do if it does not pass.
 //!
-//! Lines about the machine come first, then what a recipe needs of it. A warning is what may slow or stop some run; a
-//! failure is what this machine or this recipe cannot do. Nothing here changes anything.
+//! Checks of the machine come first, then those of a recipe. A warning may slow down or stop some runs; a failure stops
+//! this recipe, or any run on the device. The checks change nothing.
 
 pub mod disk_rates;
 pub mod load;
@@ -29,7 +29,7 @@ impl Verdict {
     }
 }
 
-/// A line of the list.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: &'static str,
@@ -37,9 +37,9 @@ pub struct Check {
     pub finding: String,
     /// What to do about it.
     pub remedies: Vec<String>,
-    /// What is wrong where it fails.
+    /// The kind of the failure, if it fails.
     pub kind: FailureKind,
-    /// The numbers of the finding, for programs; null where it has none.
+    /// The numbers of the finding, for programs; null if it has none.
     pub facts: Value,
 }
 
@@ -56,10 +56,10 @@ impl Check {
         Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Fail, finding) }
     }
 
-    /// What a command would have ended with.
+    /// A failure of a command as a failed check.
     pub fn of_failure(name: &'static str, failure: &Failure) -> Check {
         let remedies = match failure.hints.as_slice() {
-            [] => vec!["mend what the message names, then run `smidgen doctor` again".to_owned()],
+            [] => vec!["fix what the message names, then run `smidgen doctor` again".to_owned()],
             hints => hints.to_vec(),
         };
         Check { remedies, kind: failure.kind, ..Check::new(name, Verdict::Fail, failure.message.clone()) }
@@ -75,7 +75,7 @@ impl Check {
     }
 }
 
-/// How the command ends: well unless a line fails.
+/// How the command ends: a failure if any check failed.
 pub fn ending(checks: &[Check]) -> Result<(), Failure> {
     let failed: Vec<&Check> = checks.iter().filter(|check| check.verdict == Verdict::Fail).collect();
     let Some(first) = failed.first() else { return Ok(()) };

@@ -1,6 +1,6 @@
-//! Lines about a recipe: whether its model can be read, whether its data is there, whether it fits.
+//! Checks of a recipe: can its model be read, does its data exist, does it fit?
 //!
-//! The way of `smidgen plan`, one line for what can go wrong at a time; then weights are read as a run would read them.
+//! They follow `smidgen plan`, one check for each thing that can go wrong; then the weights are read as in a run.
 
 use super::load::{self, Reach};
 use super::{Check, Verdict};
@@ -17,7 +17,7 @@ use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{Length, Recipe};
 
-/// Everything that a run of the recipe needs, up to the first that it does not get.
+/// Checks everything that a run of the recipe needs, up to the first failure.
 pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
     let mut lines = Vec::new();
     match open_model(&recipe.model.path, Want::Config, access) {
@@ -35,8 +35,8 @@ pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
                 true => Check::pass("model", format!("`{place}`, with its weights")),
                 false => Check::warn(
                     "model",
-                    format!("`{place}` holds a config and no weights"),
-                    "`smidgen pull` fetches them; a plan needs none",
+                    format!("`{place}` has a config but no weights"),
+                    "`smidgen pull` downloads them; `smidgen plan` does not need them",
                 ),
             });
         }
@@ -81,7 +81,7 @@ fn data_line(job: &Job) -> Check {
         Data::Assumed { reason } => Check::warn(
             "data",
             reason.clone(),
-            "training needs it; until it is there, plans take every sample to have `data.max_tokens` tokens",
+            "training needs it; without it, plans assume that every sample has `data.max_tokens` tokens",
         ),
     }
 }
@@ -95,7 +95,7 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
     Check::pass(
         "plan",
         format!(
-            "fits: {} of {} on {}, {tokens_per_s:.0} tokens/s by {}",
+            "fits: {} of {} on {}, {tokens_per_s:.0} tokens/s according to {}",
             format_bytes(solution.peak_bytes),
             format_bytes(planned.budget_bytes),
             job.place.describe(),
@@ -109,7 +109,7 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
     }))
 }
 
-/// Memory that the GPU reaches by itself: it cannot be swapped out.
+/// Host memory that the GPU accesses directly; it cannot be swapped out.
 fn pinned_line(pinned: u64, free: Option<u64>) -> Check {
     const NAME: &str = "pinned memory";
     let finding = format!("the plan pins {}", format_bytes(pinned));
@@ -117,23 +117,23 @@ fn pinned_line(pinned: u64, free: Option<u64>) -> Check {
     match free {
         Some(free) if free < pinned => Check::fail(
             NAME,
-            format!("{finding}, and {} are free", format_bytes(free)),
-            "end other programs; `memory.host_budget` makes plans that pin less",
+            format!("{finding}, but only {} is free", format_bytes(free)),
+            "stop other programs, or set a smaller `memory.host_budget`",
         ),
-        Some(free) => Check::pass(NAME, format!("{finding} of {} that are free", format_bytes(free))),
+        Some(free) => Check::pass(NAME, format!("{finding}, {} is free", format_bytes(free))),
         None => Check::pass(NAME, finding),
     }
     .with(facts)
 }
 
-/// Room for what the run will write.
+/// Disk space for what the run will write.
 fn room_line(job: &Job, planned: &Planned) -> Check {
     const NAME: &str = "checkpoints";
     let folder = &job.recipe.output.dir.resolved;
     let steps = match (&job.data, job.recipe.train.length) {
         (Data::Rows(rows), _) => rows.batches.total_steps(),
         (Data::Assumed { .. }, Length::Steps(steps)) => steps,
-        // Without data nobody knows how many steps an epoch has: as many as are kept.
+        // Without data the number of steps is unknown: count as many checkpoints as are kept.
         (Data::Assumed { .. }, Length::Epochs(_)) => {
             job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64)
         }
@@ -151,7 +151,7 @@ fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Che
             remedies: vec![
                 "free some space, lower `train.keep`, or choose an `output.dir` on another disk".to_owned(),
             ],
-            ..Check::new(name, Verdict::Fail, format!("{needs}, which has {} free", format_bytes(free)))
+            ..Check::new(name, Verdict::Fail, format!("needs {needs}, only {} is free", format_bytes(free)))
         },
         _ => Check::pass(name, needs),
     }

@@ -1,9 +1,9 @@
-//! Accuracy of what a model says: it continues each question, and the answer is looked for in its words.
+//! Accuracy of generated answers: the model continues each question, and the answer is searched in its text.
 //!
-//! The protocol of LLM-Adapters' commonsense evaluation: the prompt as the template writes it, the most likely text (or
-//! that of a beam search), stripped; the answer is the first match of the pattern, and no match is wrong. Without
-//! `eval.answer` the pattern is any of the answers that the rows have.
-//! Left out: sampling, and answers by a second model's judgement.
+//! The protocol is that of LLM-Adapters' commonsense evaluation: the prompt from the template, greedy decoding (or beam
+//! search), stripped text; the answer is the first match of the pattern, and no match is wrong. Without `eval.answer` the
+//! pattern matches any of the answers in the rows.
+//! Left out: sampling, and a second model as judge.
 
 use crate::failure::Failure;
 use crate::generate::beam::BeamSettings;
@@ -18,10 +18,10 @@ use serde_json::Value as Json;
 use smidgen_formats::tokenizer::Tokenizer;
 use std::collections::BTreeSet;
 
-/// Tokens of an answer where nothing else is said.
+/// Maximum tokens of an answer.
 pub const NEW_TOKENS: usize = 32;
 
-/// Questions with their right answers, and how answers are found.
+/// Questions with their right answers, and the pattern of answers.
 #[derive(Clone, Debug)]
 pub struct AnswerKey {
     pub pattern: Regex,
@@ -36,7 +36,7 @@ pub struct KeyRow {
     pub gold: String,
 }
 
-/// What a model said.
+/// The output of a model for one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
     pub text: String,
@@ -76,7 +76,7 @@ impl AnswerKey {
                 && answer_in(Some(pattern), &gold) != Some(0..gold.len())
             {
                 return Err(Failure::data(format!(
-                    "{}: the answer `{}` is nothing that `eval.answer` (`{answer}`) could find",
+                    "{}: `eval.answer` (`{answer}`) does not match the answer `{}`",
                     question.place,
                     shortened(&gold)
                 )));
@@ -99,7 +99,7 @@ impl AnswerKey {
         self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
     }
 
-    /// Judges the texts of all rows.
+    /// Scores the texts of all rows.
     pub fn score(&self, texts: Vec<String>) -> GenerationScores {
         assert_eq!(texts.len(), self.rows.len());
         let rows: Vec<Said> = texts
@@ -118,7 +118,7 @@ impl AnswerKey {
     }
 }
 
-/// The tokens that the model puts behind every prompt.
+/// The model's continuation of every prompt.
 pub fn generate_answers(
     session: &mut TokenSession,
     key: &AnswerKey,

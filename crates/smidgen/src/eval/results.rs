@@ -1,7 +1,7 @@
-//! What an evaluation found, for programs: metrics of each model and a record of each row.
+//! The results of an evaluation as JSON: metrics of each model and a record of each row.
 //!
-//! The records hold what others need to compare row by row: the place of the row, log-likelihoods as they were summed,
-//! what was picked and what is right.
+//! The records allow comparisons row by row: the place of the row, the summed log-likelihoods, the picked and the right
+//! choice.
 
 use super::generation::{AnswerKey, GenerationScores};
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
@@ -17,11 +17,11 @@ pub struct Metric {
     pub stderr: Option<f64>,
 }
 
-/// One model's part.
+/// The results of one model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     pub metrics: Vec<Metric>,
-    /// By row, where rows can be right.
+    /// By row, if rows can be right or wrong.
     pub right: Vec<bool>,
     /// By row.
     pub records: Vec<Json>,
@@ -30,9 +30,9 @@ pub struct Measured {
 /// Everything about one evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Results {
-    /// Task, model, data: what was evaluated.
+    /// Task, model and data.
     pub about: Map<String, Json>,
-    /// What both models were asked, by row.
+    /// The questions, by row.
     pub questions: Vec<Json>,
     pub base: Measured,
     pub adapter: Option<Measured>,
@@ -46,7 +46,7 @@ impl Measured {
         self.metrics.push(Metric { name: "perplexity", value: loss.exp(), stderr: None });
     }
 
-    /// Records of samples whose loss alone counts.
+    /// Records of samples that only have a loss.
     pub fn add_loss_records(&mut self, log_likelihoods: &[f64]) {
         self.records = log_likelihoods.iter().map(|sum| json!({"log_likelihood": sum})).collect();
     }
@@ -92,7 +92,7 @@ impl Measured {
     }
 }
 
-/// What samples of a loss are, by row.
+/// The samples of a loss, by row.
 pub fn questions_of_loss(set: &TokenSet, rows: usize) -> Vec<Json> {
     let row =
         |sample: usize| json!({"place": set.place(sample).to_string(), "tokens": set.supervised(sample)});
@@ -114,13 +114,13 @@ pub fn questions_of_key(key: &AnswerKey) -> Vec<Json> {
 }
 
 impl Results {
-    /// Rows that the adapter changed, where rows can be right.
+    /// Rows that the adapter changed, if rows can be right or wrong.
     pub fn flips(&self) -> Option<Flips> {
         let adapter = self.adapter.as_ref()?;
         (!adapter.right.is_empty()).then(|| count_flips(&self.base.right, &adapter.right))
     }
 
-    /// The object that is written to a file.
+    /// The content of the file.
     pub fn render_json(&self) -> Json {
         let mut all = self.about.clone();
         all.insert("rows".into(), json!(self.questions.len()));

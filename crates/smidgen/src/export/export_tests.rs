@@ -259,15 +259,21 @@ fn what_a_file_cannot_say_is_refused_and_leaves_nothing() {
         let left = fs::read_dir(case.folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
         assert!(left.into_iter().all(|name| name == "base"), "{words:?}");
     };
-    refused(Case::open("gemma2"), &["scores are multiplied by 0.204", "a GGUF file of `gemma2` cannot say"]);
-    refused(Case::open("gemma3-text"), &["which layers have a window follows no period"]);
+    refused(
+        Case::open("gemma2"),
+        &["scores are multiplied by 0.204", "which GGUF cannot express for `gemma2`"],
+    );
+    refused(Case::open("gemma3-text"), &["the layers with a sliding window are not periodic"]);
     let slides = |config: &mut Value| {
         config["use_sliding_window"] = json!(true);
         config["sliding_window"] = json!(8);
         config["max_window_layers"] = json!(1);
         config["layer_types"] = json!(null);
     };
-    refused(Case::with_config("qwen2", slides), &["layers have a window, which a GGUF file of `qwen2`"]);
+    refused(
+        Case::with_config("qwen2", slides),
+        &["layers have a sliding window, which GGUF cannot express for `qwen2`"],
+    );
     refused(Case::open("llama-lslora"), &["is LS-LoRA, which cannot be exported"]);
     let case = Case::open("llama-gqa-tied");
     fs::remove_file(case.base.join("tokenizer.json")).unwrap();

@@ -1,9 +1,9 @@
 //! A LoRA adapter as the GGUF file that llama.cpp loads on top of its base: `--lora FILE`.
 //!
-//! `NAME.lora_a` (R, in) and `NAME.lora_b` (out, R) in F32, where NAME is the base's tensor; rows of B stand in the order
-//! of the base's rows. llama.cpp multiplies B·A by alpha / R with one alpha for the file, so the alpha that most modules
-//! share is written, and where a module's scale is another one it is folded into its B.
-//! Left out: DoRA and trained biases, which such a file cannot say, and LS-LoRA.
+//! `NAME.lora_a` (R, in) and `NAME.lora_b` (out, R) are F32, where NAME is the base's tensor; rows of B are in the order
+//! of the base's rows. llama.cpp multiplies B·A by alpha / R with one alpha for the file, so the most common alpha is
+//! written, and a module with another scale has it folded into its B.
+//! Left out: DoRA and trained biases, which the format does not support, and LS-LoRA.
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ use smidgen_ir::Storage;
 use std::io;
 use std::path::Path;
 
-/// How many modules an error spells out before it counts the rest.
+/// Maximum number of modules that an error names.
 const NAMED_AT_MOST: usize = 8;
 
 /// What was written, for a report.
@@ -33,13 +33,13 @@ pub struct ExportedLora {
     pub ranks: Vec<usize>,
     /// As written.
     pub alpha: f32,
-    /// Modules whose scale is in B.
+    /// Modules whose scale is folded into B.
     pub rescaled: usize,
     pub tensors: usize,
     pub bytes: u64,
 }
 
-/// Writes the adapter as a LoRA file for `model`, of which only the config is read.
+/// Writes the adapter as a LoRA file for `model`; only its config is read.
 pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Result<ExportedLora, Failure> {
     let modules = plain_modules(adapter)?;
     let spec = read_decoder(model)?;
@@ -89,17 +89,17 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
     })
 }
 
-/// The modules of an adapter that is LoRA and nothing more.
+/// The modules of a plain LoRA adapter.
 fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
     let (place, kind) = (adapter.path().display(), adapter.config().kind());
-    let instead = "`smidgen export --merged` writes the whole model with the adapter folded in, `smidgen merge` the \
-                   same as a model folder";
+    let instead = "`smidgen export --merged` writes the whole model with the adapter merged, `smidgen merge` writes it \
+                   as a model folder";
     match kind {
         StoredKind::Lora | StoredKind::RsLora => {}
         StoredKind::LsLora => return Err(refuse_ls_lora(adapter)),
         StoredKind::Dora | StoredKind::RsLoraDora => {
             return Err(Failure::model(format!(
-                "the adapter in `{place}` is {kind}, whose magnitudes a llama.cpp adapter cannot hold"
+                "the adapter in `{place}` is {kind}: llama.cpp adapters do not support magnitudes"
             ))
             .hint(instead));
         }
@@ -109,7 +109,7 @@ fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
     match biases {
         0 => Ok(read.modules),
         biases => Err(Failure::model(format!(
-            "the adapter in `{place}` has {biases} trained biases, which a llama.cpp adapter cannot hold"
+            "the adapter in `{place}` has {biases} trained biases: llama.cpp adapters do not support them"
         ))
         .hint(instead)),
     }
@@ -137,7 +137,9 @@ fn place_modules(
         let linear = linears.iter().find(|linear| linear.path == *path);
         match (linear, name) {
             (Some(_), Some(_)) if path == HEAD && spec.tied_head => {
-                problems.push(format!("`{path}` is tied to the embedding, which would change too"));
+                problems.push(format!(
+                    "`{path}` is tied to the embedding, so adapting it would change the embedding too"
+                ));
             }
             (Some(linear), Some(name)) if [linear.n, linear.k] == [module.rows(), module.columns()] => {
                 let rows = row_order(architecture, &name, spec.head_dim);
@@ -148,7 +150,7 @@ fn place_modules(
                 [linear.n, linear.k],
                 [module.rows(), module.columns()]
             )),
-            _ => problems.push(format!("`{path}` is not a linear of the base")),
+            _ => problems.push(format!("`{path}` is not a linear layer of the base")),
         }
     }
     if problems.is_empty() {
@@ -172,7 +174,7 @@ fn alpha_of(module: &AdapterModule) -> f32 {
     (module.scale * module.rank as f64) as f32
 }
 
-/// Zero would not do: llama.cpp takes it for no scale at all.
+/// Never zero, because llama.cpp interprets that as no scale.
 fn most_common_alpha(modules: &[AdapterModule]) -> f32 {
     let alphas: Vec<f32> = modules.iter().map(alpha_of).filter(|alpha| *alpha != 0.0).collect();
     let count = |alpha: &f32| alphas.iter().filter(|other| *other == alpha).count();
@@ -180,7 +182,7 @@ fn most_common_alpha(modules: &[AdapterModule]) -> f32 {
     alphas.iter().rev().copied().max_by_key(count).unwrap_or(1.0)
 }
 
-/// What B is multiplied by so that alpha / R times it is the module's scale.
+/// The factor of B with which alpha / R gives the module's scale.
 fn b_factor(module: &AdapterModule, alpha: f32) -> f64 {
     match alpha_of(module) == alpha {
         true => 1.0,

@@ -1,8 +1,8 @@
-//! What a GGUF file says of a model, made from a decoder's description: the keys that llama.cpp's own converter writes,
-//! and the rotary factors, which are tensors there.
+//! GGUF metadata from a decoder's description: the keys that llama.cpp's converter writes, and the rotary factors, which
+//! are tensors.
 //!
-//! A file has defaults instead of keys for some things, and no word at all for others. A decoder that such a file would
-//! describe wrongly is refused by name, because llama.cpp would compute another model without any sign of it.
+//! GGUF has defaults instead of keys for some properties, and cannot express others. A decoder that it would describe
+//! wrongly is refused, because llama.cpp would silently compute another model.
 //! Left out: the tokenizer.
 
 use smidgen_compile::DecoderSpec;
@@ -11,17 +11,17 @@ use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
 use smidgen_formats::gguf::value::{Metadata, Value};
 use smidgen_ir::{RopeScaling, RopeSpec};
 
-/// A model without its weights and tokens.
+/// The metadata of a model, without weights and tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Description {
     pub metadata: Metadata,
     /// Small tensors of F32 that belong to the description.
     pub tensors: Vec<(&'static str, Vec<f32>)>,
-    /// Where llama.cpp will compute something else.
+    /// Notes about differences in llama.cpp.
     pub notes: Vec<String>,
 }
 
-/// Describes a decoder, or says what of it a file cannot say.
+/// Describes a decoder, or returns what GGUF cannot express.
 pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> Result<Description, String> {
     let mut made = Making { spec, architecture, description: Description::default() };
     made.text("general.architecture", architecture.name());
@@ -59,7 +59,7 @@ impl Making<'_> {
     }
 
     fn refuse<T>(&self, what: &str) -> Result<T, String> {
-        Err(format!("{what}, which a GGUF file of `{}` cannot say", self.architecture.name()))
+        Err(format!("{what}, which GGUF cannot express for `{}`", self.architecture.name()))
     }
 
     fn sizes(&mut self) {
@@ -81,7 +81,7 @@ impl Making<'_> {
         self.float("attention.layer_norm_rms_epsilon", spec.norm.eps);
     }
 
-    /// The rotary embedding of layers that see everything; of Gemma 3 also that of the others.
+    /// The rotary embedding of layers with full attention; for Gemma 3 also that of sliding layers.
     fn rope(&mut self) -> Result<(), String> {
         let rope = &self.spec.ropes[0];
         self.float("rope.freq_base", rope.theta);
@@ -135,7 +135,7 @@ impl Making<'_> {
                 self.whole("attention.sliding_window", window);
                 if window < self.spec.max_positions {
                     self.description.notes.push(format!(
-                        "llama.cpp lets `{}` see everything: beyond {window} tokens it computes something else",
+                        "llama.cpp has no sliding window for `{}`: beyond {window} tokens its results differ",
                         self.architecture.name()
                     ));
                 }
@@ -144,14 +144,14 @@ impl Making<'_> {
                 self.whole("attention.sliding_window", window);
                 self.period(&windows)?;
             }
-            (Architecture::Gemma2, None) => return self.refuse("no layer has a window"),
+            (Architecture::Gemma2, None) => return self.refuse("no layer has a sliding window"),
             (_, None) => {}
-            (_, Some(_)) => return self.refuse("layers have a window"),
+            (_, Some(_)) => return self.refuse("layers have a sliding window"),
         }
         Ok(())
     }
 
-    /// Every n-th layer sees everything, by default every second of Gemma 2 and every sixth of Gemma 3.
+    /// Every n-th layer has full attention, by default every second of Gemma 2 and every sixth of Gemma 3.
     fn period(&mut self, windows: &[Option<usize>]) -> Result<(), String> {
         let is_period = |period: &usize| {
             let is_full = |layer: usize| (layer + 1).is_multiple_of(*period);
@@ -166,7 +166,7 @@ impl Making<'_> {
                 self.whole("attention.sliding_window_pattern", period);
                 Ok(())
             }
-            None => self.refuse("which layers have a window follows no period"),
+            None => self.refuse("the layers with a sliding window are not periodic"),
         }
     }
 
@@ -176,15 +176,15 @@ impl Making<'_> {
                 self.float("attn_logit_softcapping", attention);
                 self.float("final_logit_softcapping", logits);
             }
-            (Architecture::Gemma2, _, _) => return self.refuse("scores or logits have no cap"),
+            (Architecture::Gemma2, _, _) => return self.refuse("scores or logits have no softcap"),
             (Architecture::Gemma3, None, Some(logits)) => self.float("final_logit_softcapping", logits),
             (_, None, None) => {}
-            _ => return self.refuse("scores or logits have a cap"),
+            _ => return self.refuse("scores or logits have a softcap"),
         }
         Ok(())
     }
 
-    /// Scores are divided by the root of the head size; of the largest Gemmas by that of hidden size over heads.
+    /// Scores are divided by the root of the head size; in the largest Gemma models by the root of hidden size over heads.
     fn refuse_other_scale(&self) -> Result<(), String> {
         let spec = self.spec;
         let largest_layers = match self.architecture {
@@ -196,14 +196,13 @@ impl Making<'_> {
         let expected = (divisor as f32).powf(-0.5);
         match (spec.attention_scale - expected).abs() <= 1e-6 * expected {
             true => Ok(()),
-            false => {
-                self.refuse(&format!("scores are multiplied by {} and not {expected}", spec.attention_scale))
-            }
+            false => self
+                .refuse(&format!("scores are multiplied by {} instead of {expected}", spec.attention_scale)),
         }
     }
 }
 
-/// What each plain frequency is divided by.
+/// The divisor of each plain frequency.
 fn divisors(rope: &RopeSpec) -> Vec<f32> {
     let plain = RopeSpec::plain(rope.theta, rope.dim).inverse_frequencies();
     plain.iter().zip(rope.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect()

@@ -1,9 +1,9 @@
 //! Models and adapters for llama.cpp: GGUF files made from Hugging Face folders or from other GGUF files.
 //!
-//! An adapter becomes a LoRA file that llama.cpp puts on its own copy of the base (`lora_file`), or is folded into the
-//! base and written as a whole model (`model_file`, with `metadata` where the base is not a GGUF file itself).
-//! Rows pass through in blocks, as in a merge, and a file appears whole or not at all.
-//! Left out: types below 8 bits, for which llama.cpp has its own quantizer, and LS-LoRA, which cannot be expressed as a weight.
+//! An adapter becomes a LoRA file that llama.cpp loads next to the base (`lora_file`), or is merged into the base and
+//! written as a whole model (`model_file`, with `metadata` if the base is not a GGUF file).
+//! Rows pass through in blocks, as in a merge, and a file is complete or absent.
+//! Left out: types below 8 bits, for which llama.cpp has a quantizer, and LS-LoRA, which is not a weight.
 
 pub mod lora_file;
 pub mod metadata;
@@ -20,13 +20,13 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::whole_file::folder_of;
 use std::path::Path;
 
-/// What GGUF calls the architecture of a model.
+/// The GGUF architecture of a model.
 pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture, Failure> {
     if let Model::Gguf { model, .. } = model {
         return Ok(model.architecture);
     }
     match spec.model_type.as_str() {
-        // It has no name of its own there.
+        // Mistral has no GGUF architecture of its own.
         "llama" | "mistral" => Ok(Architecture::Llama),
         "qwen2" => Ok(Architecture::Qwen2),
         "qwen3" => Ok(Architecture::Qwen3),
@@ -34,7 +34,7 @@ pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture
         "gemma2" => Ok(Architecture::Gemma2),
         "gemma3_text" => Ok(Architecture::Gemma3),
         other => Err(Failure::model(format!(
-            "`{}` is of type `{other}`, for which no GGUF file can be written",
+            "cannot write `{}` as GGUF: the model type `{other}` is not supported",
             model.path().display()
         ))),
     }
@@ -42,17 +42,17 @@ pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture
 
 fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
     Failure::model(format!(
-        "the adapter in `{}` is LS-LoRA, which cannot be exported: it adds a Fourier function of s·B·A·x to what a \
-         linear gives, and llama.cpp has no such thing",
+        "the adapter in `{}` is LS-LoRA, which cannot be exported: it adds a Fourier function of s·B·A·x to the \
+         output of a linear layer, and llama.cpp does not support that",
         adapter.path().display()
     ))
     .hint("keep the adapter separate from the base model")
 }
 
-/// Makes the folder that a file is to be written into, unless the file is already there.
+/// Creates the folder of an output file; an existing file is refused.
 fn prepare_output(output: &Path) -> Result<(), Failure> {
     if output.symlink_metadata().is_ok() {
-        return Err(Failure::disk(format!("`{}` is already there", output.display()))
+        return Err(Failure::disk(format!("`{}` already exists", output.display()))
             .hint("choose another `--output`, or remove it"));
     }
     let folder = folder_of(output);

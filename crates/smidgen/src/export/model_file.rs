@@ -1,9 +1,9 @@
-//! A whole model as a GGUF file: the base, with an adapter folded in where there is one.
+//! A whole model as a GGUF file: the base, with an adapter merged if there is one.
 //!
-//! Rows are read as f32 in blocks, folded, put in the order of the file, and encoded once. Vectors stay F32; matrices get
-//! the asked-for type, or F16 where their rows do not fill blocks of 32.
-//! Metadata come from the base's own file, or are made from its config and tokenizer.
-//! Memory is one block in f32, and one module's A, B and magnitude, as in a merge.
+//! Rows are read as f32 in blocks, merged, put in the order of the file, and encoded once. Vectors stay F32; matrices get
+//! the requested type, or F16 if their rows are not a multiple of 32.
+//! Metadata comes from the base's GGUF file, or from its config and tokenizer.
+//! It takes the memory of one block in f32, and one module's A, B and magnitude, as in a merge.
 
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What matrices are written as.
+/// The type of matrices in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixType {
     F32,
@@ -81,12 +81,12 @@ pub struct ExportedModel {
     /// By the name of the type.
     pub tensors: BTreeMap<String, Tally>,
     pub folded: usize,
-    /// The block, one module's factors, what is held of a quantized tensor, and the tokenizer.
+    /// Bytes of the block, one module's factors, a quantized tensor, and the tokenizer.
     pub memory_bytes: u64,
     pub notes: Vec<String>,
 }
 
-/// Writes the model; `name` is what the file calls it.
+/// Writes the model; `name` is its name in the file.
 pub fn export_model(
     original: &OriginalModel,
     adapter: Option<&AdapterFile>,
@@ -166,7 +166,7 @@ fn unadapted(original: &OriginalModel) -> Vec<OutputTensor> {
     original.tensors().iter().map(convert).collect()
 }
 
-/// A tensor of the file, and where its numbers come from.
+/// A tensor of the file and its source.
 struct PlacedTensor {
     name: String,
     storage: Storage,
@@ -187,7 +187,7 @@ fn place_tensors(
     let placed = spec.tensors().into_iter().map(|tensor| {
         let Some(name) = file_name(architecture, &tensor.name) else {
             return Err(Failure::model(format!(
-                "`{}` has `{}`, for which a GGUF file of `{}` has no place",
+                "`{}` has the tensor `{}`, which GGUF does not support for `{}`",
                 original.path().display(),
                 tensor.name,
                 architecture.name()
@@ -212,7 +212,7 @@ fn block_of(matrices: MatrixType) -> usize {
     }
 }
 
-/// Metadata of the base's own file, or made from its folder.
+/// Metadata from the base's GGUF file, or from its folder.
 fn describe_model(
     model: &Model,
     spec: &DecoderSpec,
@@ -227,11 +227,8 @@ fn describe_model(
         .map_err(|what| Failure::model(format!("`{}`: {what}", folder.display())))?;
     let tokenizer = Tokenizer::from_folder(folder).map_err(Failure::model)?;
     let keys = tokenizer.to_gguf(architecture.name(), spec.vocabulary).map_err(|problem| {
-        Failure::model(format!(
-            "the tokenizer in `{}` cannot be written as GGUF: {problem}",
-            folder.display()
-        ))
-        .hint("`smidgen merge` writes a model folder, which keeps the tokenizer as it is")
+        Failure::model(format!("cannot write the tokenizer in `{}` as GGUF: {problem}", folder.display()))
+            .hint("`smidgen merge` writes a model folder with the tokenizer unchanged")
     })?;
     for (key, value) in keys.iter() {
         described.metadata.set(key, value.clone());
@@ -240,10 +237,10 @@ fn describe_model(
 }
 
 fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
-    // Opened again: the model let go of its metadata when it was opened.
+    // Opened again, because the model does not keep its metadata.
     let file = GgufFile::open(file.path()).map_err(Failure::model)?;
     let mut metadata = Metadata::default();
-    // How the base was quantized says nothing of this file.
+    // Keys about the quantization of the base do not apply to this file.
     for (key, value) in file.metadata().iter().filter(|(key, _)| !key.starts_with("quantize.")) {
         metadata.set(key, value.clone());
     }
@@ -310,7 +307,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// Whole heads where rows change places within them.
+/// Whole heads, if rows are reordered within heads.
 fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize {
     let unit = match order {
         RowOrder::AsStored => 1,
@@ -320,7 +317,7 @@ fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize
 }
 
 fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure> {
-    /// Half a unit above the largest F16: what rounds to infinity.
+    /// Half a unit above the largest F16: larger numbers round to infinity.
     const BEYOND_F16: f32 = 65_520.0;
     if tensor.storage != MatrixType::F16.storage() {
         return Ok(());
@@ -329,8 +326,8 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
         None => Ok(()),
         Some(value) => {
             let name = tensor.output.original.name();
-            Err(Failure::model(format!("`{name}` holds {value}, which F16 cannot hold"))
-                .hint("`--type f32` holds every number"))
+            Err(Failure::model(format!("`{name}` has the value {value}, which is too large for F16"))
+                .hint("`--type f32` can hold it"))
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Beam search, as transformers does it with `num_beams` and no sampling.
 //!
-//! In each step every beam offers its best continuations, 2·B over all beams; those that end a text among the first B
-//! become finished texts with the score Σ log p / length^penalty, and the best B others continue. A prompt is done when B
-//! finished texts are there and no living beam can beat the worst of them (`early_stopping = False`), or at the end of
-//! the room. The length of a score counts the answer's tokens, the ending one included.
-//! The beams of a prompt share the rows of their common beginnings, so changing parents copies no keys and values.
+//! In each step the best 2·B continuations of all beams are considered: those among the first B that end a text become
+//! finished texts with the score Σ log p / length^penalty, and the best B others continue. A search ends when there are B
+//! finished texts and no live beam can beat the worst of them (`early_stopping = False`), or when the context is full.
+//! The length in a score counts the tokens of the answer and the stop token.
+//! Beams share the cache rows of their common prefix, so switching parents copies no keys and values.
 //! Left out: groups of beams, sampling beams, and penalties.
 
 use super::decoder::{Decoder, NewTokens};
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 pub struct BeamSettings {
     /// At least 1.
     pub beams: usize,
-    /// Most tokens of an answer.
+    /// Maximum tokens of an answer.
     pub max_new: usize,
     pub length_penalty: f64,
     pub stop_ids: BTreeSet<u32>,
@@ -42,7 +42,7 @@ struct Beam {
     score: f64,
 }
 
-/// A text that has ended.
+/// A finished text.
 #[derive(Clone, Debug)]
 struct Finished {
     answer: Vec<u32>,
@@ -50,7 +50,7 @@ struct Finished {
     stopped_by: StoppedBy,
 }
 
-/// A token that a beam offers.
+/// A candidate continuation of a beam.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Offer {
     beam: usize,
@@ -58,7 +58,7 @@ struct Offer {
     score: f64,
 }
 
-/// Searches in the first slots of the decoder, whose sequences are forgotten.
+/// Searches in the first slots of the decoder; their sequences are cleared.
 pub fn search_beams<D: Device>(
     executor: &mut Executor<D>,
     decoder: &mut Decoder,
@@ -75,7 +75,7 @@ pub fn search_beams<D: Device>(
         )));
     }
     decoder.reset();
-    // Rows for the prompt and, at worst, an answer of its own for each beam.
+    // Rows for the prompt and, in the worst case, a separate answer for each beam.
     let room = (shape.cache_rows - prompt.len()) / count;
     let room = room.min(shape.positions - prompt.len()) + 1;
     let mut offers = Vec::new();
@@ -140,8 +140,8 @@ pub fn search_beams<D: Device>(
     Ok(Generated { ids: answer, stopped_by })
 }
 
-/// The slots of new beams, by the slots of their parents: the first child stays where its parent is, and the others
-/// take the slots of beams that have no child, whose sequences nobody needs.
+/// The slots of new beams, from the slots of their parents: the first child keeps its parent's slot, and the others
+/// take the slots of beams without children.
 fn slots_of_children(parents: &[usize], count: usize) -> Vec<usize> {
     let mut free = (0..count).filter(|slot| !parents.contains(slot));
     let mut stayed = BTreeSet::new();
@@ -169,7 +169,7 @@ fn keep_best(finished: &mut Vec<Finished>, text: Finished, count: usize) {
     }
 }
 
-/// The best `count` tokens of a beam, with the score that its text would have.
+/// The best `count` tokens of a beam, with the resulting scores.
 fn offer(logits: &[f32], beam: usize, score: f64, count: usize, offers: &mut Vec<Offer>) {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let total: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
@@ -187,7 +187,7 @@ fn offer(logits: &[f32], beam: usize, score: f64, count: usize, offers: &mut Vec
     offers.extend(best);
 }
 
-/// By falling score; of equal ones the earlier beam, then the lower id.
+/// By descending score; of equal ones the earlier beam, then the lower id.
 fn best_first(a: &Offer, b: &Offer) -> Ordering {
     b.score.total_cmp(&a.score).then(a.beam.cmp(&b.beam)).then(a.id.cmp(&b.id))
 }

@@ -1,11 +1,10 @@
-//! Tokens into a plan's entry point `decode` and logits out: the stepping of every way to generate.
+//! Feeds tokens to a plan's entry point `decode` and reads logits; used by every kind of generation.
 //!
-//! It works on any executor whose plan has the entry point, one made for generation or one that trains as well. New
-//! tokens of several sequences go into one run, up to what the plan allows, so prompts are read in large pieces and
-//! live sequences advance together. A sequence's logits do not depend on the other sequences of the batch.
-//! LongRoPE turns all tokens of a sequence by one of two lists of frequencies, chosen by its length at the time it is
-//! read, as in transformers: a sequence that grows over the limit, or is cut back below it, is read again from its
-//! beginning.
+//! It works on any executor whose plan has that entry point, also on one that trains. New tokens of several sequences go
+//! into one run, up to the plan's limit, so prompts are processed in large chunks and sequences advance together. The
+//! logits of a sequence do not depend on the other sequences of the batch.
+//! LongRoPE rotates all tokens of a sequence with one of two lists of frequencies, chosen by its length, as in
+//! transformers: a sequence that grows over the limit, or is truncated below it, is computed again from the beginning.
 //! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
 
 use super::slots::Slots;
@@ -29,11 +28,11 @@ pub struct Decoder {
     vocabulary: usize,
     /// The longest sequence that LongRoPE's short list is for.
     short_until: Option<usize>,
-    /// Whether what is cached of a slot was turned by the long list.
+    /// Whether the cached keys of a slot were rotated with the long list.
     is_long: Vec<bool>,
     slots: Slots,
     sequences: Vec<Vec<u32>>,
-    /// One row of logits, as it is read and as numbers.
+    /// One row of logits, as bytes and as numbers.
     bytes: Vec<u8>,
     logits: Vec<f32>,
 }
@@ -55,7 +54,7 @@ struct Place {
     id: u32,
     slot: usize,
     position: usize,
-    /// Of the sequence, when everything is fed.
+    /// Length of the sequence after everything is fed.
     length: usize,
 }
 
@@ -93,12 +92,12 @@ impl Decoder {
         &self.slots
     }
 
-    /// What a slot holds.
+    /// The tokens of a slot.
     pub fn sequence(&self, slot: usize) -> &[u32] {
         &self.sequences[slot]
     }
 
-    /// Forgets every sequence: before a generation, where another entry point has run since the last.
+    /// Clears all sequences; needed before a generation if another entry point has run since the last one.
     pub fn reset(&mut self) {
         for slot in 0..self.slots.count() {
             self.truncate(slot, 0);
@@ -111,7 +110,7 @@ impl Decoder {
         self.sequences[slot].truncate(length);
     }
 
-    /// The sequence of `to` becomes that of `from`; nothing is copied but the names of its rows.
+    /// Gives slot `to` the sequence of `from`; only row numbers are copied.
     pub fn share<D: Device>(&mut self, executor: &mut Executor<D>, from: usize, to: usize) {
         if from == to {
             return;
@@ -132,8 +131,8 @@ impl Decoder {
         self.write_table(executor, to, 0);
     }
 
-    /// Appends tokens to sequences, and hands out the logits behind the last new token of each, by its place in
-    /// `new`. No slot may be named twice, and there must be room ([`Slots::free_rows`], the slot's positions).
+    /// Appends tokens to sequences, and passes on the logits after the last new token of each, by its index in `new`.
+    /// A slot must not occur twice, and there must be room ([`Slots::free_rows`], the slot's positions).
     pub fn feed<D: Device>(
         &mut self,
         executor: &mut Executor<D>,
@@ -141,7 +140,7 @@ impl Decoder {
         mut on_logits: impl FnMut(usize, &mut [f32]),
     ) -> Result<(), DeviceError> {
         let mut tokens: Vec<Place> = Vec::with_capacity(self.shape.new_tokens);
-        // Rows of the run that are asked for, and whose they are.
+        // Rows of the run whose logits are needed, and the sequence of each.
         let mut asked: Vec<(i32, usize)> = Vec::new();
         for (index, new) in new.iter().enumerate() {
             assert!(!new.ids.is_empty(), "slot {} is fed nothing", new.slot);
@@ -161,7 +160,7 @@ impl Decoder {
         self.run(executor, &mut tokens, &mut asked, &mut on_logits)
     }
 
-    /// Gives new tokens their rows. Returns the first position that has to be read.
+    /// Assigns rows to new tokens. Returns the first position that has to be computed.
     fn append<D: Device>(&mut self, executor: &mut Executor<D>, new: &NewTokens<'_>) -> usize {
         let slot = new.slot;
         self.sequences[slot].extend(new.ids);

@@ -1,9 +1,9 @@
-//! The choice of the next token from its logits: the most likely one, or a draw.
+//! Chooses the next token from its logits: greedy, or by sampling.
 //!
-//! What changes or drops candidates comes in the order of transformers: repetition penalty, temperature, top-k, top-p,
-//! with its rules at the edges (candidates equal to the k-th largest stay; of top-p the candidate that reaches the
-//! share stays). A draw is a function of seed and place in the text alone, so a text does not depend on threads, nor
-//! on what else is generated in the same batch; the same prompt with the same seed gives the same text.
+//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, with its edge cases (candidates
+//! equal to the k-th largest stay; the candidate that reaches top-p stays). A random number is a function of the seed and
+//! the position in the text, so a text does not depend on threads or on other texts in the batch: the same prompt with
+//! the same seed gives the same text.
 //! Ties go to the lowest id. Left out: min-p, typical sampling, penalties by count, and constraints.
 
 use smidgen_runtime::counter;
@@ -11,13 +11,13 @@ use smidgen_runtime::counter;
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the most likely token, whatever the other settings but the penalty say.
+    /// 0 is greedy: of the other settings only the penalty applies.
     pub temperature: f64,
     /// Only this many of the most likely tokens; 0 = all.
     pub top_k: usize,
-    /// The fewest of the most likely that have this share together; 1 = all.
+    /// The fewest most likely tokens whose probabilities sum to this; 1 = all.
     pub top_p: f64,
-    /// Logits of tokens that are there already are divided by this, or multiplied where negative; 1 = as they are.
+    /// Logits of tokens that already occurred are divided by this, or multiplied if negative; 1 = no penalty.
     pub repetition_penalty: f64,
     /// Draws depend on it and on the place in the text.
     pub seed: u64,
@@ -30,7 +30,7 @@ impl Default for Sampling {
     }
 }
 
-/// Sampling with the memory that it needs, taken once.
+/// A sampler with its buffers, allocated once.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -49,8 +49,8 @@ impl Sampler {
         Sampler { sampling, candidates: Vec::new() }
     }
 
-    /// The next token, number `place` (from 0) of those generated, behind the sequence `so_far`. `None` where no
-    /// logit is a number. The logits are changed.
+    /// The next token, number `place` (from 0) of those generated, after the sequence `so_far`. `None` if all logits are
+    /// NaN. The logits are modified.
     pub fn choose(&mut self, logits: &mut [f32], so_far: &[u32], place: usize) -> Option<u32> {
         if self.sampling.repetition_penalty != 1.0 {
             penalize(logits, so_far, self.sampling.repetition_penalty as f32);
@@ -74,7 +74,7 @@ impl Sampler {
         self.candidates.last().map(|candidate| candidate.id)
     }
 
-    /// What is left after temperature, top-k and top-p, by id.
+    /// The candidates after temperature, top-k and top-p, by id.
     fn filter(&mut self, logits: &[f32]) {
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         let temperature = temperature as f32;
@@ -105,7 +105,7 @@ impl Sampler {
     }
 }
 
-/// The largest logit's token, the lowest of equal ones; `None` where no logit is a number above -∞.
+/// The token with the largest logit, the lowest id of equal ones; `None` if no logit is above -∞.
 pub fn most_likely(logits: &[f32]) -> Option<u32> {
     let mut best: Option<(usize, f32)> = None;
     for (id, logit) in logits.iter().enumerate() {
@@ -130,7 +130,7 @@ fn by_falling_logit(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Separates the draws of generation from those of dropout, which have a step number here.
+/// Separates the random numbers of generation from those of dropout, which use a step number here.
 const STREAM: u64 = u64::MAX;
 
 /// In [0, 1), a multiple of 2^-53.

@@ -1,9 +1,9 @@
-//! A model loaded to generate: what `smidgen generate` and evaluations use.
+//! A model loaded for generation, used by `smidgen generate` and by evaluations.
 //!
-//! Opening plans first and loads then, so a generation that does not fit is refused before a weight is read.
-//! [`generate_batch`] keeps the slots full: where a text ends, the next prompt takes its place. Each text is the same
-//! as if it were alone. It works on any executor, so a training run can generate with its own.
-//! Left out: templates and text; a session knows token ids.
+//! Opening plans first and then loads, so a generation that does not fit is refused before a weight is read.
+//! [`generate_batch`] keeps the slots full: when a text ends, the next prompt takes its slot. The result of a prompt does
+//! not depend on the others. It works on any executor, so a training run can generate with its own.
+//! Left out: templates and text; a session works with token ids.
 
 use super::decoder::{Decoder, NewTokens};
 use super::sampler::{Sampler, Sampling};
@@ -54,31 +54,31 @@ impl Opening<'_> {
     }
 }
 
-/// How a text is continued and when it stops.
+/// How tokens are chosen and when a text stops.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub sampling: Sampling,
-    /// Most tokens of an answer.
+    /// Maximum tokens of an answer.
     pub max_new: usize,
     /// Tokens that end a text (`stop::stop_ids`).
     pub stop_ids: BTreeSet<u32>,
 }
 
-/// What was generated behind a prompt.
+/// The continuation of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// Without the token that ended the text.
+    /// Without the stop token.
     pub ids: Vec<u32>,
     pub stopped_by: StoppedBy,
 }
 
-/// Where the time of a generation went.
+/// The times of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
-    /// Tokens that were read at once, and how long that took.
+    /// Tokens of prompts, processed in chunks, and the seconds that took.
     pub prompt_tokens: usize,
     pub prompt_ms: f64,
-    /// Tokens that were read one by one.
+    /// Tokens that were generated one by one.
     pub answer_tokens: usize,
     pub answer_ms: f64,
 }
@@ -112,7 +112,7 @@ impl TokenSession {
         let planned = plan_generation(&request, opening.model, opening.place, &opening.sizes)?;
         if !opening.model.has_weights() {
             let place = opening.model.path().display();
-            return Err(Failure::model(format!("`{place}` holds no weights, only a config")));
+            return Err(Failure::model(format!("`{place}` has a config but no weights")));
         }
         look(&planned)?;
         let GenerationPlan { plan, shape, peak_bytes, .. } = planned;
@@ -131,7 +131,7 @@ impl TokenSession {
         self.planned_bytes
     }
 
-    /// Peak memory so far, where it is known: of the GPU, or of the process.
+    /// Peak memory so far, if it is known: of the GPU, or of the process.
     pub fn measured_bytes(&mut self) -> Option<u64> {
         match self.executor.device_mut() {
             AnyDevice::Cpu(_) => read_rss().map(|memory| memory.peak_bytes),
@@ -139,7 +139,7 @@ impl TokenSession {
         }
     }
 
-    /// Gives the device back, for another session.
+    /// Returns the device for another session.
     pub fn into_device(self) -> AnyDevice {
         self.executor.into_device()
     }
@@ -148,7 +148,7 @@ impl TokenSession {
         self.decoder.shape()
     }
 
-    /// Generates behind every prompt; `on_token` sees each token with its prompt's number as it comes.
+    /// Continues every prompt; `on_token` gets each token with the number of its prompt.
     pub fn generate_batch(
         &mut self,
         prompts: &[Vec<u32>],
@@ -158,8 +158,8 @@ impl TokenSession {
         generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, on_token)
     }
 
-    /// Generates behind one sequence, of which only what the last call did not leave in the first slot is read:
-    /// a conversation continues where it was. `on_token` gets each token and returns whether to continue.
+    /// Continues one sequence; the part that the last call left in the first slot is not computed again, so a conversation
+    /// continues from its cache. `on_token` gets each token and returns whether to continue.
     pub fn continue_sequence(
         &mut self,
         ids: &[u32],
@@ -172,7 +172,7 @@ impl TokenSession {
             decoder.truncate(slot, 0);
         }
         let known = decoder.sequence(0).iter().zip(ids).take_while(|(a, b)| a == b).count();
-        // The logits behind the last token are wanted, so it is read in any case.
+        // The last token is always computed, because its logits are needed.
         let known = known.min(ids.len() - 1);
         decoder.truncate(0, known);
         let mut sampler = Sampler::new(settings.sampling);
@@ -205,7 +205,7 @@ impl TokenSession {
         }
     }
 
-    /// Forgets what the slots hold.
+    /// Clears the cache.
     pub fn reset(&mut self) {
         self.decoder.reset();
     }
@@ -232,7 +232,7 @@ impl Live {
         sampler.choose(logits, &self.sequence, self.generated.len())
     }
 
-    /// Takes a token in, and says whether it was the last.
+    /// Adds a token; returns whether it was the last one.
     fn push(&mut self, id: u32, settings: &Settings, positions: usize) -> Option<StoppedBy> {
         if settings.stop_ids.contains(&id) {
             return Some(StoppedBy::Token(id));
@@ -242,13 +242,13 @@ impl Live {
         if self.generated.len() >= settings.max_new {
             return Some(StoppedBy::MaxTokens);
         }
-        // The token itself has to be read before another can follow.
+        // The token itself needs a position before another can follow.
         (self.sequence.len() > positions).then_some(StoppedBy::Context)
     }
 
     fn no_number(&self) -> Failure {
         Failure::model(format!(
-            "the logits behind token {} of prompt {} are NaN: the weights or the adapter are broken",
+            "the logits after token {} of prompt {} are NaN: the weights or the adapter are broken",
             self.sequence.len(),
             self.prompt
         ))
@@ -260,17 +260,17 @@ pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Res
     match ids.len() {
         0 => Err(Failure::recipe(format!("prompt {index} has no tokens"))),
         tokens if tokens > room => {
-            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context has room for {room}"))
-                .hint(format!("`--context {}` or more", tokens + 1)))
+            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context holds {room}"))
+                .hint(format!("set `--context {}` or more", tokens + 1)))
         }
         _ => Ok(()),
     }
 }
 
-/// Generates behind every prompt, as many at the same time as there are slots and rows.
+/// Continues every prompt, as many at the same time as there are slots and rows.
 ///
-/// What the cache held before is forgotten. A prompt begins when its rows and those of its longest answer are free,
-/// so none is ever stopped for want of rows.
+/// The cache is cleared first. A prompt starts when there are rows for it and for its longest answer, so none is ever
+/// stopped by a lack of rows.
 pub fn generate_batch<D: Device>(
     executor: &mut Executor<D>,
     decoder: &mut Decoder,

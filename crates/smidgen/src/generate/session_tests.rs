@@ -153,7 +153,7 @@ fn a_text_ends_where_it_should() {
     let got = session.generate_batch(std::slice::from_ref(&prompt), &ended, |_, _| {}).unwrap().remove(0);
     assert_eq!((got.ids.as_slice(), got.stopped_by), (&all.ids[..first_of_it], StoppedBy::Token(last)));
     let long = session.generate_batch(&[vec![1; 41]], &ended, |_, _| {}).unwrap_err();
-    assert_eq!(long.message, "prompt 0 has 41 tokens, the context has room for 40");
+    assert_eq!(long.message, "prompt 0 has 41 tokens, the context holds 40");
 }
 
 /// A conversation reads what is new alone, and answers as if it had read everything.

@@ -1,9 +1,8 @@
-//! The books of the cache: which rows hold which positions of which sequence.
+//! The row table of the KV cache: which rows hold which positions of which sequence.
 //!
-//! A row belongs to one position of one slot, or of several whose sequences begin alike; it is free again when the
-//! last of them lets go of it. A row is never written while somebody else reads it: what is shared is only ever
-//! dropped. Which row a position gets changes no result.
-//! Left out: the device's copy of the table, which `decoder.rs` keeps up to date.
+//! A row belongs to one position of one slot, or of several slots whose sequences share a prefix; it is free when the
+//! last of them releases it. A shared row is never written. Which row a position gets does not change results.
+//! Left out: the device's copy of the table (`decoder.rs`).
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ pub struct Slots {
     lengths: Vec<usize>,
     /// Slots that hold each row.
     holders: Vec<u32>, // (N)
-    /// Rows that nobody holds; the next one is the last.
+    /// Free rows; the last one is used next.
     free: Vec<i32>,
 }
 
@@ -55,7 +54,7 @@ impl Slots {
             self.positions
         );
         for position in first..first + count {
-            let row = self.free.pop().expect("whoever admits a sequence has counted the rows");
+            let row = self.free.pop().expect("a sequence is admitted only if there are rows for it");
             self.holders[row as usize] = 1;
             self.table[slot * self.positions + position] = row;
         }
@@ -63,7 +62,7 @@ impl Slots {
         first..first + count
     }
 
-    /// Lets go of all positions from `length` on.
+    /// Releases all positions from `length` on.
     pub fn truncate(&mut self, slot: usize, length: usize) {
         for position in (length..self.lengths[slot]).rev() {
             let row = self.table[slot * self.positions + position];
@@ -76,13 +75,13 @@ impl Slots {
         self.lengths[slot] = self.lengths[slot].min(length);
     }
 
-    /// Makes the sequence of `to` that of `from`; they share its rows.
+    /// Gives slot `to` the sequence of `from`; they share its rows.
     pub fn share(&mut self, from: usize, to: usize) {
         if from == to {
             return;
         }
         let length = self.lengths[from];
-        // Held before they are let go of: the two may share rows already.
+        // Acquired before the others are released: the two may already share rows.
         for position in 0..length {
             self.holders[self.table[from * self.positions + position] as usize] += 1;
         }

@@ -1,8 +1,8 @@
-//! When a text ends: the tokens that say so.
+//! The stop tokens of a model.
 //!
 //! A model has an end-of-text token in its tokenizer, often others in `generation_config.json` or `config.json`, and
-//! one more that its chat template writes behind an answer. A text ends with any of them.
-//! The last one is found by rendering an answer and looking at what comes behind it.
+//! one that its chat template writes after an answer. A text ends with any of them.
+//! The last one is found by rendering an answer and looking at what follows it.
 
 use crate::failure::Failure;
 use serde_json::{Value as Json, json};
@@ -12,16 +12,16 @@ use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-/// Why a text ended.
+/// Why a text stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoppedBy {
-    /// One of the tokens that end a text; it is not part of the text.
+    /// A stop token; it is not part of the text.
     Token(u32),
-    /// As many tokens as were asked for.
+    /// The maximum number of tokens was reached.
     MaxTokens,
-    /// No room for more: of the model's, or of what was planned.
+    /// The context of the model or of the plan is full.
     Context,
-    /// The caller.
+    /// The caller stopped it.
     Caller,
 }
 
@@ -36,7 +36,7 @@ impl StoppedBy {
     }
 }
 
-/// Every token that ends a text of the model.
+/// All stop tokens of the model.
 pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Result<BTreeSet<u32>, Failure> {
     let mut ids = BTreeSet::new();
     ids.extend(tokenizer.special_ids().eos);
@@ -67,7 +67,7 @@ fn ids_in(value: Option<&Json>) -> Vec<u32> {
     }
 }
 
-/// The special token behind an answer, where the template writes one.
+/// The special token after an answer, if the template writes one.
 fn end_of_turn(tokenizer: &Tokenizer) -> Option<u32> {
     const ANSWER: &str = "an answer like no other";
     let template = tokenizer.chat_template()?.ok()?;

@@ -1,8 +1,8 @@
-//! Tokens to text as they come: a piece is handed out once nothing that follows can change it.
+//! Turns tokens into text while they are generated: a piece is returned when no later token can change it.
 //!
-//! A token may be part of a character, and some tokenizers write a token differently at the beginning of a text than
-//! inside it. So a token is decoded together with those of the piece before it, and text that ends in the mark for
-//! broken UTF-8 is held back. All pieces together are the text of all tokens.
+//! A token may be part of a character, and some tokenizers decode a token differently at the beginning of a text than
+//! inside it. So a token is decoded together with those of the piece before it, and text that ends in the replacement
+//! character is held back. All pieces together are the text of all tokens.
 //! Left out: special tokens, which are not text.
 
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
@@ -10,16 +10,16 @@ use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// The tokens from here on are decoded again, ...
+    /// Tokens from here on are decoded together, ...
     context: usize,
-    /// ... and those from here on are not handed out.
+    /// ... and those from here on have not been returned.
     pending: usize,
 }
 
 const BROKEN: char = '\u{fffd}';
 
 impl TextStream {
-    /// The text that the token completes; empty where it completes none.
+    /// The text that the token completes, possibly empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TokenizerError> {
         self.ids.push(id);
         let (known, text) = self.decode(tokenizer)?;
@@ -32,7 +32,7 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// What is still held back, as it is.
+    /// The text that is still held back.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
         let (known, text) = self.decode(tokenizer)?;
         self.context = self.pending;
@@ -40,7 +40,7 @@ impl TextStream {
         Ok(text[common_length(&known, &text)..].to_string())
     }
 
-    /// Text of the context alone, and with what is pending.
+    /// Text of the context, and of the context with the pending tokens.
     fn decode(&self, tokenizer: &Tokenizer) -> Result<(String, String), TokenizerError> {
         let known = tokenizer.decode(&self.ids[self.context..self.pending], true)?;
         let text = tokenizer.decode(&self.ids[self.context..], true)?;
@@ -48,7 +48,7 @@ impl TextStream {
     }
 }
 
-/// Bytes that two texts begin with alike, at a character's end.
+/// Length in bytes of the common prefix of two texts, in whole characters.
 fn common_length(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

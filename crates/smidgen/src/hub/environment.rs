@@ -1,7 +1,7 @@
-//! Where models are kept and how the hub is reached, as the environment says.
+//! Environment variables: where models are cached and how the hub is reached.
 //!
-//! The `HF_*` variables mean what `huggingface_hub` makes of them, so that its cache and its login serve
-//! here too; an empty variable counts as absent. Nothing is read before it is needed.
+//! The `HF_*` variables mean what they mean for `huggingface_hub`, so that its cache and its login are shared; an empty
+//! variable counts as absent.
 
 use crate::failure::Failure;
 use std::env;
@@ -39,12 +39,12 @@ pub fn hf_token() -> Option<String> {
     (!token.is_empty()).then_some(token)
 }
 
-/// Where a login leaves its token.
+/// The token file that a login writes.
 pub fn hf_token_file() -> Option<PathBuf> {
     path("HF_TOKEN_PATH").or_else(|| hf_home().ok().map(|home| home.join("token")))
 }
 
-/// A file of certificates to trust instead of the built-in ones, as `requests`, `httpx` and `curl` take it.
+/// A file of certificates to trust instead of the built-in ones, as for `requests`, `httpx` and `curl`.
 pub fn certificate_file() -> Option<(&'static str, PathBuf)> {
     let names = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
     names.into_iter().find_map(|name| Some((name, path(name)?)))
@@ -71,8 +71,8 @@ fn user_cache() -> Result<PathBuf, Failure> {
     }
     let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
     home.map(|home| home.join(".cache")).ok_or_else(|| {
-        Failure::disk("no home folder found to keep models in")
-            .hint("set `SMIDGEN_CACHE` and `HF_HOME` to folders for them")
+        Failure::disk("no home folder found for the model cache")
+            .hint("set `SMIDGEN_CACHE` and `HF_HOME` to writable folders")
     })
 }
 

@@ -1,8 +1,8 @@
-//! `hf:org/name[@revision][:FILE.gguf]`: found in the cache of the hub, or fetched into it.
+//! `hf:org/name[@revision][:FILE.gguf]`: found in the hub's cache, or downloaded into it.
 //!
-//! A model that is whole in the cache is used as it is, without a call. Otherwise the hub is asked once
-//! what the repository holds, the missing blobs are fetched, and only when all of them are there do they
-//! get their names in the snapshot: a reader sees the old state or the new one.
+//! A complete model in the cache is used without a request. Otherwise the hub is asked once for the file list, missing
+//! blobs are downloaded, and only when all of them are complete are they linked into the snapshot: a reader sees the old
+//! state or the new one.
 
 use super::hf_cache::{RepoCache, lacking_files};
 use super::hf_choice::{Weights, choose_files, choose_gguf, is_tokenizer};
@@ -23,8 +23,8 @@ pub fn locate(name: &HfName, want: Want, access: &Access) -> Result<Located, Fai
     match (access.fetch, cached) {
         (Fetch::WhenMissing, Cached::Whole { located, has_tokenizer: true })
         | (Fetch::Never { .. }, Cached::Whole { located, .. }) => Ok(located),
-        // Another program may have fetched the weights alone. The model may also have no tokenizer, or
-        // there may be no network: neither is a reason not to use what is there.
+        // Another program may have downloaded only the weights. The model may also have no tokenizer, or there may be no
+        // network: the cached weights are used in both cases.
         (Fetch::WhenMissing, Cached::Whole { located, has_tokenizer: false }) => {
             Ok(fetch(&cache, name, want, access.quiet).unwrap_or(located))
         }
@@ -42,7 +42,7 @@ enum Cached {
         located: Located,
         has_tokenizer: bool,
     },
-    /// Without these files; without any where there are none named.
+    /// These files are missing; an empty list means all.
     Lacking(Vec<String>),
 }
 
@@ -108,7 +108,7 @@ struct Fetching<'a> {
 }
 
 impl<'a> Fetching<'a> {
-    /// The shards that an index names; the index itself is fetched, but not yet shown.
+    /// The shards of an index. The index itself is downloaded, but not yet linked.
     fn shards(&self, index: &RemoteFile) -> Result<Vec<&'a RemoteFile>, Failure> {
         self.cache.make_folders(&self.listing.commit)?;
         self.fetch_blobs(&[index], &Meter::new(0, true))?;
@@ -117,13 +117,16 @@ impl<'a> Fetching<'a> {
         let find = |shard: String| {
             self.listing.files.iter().find(|file| file.name == shard).ok_or_else(|| {
                 let repo = &self.name.repo;
-                Failure::model(format!("`{}` of `hf:{repo}` names `{shard}`, which is not there", index.name))
+                Failure::model(format!(
+                    "`{}` of `hf:{repo}` names `{shard}`, but the repository does not have it",
+                    index.name
+                ))
             })
         };
         shards.into_iter().map(find).collect()
     }
 
-    /// Fetches what is missing, then shows all of it and remembers the revision.
+    /// Downloads missing files, then links all of them and records the revision.
     fn place(&self, files: &[&RemoteFile]) -> Result<(), Failure> {
         let commit = &self.listing.commit;
         self.cache.make_folders(commit)?;
@@ -133,7 +136,7 @@ impl<'a> Fetching<'a> {
             let total_bytes = missing.iter().map(|file| file.bytes).sum();
             let meter = Meter::new(total_bytes, self.quiet);
             meter.say(&format!(
-                "fetching `{}` at {}: {} files, {}",
+                "downloading `{}` at {}: {} files, {}",
                 self.name,
                 &commit[..7],
                 missing.len(),

@@ -1,8 +1,8 @@
-//! One repository in the cache of `huggingface_hub`, in its layout, so that both find what the other fetched.
+//! One repository in the cache of `huggingface_hub`, in its layout, so that each finds what the other downloaded.
 //!
 //! `models--org--name/` holds `blobs/` (files under their checksum), `snapshots/COMMIT/` (links to blobs
 //! under their names) and `refs/` (branch or tag to commit); `.locks/` next to it guards the blobs.
-//! A link appears after its blob is whole, a ref after its snapshot: whatever can be seen can be used.
+//! A link is made after its blob is complete, a ref after its snapshot: whatever is visible can be used.
 
 use super::{Want, environment};
 use crate::failure::Failure;
@@ -34,7 +34,7 @@ impl RepoCache {
         &self.root
     }
 
-    /// The commit that a branch, a tag or a commit stood for when it was last fetched.
+    /// The commit of a branch, a tag or a commit when it was last downloaded.
     pub fn commit_of(&self, revision: &str) -> Option<String> {
         if is_hex(revision, 40) {
             return Some(revision.to_owned());
@@ -61,13 +61,13 @@ impl RepoCache {
         Ok(())
     }
 
-    /// Waits until no other process fetches the blob; the lock goes with the file that is handed out.
+    /// Waits until no other process downloads the blob. The lock is released when the returned file is closed.
     pub fn lock(&self, checksum: &str, waiting: impl FnOnce()) -> Result<File, Failure> {
         let path = self.root.join(".locks").join(&self.name).join(format!("{checksum}.lock"));
         lock_file(&path, waiting)
     }
 
-    /// Shows a blob under its name in a snapshot, in place of whatever stood there.
+    /// Links a blob under its name into a snapshot, replacing an earlier link.
     pub fn link(&self, commit: &str, name: &str, checksum: &str) -> Result<(), Failure> {
         let path = self.snapshot(commit).join(name);
         let depth = 2 + name.matches('/').count();
@@ -100,7 +100,7 @@ impl RepoCache {
     }
 }
 
-/// The files that a snapshot lacks to be used, by name; one that is there in parts counts as lacking.
+/// Names of the files that a snapshot lacks to be usable; a partial file counts as missing.
 pub fn lacking_files(snapshot: &Path, want: Want) -> Vec<String> {
     let lacks = |name: &str| !snapshot.join(name).is_file();
     let mut lacking = Vec::new();
@@ -119,7 +119,7 @@ pub fn lacking_files(snapshot: &Path, want: Want) -> Vec<String> {
     lacking
 }
 
-/// Opens a lock file and takes its lock; `waiting` is called where somebody else has it.
+/// Opens a lock file and locks it; `waiting` is called if another process holds the lock.
 pub fn lock_file(path: &Path, waiting: impl FnOnce()) -> Result<File, Failure> {
     let refused = |error: io::Error| Failure::file("lock", path, error);
     let file = File::options().create(true).append(true).open(path).map_err(refused)?;
@@ -142,7 +142,7 @@ pub fn not_written(path: &Path, error: io::Error) -> Failure {
             failure.hint("free some space, or set `HF_HOME` and `SMIDGEN_CACHE` to a larger disk")
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            failure.hint("set `HF_HOME` and `SMIDGEN_CACHE` to folders that can be written")
+            failure.hint("set `HF_HOME` and `SMIDGEN_CACHE` to writable folders")
         }
         _ => failure,
     }

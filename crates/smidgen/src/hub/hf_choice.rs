@@ -1,9 +1,8 @@
 //! Which files of a repository make up its model.
 //!
-//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards that
-//! the index names. Pickled weights, other frameworks' weights, second copies (`consolidated.*`) and
-//! everything in subfolders stay where they are. A repository that holds something else is refused with
-//! the names of what it holds.
+//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards of the index. Pickled
+//! weights, weights of other frameworks, second copies (`consolidated.*`) and subfolders are not downloaded. If a
+//! repository has no such model, the error lists its files.
 
 use super::hf_cache::{INDEX_FILE, SINGLE_FILE};
 use super::hf_client::RemoteFile;
@@ -11,7 +10,7 @@ use super::name_some;
 use crate::failure::Failure;
 use smidgen_recipe::HfName;
 
-/// What a model consists of.
+/// The files of a model.
 #[derive(Debug)]
 pub struct Choice<'a> {
     /// Everything but weights.
@@ -22,7 +21,7 @@ pub struct Choice<'a> {
 #[derive(Debug)]
 pub enum Weights<'a> {
     Single(&'a RemoteFile),
-    /// The index; the shards are known once it is read.
+    /// The index; it names the shards.
     Sharded(&'a RemoteFile),
 }
 
@@ -37,7 +36,7 @@ pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<Choice
     }
 }
 
-/// The one file that the name asks for.
+/// The single file that the name asks for.
 pub fn choose_gguf<'a>(
     name: &HfName,
     wanted: &str,
@@ -71,7 +70,7 @@ fn is_small(name: &str) -> bool {
         )
 }
 
-/// Whether a file holds a tokenizer by itself or a part of one.
+/// Whether a file is a tokenizer or a part of one.
 pub fn is_tokenizer(name: &str) -> bool {
     is_small(name)
         && !matches!(
@@ -96,20 +95,20 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
     let gguf = gguf_files(files);
     if let Some(first) = gguf.first() {
         let example = HfName { file: Some(first.clone()), ..name.clone() };
-        return Failure::model(format!("{repo} holds only .gguf files: {}", name_some(&gguf)))
-            .hint(format!("name one of them, as `{example}`"));
+        return Failure::model(format!("{repo} has only .gguf files: {}", name_some(&gguf)))
+            .hint(format!("choose one of them, such as `{example}`"));
     }
     let has = |wanted: &str| files.iter().any(|file| file.name == wanted);
     if !has_config && has("adapter_config.json") {
-        return Failure::model(format!("{repo} holds an adapter and not a model: it has no `config.json`"))
-            .hint("`model.path` is the base model; an adapter to start from goes to `adapter.init`");
+        return Failure::model(format!("{repo} is an adapter, not a model: it has no `config.json`"))
+            .hint("set `model.path` to the base model, and `adapter.init` to an adapter to start from");
     }
     if !has_config {
         let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         names.sort();
         return match names.is_empty() {
-            true => Failure::model(format!("{repo} holds no files")),
-            false => Failure::model(format!("{repo} has no `config.json`; it holds {}", name_some(&names))),
+            true => Failure::model(format!("{repo} has no files")),
+            false => Failure::model(format!("{repo} has no `config.json`; it has {}", name_some(&names))),
         };
     }
     let other = files.iter().find(|file| {
@@ -118,7 +117,7 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
     });
     match other {
         Some(file) => Failure::model(format!(
-            "{repo} has its weights as `{}`, and neither `{SINGLE_FILE}` nor `{INDEX_FILE}`",
+            "{repo} has its weights as `{}`, but neither `{SINGLE_FILE}` nor `{INDEX_FILE}`",
             file.name
         ))
         .hint("look for a revision or a copy of the model with safetensors weights"),
@@ -169,14 +168,14 @@ mod tests {
     #[test]
     fn repositories_that_hold_something_else() {
         let said = refused(&["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "config.json"]);
-        assert!(said.contains("holds only .gguf files: `m-Q4_0.gguf`, `m-Q8_0.gguf`"), "{said}");
-        assert!(said.contains("hint: name one of them, as `hf:o/n@v2:m-Q4_0.gguf`"), "{said}");
+        assert!(said.contains("has only .gguf files: `m-Q4_0.gguf`, `m-Q8_0.gguf`"), "{said}");
+        assert!(said.contains("hint: choose one of them, such as `hf:o/n@v2:m-Q4_0.gguf`"), "{said}");
         let said = refused(&["adapter_config.json", "adapter_model.safetensors"]);
-        assert!(said.contains("holds an adapter and not a model"), "{said}");
+        assert!(said.contains("is an adapter, not a model"), "{said}");
         let said = refused(&["config.json", "pytorch_model.bin"]);
         assert!(said.contains("has its weights as `pytorch_model.bin`"), "{said}");
         assert!(refused(&["config.json"]).contains("has no weights"));
         assert!(refused(&["data.csv", "README.md"]).contains("it holds `README.md`, `data.csv`"));
-        assert!(refused(&[]).contains("holds no files"));
+        assert!(refused(&[]).contains("has no files"));
     }
 }

@@ -1,7 +1,7 @@
-//! Requests to the hub: what a repository holds, and the bytes of one file from an offset on.
+//! Requests to the hub: the file list of a repository, and the bytes of one file from an offset on.
 //!
-//! The token goes to the endpoint alone; storage that a download is redirected to never sees it. Errors that
-//! may pass (a cut connection, a busy server) are separate from those that will not (no such model, no access).
+//! The token is sent only to the endpoint, never to the storage that a download is redirected to. Temporary errors (a
+//! broken connection, a busy server) are separate from permanent ones (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
 use super::environment;
@@ -19,7 +19,7 @@ use ureq::{Agent, Body};
 /// Long enough for a slow start of a large file, short enough that nobody waits on a dead connection.
 const SILENCE_ALLOWED: Duration = Duration::from_secs(60);
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
-/// A listing takes some 300 bytes a file.
+/// A listing has about 300 bytes per file.
 const MAX_LISTING_BYTES: u64 = 64_000_000;
 
 pub struct HubClient {
@@ -44,7 +44,7 @@ pub struct RemoteFile {
 
 /// The rest of a file.
 pub struct Content {
-    /// Where the bytes begin: what was asked for, or 0 where the server does not continue files.
+    /// Offset of the first byte: the one asked for, or 0 if the server does not support ranges.
     pub offset: u64,
     pub reader: Box<dyn Read>,
 }
@@ -69,9 +69,7 @@ impl HubClient {
         }
         let endpoint = environment::hf_endpoint();
         if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Failure::network(format!(
-                "`HF_ENDPOINT` is `{endpoint}`, which is not an http address"
-            )));
+            return Err(Failure::network(format!("`HF_ENDPOINT` is `{endpoint}`: not an http address")));
         }
         Ok(HubClient { agent: config.build().into(), endpoint, token: environment::hf_token() })
     }
@@ -89,7 +87,7 @@ impl HubClient {
         let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
             Trouble::Final(
                 Failure::network(error)
-                    .context(format!("`{}` did not answer as a hub of models does", self.endpoint)),
+                    .context(format!("`{}` does not answer like a model hub", self.endpoint)),
             )
         })?;
         self.check_listing(name, listing).map_err(Trouble::Final)
@@ -109,7 +107,7 @@ impl HubClient {
             StatusCode::OK => 0,
             StatusCode::PARTIAL_CONTENT if range_begin(&response) == Some(offset) => offset,
             StatusCode::PARTIAL_CONTENT => {
-                return Err(Trouble::Passing("the server sent another part than it was asked for".into()));
+                return Err(Trouble::Passing("the server sent another range than requested".into()));
             }
             _ => return Err(self.refusal(&response, name, Some(&file.name))),
         };
@@ -125,10 +123,9 @@ impl HubClient {
             request = request.header("Range", format!("bytes={offset}-"));
         }
         request.call().map_err(|error| match error {
-            // The error would spell out the header, and with it the token.
+            // The library's error would print the header, and with it the token.
             ureq::Error::Http(_) => Trouble::Final(
-                Failure::network("the access token holds characters that no token has")
-                    .hint(self.token_hint()),
+                Failure::network("the access token has invalid characters").hint(self.token_hint()),
             ),
             error => self.passing(&error),
         })
@@ -147,7 +144,7 @@ impl HubClient {
         format!("set `HF_TOKEN` to a token of yours from `{}/settings/tokens`{file}", self.endpoint)
     }
 
-    /// What a status other than success means to the user.
+    /// The error for a status other than success.
     fn refusal(&self, response: &Response<Body>, name: &HfName, file: Option<&str>) -> Trouble {
         let header = |key: &str| response.headers().get(key).and_then(|value| value.to_str().ok());
         let code = header("x-error-code").unwrap_or_default();
@@ -163,12 +160,10 @@ impl HubClient {
             }
             (_, "GatedRepo") | (403, _) => {
                 let page = format!("{}/{}", self.endpoint, name.repo);
-                let gated = Failure::network(format!("{repo} is gated: its owner has not let you in"))
-                    .hint(format!("ask for access at `{page}`"));
+                let gated = Failure::network(format!("{repo} is gated: you do not have access"))
+                    .hint(format!("request access at `{page}`"));
                 gated.hint(match self.token {
-                    Some(_) => {
-                        "the token in use has to belong to that account and to read gated models".into()
-                    }
+                    Some(_) => "the token must belong to that account and allow reading gated models".into(),
                     None => self.token_hint(),
                 })
             }
@@ -177,7 +172,7 @@ impl HubClient {
             }
             (401 | 404, _) => match &self.token {
                 Some(_) => Failure::network(format!(
-                    "model {repo} not found at `{}` with the token in use",
+                    "model {repo} not found at `{}` with the current token",
                     self.endpoint
                 )),
                 None => Failure::network(format!("no public model {repo} found at `{}`", self.endpoint))
@@ -200,7 +195,7 @@ impl HubClient {
         }
         let mut files = Vec::new();
         for file in listing.siblings {
-            // Names with strange parts are nothing that this program asks for.
+            // Names with unusual parts are never needed.
             let plain = |part: &str| smidgen_formats::shard_index::is_plain_file_name(part);
             if !file.rfilename.split('/').all(plain) {
                 continue;
@@ -263,8 +258,8 @@ fn percent_encoded(text: &str) -> String {
 fn read_certificates() -> Result<Option<RootCerts>, Failure> {
     let Some((variable, path)) = environment::certificate_file() else { return Ok(None) };
     let unusable = |what: String| {
-        Failure::network(format!("`{}`, which `{variable}` names, {what}", path.display()))
-            .hint("it is to be a file of certificates in PEM form")
+        Failure::network(format!("`{}` of `{variable}` {what}", path.display()))
+            .hint("set it to a file of PEM certificates")
     };
     let pem = std::fs::read(&path).map_err(|error| unusable(format!("could not be read: {error}")))?;
     let mut certificates = Vec::new();
@@ -274,7 +269,7 @@ fn read_certificates() -> Result<Option<RootCerts>, Failure> {
         }
     }
     match certificates.is_empty() {
-        true => Err(unusable("holds no certificate".to_owned())),
+        true => Err(unusable("has no certificate".to_owned())),
         false => Ok(Some(certificates.into())),
     }
 }

@@ -1,4 +1,4 @@
-//! One file of the hub into the cache: continued where it was cut, checked, and visible only when whole.
+//! Downloads one file of the hub into the cache: resumable, checked, and visible only when complete.
 //!
 //! Bytes are written to `CHECKSUM.smidgen.incomplete` next to the blob and stay there when a download stops
 //! early, for the next attempt or the next run. Size and checksum are those that the hub states; a file
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Attempts in a row that bring next to nothing.
+/// Attempts in a row that download next to nothing.
 const ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// An attempt that downloaded at least this much does not count as failed.
 const PROGRESS_BYTES: u64 = 1 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Calls the hub until it answers or refuses for good.
+/// Calls the hub until it succeeds or fails for good.
 pub fn persist<T>(
     meter: &Meter,
     what: &str,
@@ -41,8 +41,8 @@ pub fn persist<T>(
         };
         failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
         if failed == ATTEMPTS {
-            return Err(Failure::network(format!("{what} could not be fetched: {reason}"))
-                .hint("what has arrived is kept: the same command continues"));
+            return Err(Failure::network(format!("cannot download {what}: {reason}"))
+                .hint("run the same command again: it continues where the download stopped"));
         }
         meter.say(&format!("warning: {reason}; attempt {} of {ATTEMPTS}", failed + 1));
         sleep(FIRST_PAUSE * (1 << (failed - 1)));
@@ -60,8 +60,8 @@ pub fn fetch_blob(
 ) -> Result<(), Failure> {
     let blob = cache.blob(file.checksum.hex());
     meter.begin(&file.name);
-    let waiting = || meter.say(&format!("waiting for another process that fetches `{}`", file.name));
-    // Held until the function ends.
+    let waiting = || meter.say(&format!("waiting for another process that downloads `{}`", file.name));
+    // The lock is held until the function returns.
     let _lock = cache.lock(file.checksum.hex(), waiting)?;
     if is_whole(&blob, file.bytes) {
         meter.advance(file.bytes);
@@ -95,10 +95,7 @@ pub fn fetch_blob(
             ))
             .hint("it was deleted; the same command downloads it again"));
         }
-        meter.say(&format!(
-            "warning: the part of `{}` that was there is damaged: downloading it again",
-            file.name
-        ));
+        meter.say(&format!("warning: the earlier part of `{}` is damaged: downloading it again", file.name));
         old_bytes = 0;
     }
     let placed = partial.file.sync_all().and_then(|()| fs::rename(&path, &blob));
@@ -108,12 +105,12 @@ pub fn fetch_blob(
     Ok(())
 }
 
-/// Whether a blob is there; its name is its checksum, and it was checked when it got that name.
+/// Whether a blob exists. Its name is its checksum, which was verified before it got that name.
 pub fn is_whole(blob: &Path, bytes: u64) -> bool {
     blob.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes)
 }
 
-/// Bytes of a file up to some length, and their hash so far.
+/// A partly downloaded file: its bytes so far and their hash.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -149,7 +146,7 @@ impl Partial {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // A write that fails halfway leaves bytes that the hash does not know of.
+        // A failed write can leave bytes that are not in the hash.
         let written = self.file.write_all(bytes);
         if written.is_err() {
             let _ = self.file.set_len(self.length);
@@ -161,7 +158,7 @@ impl Partial {
     }
 }
 
-/// Asks for what is missing and takes what comes, until the file is whole or the connection ends.
+/// Requests the missing part and writes it, until the file is complete or the connection ends.
 fn continue_file(
     client: &HubClient,
     name: &HfName,
@@ -173,7 +170,7 @@ fn continue_file(
     let unwritable = |partial: &Partial, error: io::Error| {
         let failure = not_written(&partial.path, error);
         let (there, all) = (format_bytes(partial.length), format_bytes(file.bytes));
-        Trouble::Final(failure.detail(format!("{there} of the {all} of `{}` are there", file.name)))
+        Trouble::Final(failure.detail(format!("{there} of {all} of `{}` downloaded", file.name)))
     };
     if partial.length == file.bytes {
         return Ok(());
@@ -191,7 +188,10 @@ fn continue_file(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
                 let there = format_bytes(partial.length);
-                return Err(Trouble::Passing(format!("`{}` was cut after {there}: {error}", file.name)));
+                return Err(Trouble::Passing(format!(
+                    "the download of `{}` broke off after {there}: {error}",
+                    file.name
+                )));
             }
         };
         if count == 0 && missing_bytes == 0 {
@@ -199,11 +199,11 @@ fn continue_file(
         }
         if count == 0 {
             let there = format_bytes(partial.length);
-            return Err(Trouble::Passing(format!("`{}` was cut after {there}", file.name)));
+            return Err(Trouble::Passing(format!("the download of `{}` broke off after {there}", file.name)));
         }
         if count as u64 > missing_bytes {
             let (name, bytes) = (&file.name, file.bytes);
-            let message = format!("`{name}` is longer than the {bytes} bytes that the hub says it has");
+            let message = format!("`{name}` is longer than the {bytes} bytes that the hub states");
             let _ = partial.restart(file);
             return Err(Trouble::Final(Failure::network(message)));
         }

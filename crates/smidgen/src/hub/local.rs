@@ -1,7 +1,6 @@
-//! Models that are already on this machine, given by their path.
+//! Models on this machine, given by their path.
 //!
-//! A missing path is named as it was looked for. A folder that holds one .gguf file and no checkpoint
-//! means that file. Left out: what is inside the files.
+//! A folder with one .gguf file and no `config.json` means that file. Left out: what is inside the files.
 
 use super::{Located, name_some};
 use crate::failure::Failure;
@@ -10,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 const RELATIVE_TO: &str =
-    "paths in a recipe are relative to the recipe, those on the command line to the working directory";
+    "paths in a recipe are relative to the recipe, paths on the command line to the working directory";
 
 pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
     let folder = path.to_path_buf();
@@ -28,7 +27,7 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
     let mut gguf: Vec<String> = names.filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
     gguf.sort();
     match gguf.as_slice() {
-        // Whatever else it is, its reader says what it lacks.
+        // The reader reports what is missing in any other folder.
         [] => Ok(Located::Folder(folder)),
         [file] => Ok(Located::GgufFile(path.join(file))),
         files => Err(Failure::model(format!(
@@ -37,14 +36,14 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
             files.len(),
             name_some(files)
         ))
-        .hint(format!("give one of them, as `{}`", path.join(&files[0]).display()))),
+        .hint(format!("choose one of them, such as `{}`", path.join(&files[0]).display()))),
     }
 }
 
 pub fn locate_gguf(path: &Path) -> Result<Located, Failure> {
     match path.metadata() {
         Ok(found) if found.is_file() => Ok(Located::GgufFile(path.to_path_buf())),
-        // Somebody may call a folder so.
+        // A folder may have such a name too.
         Ok(found) if found.is_dir() => locate_folder(path),
         Ok(_) => Err(Failure::model(format!("`{}` is not a file", path.display()))),
         Err(error) if error.kind() == ErrorKind::NotFound => {

@@ -1,7 +1,6 @@
 //! Progress of a download: a bar on a terminal, otherwise one line per file, nothing when quiet.
 //!
-//! All of it goes to stderr. Bytes that were there before count as done, so that a resumed download
-//! begins where the last one ended.
+//! It goes to stderr. Bytes of an earlier attempt count as done, so that the bar of a resumed download starts there.
 
 use crate::console::progress::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -37,7 +36,7 @@ impl Meter {
         }
     }
 
-    /// Bytes that have to come again.
+    /// Bytes that have to be downloaded again.
     pub fn go_back(&self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bar.position().saturating_sub(bytes));

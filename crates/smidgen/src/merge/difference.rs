@@ -1,8 +1,7 @@
-//! How far the merged model is from the base with its adapter: the logits of one fixed sequence, computed both ways.
+//! Compares the merged model with base + adapter: the logits of one fixed sequence, computed by both.
 //!
-//! The base is computed in its own storage and the merged model in the one it was written in, so the difference is that
-//! of rounding: of B·A into the weights, and of decoded weights into the element type.
-//! The two models are in memory one after the other, never together.
+//! Each model is computed in its stored format, so the difference is rounding: of B·A into the weights, and of decoded
+//! weights into the element type. The two models are in memory one after the other, never together.
 
 use super::original::OriginalModel;
 use crate::failure::Failure;
@@ -13,17 +12,17 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_runtime::counter;
 use std::path::Path;
 
-/// Of the sequence; fewer where the model has fewer positions.
+/// Tokens of the sequence; fewer if the model has fewer positions.
 const TOKENS: usize = 64;
 const SEED: u64 = 64;
 
-/// Over all logits behind all tokens.
+/// The difference of all logits after all tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsDifference {
     /// The largest.
     pub max: f64,
     pub mean: f64,
-    /// The length of the difference over the length of the logits.
+    /// The norm of the difference divided by the norm of the logits.
     pub relative: f64,
     /// Of the sequence.
     pub tokens: usize,

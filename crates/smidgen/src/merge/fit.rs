@@ -1,5 +1,5 @@
-//! What becomes of each tensor of the base: folded with a module, given a trained bias, converted, or copied.
-//! An adapter of another model is found here, before anything is written, with every tensor that does not fit.
+//! Decides what happens to each tensor of the base: merged with a module, replaced by a trained bias, converted, or copied.
+//! An adapter of another model is refused here, before anything is written, with every tensor that does not fit.
 //! Left out: where a tensor goes (`shards`) and its numbers (`fold`).
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, AdapterModule, AdapterModules};
 use smidgen_formats::tensor_ref::TensorRef;
 
-/// How many tensors an error spells out before it counts the rest.
+/// Maximum number of tensors that an error names.
 const NAMED_AT_MOST: usize = 8;
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub enum Action {
     Fold(Box<AdapterModule>),
     /// With a tensor of the adapter.
     Replace(TensorRef),
-    /// Into another element type, or from blocks.
+    /// Into another element type, or from a quantized format.
     Convert,
     Copy,
 }
@@ -79,15 +79,15 @@ pub fn fit_adapter(
 
 fn check(original: &OriginalModel, name: &str, shape: &[usize]) -> Result<(), String> {
     match original.tensor(name) {
-        None if name == "lm_head.weight" => {
-            Err(format!("`{name}` is not in the base: it is tied to the embedding, which would change too"))
-        }
+        None if name == "lm_head.weight" => Err(format!(
+            "`{name}` is not in the base: it is tied to the embedding, so merging would change the embedding too"
+        )),
         None => Err(format!("`{name}` is not in the base")),
         Some(tensor) if tensor.shape() != shape => {
             Err(format!("`{name}` is {:?} in the base, the adapter is for {shape:?}", tensor.shape()))
         }
         Some(tensor) if !tensor.is_real() => {
-            Err(format!("`{name}` holds {} in the base, which cannot be read as numbers", tensor.element()))
+            Err(format!("`{name}` is {} in the base, which cannot be merged", tensor.element()))
         }
         Some(_) => Ok(()),
     }
@@ -106,7 +106,7 @@ fn misfit(adapter: &AdapterFile, original: &OriginalModel, problems: &[String]) 
         message.push_str(&format!("\n  and {} more", problems.len() - NAMED_AT_MOST));
     }
     match &adapter.config().base_model_name_or_path {
-        Some(name) => Failure::model(message).hint(format!("the adapter was made for `{name}`")),
+        Some(name) => Failure::model(message).hint(format!("the adapter was trained on `{name}`")),
         None => Failure::model(message),
     }
 }

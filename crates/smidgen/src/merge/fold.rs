@@ -1,7 +1,7 @@
 //! The arithmetic of a merge, on blocks of rows in f32.
-//! LoRA: W + s·B·A. DoRA: (m/n)·(W + s·B·A), where n is the length of each row of the sum.
-//! The inner loop adds four rows of A at a time into a tile of a row that stays in the first-level cache; it is
-//! plain slices of equal length, which compilers turn into vector code.
+//! LoRA: W + s·B·A. DoRA: (m/n)·(W + s·B·A), where n is the norm of each row of the sum.
+//! The inner loop adds four rows of A at a time into a tile of a row that stays in the L1 cache; it uses slices of equal
+//! length, which the compiler vectorizes.
 //! Left out: reading and writing.
 
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterModule;
 
-/// Columns of a row that are summed before the next ones.
+/// Columns of a tile.
 const TILE: usize = 1024;
 
-/// One module's tensors in f32; the vectors keep their memory from module to module.
+/// One module's tensors in f32; their memory is reused for the next module.
 #[derive(Default)]
 pub struct Factors {
     rank: usize,
@@ -29,7 +29,7 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// Room for the largest of these modules, so that loading allocates nothing.
+    /// Allocates for the largest of these modules, so that loading allocates nothing.
     pub fn with_room_for(modules: &[AdapterModule]) -> Factors {
         let most = |elements: fn(&AdapterModule) -> usize| {
             let largest = modules.iter().map(elements).max();
@@ -62,7 +62,7 @@ impl Factors {
         Ok(())
     }
 
-    /// Turns whole rows of W, the first of which is `first_row`, into rows of the merged weight.
+    /// Turns rows of W, starting at row `first_row`, into rows of the merged weight.
     pub fn fold_rows(&self, first_row: usize, rows: &mut [f32]) {
         for (index, row) in rows.chunks_exact_mut(self.columns).enumerate() {
             let number = first_row + index;
@@ -106,7 +106,7 @@ fn add_four(sums: &mut [f32], factors: &[f32; 4], rows: [&[f32]; 4]) {
     }
 }
 
-/// Gives a row the length `magnitude`. A row of zeros has no direction and stays.
+/// Scales a row to the norm `magnitude`. A row of zeros stays zero.
 fn scale_to(row: &mut [f32], magnitude: f32) {
     let norm = row_norm(row);
     if norm > 0.0 {
@@ -115,9 +115,9 @@ fn scale_to(row: &mut [f32], magnitude: f32) {
     }
 }
 
-/// The length of a row, summed in f64.
+/// The norm of a row, summed in f64.
 pub fn row_norm(row: &[f32]) -> f64 {
-    // Eight sums at a time, because additions in one chain wait for each other.
+    // Eight independent sums, because additions in one chain wait for each other.
     let (eights, rest) = row.as_chunks::<8>();
     let mut sums = [0f64; 8];
     for eight in eights {

@@ -282,12 +282,12 @@ fn what_does_not_fit_is_told_and_leaves_nothing() {
     let head = AdapterConfig::new(RANK, 7.0, &["lm_head".to_string()]);
     refused(&head, &pair("lm_head", 10), &["it is tied to the embedding"]);
     let fourier = AdapterConfig { fourier: Some(FourierConfig::default()), ..config() };
-    refused(&fourier, &both(), &["is LS-LoRA, which cannot be merged", "no weight W does that"]);
+    refused(&fourier, &both(), &["is LS-LoRA, which cannot be merged", "no weight W can do that"]);
 
     let made = Made::new(&config(), &both());
     fs::create_dir(made.at("out")).unwrap();
     let failure = made.try_merge("out", SMALL).unwrap_err().to_string();
-    assert!(failure.contains("out` is already there"), "{failure}");
+    assert!(failure.contains("out` already exists"), "{failure}");
     assert!(made.names("out").is_empty());
 }
 

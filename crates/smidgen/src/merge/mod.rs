@@ -1,11 +1,10 @@
-//! Folding an adapter into its base model, file to file: no device, no plan, little memory.
+//! Merges an adapter into its base model, file to file: no device, no plan, little memory.
 //!
-//! One direction: a base and an adapter are matched (`fit`), every output tensor gets its place in a shard
-//! (`shards`), and rows pass through in blocks (`fold`, `write`), computed in f32 and rounded once.
-//! Memory is two blocks of `block_bytes` and one module's A, B and magnitude in f32, whatever the model's size; a 4-bit
-//! tensor of bitsandbytes adds its stored bytes.
-//! What was quantized is decoded, and stays so: nothing is quantized again here.
-//! Left out: LS-LoRA, which is not linear and so has no weight that would do the same.
+//! Base and adapter are matched (`fit`), every output tensor gets its place in a shard (`shards`), and rows pass through
+//! in blocks (`fold`, `write`), computed in f32 and rounded once.
+//! It takes the memory of two blocks of `block_bytes` and one module's A, B and magnitude in f32, for any model size; a
+//! 4-bit tensor of bitsandbytes adds its stored bytes. Quantized tensors are decoded and not quantized again.
+//! Left out: LS-LoRA, which is not linear and so cannot become a weight.
 
 pub mod difference;
 pub mod fit;
@@ -31,11 +30,11 @@ use write::{OutputFolder, Workspace, write_shards};
 
 #[derive(Clone, Copy, Debug)]
 pub struct MergeOptions {
-    /// `None` keeps each tensor's own type; one that was quantized becomes F16.
+    /// `None` keeps the type of each tensor; a quantized one becomes F16.
     pub element: Option<Element>,
-    /// A shard is no larger, unless one tensor is.
+    /// Maximum size of a shard, unless one tensor is larger.
     pub max_shard_bytes: u64,
-    /// Of each of the two blocks in memory, half for rows in f32 and half for rows as written.
+    /// Size of each of the two blocks: half for rows in f32, half for rows as written.
     pub block_bytes: usize,
 }
 
@@ -45,7 +44,7 @@ impl Default for MergeOptions {
     }
 }
 
-/// What was merged, for a report.
+/// Totals for the report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Merged {
     pub kind: StoredKind,
@@ -57,9 +56,9 @@ pub struct Merged {
     pub converted: Tally,
     /// Byte for byte.
     pub copied: Tally,
-    /// What the workspace held.
+    /// Memory of the workspace.
     pub memory_bytes: u64,
-    /// What the user should know, such as a tokenizer that is missing.
+    /// Notes for the user, such as a missing tokenizer.
     pub notes: Vec<String>,
 }
 
@@ -69,7 +68,7 @@ pub struct Tally {
     pub bytes: u64,
 }
 
-/// Writes the merged model into `output`, which appears whole or not at all.
+/// Writes the merged model into `output`, which is complete or absent.
 pub fn merge(
     adapter: &AdapterFile,
     original: &OriginalModel,
@@ -80,7 +79,7 @@ pub fn merge(
     if kind == StoredKind::LsLora {
         return Err(Failure::model(format!(
             "the adapter in `{}` is LS-LoRA, which cannot be merged: it adds a Fourier function of \
-             s·B·A·x to what a linear gives, and no weight W does that",
+             s·B·A·x to the output of a linear layer, and no weight W can do that",
             adapter.path().display()
         ))
         .hint("keep the adapter separate from the base model"));

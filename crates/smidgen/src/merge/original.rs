@@ -1,8 +1,8 @@
-//! The model that is merged into: its tensors in a list, and one way to read rows of them as f32.
-//! Whatever a checkpoint stores (plain numbers, 4-bit codes with scales, GGUF blocks), only this file knows; the rest
-//! of the room asks for rows in f32, or copies bytes as they are.
-//! Rows are decoded a few at a time; of a 4-bit tensor of bitsandbytes the stored bytes are held whole meanwhile,
-//! because its scales of scales serve all rows.
+//! The base model of a merge: a list of its tensors, and one way to read their rows as f32.
+//! Only this file knows how tensors are stored (plain numbers, 4-bit codes with scales, GGUF blocks); the others read
+//! rows as f32, or copy bytes.
+//! Rows are decoded a few at a time. The stored bytes of a 4-bit tensor of bitsandbytes stay in memory meanwhile, because
+//! all rows share its nested scales.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,9 +43,9 @@ impl OriginalModel {
     pub fn new(model: Model) -> Result<OriginalModel, Failure> {
         if !model.has_weights() {
             let place = model.path().display();
-            return Err(Failure::model(format!("the model folder `{place}` holds no weights")));
+            return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
-        // The order of the files keeps what belongs together in one shard again.
+        // In the order of the files, so that tensors that were in one shard stay together.
         let names: Vec<String> = match &model {
             Model::Folder { folder, .. } => (folder.files().iter())
                 .flat_map(|file| file.tensors())
@@ -85,7 +85,7 @@ impl OriginalModel {
         self.tensors.iter().any(OriginalTensor::is_quantized)
     }
 
-    /// The names of the storages: of a quantized model those that are decoded, else those of its numbers.
+    /// The names of the storage formats: the quantized ones of a quantized model, else its element types.
     pub fn storages(&self) -> BTreeSet<String> {
         let quantized = self.is_quantized();
         let named = self.tensors.iter().filter(|tensor| tensor.is_quantized() == quantized);
@@ -105,7 +105,7 @@ impl OriginalTensor {
         self.weight.shape()
     }
 
-    /// The type it is written in when nothing else is asked for.
+    /// The default type in the output.
     pub fn element(&self) -> Element {
         match (&self.weight, self.weight.storage()) {
             (Weight::Plain(tensor), _) => tensor.element(),
@@ -131,7 +131,7 @@ impl OriginalTensor {
         }
     }
 
-    /// Whether its bytes in the file are what is written as `element`.
+    /// Whether its stored bytes can be copied as `element`.
     pub fn is_stored_as(&self, element: Element) -> bool {
         matches!(&self.weight, Weight::Plain(tensor) if tensor.element() == element)
     }
@@ -160,7 +160,7 @@ impl OriginalTensor {
     }
 }
 
-/// A tensor whose rows are read as f32, by several threads if need be. The tensor is real.
+/// A tensor whose rows are read as f32, possibly by several threads.
 pub struct OriginalRows<'a> {
     tensor: &'a OriginalTensor,
     held: &'a [u8],

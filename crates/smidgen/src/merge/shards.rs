@@ -1,4 +1,4 @@
-//! Which tensors go into which file, and the index that says so.
+//! Assigns tensors to files, and writes the index.
 //! Names and index are those of the transformers library: one `model.safetensors`, or numbered shards in order.
 //! Left out: spreading tensors evenly; a shard is filled before the next begins.
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::fit::OutputTensor;
 use smidgen_formats::peft::python_json::render_python_json;
 
-/// Bytes of the tensors of a file: a larger model is several.
+/// Maximum bytes of the tensors of a file; a larger model has several files.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -21,7 +21,7 @@ pub fn split_shards(outputs: &[OutputTensor], max_bytes: u64) -> Vec<Range<usize
     split(&sizes, max_bytes)
 }
 
-/// The same of sizes alone.
+/// The same for a list of sizes.
 pub fn split(sizes: &[u64], max_bytes: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut begin, mut filled) = (0, 0u64);
@@ -43,7 +43,7 @@ pub fn shard_name(shard: usize, shards: usize) -> String {
     }
 }
 
-/// The text of the index over tensors by name and size, as transformers lays it out.
+/// The text of the index for tensors with names and sizes, formatted as by transformers.
 pub fn render_index(tensors: &[(&str, u64)], shards: &[Range<usize>]) -> String {
     let total_bytes: u64 = tensors.iter().map(|(_, bytes)| bytes).sum();
     let weight_map: BTreeMap<&str, String> = (shards.iter().enumerate())

@@ -1,8 +1,8 @@
 //! The files of a model folder other than its weights: config, generation settings, tokenizer, chat template.
-//! They are copied as they are, but for `config.json` when the output has another element type than the base, or the
-//! base was quantized: then it names the new type and no quantization. From a GGUF file both config and tokenizer are
-//! written in the form of Hugging Face.
-//! Left out: pickled weights, other formats of the weights, pictures and cards.
+//! They are copied unchanged, except `config.json` if the output has another element type or the base was quantized: it
+//! then names the new type and no quantization. For a GGUF file, config and tokenizer are written in the format of
+//! Hugging Face.
+//! Left out: pickled weights, other formats of the weights, images and model cards.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use smidgen_formats::whole_file::write_whole;
 /// A folder of further templates.
 const TEMPLATES: &str = "additional_chat_templates";
 
-/// Writes config, tokenizer and what else there is; returns what the user should know of it.
+/// Writes config, tokenizer and the other files; returns notes for the user.
 pub fn write_sidecars(
     original: &OriginalModel,
     outputs: &[OutputTensor],
@@ -48,7 +48,7 @@ pub fn write_sidecars(
     Ok(notes)
 }
 
-/// The type in which most bytes are written.
+/// The element type of most bytes.
 fn most_common(outputs: &[OutputTensor]) -> Element {
     let candidates = [Element::F32, Element::Bf16, Element::F16];
     let bytes = |element: &Element| -> u64 {
@@ -93,8 +93,8 @@ fn unwritten(path: &Path, error: std::io::Error) -> Failure {
     Failure::file("write", path, error)
 }
 
-/// The config with the element type of the weights, under whichever name it has: `dtype` since transformers 5,
-/// `torch_dtype` before, in the model's own settings and in those of its text part.
+/// The config with the element type of the weights: `dtype` since transformers 5, `torch_dtype` before, in the settings
+/// of the model and of its text part.
 fn with_element(config: &Value, element: Element) -> Value {
     let word = match element {
         Element::F32 => "float32",
@@ -114,7 +114,7 @@ fn with_element(config: &Value, element: Element) -> Value {
     };
     let in_text = config.get_mut("text_config").is_some_and(set);
     if !set(&mut config) && !in_text {
-        // The newer spelling, where the rest of the file has the newer spelling.
+        // The newer name if the rest of the file uses newer names.
         let key = if config.get("rope_parameters").is_some() { "dtype" } else { "torch_dtype" };
         config[key] = json!(word);
     }

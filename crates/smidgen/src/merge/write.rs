@@ -1,7 +1,7 @@
-//! Writing the merged tensors: two workers take blocks of rows in turn and put each at its place in the file.
-//! A block is read, folded, rounded and written by one worker, so that reading, arithmetic and writing overlap
-//! without a queue, and the bytes are the same whoever takes which block.
-//! All memory is reserved before the first tensor; the output folder has a temporary name until all is on disk.
+//! Writes the merged tensors: two workers take blocks of rows in turn and write each at its offset in the file.
+//! One worker reads, merges, rounds and writes a block, so that reading, arithmetic and writing overlap without a queue,
+//! and the bytes do not depend on which worker takes which block.
+//! All memory is reserved before the first tensor; the output folder has a temporary name until everything is on disk.
 //! Left out: what is written (`fit`), and where (`shards`).
 
 use std::fs::{self, File};
@@ -57,7 +57,7 @@ impl Workspace {
     }
 }
 
-/// Writes every shard, and the index where there is more than one.
+/// Writes every shard, and the index if there is more than one.
 pub fn write_shards(
     folder: &Path,
     outputs: &[OutputTensor],
@@ -96,7 +96,7 @@ fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace)
     file.sync_all().map_err(failed)
 }
 
-/// Where the bytes of a tensor go.
+/// The place of a tensor in its file.
 struct Target<'a> {
     file: &'a File,
     path: &'a Path,
@@ -124,7 +124,7 @@ fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspac
             write_rounded(values, &mut worker.bytes, output.element, target, range.start)
         }),
         Action::Copy => in_blocks(workers, output.bytes(), 1, |worker, range| {
-            // Counted in bytes, of which a worker holds four for each value.
+            // Counted in bytes; a worker holds four per value.
             let bytes = &mut worker.bytes[..(range.end - range.start) as usize];
             output.original.read_bytes(range.start, bytes)?;
             target.write(range.start, bytes)
@@ -140,7 +140,7 @@ fn write_rows(
     fold: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<(), Failure> {
     let (original, width) = (&output.original, output.original.row_elements());
-    // A row longer than the block takes the memory that it needs.
+    // A row that is larger than the block gets the memory that it needs.
     for worker in workers.iter_mut().filter(|worker| worker.values.len() < width) {
         worker.values.resize(width, 0.0);
         worker.bytes.resize(width * size_of::<f32>(), 0);
@@ -167,8 +167,8 @@ fn write_rounded(
     target.write(first_element * element.size_bytes() as u64, bytes)
 }
 
-/// Hands ranges of `count` items to the workers, as many at a time as a worker has room for when an item takes
-/// `width` values. The first failure ends the work.
+/// Hands ranges of `count` items to the workers; a range has as many items of `width` values as fit into a worker's
+/// memory. The first failure ends the work.
 fn in_blocks(
     workers: &mut [Worker],
     count: u64,
@@ -192,7 +192,7 @@ fn in_blocks(
             }
         }
     };
-    // A thread is not worth its start for one block.
+    // One block is not worth a second thread.
     let (here, others) = workers.split_first_mut().expect("there are workers");
     std::thread::scope(|scope| {
         let needed = others.iter_mut().take(blocks.saturating_sub(1));
@@ -206,7 +206,7 @@ fn in_blocks(
     })
 }
 
-/// A folder that gets its name when it is complete; dropping it before removes it.
+/// A folder that gets its name when it is complete; dropping it earlier removes it.
 pub struct OutputFolder {
     target: PathBuf,
     temporary: PathBuf,
@@ -216,7 +216,7 @@ pub struct OutputFolder {
 impl OutputFolder {
     pub fn refuse_existing(target: &Path) -> Result<(), Failure> {
         match target.symlink_metadata() {
-            Ok(_) => Err(Failure::disk(format!("`{}` is already there", target.display()))
+            Ok(_) => Err(Failure::disk(format!("`{}` already exists", target.display()))
                 .hint("choose another `--output`, or remove it")),
             Err(_) => Ok(()),
         }
@@ -226,7 +226,7 @@ impl OutputFolder {
         let failed = |path: &Path, error| Failure::file("create", path, error);
         let Some(name) = target.file_name() else {
             return Err(Failure::command(format!(
-                "`{}` cannot be the name of a new folder",
+                "`{}` is not a valid name for a new folder",
                 target.display()
             )));
         };
@@ -240,7 +240,7 @@ impl OutputFolder {
         Ok(OutputFolder { target: target.to_path_buf(), temporary, renamed: false })
     }
 
-    /// Where to write until then.
+    /// The temporary folder.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
@@ -257,7 +257,7 @@ impl OutputFolder {
 impl Drop for OutputFolder {
     fn drop(&mut self) {
         if !self.renamed {
-            // Nothing can be done about a failure here, and the error that led here matters more.
+            // A failure here is ignored: the error that led here is reported.
             let _ = fs::remove_dir_all(&self.temporary);
         }
     }

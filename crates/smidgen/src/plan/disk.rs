@@ -98,9 +98,9 @@ fn refuse_without_room(
 pub fn with_room(failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
     let Some(free) = free_bytes(path) else { return failure };
     let (needed, free) = (format_bytes(needed_bytes), format_bytes(free));
-    failure
-        .detail(format!("{what} needs {needed}, the disk of `{}` has {free} free", path.display()))
-        .hint("what was saved before is intact: make room, then `--resume` goes on from the last checkpoint")
+    failure.detail(format!("{what} needs {needed}, the disk of `{}` has {free} free", path.display())).hint(
+        "earlier checkpoints are intact: free some space, then continue from the last one with `--resume`",
+    )
 }
 
 /// Bytes that a write may take on the disk of a path, which need not be there yet.

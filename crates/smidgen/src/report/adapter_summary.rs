@@ -1,8 +1,8 @@
-//! What is in an adapter: how large it is, and how far each module moves the base.
-//! The length of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so that the product, which
-//! has the size of a base weight, is never made. Sums are in f64; one module's A and B are in memory at a time.
-//! A DoRA magnitude means something only relative to the base it started from, so it is compared where a base is given.
-//! Left out: words and columns (`adapter_table`).
+//! The contents of an adapter: its sizes, and how far each module moves the base.
+//! The norm of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so B·A, which has the size of a
+//! base weight, is never computed. Sums are in f64; one module's A and B are in memory at a time.
+//! A DoRA magnitude has a meaning only relative to its base, so it is compared if a base is given.
+//! Left out: text and columns (`adapter_table`).
 
 use super::fourier_table::FourierRow;
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ const BLOCK_BYTES: usize = 4 << 20;
 pub struct AdapterSummary {
     pub path: PathBuf,
     pub kind: StoredKind,
-    /// As the adapter names it.
+    /// The base model that the adapter names.
     pub original: Option<String>,
     pub bias: Bias,
     pub parameters: u64,
@@ -112,7 +112,7 @@ fn summarize_module(
         parameters: own.into_iter().flatten().map(TensorRef::elements).sum::<u64>() + fourier_parameters,
         a_norm: trace(&a_gram),
         b_norm: trace(&b_gram),
-        // Rounding may leave a tiny negative sum where the product is zero.
+        // Rounding may give a tiny negative sum for a product of zero.
         product_norm: module.scale.abs() * product.max(0.0).sqrt(),
         magnitude,
         fourier,

@@ -1,5 +1,5 @@
 //! An adapter's summary as text in 80 columns, and as JSON.
-//! A column whose cells are all the same is stated once above the table and left out of it.
+//! A value that is the same in all rows is stated once above the table and has no column.
 //! Left out: the numbers themselves (`adapter_summary`).
 
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
@@ -127,7 +127,7 @@ fn render_modules(modules: &[ModuleSummary]) -> String {
     render_columns(&headings, &rows)
 }
 
-/// Whether `q_proj` and its like are enough to know the module within its layer.
+/// Whether the last part of the name, such as `q_proj`, identifies a module within its layer.
 fn last_names_tell_apart(modules: &[ModuleSummary]) -> bool {
     let names: BTreeSet<(Option<usize>, &str)> =
         modules.iter().map(|module| (split_layer(&module.path).0, last_name(&module.path))).collect();
@@ -142,7 +142,7 @@ fn percent(fraction: f64) -> String {
     format!("{:.2} %", 100.0 * fraction)
 }
 
-/// One number where all are the same, else the least and the most.
+/// One number if all are equal, else the smallest and the largest.
 fn range(values: impl Iterator<Item = f64> + Clone) -> String {
     let least = values.clone().fold(f64::INFINITY, f64::min);
     let most = values.fold(f64::NEG_INFINITY, f64::max);

@@ -1,4 +1,4 @@
-//! Every command and option in Markdown, read off the definitions of the command line.
+//! Every command and option in Markdown, generated from the definitions of the command line.
 //!
 //! `docs/commands.md` is this text, and a test keeps it so.
 //! Left out: what `--help` and `--version` do.

@@ -1,4 +1,4 @@
-//! The checklist for people: a verdict, a name and what was found, and below it what to do.
+//! The checks as a table: verdict, name and finding, and below it what to do.
 //!
 //! Left out: colour, so that it reads the same in a file.
 

@@ -1,6 +1,6 @@
-//! Base and adapter side by side: one metric per line, and how many rows the adapter changed.
+//! The scores of base and adapter side by side: one metric per line, and how many rows the adapter changed.
 //!
-//! Left out: single rows, which the JSON has.
+//! Left out: single rows, which are in the JSON.
 
 use crate::console::columns::{Side, render_columns};
 use crate::eval::results::{Metric, Results};

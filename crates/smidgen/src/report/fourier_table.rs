@@ -1,6 +1,6 @@
 //! The coefficients that LS-LoRA learned, module by module, and how far they are from a plain LoRA's.
 //! With u = tanh(z/sigma) a module adds a0 + a1·u + a2·sin(πu) + a3·cos(πu); it starts at (0, 1, 0, 0).
-//! It takes numbers, not files, so that a run can print it at its end and `inspect` at any time.
+//! It is made from numbers, not files, so that a run can print it at its end and `inspect` at any time.
 //! Left out: A and B.
 
 use crate::console::columns::{Side, render_columns};
@@ -41,7 +41,7 @@ impl FourierRow {
     }
 }
 
-/// The table, sorted by layer, and below it how many modules are non-linear and which most.
+/// The table, sorted by layer, and below it the number of non-linear modules and the strongest ones.
 pub fn render_fourier_table(rows: &[FourierRow]) -> String {
     let headings = [
         ("layer", Side::Right),

@@ -1,8 +1,7 @@
-//! What a user sees: of a plan, a table for people and JSON for programs; of an adapter or a model, what is in it.
+//! Reports: plans as tables and JSON, runs as a summary and an HTML page, the contents of adapters and models.
 //!
-//! A plan's reports read its own buffer table, so neither can say anything else than what the run takes.
-//! Of a run: what its folder tells (`run_folder.rs`), in short (`run_summary.rs`) and as a page (`html`), while it goes
-//! on and afterwards.
+//! The reports of a plan are computed from its buffer table, so they state what the run will reserve. The reports of a
+//! run are made from its folder (`run_folder.rs`), during the run and afterwards.
 
 pub mod adapter_summary;
 pub mod adapter_table;

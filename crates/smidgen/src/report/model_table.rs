@@ -1,6 +1,6 @@
-//! What is in a model, a folder or a GGUF file: the architecture and sizes of its config, and its tensors by storage.
-//! Sizes are read under the names that Hugging Face configs share; one that is not there is left out.
-//! Left out: whether smidgen can train the model, which `plan` says.
+//! The contents of a model folder or a GGUF file: architecture and sizes from its config, and tensors by storage.
+//! Sizes have the names of Hugging Face configs; missing ones are omitted.
+//! Left out: whether smidgen can train the model (`smidgen plan`).
 
 use crate::console::columns::{Side, render_columns, render_field};
 use serde_json::{Map, Value, json};
@@ -40,7 +40,7 @@ pub fn render_model(model: &Model) -> String {
     }
     if let Some(method) = setting(model.config(), "quantization_config").and_then(|it| it.get("quant_method"))
     {
-        field("quantised", method.as_str().unwrap_or("by an unknown method"));
+        field("quantized", method.as_str().unwrap_or("by an unknown method"));
     }
     if !model.has_weights() {
         field("weights", "none");
@@ -89,7 +89,7 @@ fn architecture(config: &Value) -> Option<String> {
     }
 }
 
-/// A setting of the model, or of its text part where the model has several.
+/// A setting of the model, or of its text part if it has several parts.
 fn setting<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
     let present = |settings: &'a Value| settings.get(key).filter(|value| !value.is_null());
     present(config).or_else(|| config.get("text_config").and_then(present))

@@ -1,7 +1,7 @@
-//! What a page says of a plan, as `plan.json` holds it.
+//! The fields of `plan.json` that the page shows.
 //!
-//! Read from the same JSON whether the plan was just made or lies in a run folder, so that both give the same page.
-//! What an earlier version did not write is empty here, and the page leaves it out.
+//! A new plan is read from the same JSON as one in a run folder, so that both give the same page. Fields that an earlier
+//! version did not write are empty, and the page omits them.
 
 use super::timeline::Timeline;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ pub struct PlanFacts {
     pub title: String,
     #[serde(default)]
     pub layers: usize,
-    /// What is trained is the base itself, not adapters beside it.
+    /// The base weights are trained, not adapters.
     #[serde(default)]
     pub trains_base: bool,
     pub fits: bool,
@@ -31,7 +31,7 @@ pub struct PlanFacts {
     pub step_ms: f64,
     pub tokens_per_s: f64,
     pub arena: ArenaFacts,
-    /// Every phase of the run's life, by space.
+    /// Memory of every phase of the run, per memory space.
     #[serde(default)]
     pub life: BTreeMap<String, BTreeMap<String, u64>>,
     #[serde(default)]
@@ -45,7 +45,7 @@ pub struct PlanFacts {
 }
 
 impl PlanFacts {
-    /// Words for a row of the plan.
+    /// The label of a row of the plan.
     pub fn words<'a>(&self, row: &'a str) -> &'a str {
         match row {
             "base_weights" => "base weights",

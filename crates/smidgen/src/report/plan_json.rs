@@ -1,8 +1,8 @@
 //! A plan as JSON: the fields of the contract, for `plan --json` and the run folder's `plan.json`.
 //!
-//! Every size is in bytes, and the rows add up to `peak_bytes`. `timeline` is what reports are drawn from
-//! (`timeline.rs`): some hundred numbers a column, so that a page needs no second planning.
-//! Left out: buffers and steps, which the text form shows (`plan --text`).
+//! Every size is in bytes, and the rows add up to `peak_bytes`. `timeline` holds the data of the page's charts
+//! (`timeline.rs`), a few hundred numbers per column, so that a page can be made without planning again.
+//! Left out: buffers and steps (`plan --text`).
 
 use super::choices::{describe, layer_count, render_reasons};
 use super::timeline::draw_timeline;
@@ -123,7 +123,7 @@ fn write_value(value: &Value, depth: usize, text: &mut String) {
             line(text, depth);
             text.push(']');
         }
-        // What has no fields, and lists of what has none.
+        // Plain values, and lists of plain values.
         other => text.push_str(&other.to_string()),
     }
 }

@@ -1,6 +1,6 @@
-//! The budget table: what people draw by hand, read off the plan.
+//! The budget table of a plan: memory by category, the peak, and the solver's choices.
 //!
-//! Rows are what lives at the peak; the last lines say which choices were made and why.
+//! Rows are the bytes in use at the peak; the last lines are the choices and their reasons.
 //! Left out: colour, so that it reads the same in a file.
 
 use super::choices::{render_price, render_reasons};
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The table, the peak and what lives at it, the choices and why.
+/// The table, the peak and its contents, the choices and their reasons.
 pub fn render_table(job: &Job, planned: &Planned) -> String {
     let (solution, plan) = (&planned.solution, &planned.solution.plan);
     let peak = plan.peak();
@@ -65,14 +65,14 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     }
     let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
     let by = planned.profile.describe();
-    line(format!("  predicted: {:.0} ms a step, {tokens_per_s:.0} tokens/s, by {by}", solution.step_ms));
+    line(format!("  predicted: {:.0} ms per step, {tokens_per_s:.0} tokens/s ({by})", solution.step_ms));
     for note in planned.notes.iter().chain(&planned.advice) {
         line(format!("  note: {note}"));
     }
     text
 }
 
-/// What the row `context` is made of: the margin is for what a run may take beyond what is known.
+/// The parts of the row `context`: the known part, and a margin for what a run may use beyond it.
 pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -> String {
     let known = format_bytes(context_bytes - margin_bytes);
     let margin = format_bytes(margin_bytes);
@@ -119,7 +119,7 @@ fn storages(job: &Job) -> String {
     let mut names: Vec<(String, usize)> = bytes.into_iter().collect();
     names.sort_by_key(|(_, bytes)| Reverse(*bytes));
     if names.is_empty() {
-        return "all are trained".into();
+        return "all weights are trained".into();
     }
     let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
     let origin = match (job.model.has_weights(), job.recipe.model.base) {

@@ -1,6 +1,6 @@
-//! A plan as the run folder has it: the table of `plan.txt` and the JSON of `plan.json`.
+//! A plan as text for the run folder: the table of `plan.txt` and the JSON of `plan.json`.
 //!
-//! Training writes them without knowing how they are made.
+//! Training writes these files without knowing how they are rendered.
 
 use super::{plan_json, plan_table};
 use crate::plan::job::Job;

@@ -1,7 +1,7 @@
 //! The preview as text: samples with their supervised parts marked, lengths, batches.
 //!
 //! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
-//! Left out: what is shown (`commands/preview.rs`).
+//! Left out: which samples are shown (`commands/preview.rs`).
 
 use crate::console::wrap::{columns, fold};
 use crate::plan::job::Job;
@@ -16,7 +16,7 @@ const SHOWN_CHARACTERS: usize = 4000;
 const BAR_COLUMNS: usize = 50;
 const MOST_BARS: usize = 12;
 
-/// A piece of a sample that is supervised or not, as a whole.
+/// A part of a sample that is either supervised or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     pub text: String,
@@ -115,7 +115,7 @@ fn marked(parts: &[Part], colour: bool) -> String {
             }
             if !(from..to).contains(&at) {
                 match sign {
-                    // A line that ends in colour would carry it into the margin.
+                    // Colour is reset at the end of a line, so that it does not fill the margin.
                     '\n' if colour && part.supervised => write!(text, "{end}\n{begin}"),
                     '\n' => writeln!(text),
                     sign if sign.is_control() && sign != '\t' => write!(text, "{}", sign.escape_default()),
@@ -151,7 +151,7 @@ fn histogram(set: &TokenSet) -> Vec<String> {
             1 => start.to_string(),
             _ => format!("{start}-{}", start + width - 1),
         };
-        // A sample is never invisible.
+        // Every nonempty bar is visible.
         let columns = (count as usize * BAR_COLUMNS).div_ceil(most as usize);
         let space = if columns > 0 { " " } else { "" };
         format!("{range:>15} {}{space}{}", "█".repeat(columns), Grouped(count))

@@ -1,8 +1,8 @@
 //! A run folder, read for a report: the plan, the rows of `metrics.jsonl`, the parts of the run, its phases and job.
 //!
-//! `plan.json` and `metrics.jsonl` have to be there; the others are left out of a report where they are missing. A last
-//! line without a newline is still being written, or was left by a killed run, and is skipped. Any other line that is not
-//! a row is an error with its number. Nothing is written or locked, so a running run can be read.
+//! `plan.json` and `metrics.jsonl` are required; a report omits the others if they are missing. A last line without a
+//! newline is still being written, or was left by a killed run, and is skipped. Any other line that is not a row is an
+//! error with its line number. Nothing is written or locked, so a running run can be read.
 
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
@@ -20,10 +20,10 @@ const PLAN: &str = "plan.json";
 const METRICS: &str = "metrics.jsonl";
 const PHASES: &str = "phases.json";
 const JOB: &str = "job.toml";
-/// Plans and phases are some ten KiB.
+/// Plans and phases have about ten KiB.
 const MAX_JSON_BYTES: u64 = 16_000_000;
 
-/// What is known of a run, or of a plan alone, which has no rows and no folder.
+/// A run, or a plan without a run, which has no rows and no folder.
 #[derive(Clone, Debug, Default)]
 pub struct RunRecord {
     pub folder: Option<PathBuf>,
@@ -35,11 +35,11 @@ pub struct RunRecord {
     /// The job, as TOML.
     pub job: Option<String>,
     pub is_running: bool,
-    /// Whether the last line of the metrics has no end.
+    /// Whether the last line of the metrics is incomplete.
     pub has_torn_line: bool,
 }
 
-/// One optimizer step; what was not finite is NaN.
+/// One optimizer step; a number that was not finite is NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRow {
     pub step: u64,
@@ -65,7 +65,7 @@ pub struct EvaluationRow {
     pub eval_loss: f64,
 }
 
-/// Bytes by space; `null` where nothing could be measured.
+/// Bytes per memory space; `null` if it could not be measured.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct PhaseFacts {
     pub planned: Option<BTreeMap<String, u64>>,
@@ -81,13 +81,13 @@ impl PhaseFacts {
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is no run, only a plan.
+    /// A plan without a run.
     Planned,
     Running,
     Ended(PartEnd),
-    /// Its process is gone without recording an end.
+    /// Its process ended without recording an end.
     Killed,
-    /// An earlier version kept no parts.
+    /// Written by an earlier version, which did not record parts.
     Unknown,
 }
 
@@ -100,7 +100,7 @@ impl RunRecord {
         self.rows.last().map_or(0, |row| row.step)
     }
 
-    /// Total steps of the run, or the steps done where the total is unknown.
+    /// Total steps of the run, or the steps done if the total is unknown.
     pub fn total_steps(&self) -> u64 {
         self.history.as_ref().map_or(0, |history| history.total_steps).max(self.steps_done())
     }
@@ -116,7 +116,7 @@ impl RunRecord {
         }
     }
 
-    /// Rows that were measured in the same process by the same plan, part by part.
+    /// Rows that were measured in the same process with the same plan, part by part.
     pub fn parts(&self) -> Vec<&[StepRow]> {
         // A resumed run starts at a checkpoint: the rows that an earlier part wrote after it are gone.
         let begins = self.history.iter().flat_map(|history| &history.parts).map(|part| part.first_step);
@@ -131,7 +131,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     if !folder.is_dir() {
         let what = if folder.exists() { "is not a folder" } else { "does not exist" };
         return Err(Failure::disk(format!("`{}` {what}", folder.display()))
-            .hint("`smidgen report` takes the folder of a run: the `output.dir` of its recipe"));
+            .hint("give the folder of a run: the `output.dir` of its recipe"));
     }
     if ![PLAN, METRICS, JOB].iter().any(|name| has(name)) {
         return Err(Failure::disk(format!(
@@ -149,7 +149,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
             "`{}` has no `{METRICS}`: the run never reached its first step",
             folder.display()
         ))
-        .hint("`smidgen plan RECIPE --html FILE` draws its plan"));
+        .hint("`smidgen plan RECIPE --html FILE` shows its plan"));
     }
     // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
@@ -213,7 +213,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
         }
         let no_row = |reason: &str| {
             Failure::disk(format!("`{}` line {number} is not a metrics row: {reason}", path.display()))
-                .hint("`smidgen train ... --resume` would refuse it too; remove or repair the line")
+                .hint("remove or repair the line; `smidgen train ... --resume` would refuse it too")
         };
         let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(&error.to_string()))?;
         let last = metrics.rows.last().map_or(0, |row| row.step);

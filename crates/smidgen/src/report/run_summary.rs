@@ -1,9 +1,9 @@
 //! A run in short: its peak memory, leaks, speed, loss and stability.
 //!
-//! One set of numbers for the lines that `train` ends with, for `report --json` and for the page. Memory is that of the
-//! device: of the process where the device is the CPU. Drift is the peak of the second half of a part minus the peak of
-//! the first half; parts are separate processes and are not compared. A process touches some pages late, when code runs
-//! for the first time; that much does not count as a leak. A GPU's memory is exact.
+//! The same numbers are in the last lines of `train`, in `report --json` and on the page. Memory is that of the device;
+//! on a CPU that is the process. Drift is the peak of the second half of a part minus the peak of the first half; parts
+//! are separate processes and are not compared. A process touches some pages late, when code runs for the first time, so
+//! a small drift does not count as a leak. A GPU's memory is exact.
 
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
@@ -14,7 +14,7 @@ use smidgen_ir::bytes::format_bytes;
 #[derive(Clone, Debug, Default)]
 pub struct RunSummary {
     pub title: String,
-    /// The state of the run, in words.
+    /// The state of the run as text.
     pub standing: String,
     pub steps: u64,
     pub total_steps: u64,
@@ -34,7 +34,7 @@ pub struct MemorySummary {
     pub growth_bytes: Option<u64>,
     /// Drift up to this is not a leak.
     pub noise_bytes: u64,
-    /// Least ÷ most used, over the steps.
+    /// Lowest ÷ highest memory use over the steps.
     pub steadiness: Option<f64>,
     /// Peak of the live bytes ÷ reserved bytes of the arena.
     pub arena_efficiency: f64,
@@ -82,11 +82,11 @@ pub struct StabilitySummary {
     pub failure: Option<String>,
 }
 
-/// Pages that a process touches late: measured at about 20 KiB where checkpoints are written and removed.
+/// Pages that a process touches late: about 20 KiB were measured in a run that writes and removes checkpoints.
 const PAGES_BYTES: u64 = 256 << 10;
 
 impl MemorySummary {
-    /// Whether memory leaked; `None` where there are too few steps to tell.
+    /// Whether memory leaked; `None` with too few steps to tell.
     pub fn has_grown(&self) -> Option<bool> {
         self.growth_bytes.map(|bytes| bytes > self.noise_bytes)
     }
@@ -279,7 +279,7 @@ impl RunSummary {
         })
     }
 
-    /// The memory of a finished run, in a line or two of 80 columns.
+    /// The memory of a finished run in one line.
     pub fn render_memory_lines(&self) -> Vec<String> {
         let memory = &self.memory;
         let Some(peak) = memory.peak_bytes else {
@@ -291,7 +291,7 @@ impl RunSummary {
         vec![format!("memory: peak {peak}, planned {planned}{mean}, {growth}")]
     }
 
-    /// The run as text, one line per question.
+    /// The run as text: one line each for memory, speed, loss and stability.
     pub fn render_lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.title, self.standing)];
         if self.steps == 0 {
@@ -353,7 +353,7 @@ impl StabilitySummary {
     }
 }
 
-/// A part of one, in hundredths.
+/// A fraction in percent.
 pub fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }

@@ -1,12 +1,12 @@
-//! Numbers over steps, made small enough to draw: extremes are kept, and a smooth line shows the trend.
+//! Reduces a series over steps to what can be drawn: extremes are kept, and a smooth line shows the trend.
 //!
-//! A run of ten thousand steps has more points than a screen has columns. Each stretch of steps keeps its lowest and its
-//! highest, in their order, so that no spike is lost; what is not finite leaves a gap.
+//! A run of ten thousand steps has more points than a screen has columns. Each interval keeps its lowest and its highest
+//! value, in their order, so that no spike is lost; a value that is not finite leaves a gap.
 
 /// A point: step and value.
 pub type Point = (f64, f64);
 
-/// At most two points for each of `stretches` parts of the list, and the first and the last of it.
+/// At most two points for each of `stretches` intervals, and the first and the last point.
 pub fn keep_extremes(points: &[Point], stretches: usize) -> Vec<Point> {
     if points.len() <= 2 * stretches + 2 {
         return points.to_vec();
@@ -31,10 +31,10 @@ pub fn keep_extremes(points: &[Point], stretches: usize) -> Vec<Point> {
     kept
 }
 
-/// The mean of what is near on both sides: a fiftieth of the run.
+/// The moving average over a fiftieth of the run.
 pub fn smooth(points: &[Point]) -> Vec<Point> {
     let reach = (points.len() / 100).clamp(2, 250);
-    // Sums and counts of all before each point, so that a window costs as much as a point.
+    // Prefix sums and counts, so that a window costs as much as a point.
     let mut before = vec![(0.0, 0usize)];
     for (_, value) in points {
         let (sum, count) = before[before.len() - 1];
@@ -48,7 +48,7 @@ pub fn smooth(points: &[Point]) -> Vec<Point> {
     points.iter().enumerate().map(|(index, point)| (point.0, mean(index))).collect()
 }
 
-/// The middle one of those that are finite.
+/// The median of the finite values.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
     let middle = values.len() / 2;

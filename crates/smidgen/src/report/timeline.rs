@@ -1,17 +1,16 @@
-//! The memory of one step over time: live bytes by category, from the plan's own buffers.
+//! The memory of one step over time: live bytes by category, from the plan's buffers.
 //!
-//! One micro-batch, then the update; where the peak lies in another entry point, that one follows. The time is what the
-//! plan predicts. A program of thousands of steps is cut into some stretches, each shown at its highest instant, so that
-//! the maximum is exact. The context is at the bottom; alignment counts as workspace, as in the budget table, but
-//! unused gaps do not: nothing lives there.
-//! Also the contents of the peak, largest first, in lines that add up to it.
+//! It shows one micro-batch, then the update, and another entry point if the peak is there. Times are predicted. The
+//! thousands of steps of a plan are divided into intervals, each shown at its highest instant, so that the maximum is
+//! exact. The context is at the bottom; alignment counts as workspace, as in the budget table, but unused gaps do not.
+//! It also lists the contents of the peak, largest first, in lines that add up to it.
 
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Profile;
 use smidgen_ir::{Category, Entry, Lifetime, Phase, Plan, Space};
 use std::collections::BTreeMap;
 
-/// Stretches at most, a few more where an entry point ends within one.
+/// Number of intervals, plus a few where an entry point ends.
 const STRETCHES: usize = 200;
 /// Buffers that are named at the peak; the rest of a category is one line.
 const NAMED: usize = 12;
@@ -20,23 +19,23 @@ const NAMED: usize = 12;
 pub const ROWS: [&str; 7] =
     ["context", "base_weights", "adapters", "gradients", "optimizer", "activations", "workspace"];
 
-/// Columns of equal length, one number a stretch.
+/// Columns of equal length, one number per interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Steps of the program.
     pub steps: usize,
-    /// The stretch that holds the peak.
+    /// The interval of the peak.
     pub peak: usize,
-    /// When each stretch begins; the last ends at `end_ms`.
+    /// When each interval begins; the last one ends at `end_ms`.
     pub begin_ms: Vec<f64>,
     pub end_ms: f64,
     /// `forward`, `backward`, `update`, `refresh` or `eval`.
     pub part: Vec<String>,
-    /// Where in the model the highest instant is.
+    /// Place in the model of the highest instant.
     pub place: Vec<String>,
-    /// What is alive then, by the names of [`ROWS`].
+    /// Live bytes at that instant, by the names of [`ROWS`].
     pub bytes: BTreeMap<String, Vec<u64>>,
-    /// What is alive at the peak.
+    /// The live buffers at the peak.
     pub contents: Vec<Content>,
 }
 
@@ -60,7 +59,7 @@ impl Timeline {
         self.bytes.values().filter_map(|column| column.get(stretch)).sum()
     }
 
-    /// Whether every column has as many numbers as there are stretches: a file may have been changed.
+    /// Whether all columns have the same length: the file may have been edited.
     pub fn is_whole(&self) -> bool {
         let length = self.len();
         let columns = ROWS.iter().all(|row| self.bytes.get(*row).is_some_and(|bytes| bytes.len() == length));
@@ -68,7 +67,7 @@ impl Timeline {
     }
 }
 
-/// Reads the timeline off a plan.
+/// The timeline of a plan.
 pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_base: bool) -> Timeline {
     let peak = plan.peak();
     let mut entries = vec![Entry::MicroStep, Entry::Update];
@@ -88,7 +87,7 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
     };
     let stretch_of = |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * STRETCHES as f64) as usize);
     for stretch in moments.chunk_by(|one, next| stretch_of(one) == stretch_of(next)) {
-        // The first of equals: the peak of a plan is the first, too.
+        // The first of equal peaks, as in the plan.
         let highest =
             stretch.iter().fold(&stretch[0], |best, it| if it.live > best.live { it } else { best });
         if stretch.iter().any(|it| (it.entry, it.step) == (peak.entry, peak.step)) {
@@ -138,7 +137,7 @@ fn moments(plan: &Plan, entries: &[Entry], profile: &Profile) -> Vec<Moment> {
             sums.iter_mut().zip(changes[step]).for_each(|(sum, change)| *sum += change);
             let end_ms = begin_of_entry + end_s * 1e3;
             let mut now = sums.map(|bytes| bytes as usize);
-            // Alignment, as the budget table has it.
+            // Alignment counts as workspace, as in the budget table.
             now[Category::Workspace as usize] += live[step] - now.iter().sum::<usize>();
             moments.push(Moment { entry: *entry, step, begin_ms, end_ms, sums: now, live: live[step] });
             begin_ms = end_ms;
@@ -147,7 +146,7 @@ fn moments(plan: &Plan, entries: &[Entry], profile: &Profile) -> Vec<Moment> {
     moments
 }
 
-/// What the bytes of each category change by at each step of an entry point.
+/// The change of live bytes per category at each step of an entry point.
 fn transient_changes(plan: &Plan, entry: Entry) -> Vec<[isize; Category::ALL.len()]> {
     let mut changes = vec![[0isize; Category::ALL.len()]; plan.entry(entry).steps.len() + 1];
     for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Device) {
@@ -161,7 +160,7 @@ fn transient_changes(plan: &Plan, entry: Entry) -> Vec<[isize; Category::ALL.len
     changes
 }
 
-/// What lies on the device for the whole run.
+/// Bytes that stay on the device for the whole run.
 fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
     let mut sums = [0; Category::ALL.len()];
     let here = plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
@@ -173,7 +172,7 @@ fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
     sums
 }
 
-/// What is brought ahead for backward travels during forward, which ends with its last step.
+/// Prefetches for backward run during forward, so forward ends with its last own step.
 fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
     let last_forward =
         |entry: Entry| plan.entry(entry).steps.iter().rposition(|it| it.phase == Phase::Forward);
@@ -184,7 +183,7 @@ fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
     }
 }
 
-/// What is alive at a step: activations and scratch by name, what lies there for the run by category.
+/// The live buffers at a step: activations and scratch by name, persistent ones by category.
 fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_base: bool) -> Vec<Content> {
     let mut names: Vec<Option<&str>> = vec![None; plan.buffers.len()];
     for value in &plan.values {
@@ -258,7 +257,7 @@ fn words(category: Category, trains_base: bool) -> &'static str {
         Category::Adapters if trains_base => "trained weights",
         Category::Adapters => "adapters",
         Category::Gradients => "gradients",
-        Category::Optimizer => "moments of the optimizer",
+        Category::Optimizer => "optimizer state",
         Category::Activations => "activations",
         Category::Workspace => "inputs and scratch",
     }

@@ -1,8 +1,8 @@
-//! Answers in texts: the pattern of `eval.answer`, and what it finds.
+//! Finds answers in texts with the pattern of `eval.answer`.
 //!
-//! A pattern is a regular expression, case-sensitive; the first place where it matches is the answer. Without one, the
-//! answers are what the rows say: the whole expected output, or the field `answer` of the same row.
-//! Left out: answers that are equal in meaning but not in letters.
+//! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is the
+//! whole expected output, or the field `answer` of the row.
+//! Left out: answers with the same meaning in other words.
 
 use crate::failure::Failure;
 use regex::Regex;
@@ -11,25 +11,25 @@ use std::ops::Range;
 /// With more different answers than this, a question is not multiple choice.
 pub const MOST_ANSWERS: usize = 64;
 
-/// The pattern of `eval.answer`, where there is one.
+/// The pattern of `eval.answer`, if there is one.
 pub fn answer_pattern(text: &str) -> Result<Option<Regex>, Failure> {
     if text.is_empty() {
         return Ok(None);
     }
     let pattern = Regex::new(text).map_err(|error| {
-        // The last line says what is wrong; those before it point into the pattern.
+        // The last line has the reason; the lines before it point into the pattern.
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim().trim_start_matches("error: ");
         Failure::recipe(format!("`eval.answer` is not a regular expression: `{text}`: {reason}"))
     })?;
     if pattern.find("").is_some() {
-        return Err(Failure::recipe(format!("`eval.answer`: `{text}` matches nothing at all everywhere"))
+        return Err(Failure::recipe(format!("`eval.answer`: `{text}` matches the empty text"))
             .hint("a pattern such as `answer[1-4]` or `true|false` finds an answer"));
     }
     Ok(Some(pattern))
 }
 
-/// A pattern that finds any of the answers; a longer one is found before one that it begins with.
+/// A pattern that finds any of the answers; longer answers are tried before their prefixes.
 pub fn any_of(answers: &[String]) -> Regex {
     let mut answers: Vec<&str> = answers.iter().map(String::as_str).collect();
     answers.sort_by(|one, other| other.len().cmp(&one.len()).then(one.cmp(other)));
@@ -49,7 +49,7 @@ pub fn answer_in(pattern: Option<&Regex>, output: &str) -> Option<Range<usize>> 
     }
 }
 
-/// Different answers, sorted; an error where there are too few or too many.
+/// The different answers, sorted; an error if there are too few or too many.
 pub fn distinct(answers: impl IntoIterator<Item = String>) -> Result<Vec<String>, Failure> {
     let mut answers: Vec<String> = answers.into_iter().collect();
     let rows = answers.len();
@@ -57,14 +57,14 @@ pub fn distinct(answers: impl IntoIterator<Item = String>) -> Result<Vec<String>
     answers.dedup();
     match answers.len() {
         count if count > MOST_ANSWERS => Err(Failure::recipe(format!(
-            "{rows} rows of `data.eval` have {count} different answers, a choice has at most {MOST_ANSWERS}"
+            "{rows} rows of `data.eval` have {count} different answers, more than the {MOST_ANSWERS} of a multiple choice"
         ))
         .hint("set `eval.answer` to a pattern that finds the answer in an output, such as `answer[1-4]`")),
         0 | 1 => Err(Failure::recipe(format!(
             "every row of `data.eval` has the same answer{}: there is nothing to choose",
             answers.first().map(|answer| format!(" `{answer}`")).unwrap_or_default()
         ))
-        .hint("raise `eval.limit`, or look at `eval.answer`")),
+        .hint("raise `eval.limit`, or check `eval.answer`")),
         _ => Ok(answers),
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         let error = distinct((0..65).map(|number| number.to_string())).unwrap_err();
         assert_eq!(
             error.message,
-            "65 rows of `data.eval` have 65 different answers, a choice has at most 64"
+            "65 rows of `data.eval` have 65 different answers, more than the 64 of a multiple choice"
         );
         assert!(error.hints[0].starts_with("set `eval.answer`"));
         assert_eq!(distinct(["b".to_string(), "a".to_string(), "b".to_string()]).unwrap(), ["a", "b"]);
@@ -112,9 +112,6 @@ mod tests {
             answer_pattern("answer[1-").unwrap_err().message,
             "`eval.answer` is not a regular expression: `answer[1-`: unclosed character class"
         );
-        assert_eq!(
-            answer_pattern("x*").unwrap_err().message,
-            "`eval.answer`: `x*` matches nothing at all everywhere"
-        );
+        assert_eq!(answer_pattern("x*").unwrap_err().message, "`eval.answer`: `x*` matches the empty text");
     }
 }

@@ -1,10 +1,10 @@
-//! Multiple choice by likelihood: each choice is written behind the question, and the likeliest is the answer.
+//! Multiple choice by likelihood: each choice is appended to the question, and the most likely one is the answer.
 //!
-//! The choices are the row's own (`choices`), or the different answers that the rows of the file have: then each is put
-//! in the place of the expected answer in its row's output. Tokens are cut as lm-evaluation-harness cuts them: spaces at
-//! the end of the context belong to the continuation, and the continuation is what the tokens of the whole have beyond
-//! the number of those of the context. What is too long loses its beginning.
-//! The sequences are an ordinary token set, so that their memory is planned like that of any evaluation.
+//! The choices are those of the row (`choices`), or all answers that occur in the file: then each replaces the expected
+//! answer in the row's output. Tokens are split as in lm-evaluation-harness: spaces at the end of the context belong to
+//! the continuation, and the continuation is what the tokens of the whole text have beyond the number of tokens of the
+//! context. Sequences that are too long lose their beginning.
+//! The sequences are an ordinary token set, so their memory is planned like that of any evaluation.
 
 use super::answer::{answer_in, answer_pattern, distinct};
 use super::question::{Question, Questions};
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChoiceRow {
     pub place: String,
-    /// The row's own `id`, where it has one.
+    /// The `id` of the row, if it has one.
     pub id: Option<Json>,
     /// Without the delimiter between prompt and choice.
     pub texts: Vec<String>,
@@ -34,12 +34,12 @@ pub struct ChoiceRow {
 pub struct ChoiceSet {
     pub set: TokenSet,
     pub rows: Vec<ChoiceRow>,
-    /// Whether the choices are answers found in outputs, rather than the rows' own.
+    /// Whether the choices are answers found in outputs, not `choices` of the rows.
     pub found: bool,
     pub warnings: Vec<String>,
 }
 
-/// What the log-likelihoods of all samples say.
+/// The scores from the log-likelihoods of all samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChoiceScores {
     pub acc: Mean,
@@ -93,7 +93,7 @@ impl ChoiceSet {
         let mut warnings = Vec::new();
         if cut > 0 {
             warnings.push(format!(
-                "{cut} of {samples} choices with their questions are longer than `data.max_tokens = {}` and lose their beginning",
+                "{cut} of {samples} questions with a choice are longer than `data.max_tokens = {}` and lose their beginning",
                 limits.max_tokens
             ));
         }
@@ -137,13 +137,13 @@ struct Choices {
     gold: usize,
 }
 
-/// The choices that a row brings itself.
+/// The `choices` of a row.
 fn own_choices(question: &Question) -> Result<Choices, Failure> {
     let wrong = |what: String| Failure::data(format!("{}: {what}", question.place));
     let Some(value) = question.fields.get("choices") else {
         return Err(wrong("`choices` is missing, the first row has it".into()));
     };
-    // A cell of a table holds a list as its JSON text.
+    // A table cell holds a list as JSON text.
     let parsed = value.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
     let (texts, labels) = match parsed.as_ref().unwrap_or(value) {
         Json::Array(texts) => (strings(texts), None),
@@ -159,7 +159,7 @@ fn own_choices(question: &Question) -> Result<Choices, Failure> {
     };
     let labels = labels.unwrap_or_else(|| (0..texts.len()).map(letter).collect());
     if texts.len() < 2 {
-        return Err(wrong(format!("`choices` has {} entries, a choice needs two", texts.len())));
+        return Err(wrong(format!("`choices` has {} entries, at least two are needed", texts.len())));
     }
     if labels.len() != texts.len() {
         return Err(wrong(format!(
@@ -186,10 +186,10 @@ fn letter(place: usize) -> String {
 
 const GOLD_NAMES: [&str; 4] = ["answerKey", "answer", "label", "gold"];
 
-/// The right choice: its place from 0 as a number, its label, or its text.
+/// The right choice: its index from 0, its label, or its text.
 fn gold_of(fields: &Map<String, Json>, texts: &[String], labels: &[String]) -> Result<usize, String> {
     let Some((name, value)) = GOLD_NAMES.iter().find_map(|name| Some((*name, fields.get(*name)?))) else {
-        return Err("there are `choices`, and none of `answerKey`, `answer`, `label` and `gold`".into());
+        return Err("the row has `choices`, but none of `answerKey`, `answer`, `label` and `gold`".into());
     };
     let place = match value {
         Json::Number(number) => number.as_u64().map(|place| place as usize),
@@ -203,7 +203,7 @@ fn gold_of(fields: &Map<String, Json>, texts: &[String], labels: &[String]) -> R
         let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let known: Vec<&str> = labels.iter().map(String::as_str).collect();
         format!(
-            "`{name}` is `{}`, which is none of the choices {} (0 to {}) nor their texts",
+            "`{name}` is `{}`: not one of the choices {} (0 to {}), and not the text of one",
             shortened(&shown),
             known.join(", "),
             texts.len() - 1
@@ -211,7 +211,7 @@ fn gold_of(fields: &Map<String, Json>, texts: &[String], labels: &[String]) -> R
     })
 }
 
-/// The answers of all rows, each in the place of the row's own.
+/// All answers of the file, each in place of the row's own.
 fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, Failure> {
     let pattern = answer_pattern(answer)?;
     let mut places = Vec::with_capacity(questions.len());
@@ -228,12 +228,12 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
     }
     let answers = distinct(places.iter().map(|(expected, range)| expected[range.clone()].to_owned()))?;
     let choices = questions.iter().zip(&places).map(|(question, (expected, range))| {
-        // Beside a pattern, `answer` is what the row itself says is right.
+        // With a pattern, the field `answer` names the right answer.
         let said = question.fields.get("answer").and_then(Json::as_str).filter(|_| pattern.is_some());
         let right = said.unwrap_or(&expected[range.clone()]);
         let gold = answers.iter().position(|answer| answer == right).ok_or_else(|| {
             Failure::data(format!(
-                "{}: `answer` is `{}`, which is none of the answers {}",
+                "{}: `answer` is `{}`: not one of the answers {}",
                 question.place,
                 shortened(right),
                 answers.join(", ")
@@ -264,7 +264,7 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// Tokens of question and choice, and how many of them are the choice's.
+/// Tokens of question and choice, and how many of them belong to the choice.
 struct Scored {
     whole: usize,
     tokens: usize,
@@ -281,12 +281,12 @@ fn encode_pair(
         false => {
             let moved = &question.prompt[context.len()..];
             let whole = encode(&format!("{context}{moved}{continuation}"), question.add_special)?;
-            // The harness reads the tokens of the context alone, also where its last one is another in the whole.
+            // The harness counts the tokens of the context alone, even if the last one differs in the whole text.
             let context = encode(context, question.add_special)?;
             let behind = whole.get(context.len()..).unwrap_or_default();
             ([context.as_slice(), behind].concat(), context.len())
         }
-        // Something has to stand before the first token; BOS, or what separates texts.
+        // The first token needs a token before it: BOS, or the separator of texts.
         true => {
             let ids = tokenizer.special_ids();
             let first = ids.bos.or(ids.eos).ok_or_else(|| {
@@ -311,7 +311,7 @@ fn encode_pair(
     Ok((whole.into_iter().map(i64::from).collect(), scored))
 }
 
-/// The last `most` tokens; the number of scored ones where they leave no room for any other.
+/// The last `most` tokens, or the number of scored tokens if they leave no room for another.
 fn cut_left((mut ids, scored): (Vec<i64>, Scored), most: usize) -> Result<(Vec<i64>, Scored), usize> {
     if scored.tokens >= most {
         return Err(scored.tokens);

@@ -171,7 +171,10 @@ fn rows_that_are_no_choice_are_told() {
     let either = "ROWS row 1: `choices` is neither a list of texts nor lists of `text` and `label`";
     assert_eq!(said(&choices(json!([1, 2])), ""), either);
     assert_eq!(said(&choices(json!("a, b")), ""), either);
-    assert_eq!(said(&choices(json!(["a"])), ""), "ROWS row 1: `choices` has 1 entries, a choice needs two");
+    assert_eq!(
+        said(&choices(json!(["a"])), ""),
+        "ROWS row 1: `choices` has 1 entries, at least two are needed"
+    );
     assert_eq!(said(&choices(json!(["a", " "])), ""), "ROWS row 1: `choices[1]` is empty");
     assert_eq!(
         said(&choices(json!({"text": ["a", "b"], "label": ["A"]})), ""),
@@ -180,15 +183,15 @@ fn rows_that_are_no_choice_are_told() {
     let row = |gold: Json| json!([{"question": "q", "choices": ["x", "y"], "answerKey": gold}]);
     assert_eq!(
         said(&row(json!("C")), ""),
-        "ROWS row 1: `answerKey` is `C`, which is none of the choices A, B (0 to 1) nor their texts"
+        "ROWS row 1: `answerKey` is `C`: not one of the choices A, B (0 to 1), and not the text of one"
     );
     assert_eq!(
         said(&row(json!(2)), ""),
-        "ROWS row 1: `answerKey` is `2`, which is none of the choices A, B (0 to 1) nor their texts"
+        "ROWS row 1: `answerKey` is `2`: not one of the choices A, B (0 to 1), and not the text of one"
     );
     assert_eq!(
         said(&json!([{"question": "q", "choices": ["x", "y"]}]), ""),
-        "ROWS row 1: there are `choices`, and none of `answerKey`, `answer`, `label` and `gold`"
+        "ROWS row 1: the row has `choices`, but none of `answerKey`, `answer`, `label` and `gold`"
     );
     assert_eq!(
         said(&json!([{"question": "q", "choices": ["x", "y"], "gold": 0}, {"question": "q", "gold": 0}]), ""),
@@ -199,7 +202,7 @@ fn rows_that_are_no_choice_are_told() {
             &json!([{"question": "q", "choices": ["x", "y"], "gold": 0}, {"choices": ["x", "y"], "gold": 0}]),
             ""
         ),
-        "ROWS row 2: none of `question`, `question_stem` and `query` is there"
+        "ROWS row 2: the row has none of `question`, `question_stem` and `query`"
     );
     let long = json!([{"question": "q", "choices": ["one two three four five six seven", "y"], "gold": 0}]);
     let error = build_of(&long, "", 4).unwrap_err().message;
@@ -224,10 +227,13 @@ fn outputs_without_answers_are_told() {
     ]);
     assert_eq!(
         said(&rows, "answer[1-5]"),
-        "ROWS row 1: `answer` is `answer3`, which is none of the answers answer1, answer2"
+        "ROWS row 1: `answer` is `answer3`: not one of the answers answer1, answer2"
     );
     let rows = json!([{"text": "words"}]);
-    assert_eq!(said(&rows, ""), "the rows of `data.eval` are `text`, which have no question and no answer");
+    assert_eq!(
+        said(&rows, ""),
+        "the rows of `data.eval` have the format `text`, which has no question and no answer"
+    );
 }
 
 /// Neither the weights nor a GPU are needed to know what an evaluation will take there.

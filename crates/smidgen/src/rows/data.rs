@@ -1,4 +1,4 @@
-//! The rows of a job: what is trained on, what is evaluated, and in which batches.
+//! The rows of a job: training samples, evaluation samples, and batches.
 //!
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
 
@@ -12,7 +12,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_recipe::{Batch, Length, Recipe};
 
-/// Rows to train on, or what a plan assumes where there are none.
+/// Rows to train on, or what a plan assumes without them.
 #[derive(Debug)]
 pub enum Data {
     Rows(Box<Rows>),
@@ -26,15 +26,15 @@ pub enum Data {
 pub struct Rows {
     pub train: TokenSet,
     pub eval: Option<TokenSet>,
-    /// Where `eval.task` is a choice.
+    /// If `eval.task` is `choice`.
     pub choices: Option<ChoiceSet>,
     pub batches: BatchPlan,
-    /// What the rows of `data.train` were taken for.
+    /// The detected format of `data.train`, and why.
     pub origin: Origin,
     pub warnings: Vec<String>,
 }
 
-/// `may_be_absent`: without its files the data is assumed rather than an error.
+/// `may_be_absent`: missing files are not an error; the plan then assumes the longest samples.
 pub fn read_data(
     recipe: &Recipe,
     held: Option<&MemoryRows>,

@@ -1,6 +1,6 @@
-//! The recipe's data keys in the terms of the data crate: files, limits, templates.
+//! Translates the recipe's data keys into the types of `smidgen-data`: files, limits, templates.
 //!
-//! The recipe crate and the data crate do not know each other; this is where one becomes the other.
+//! The two crates do not know each other.
 
 use crate::failure::Failure;
 use smidgen_compile::Request;

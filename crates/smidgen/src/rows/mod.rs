@@ -2,7 +2,7 @@
 //!
 //! Rows become questions in `question.rs`; multiple choice is scored by likelihood as lm-evaluation-harness does it
 //! (`choice.rs`, `score.rs`); `answer.rs` finds answers in texts.
-//! Left out: how files are read and tokenized, which the crate `smidgen-data` does.
+//! Left out: reading and tokenizing files (`smidgen-data`).
 
 pub mod answer;
 pub mod choice;

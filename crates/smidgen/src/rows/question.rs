@@ -1,9 +1,8 @@
-//! Rows as questions: what the model sees before its answer, and what the row says the answer is.
+//! Rows as questions: the prompt of each row, and its expected answer.
 //!
-//! A row of a known format is asked as it is trained: rendered by the template up to where the answer begins. A row with
-//! `choices` with a plain `question` (as on the hub) is asked as lm-evaluation-harness asks it: the question alone,
-//! then a space and the choice.
-//! Left out: what becomes of the answers.
+//! The prompt of a row of a known format is what training would show: the template rendered up to the answer. A row with
+//! a plain `question` and `choices` (as on the hub) is handled as in lm-evaluation-harness: the question, a space and the
+//! choice. Left out: scoring the answers.
 
 use crate::failure::Failure;
 use crate::rows::keys::template_choice;
@@ -20,20 +19,20 @@ use std::path::PathBuf;
 /// One row to answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// The row's place, for messages.
+    /// Where the row is, for messages.
     pub place: String,
-    /// Of the file, and the number of the row in it.
+    /// The file, and the number of the row in it.
     pub file: usize,
     pub unit: RowUnit,
     pub number: u64,
     pub prompt: String,
-    /// Whether the tokenizer adds its special tokens; a chat template has written them already.
+    /// Whether the tokenizer adds its special tokens; a chat template has already written them.
     pub add_special: bool,
     /// The text between the prompt and a choice.
     pub delimiter: String,
-    /// What the row says should be answered.
+    /// The expected answer.
     pub expected: Option<String>,
-    /// Everything else in the row.
+    /// All other fields of the row.
     pub fields: Map<String, Json>,
 }
 
@@ -41,7 +40,7 @@ pub struct Question {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Questions {
     pub rows: Vec<Question>,
-    /// Whether the rows have a format that a loss can be computed of.
+    /// Whether the rows have a format for which a loss can be computed.
     pub format: Option<RowFormat>,
     pub template: Option<String>,
 }
@@ -92,9 +91,9 @@ pub fn read_questions(
         let format = recognize(files, data.format).map_err(format_failure)?.format;
         if matches!(format, RowFormat::Text | RowFormat::Tokens) {
             return Err(Failure::recipe(format!(
-                "the rows of `data.eval` are `{format}`, which have no question and no answer"
+                "the rows of `data.eval` have the format `{format}`, which has no question and no answer"
             ))
-            .hint("`eval.task = \"loss\"` needs neither"));
+            .hint("`eval.task = \"loss\"` works with any format"));
         }
         let template =
             choose_template(&template_choice(&data.template), format, tokenizer).map_err(template_failure)?;
@@ -130,10 +129,10 @@ pub fn read_questions(
 
 fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
     let failed = |what: &str| Halt::Failed(Failure::data(format!("{place}: {what}")));
-    let Json::Object(mut fields) = row else { return Err(failed("no object with named fields")) };
+    let Json::Object(mut fields) = row else { return Err(failed("not an object with named fields")) };
     let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
     let Some(name) = name else {
-        return Err(failed("none of `question`, `question_stem` and `query` is there"));
+        return Err(failed("the row has none of `question`, `question_stem` and `query`"));
     };
     match fields.remove(*name) {
         Some(Json::String(prompt)) => Ok(Question {

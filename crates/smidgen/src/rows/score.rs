@@ -1,6 +1,6 @@
-//! Scores of rows: which choice is the likeliest, how often that is right, and how sure that number is.
+//! Scores of rows: the most likely choice, the accuracy, and its standard error.
 //!
-//! As lm-evaluation-harness has it: of equals the first is taken, and the standard error of a mean is the sample's
+//! As in lm-evaluation-harness, the first of equal choices counts, and the standard error of a mean is the sample's
 //! standard deviation over √n. `acc_norm` divides a log-likelihood by the characters of the choice, `acc_bytes` by its
 //! bytes in UTF-8.
 
@@ -8,7 +8,7 @@
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mean {
     pub value: f64,
-    /// `None` for a single row, which says nothing about others.
+    /// `None` for a single row.
     pub stderr: Option<f64>,
     pub rows: usize,
 }
@@ -16,7 +16,7 @@ pub struct Mean {
 /// The share of rows that are right.
 ///
 /// # Panics
-/// Without rows: every evaluation refuses that before.
+/// Without rows: every evaluation refuses that first.
 pub fn mean_of(right: &[bool]) -> Mean {
     let rows = right.len();
     assert!(rows > 0, "a mean over no rows");
@@ -27,7 +27,7 @@ pub fn mean_of(right: &[bool]) -> Mean {
     Mean { value, stderr, rows }
 }
 
-/// The place of the largest number, the first of equals.
+/// The index of the largest number, the first of equals.
 pub fn first_largest(numbers: impl IntoIterator<Item = f64>) -> usize {
     let mut best = (0, f64::NEG_INFINITY);
     for (place, number) in numbers.into_iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn first_largest(numbers: impl IntoIterator<Item = f64>) -> usize {
     best.0
 }
 
-/// What three ways to compare choices pick.
+/// The choices picked by the three scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picked {
     pub by_likelihood: usize,

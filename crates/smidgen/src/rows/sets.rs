@@ -1,6 +1,6 @@
 //! The evaluation rows of a recipe as token sets: samples for a loss, and sequences to compare for a choice.
 //!
-//! Rows that are plain questions with choices have no format, and so no loss but that of their right choices.
+//! Rows that are plain questions with choices have no format, so their only loss is that of the right choices.
 
 use super::choice::ChoiceSet;
 use super::keys::{data_files, template_choice, token_limits};
@@ -36,7 +36,7 @@ impl MemoryRows {
     pub const NAME: &str = "rows-in-memory";
 }
 
-/// Both are missing where `data.eval` is.
+/// Both are `None` without `data.eval`.
 #[derive(Debug, Default)]
 pub struct EvalSets {
     pub loss: Option<Prepared>,
@@ -64,7 +64,7 @@ pub fn read_eval_sets(
         }
         let files = data_files(paths, "data.eval")?;
         has_loss = !are_plain_questions(&files)?;
-        // The tokenizer is gone before any weight is loaded.
+        // The tokenizer is freed before any weight is loaded.
         let tokenizer = read_tokenizer(model).map_err(|error| {
             let hint = error.hint();
             Failure::model(error).hint_if_some(hint)
@@ -85,7 +85,7 @@ pub fn read_eval_sets(
 
 #[derive(Debug)]
 pub enum ReadData {
-    /// No file of that name, or no tokenizer for its text.
+    /// A file, or the tokenizer for its text, is missing.
     Absent(Failure),
     Wrong(Failure),
 }
@@ -122,7 +122,7 @@ pub fn read_set(
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();
         let failure = match error {
-            // The recipe names a template that is not there or does not suit the rows.
+            // The template of the recipe does not exist or does not suit the rows.
             PrepareError::Template(error) => Failure::recipe(error),
             PrepareError::Tokens(
                 TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },

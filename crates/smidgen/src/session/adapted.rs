@@ -1,7 +1,7 @@
 //! A base model with an adapter folder on it, without a recipe: the request that computes it, and its logits.
 //!
-//! The adapter's own tensors say which modules are adapted; its config says their scales and what kind it is. The base
-//! is taken in the storage in which it lies, so that the logits are those of training on it.
+//! The adapter's tensors show which modules are adapted; its config has the scales and the kind. The base keeps its
+//! stored format, so that the logits are those of training on it.
 //! Left out: LS-LoRA's regularization and whatever else only training needs.
 
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
 use smidgen_recipe::BaseFormat;
 
-/// What computes `model` as it lies, with `adapter` on it where there is one.
+/// The request that computes `model` in its stored format, with `adapter` if there is one.
 pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
     let spec = read_decoder(model)?;
     check_weights(&spec, model)?;
@@ -51,14 +51,14 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
     })
 }
 
-/// Logits behind every token of one sequence, (T, V).
+/// Logits after every token of one sequence, (T, V).
 pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> Result<Vec<f32>, Failure> {
     let extent = Extent { tokens: ids.len(), rows: ids.len(), segments: 1 };
     let request = Request { extent, ..build_adapted_request(model, adapter)? };
     let needed_bytes = compile_logits(&request).reserved_bytes() as u64;
     if let Some(free_bytes) = host::free_memory_bytes().filter(|free_bytes| *free_bytes < needed_bytes) {
         return Err(Failure::memory(format!(
-            "the logits of `{}` would take {}, and {} are free",
+            "the logits of `{}` need {}, only {} is free",
             model.path().display(),
             format_bytes(needed_bytes),
             format_bytes(free_bytes)
@@ -85,13 +85,13 @@ fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<Lora
         let Some(position) = position(&path) else {
             let kind = &spec.model_type;
             return Err(Failure::model(format!(
-                "the adapter in `{place}` adapts `{path}`, no linear of a {kind}"
+                "the adapter in `{place}` adapts `{path}`, which is not a linear layer of a {kind} model"
             )));
         };
         if path == HEAD && form_of(adapter) != AdapterForm::Lora {
             let kind = adapter.config().kind();
             return Err(Failure::model(format!(
-                "the adapter in `{place}` adapts `{HEAD}` with {kind}, which cannot run"
+                "the adapter in `{place}` adapts `{HEAD}` with {kind}, which is not supported"
             )));
         }
         modules.push((position, LoraModule { path, rank: module.rank, scale: module.scale as f32 }));

@@ -1,7 +1,7 @@
-//! Adapters between disk and device: their start, PEFT folders in and out.
+//! Adapters between disk and device: initial values, and PEFT folders in both directions.
 //!
-//! A tensor of the adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
-//! one leaf. What was written is read back and compared, so that a saved adapter is the trained one.
+//! A tensor of an adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
+//! one leaf. A written adapter is read back and compared, so that the saved adapter is the trained one.
 //! Left out: full training, which has no adapter (`train/trained_state.rs`).
 
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
@@ -25,11 +25,11 @@ use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// A trained tensor and where it lies on the device.
+/// A trained tensor and its place on the device.
 #[derive(Clone, Debug)]
 pub struct AdapterPlace {
     pub leaf: ValueId,
-    /// Bytes of the leaf before it.
+    /// Offset in the leaf.
     pub offset: usize,
     pub bytes: usize,
     pub tensor: AdapterTensor,
@@ -101,8 +101,8 @@ pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Resul
     }
 }
 
-/// A uniform in ±1/√in, B zero; DoRA's magnitudes the lengths of the weight's rows; LS-LoRA's functions the straight
-/// line; biases those of the base.
+/// A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows; LS-LoRA's functions are
+/// the identity; biases are those of the base.
 fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     let request = &job.request;
     for (index, module) in request.adapters.iter().enumerate() {
@@ -190,11 +190,11 @@ pub fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<T
         .iter()
         .map(|place| ExpectedTensor { key: place.tensor.key.clone(), shape: place.tensor.shape.clone() })
         .collect();
-    // The mismatch says its hints itself.
+    // The mismatch error has its own hints.
     match_adapter(&expected, file).map_err(Failure::model)
 }
 
-/// Writes the adapter as PEFT has it, then reads it back and compares every byte.
+/// Writes the adapter in PEFT's format, then reads it back and compares every byte.
 pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     let places = adapter_places(executor.plan(), &job.request);
     let listed: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
@@ -228,7 +228,7 @@ fn verify_adapter<D: Device>(
     Ok(())
 }
 
-/// A sink that compares what is written to it with a stored tensor.
+/// A writer that compares its input with a stored tensor.
 pub struct Comparison<'a> {
     stored: &'a TensorRef,
     offset: u64,
@@ -240,7 +240,7 @@ impl Comparison<'_> {
         Comparison { stored, offset: 0, same: true }
     }
 
-    /// Whether all of it was written, and nothing else.
+    /// Whether the input was exactly the stored tensor.
     pub fn is_same(&self) -> bool {
         self.same && self.offset == self.stored.bytes()
     }
@@ -288,8 +288,8 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
     config
 }
 
-/// The base model and its revision as PEFT knows them. A GGUF file inside a repository is nothing that PEFT could
-/// load, so that its name stays as the recipe has it.
+/// The base model and its revision in PEFT's notation. PEFT cannot load a GGUF file inside a repository, so its name
+/// stays as in the recipe.
 fn base_name(path: &ModelPath) -> (String, Option<String>) {
     match path {
         ModelPath::Folder(path) | ModelPath::Gguf(path) => {
@@ -303,8 +303,8 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
     }
 }
 
-/// Names where they say exactly which linears are adapted, as every reader of the format understands them;
-/// full paths where only some layers are.
+/// Module names if they identify the adapted linear layers exactly, because every reader of the format supports them;
+/// full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
     let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();

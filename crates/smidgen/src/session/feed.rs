@@ -1,4 +1,4 @@
-//! What passes between the loop and the device: inputs in, the report of a step out.
+//! Passes data between the loop and the device: inputs in, the report of a step out.
 //!
 //! Elements go through a small buffer in little-endian order; nothing is allocated after the first
 //! micro-batch.
@@ -8,7 +8,7 @@ use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};
 
-/// Slots of the reads that may be under way.
+/// Slots for pending reads.
 const REPORT_SLOT: usize = 0;
 const REG_LOSS_SLOT: usize = 1;
 
@@ -23,7 +23,7 @@ pub struct Feed {
     dropout_keys: Option<ValueId>,
     dropout_row_keys: Option<ValueId>,
     loss_weight: ValueId,
-    /// There where a plan trains.
+    /// Only in a plan that trains.
     hyper: Option<ValueId>,
     report: Option<ValueId>,
     reg_loss: Option<ValueId>,
@@ -32,15 +32,15 @@ pub struct Feed {
     seed: u64,
 }
 
-/// What `update` reports of a step.
+/// The report of `update` about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     pub loss: f64,
-    /// What a regularizer added, which `loss` leaves out.
+    /// The loss of the regularizer, which is not part of `loss`.
     pub reg_loss: Option<f64>,
     /// Before clipping.
     pub grad_norm: f64,
-    /// Whether loss and norm are; if not, nothing was changed.
+    /// Whether loss and norm are finite; if not, nothing was changed.
     pub finite: bool,
 }
 
@@ -89,25 +89,25 @@ impl Feed {
         }
     }
 
-    /// What the loss is multiplied with: 1 / supervised tokens of the whole step.
+    /// Sets the weight of the loss: 1 / supervised tokens of the whole step.
     pub fn write_loss_weight<D: Device>(&self, executor: &mut Executor<D>, weight: f64) {
         executor.write(self.loss_weight, &weight.to_le_bytes());
     }
 
-    /// Learning rate and number (from 1) of the next update, and what the loss of its step was multiplied with.
+    /// Sets learning rate, number (from 1) and loss scale of the next update.
     pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64, loss_scale: f64) {
         let hyper = self.hyper.expect("only a plan that trains has updates");
         write_elements(executor, hyper, [lr, update as f64, loss_scale].map(f64::to_le_bytes).into_iter());
     }
 
-    /// Has the report of the last update come to the host, without waiting for it.
+    /// Starts to copy the report of the last update to the host, without waiting.
     pub fn begin_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<(), DeviceError> {
         let report = self.report.expect("only a plan that trains has a report");
         executor.begin_read(REPORT_SLOT, report, 32)?;
         self.reg_loss.map_or(Ok(()), |id| executor.begin_read(REG_LOSS_SLOT, id, 8))
     }
 
-    /// The report that was begun.
+    /// Waits for the report whose copy was started.
     pub fn finish_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
         let report = self.report.expect("only a plan that trains has a report");
         let mut bytes = [0u8; 32];
@@ -127,7 +127,7 @@ impl Feed {
         Ok(StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 })
     }
 
-    /// The report of the last update, waited for.
+    /// Copies the report of the last update and waits for it.
     pub fn read_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<StepReport, DeviceError> {
         self.begin_report(executor)?;
         self.finish_report(executor)
@@ -143,7 +143,7 @@ impl Feed {
     }
 
     /// Calls `take` with the negative log-likelihood of each of the first `rows` supervised rows of the last `eval`.
-    /// Many are read at a time, as every read waits for a GPU.
+    /// Many are read at once, because every read waits for the GPU.
     pub fn read_row_losses<D: Device>(
         &self,
         executor: &mut Executor<D>,

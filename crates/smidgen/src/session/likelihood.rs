@@ -1,6 +1,6 @@
-//! Log-likelihoods of samples, off the entry point `eval` of any plan that was asked for the losses of rows.
+//! Log-likelihoods of samples, from the entry point `eval` of a plan with the losses of rows.
 //!
-//! Samples are packed as every evaluation packs them; the losses of a sample's rows are added in f64.
+//! Samples are packed as in any evaluation; the losses of a sample's rows are added in f64.
 
 use crate::failure::Failure;
 use crate::session::feed::Feed;
@@ -37,7 +37,7 @@ pub fn log_likelihoods<D: Device>(
     Ok(sums)
 }
 
-/// The first sample whose log-likelihood is no number.
+/// The first sample whose log-likelihood is not finite.
 pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Result<(), Failure> {
     match log_likelihoods.iter().position(|sum| !sum.is_finite()) {
         None => Ok(()),

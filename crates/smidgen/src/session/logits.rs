@@ -1,8 +1,8 @@
-//! A model looked at: the logits of a sequence, with or without an adapter, on the CPU.
+//! The logits of a sequence, with or without an adapter, on the CPU.
 //!
-//! The same plan machinery as training, with nothing trained: what a merge reports of its rounding, and what tests
-//! compare with other implementations, comes from here.
-//! Left out: a cache of keys and values; every call computes the whole sequence.
+//! They are computed by a plan, as in training, with nothing trained. A merge uses them to report its rounding, and tests
+//! compare them with other implementations.
+//! Left out: a KV cache; every call computes the whole sequence.
 
 use crate::failure::Failure;
 use crate::session::weights::{leaf, load_weights};
@@ -33,13 +33,13 @@ impl LogitsRun {
         &mut self.executor
     }
 
-    /// What is derived from adapters; after they were filled.
+    /// Runs `refresh`; called after the adapters were filled.
     pub fn refresh(&mut self) -> Result<(), Failure> {
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Refresh, &extent).map_err(Failure::from)
     }
 
-    /// Logits behind the tokens at `rows` (rows, V) of one sequence.
+    /// Logits (rows, V) after the tokens at `rows` of one sequence.
     pub fn logits(&mut self, ids: &[u32], rows: &[u32]) -> Result<Vec<f32>, Failure> {
         let extent = Extent { tokens: ids.len(), rows: rows.len(), segments: 1 };
         let positions: Vec<u32> = (0..ids.len() as u32).collect();

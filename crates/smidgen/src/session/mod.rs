@@ -1,8 +1,8 @@
-//! A plan loaded on a device with its weights and adapters: what training, evaluation, generation and benches share.
+//! A plan loaded on a device with its weights and adapters; shared by training, evaluation, generation and benchmarks.
 //!
-//! `weights.rs` fills the reservation from files, `adapters.rs` reads and writes adapters, `feed.rs` passes
-//! micro-batches in and reports out, `logits.rs` and `adapted.rs` look at a model without a recipe.
-//! Left out: loops over data, which belong to the commands' own folders.
+//! `weights.rs` fills the reserved memory from files, `adapters.rs` reads and writes adapters, `feed.rs` passes
+//! micro-batches in and reports out, `logits.rs` and `adapted.rs` compute logits without a recipe.
+//! Left out: loops over data (`train/`, `eval/`, `generate/`).
 
 pub mod adapted;
 pub mod adapters;

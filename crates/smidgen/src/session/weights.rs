@@ -1,7 +1,7 @@
-//! Base weights from disk into the reservation, and values of the reservation out again.
+//! Loads base weights from disk into the reserved memory, and writes values from it.
 //!
-//! Weights go from the file into place by offset, in the storage in which they lie where the plan says so; else a few
-//! rows at a time are converted or quantized on the way. Nothing is ever held a second time.
+//! Weights are read straight into their place if the plan keeps their stored format; otherwise they are converted or
+//! quantized a few rows at a time. No weight is ever held twice.
 
 use crate::failure::Failure;
 use smidgen_formats::element::Element;
@@ -16,7 +16,7 @@ use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::ops::Range;
 
-/// Bytes that pass through host memory at a time; below what the promise on allocations counts.
+/// Bytes that pass through host memory at a time; too few to count as a large allocation.
 pub const PIECE_BYTES: usize = COPY_BYTES;
 
 /// Fills every base weight that is not trained from the checkpoint.
@@ -29,7 +29,7 @@ pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &Model) -> Res
 
 /// Fills the leaf of one tensor of the model.
 pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &str) -> Result<(), Failure> {
-    let weight = model.weight(name).expect("the job has checked that every weight is there");
+    let weight = model.weight(name).expect("the job has checked that no weight is missing");
     let id = leaf(executor.plan(), name);
     let storage = executor.plan().value(id).ty.storage;
     if weight.storage() == Some(storage) {
@@ -74,7 +74,7 @@ pub fn fill_from_file<D: Device>(
 ) -> Result<(), Failure> {
     let storage = executor.plan().value(id).ty.storage;
     let Some(to) = element_of(storage) else {
-        return Err(Failure::model(format!("`{}` cannot be loaded as {storage}", tensor.name())));
+        return Err(Failure::model(format!("cannot load `{}` as {storage}", tensor.name())));
     };
     executor
         .fill(id, &mut |offset, piece| {

@@ -1,8 +1,8 @@
-//! When free memory changes: whether a run replans, and which plan it takes.
+//! Decides whether a run replans when free memory changes, and which plan it uses then.
 //!
-//! Smaller micro-batches are tried first with all other choices unchanged; the solver's plan is taken where it is faster
-//! by more than the error of predictions. A run returns to a larger plan only where that is faster by as much. Neither
-//! changes results beyond rounding: the batch is the same, only its sums are split differently.
+//! Smaller micro-batches are tried first with all other choices unchanged; the solver's plan is used if it is faster by
+//! more than the error of predictions. A run returns to a larger plan only if that is faster by as much. Neither changes
+//! results beyond rounding: the batch is the same, only its sums are split differently.
 
 use super::free_memory::FreeMemory;
 use crate::failure::Failure;

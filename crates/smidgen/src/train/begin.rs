@@ -1,8 +1,8 @@
 //! The beginning of a run: the state it starts from, the arithmetic it computes in, and its plan.
 //!
 //! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its checkpoint
-//! while this machine can, because only then is the result the same to the bit; where it cannot, it says so.
-//! Left out: training itself, which `course.rs` does.
+//! if this machine can run them, because only then is the result the same to the bit; otherwise it prints a note.
+//! Left out: training itself (`course.rs`).
 
 use super::cautions::{Facts, cautions};
 use super::check_start::check_start;
@@ -15,7 +15,7 @@ use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::rows::data::Data;
 use smidgen_runtime::AnyDevice;
 
-/// A run that only has to be started.
+/// A run that is ready to start.
 #[derive(Debug)]
 pub struct Ready {
     pub start: Start,
@@ -23,7 +23,7 @@ pub struct Ready {
     pub device: AnyDevice,
 }
 
-/// Plans a run and opens its device; `None` where the resumed run is finished already.
+/// Plans a run and opens its device; `None` if the resumed run is already finished.
 pub fn prepare_run(
     job: &mut Job,
     dir: &RunDir,
@@ -47,7 +47,7 @@ pub fn prepare_run(
         }
     }
     keep_arithmetic(job, &start, say);
-    // Before planning: the plan counts the memory of the driver's context.
+    // Opened before planning, because the plan includes the memory of the driver's context.
     let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let planned = plan_run(job, &start, say)?;
     if !planned.fits {
@@ -79,7 +79,7 @@ fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
     Ok(start)
 }
 
-/// A resumed run computes as its checkpoint did, where this machine can.
+/// A resumed run uses the arithmetic of its checkpoint if this machine supports it.
 fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
     let Start::Checkpoint { compute, .. } = start else { return };
     job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, job.request.device, compute));

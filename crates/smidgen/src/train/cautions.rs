@@ -12,7 +12,7 @@ use smidgen_recipe::{Batch, Warmup};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     pub lr: f64,
-    /// The base itself is trained.
+    /// The base weights are trained.
     pub is_full: bool,
     pub weight_decay: f64,
     pub dropout: f64,
@@ -20,7 +20,7 @@ pub struct Facts {
     pub total_steps: u64,
     pub epochs: u64,
     pub samples: usize,
-    /// In samples, where that is how it is given.
+    /// In samples, if the recipe gives it so.
     pub batch: Option<usize>,
 }
 

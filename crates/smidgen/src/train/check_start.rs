@@ -11,8 +11,8 @@ use smidgen_formats::peft::{AdapterFile, AdapterTensor, check_agreement};
 use smidgen_ir::Plan;
 use smidgen_recipe::Init;
 
-/// Refuses a job whose adapter could not be saved, and a start whose adapter does not fit the job. Reads
-/// headers only, so that it can be had before anything is written.
+/// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Reads
+/// headers only, so it can run before anything is written.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
     if !job.request.trained.is_empty() {
         return match start {
@@ -35,10 +35,10 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
     let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
     if found != expected {
         return Err(Failure::model(format!(
-            "the adapter in `{}` is `{found}`, the recipe says `{expected}`",
+            "the adapter in `{}` is of kind `{found}`, the recipe asks for `{expected}`",
             folder.display()
         ))
-        .hint(format!("start from an adapter that is `{expected}`, or with `adapter.init = \"default\"`")));
+        .hint(format!("start from an adapter of kind `{expected}`, or with `adapter.init = \"default\"`")));
     }
     find_tensors(&places, &file).map(|_| ())
 }

@@ -1,8 +1,8 @@
 //! The course of a run: reserve, load, train, save; and again with another plan when free memory changed.
 //!
 //! Free memory is read once more just before it is reserved, because other programs may have taken some since planning.
-//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; only where none fits is the run
-//! refused. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
+//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if none
+//! fits. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
 //! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.
 
 use super::adapt::{Watch, lacks, may_grow, plan_larger, plan_smaller};
@@ -35,7 +35,7 @@ use smidgen_runtime::{Device, DeviceError, Executor};
 /// Plans that are tried before the run fails.
 const MOST_ATTEMPTS: usize = 12;
 
-/// What a run needs apart from its job and its plan.
+/// What a run needs besides its job and its plan.
 pub struct Course<'a> {
     pub dir: RunDir,
     /// The recipe as it was written.
@@ -69,7 +69,7 @@ struct Moved {
     reachable_bytes: u64,
 }
 
-/// What is left of a plan once its steps are on the device.
+/// The part of a plan that is still needed when its steps are on the device.
 #[derive(Clone, Debug)]
 struct Chosen {
     policy: Policy,
@@ -93,7 +93,7 @@ impl Chosen {
 }
 
 impl Course<'_> {
-    /// Runs a job by its plan, from a start to its end.
+    /// Runs a job with its plan, from a start to the end.
     pub fn run<D: Device>(
         mut self,
         job: &mut Job,
@@ -131,7 +131,7 @@ impl Course<'_> {
                 && let Some(bytes) = above_plan(&looked, planned.solution.peak_bytes)
             {
                 (self.say)(&format!(
-                    "warning: preparing the data took {}, the plan of the run has {}: rows with much text take up to 250 bytes per byte while they are tokenized",
+                    "warning: preparing the data took {}, more than the planned {}: tokenizing long rows takes up to 250 bytes per byte of text",
                     format_bytes(bytes),
                     format_bytes(planned.solution.peak_bytes)
                 ));
@@ -191,7 +191,7 @@ impl Course<'_> {
             };
             history::end_for_another_plan(&self.dir, outcome.steps)?;
             device = returned;
-            // Given back before the next plan is made: what planning takes is not in this one.
+            // Freed before the next plan is made: this plan does not include the memory of planning.
             device.reserve(&Reservation::default())?;
             rows_of(job).batches = batches;
             start = resume::find_start(&self.dir)?;
@@ -227,7 +227,7 @@ impl Course<'_> {
         Ok(planned)
     }
 
-    /// Reserves the memory of the plan, or of a smaller one where that is refused.
+    /// Reserves the memory of the plan, or of a smaller one if that fails.
     fn reserve<D: Device>(
         &mut self,
         job: &mut Job,
@@ -238,7 +238,7 @@ impl Course<'_> {
         loop {
             self.write_run_files(job, &planned)?;
             let chosen = Chosen::of(&planned);
-            // Moved, not copied: a plan has to be somewhere, and is counted once.
+            // Moved, not copied: a plan takes memory too, and it is counted once.
             let (error, returned) = match Executor::try_load(planned.solution.plan, device) {
                 Ok(executor) => {
                     if let Some(products) = executor.device().chosen_algorithms() {
@@ -351,7 +351,7 @@ impl Course<'_> {
     }
 }
 
-/// The peak of the process so far, where the device is the CPU and it is above a plan's.
+/// The peak of the process so far, if the device is the CPU and the peak is above the plan's.
 fn above_plan(looked: &Looked, planned_bytes: u64) -> Option<u64> {
     let is_cpu = looked.own_device_bytes().is_none();
     looked.rss_peak_bytes.filter(|bytes| is_cpu && *bytes > planned_bytes)

@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl<D: Device> Trainer<'_, D> {
-    /// The loss of the evaluation samples, and what their choices score. Rows that are choices alone have the loss of
-    /// the right ones.
+    /// The loss of the evaluation samples, and the accuracy of their choices. For rows that are only choices, the loss is
+    /// that of the right choices.
     pub(super) fn evaluate(&mut self, rows: &Rows, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let started = Instant::now();
         let loss = rows.eval.as_ref().map(|set| self.evaluate_loss(set, step, epoch)).transpose()?;

@@ -1,8 +1,8 @@
 //! TensorBoard's event file: the curves of a run, for `tensorboard --logdir`.
 //!
-//! A file is a sequence of records (length, masked CRC-32C of it, data, masked CRC-32C of the data), the data a
-//! protocol buffer `Event`. Written here is the little of both that scalars need. The tags are those of Hugging
-//! Face's trainer: `eval_x` becomes `eval/x`, everything else `train/x`.
+//! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data is
+//! a protocol buffer `Event`; only the fields of scalars are written. The tags are those of Hugging Face's trainer:
+//! `eval_x` becomes `eval/x`, everything else `train/x`.
 //! A resumed run cuts its file after the last record of its checkpoint and appends to it; a file that is missing or
 //! ends before that is rebuilt from `metrics.jsonl`, whose rows hold the same numbers without times.
 
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const PREFIX: &str = "events.out.tfevents.";
-/// What the first record of every file says.
+/// The content of the first record of every file.
 const FILE_VERSION: &str = "brain.Event:2";
-/// Longer records are not ours.
+/// This writer makes no longer records.
 const MAX_RECORD_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl EventWriter {
     }
 }
 
-/// Tags and values of a row: what is worth a curve.
+/// Tags and values of the numbers of a row that get a curve.
 fn scalars(row: &Map<String, Value>) -> impl Iterator<Item = (String, f32)> + '_ {
     let is_eval = row.contains_key("eval_loss");
     row.iter().filter_map(move |(name, value)| {
@@ -140,7 +140,7 @@ fn put_record(out: &mut Vec<u8>, data: &[u8]) {
     out.extend(masked_crc(data).to_le_bytes());
 }
 
-/// As the format masks it, so that a CRC over data that holds CRCs stays a good one.
+/// The format masks CRCs, because a CRC over data that contains CRCs is weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -169,14 +169,14 @@ const CRC_TABLE: [u32; 256] = {
 /// What is left of a file after a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cut {
-    /// The first record says the version.
+    /// The first record holds the version.
     begins_well: bool,
     last_step: Option<u64>,
 }
 
-/// Shortens a file to the records up to `step`; a record that is torn or damaged ends it too.
+/// Truncates a file after the records up to `step`; it also ends before a torn or damaged record.
 ///
-/// Shortening to the end of a record is one operation: killed before or after it, the file is sound.
+/// Truncation is one operation: a file is valid if the process is killed before or after it.
 fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
     let mut reader = BufReader::with_capacity(16 << 10, File::open(path)?);
     let mut data = Vec::new();
@@ -195,7 +195,7 @@ fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
     Ok(cut)
 }
 
-/// The data of the next record, or nothing at the end and where a record is not whole.
+/// The data of the next record, or `None` at the end and at an incomplete record.
 fn read_record(reader: &mut impl Read, data: &mut Vec<u8>) -> std::io::Result<Option<()>> {
     let mut head = [0u8; 12];
     if !read_whole(reader, &mut head)? {
@@ -220,7 +220,7 @@ fn read_whole(reader: &mut impl Read, into: &mut [u8]) -> std::io::Result<bool> 
     }
 }
 
-/// The step of an event of ours, which begins with a time and a step.
+/// The step of an event written here, which begins with a time and a step.
 fn step_of(event: &[u8]) -> Option<u64> {
     let [0x10, rest @ ..] = event.get(9..)? else { return None };
     let mut step = 0;
@@ -247,7 +247,7 @@ fn new_name() -> String {
     format!("{PREFIX}{}.{host}.{}.0", now_s() as u64, std::process::id())
 }
 
-/// A new file of all rows, whole or not at all.
+/// Writes a new file of all rows, completely or not at all.
 fn write_from_metrics(path: &Path, metrics: &Path) -> Result<(), Failure> {
     let wall_s = now_s();
     smidgen_formats::whole_file::write_whole(path, |out| {

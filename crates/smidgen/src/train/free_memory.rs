@@ -1,6 +1,6 @@
 //! The memory that a run could reserve now.
 //!
-//! A trait, so that tests can change free memory; outside of tests it is the machine.
+//! It is a trait, so that tests can change free memory.
 
 use super::metrics::read_rss;
 use crate::plan::host;
@@ -8,8 +8,8 @@ use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 
 pub trait FreeMemory: Debug {
-    /// Bytes of the budgeted memory that this process holds or could reserve; `None` where that is unknown.
-    /// `device` is what a device with memory of its own says, of which the run holds `held_bytes`.
+    /// Bytes of the budgeted memory that this process holds or could reserve; `None` if that is unknown.
+    /// `device` is the free memory reported by a device that has its own; the run holds `held_bytes` of it.
     fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64>;
 
     /// The measuring error: smaller differences do not count.

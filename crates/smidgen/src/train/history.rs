@@ -1,10 +1,10 @@
 //! `run.json`: the parts of a run, where each began and how it ended.
 //!
-//! A part is what one process did by one plan. A run that was resumed has several, and so has one whose plan changed
-//! with memory; a part that was killed has no end. The file says what `metrics.jsonl` cannot: how many steps there are
-//! to be, and which rows were measured in the same process, so that only those are compared for growth.
-//! Whether a part is under way is not in the file, which would lie after `kill -9`: the writer of `metrics.jsonl` holds
-//! a lock that the kernel gives back (`metrics.rs`).
+//! A part is what one process did with one plan. A resumed run has several, and so has a run that changed its plan
+//! because free memory changed; a killed part has no end. The file has what `metrics.jsonl` cannot have: the total
+//! number of steps, and which rows were measured in the same process, so that only those are compared for leaks.
+//! Whether a part is running is not in the file, because it would be wrong after `kill -9`: the writer of
+//! `metrics.jsonl` holds a lock that the kernel releases (`metrics.rs`).
 
 use super::outcome::{Ending, Went};
 use super::run_dir::RunDir;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub const FILE_NAME: &str = "run.json";
-/// Far more than thousands of parts.
+/// Enough for thousands of parts.
 const MAX_BYTES: u64 = 4_000_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,9 +31,9 @@ pub struct Part {
     pub process_id: u32,
     /// Updates done before it.
     pub first_step: u64,
-    /// What its plan says.
+    /// From its plan.
     pub planned_bytes: u64,
-    /// `None` while it runs, and for good if it was killed.
+    /// `None` while it runs, and if it was killed.
     pub ended: Option<PartEnd>,
     /// Updates done when it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub enum PartEnd {
 }
 
 impl History {
-    /// That of a run folder; `None` where it has none.
+    /// The history of a run folder, if it has one.
     pub fn read(folder: &Path) -> Result<Option<History>, JsonFileError> {
         let path = folder.join(FILE_NAME);
         if !path.exists() {
@@ -72,7 +72,7 @@ impl History {
     }
 }
 
-/// A part begins: a run from step 0 has no other before it, unless it is resumed there.
+/// A part begins. A new run starts a new history; a resumed one continues it.
 pub fn begin_part(
     dir: &RunDir,
     total_steps: u64,

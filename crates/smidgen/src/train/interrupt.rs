@@ -9,14 +9,14 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What shells report of a program that Ctrl-C ended.
+/// What shells report for a program that Ctrl-C ended.
 const ENDED_BY_SIGNAL: i32 = 130;
 
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Installs the handler. Where that fails, signals end the program as usual.
+    /// Installs the handler. If that fails, signals end the program as usual.
     pub fn listen() -> Interrupt {
         let interrupt = Interrupt::default();
         if hangup_is_ignored() {
@@ -25,7 +25,7 @@ impl Interrupt {
         let requested = Arc::clone(&interrupt.0);
         let handler = move || {
             if requested.swap(true, Ordering::SeqCst) {
-                // Files appear whole or not at all: there is nothing to clean up.
+                // Files are written completely or not at all, so there is nothing to clean up.
                 process::exit(ENDED_BY_SIGNAL);
             }
             say("finishing the step and saving; press Ctrl-C again to quit now");

@@ -1,7 +1,7 @@
 //! The log of a run in both formats: `metrics.jsonl` and TensorBoard's event file.
 //!
 //! Both get the same rows at the same time, are on disk before a checkpoint counts as written, and are cut to the
-//! checkpoint when a run is resumed: neither has holes or doubles.
+//! checkpoint when a run is resumed: neither has gaps or duplicates.
 
 use super::events::EventWriter;
 use super::metrics::{EvalRow, MetricsRow, MetricsWriter};

@@ -1,13 +1,13 @@
 //! The guard against a run that trains nothing: soon after the start every trained tensor must have had a gradient
 //! and must have moved.
 //!
-//! `B` has a gradient at the first update, `A` and LS-LoRA's scales once others have moved: three updates with a
-//! rate above zero are enough for all. Nothing is copied: of a tensor's start only a hash is kept, of its gradients the
-//! largest value. A resumed run that is past its third update is not checked again.
+//! `B` has a gradient at the first update, `A` and LS-LoRA's scales after others have moved: three updates with a
+//! rate above zero are enough for all. No tensor is copied: the guard keeps a hash of its start and the largest value of
+//! its gradients. A resumed run that is past its third update is not checked again.
 //! Where the data or the settings explain a zero gradient, it is a warning: with one token to attend to,
 //! queries and keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts
 //! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
-//! the rate wherever the gradient is well above `eps`.
+//! the rate if the gradient is well above `eps`.
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
@@ -61,7 +61,7 @@ pub struct Findings {
     without_gradient: Vec<String>,
     /// Keys of tensors that have a gradient and did not change.
     stuck: Vec<String>,
-    /// The same, where the learning rate was too small to be sure.
+    /// The same, if the learning rate was too small to be sure.
     too_slow: Vec<String>,
 }
 
@@ -151,7 +151,7 @@ impl Liveness {
                 self.largest_lr
             ));
         }
-        // What reaches A comes through B, which begins at zero and grows.
+        // The gradient of A passes through B, which starts at zero and grows.
         let is_tiny = |key: &String| self.in_f16 && key.contains(".lora_A.");
         let excused = |key: &String| {
             self.dropout > HIGH_DROPOUT || is_tiny(key) || (!self.attends && is_query_or_key(key))
@@ -160,9 +160,9 @@ impl Liveness {
             findings.without_gradient.iter().cloned().partition(excused);
         if !right.is_empty() {
             let why = match self.attends {
-                _ if self.in_f16 => "so far they are too small for f16, which bf16 and f32 would hold",
-                true => "with this dropout it may be chance",
-                false => "no token with a loss has another to attend to",
+                _ if self.in_f16 => "they may be too small for f16; bf16 and f32 have the range",
+                true => "this may be chance at this dropout",
+                false => "no supervised token has another token to attend to",
             };
             warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&right)));
         }
@@ -173,25 +173,25 @@ impl Liveness {
                 listed(&wrong)
             ))
             .hint(match self.is_full {
-                true => "is the loss 0, or are weights of the base that they are multiplied with zero?",
-                false => "is the loss 0, or the adapter of `adapter.init` zero in both of its matrices?",
+                true => "check whether the loss is 0, or base weights next to them are zero",
+                false => "check whether the loss is 0, or both matrices of the adapter in `adapter.init` are zero",
             })
-            .hint("if the data itself makes it so, leave these linears out of `adapter.targets` or `adapter.layers`"),
+            .hint("if the data causes it, leave these modules out of `adapter.targets` or `adapter.layers`"),
             (true, false) => Failure::training(format!(
                 "{UPDATES} updates with a learning rate up to {:e} did not change {}, which had a gradient",
                 self.largest_lr,
                 listed(&findings.stuck)
             ))
             .hint(match self.is_full {
-                true => "is there a value in these weights that is too large for an update to change it?",
-                false => "is there a value in the adapter of `adapter.init` that is too large for an update to change it?",
+                true => "check these weights for values so large that an update of this size is lost in rounding",
+                false => "check the adapter in `adapter.init` for values so large that an update of this size is lost in rounding",
             }),
         };
         Err(failure)
     }
 }
 
-/// The first few names and how many more there are.
+/// The first few names and the number of the others.
 fn listed(keys: &[String]) -> String {
     let names: Vec<String> = keys.iter().take(3).map(|key| format!("`{key}`")).collect();
     match keys.len() {
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(
             said,
             [
-                "no gradient in 3 updates for `a.q_proj`, `b.k_proj`: no token with a loss has another to attend to"
+                "no gradient in 3 updates for `a.q_proj`, `b.k_proj`: no supervised token has another token to attend to"
             ]
         );
         assert_eq!(liveness(0.95, true).judge(&findings).unwrap().len(), 1);

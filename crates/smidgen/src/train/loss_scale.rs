@@ -20,7 +20,7 @@ const MOST: f64 = 16_777_216.0;
 const DOUBLES_AFTER: u32 = 2000;
 
 impl LossScale {
-    /// `None` where gradients have the range of f32.
+    /// `None` if gradients have the range of f32.
     pub fn of(precision: Precision) -> Option<LossScale> {
         match precision {
             Precision::F16 => Some(LossScale { scale: MOST, steps: 0 }),

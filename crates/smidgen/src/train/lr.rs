@@ -1,7 +1,7 @@
 //! The learning rate of each step: warm-up, then constant, linear or cosine.
 //!
-//! The formulas are those of the common trainers, so that a recipe carries over: the multiplier at s = 0
-//! serves the first update, which therefore has rate 0 where there is a warm-up.
+//! The formulas are those of Hugging Face's trainer: the first update has the multiplier of s = 0, so its rate is 0 if
+//! there is a warm-up.
 //! A pure function of the step: resume needs no state.
 //! Leaves out restarts, polynomial decay and floors.
 

@@ -1,10 +1,10 @@
-//! `metrics.jsonl`: one JSON object a line for each optimizer step and each evaluation.
+//! `metrics.jsonl`: one line of JSON per optimizer step and per evaluation.
 //!
 //! A row is appended by one write of a whole line, so a killed run leaves at most a torn last line.
-//! Resume cuts the rows after its checkpoint, whole or not at all (new file, then rename).
-//! Floats are written shortest-round-trip, so equal text is equal bits; non-finite ones are `null`.
-//! Also reads the process's own memory, which every row carries.
-//! Leaves out measuring the device, and what is done about a NaN.
+//! Resume drops the rows after its checkpoint: it writes a new file and renames it.
+//! Floats are written with the shortest text that reads back, so equal text means equal bits; NaN and infinity are
+//! `null`. This file also reads the memory of the process, which is in every row.
+//! Left out: measuring the device, and the reaction to a NaN.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -108,14 +108,14 @@ impl MetricsWriter {
         self.write_line(row)
     }
 
-    /// Makes rows outlive a power failure; to be called before a checkpoint counts as written.
+    /// Flushes rows to disk, so that they survive a power failure; called before a checkpoint counts as written.
     pub fn sync(&self) -> Result<(), Failure> {
         self.file.sync_data().map_err(|error| {
             Failure::disk(error).context(format!("cannot write `{}` to disk", self.path.display()))
         })
     }
 
-    /// The lock shows that the run is active ([`is_being_written`]); file systems without locks show nothing.
+    /// The lock shows that the run is active ([`is_being_written`]). On file systems without locks it has no effect.
     fn over(path: &Path, file: File) -> Self {
         let _ = file.lock_shared();
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
@@ -131,7 +131,7 @@ impl MetricsWriter {
     }
 }
 
-/// Whether a process has the file open to write rows. A lock ends with its process, however that ends.
+/// Whether a process has the file open for writing. The kernel releases the lock when the process ends or is killed.
 pub fn is_being_written(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
@@ -190,7 +190,7 @@ struct StepOfRow {
     step: u64,
 }
 
-/// Copies the rows up to `step` as they are written.
+/// Copies the rows up to `step` unchanged.
 fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<Cut, Failure> {
     let mut reader = BufReader::with_capacity(16 * 1024, file);
     let mut cut = Cut::default();
@@ -238,7 +238,7 @@ pub struct HostMemory {
     pub anonymous_bytes: u64,
 }
 
-/// Resident memory and its peak as the kernel counts them; `None` where there is no `/proc`.
+/// Resident memory and its peak as the kernel counts them; `None` without `/proc`.
 pub fn read_rss() -> Option<HostMemory> {
     // Both lines are in the first kilobyte; the rest may be long on machines with many processors.
     let mut buffer = [0u8; 4096];

@@ -1,7 +1,7 @@
 //! Training: the loop, what it loads and saves, the learning rate, the metrics and the run folder.
 //!
-//! The loop (`trainer.rs`) decides nothing about memory: it feeds the plan's entry points and reads
-//! their report. Left out: evaluations other than the loss.
+//! The loop (`trainer.rs`) decides nothing about memory: it feeds the plan's entry points and reads their report.
+//! Left out: evaluations other than the loss.
 
 pub mod adapt;
 pub mod begin;

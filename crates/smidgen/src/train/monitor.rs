@@ -1,8 +1,8 @@
-//! What is looked at after every step and where a phase ends: the memory of the process, of the device and of the machine.
+//! Samples the memory of the process, the device and the machine after every step and at the end of a phase.
 //!
-//! How long looking takes is in every metrics row, so that a run shows for itself what its monitor costs. It is time of
-//! the thread that queues the work: a GPU that is busy in the meantime loses none of it.
-//! Counters of the kernel are read, never reset: what `/usr/bin/time -v` prints of a run is what the run took.
+//! Every metrics row has the time that sampling took, so a run shows what its monitor costs. That is time of the
+//! thread that queues the work: a GPU keeps computing meanwhile.
+//! Kernel counters are read, never reset: `/usr/bin/time -v` shows what the run really took.
 
 use super::metrics::read_rss;
 use crate::plan::host;
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// The measurements; `None` where the system does not report them or monitoring is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Looked {
-    /// Of a device with memory of its own.
+    /// Memory of a device that has its own.
     pub(super) device: Option<DeviceMemory>,
     pub(super) free_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
@@ -37,12 +37,12 @@ pub fn look<D: Device>(device: &mut D) -> Looked {
 }
 
 impl Looked {
-    /// Memory in use by the run; on the CPU that of the process.
+    /// Memory in use by the run; on a CPU that is the memory of the process.
     pub fn device_bytes(&self) -> Option<u64> {
         self.own_device_bytes().or(self.rss_bytes)
     }
 
-    /// Memory in use on a device with memory of its own.
+    /// Memory in use on a device that has its own.
     pub fn own_device_bytes(&self) -> Option<u64> {
         self.device.map(|device| device.bytes)
     }

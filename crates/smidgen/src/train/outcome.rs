@@ -9,7 +9,7 @@ use super::standing::Standing;
 pub struct Outcome {
     /// Updates done, those before a resume included.
     pub steps: u64,
-    /// Of the first and the last step of this part of the run; NaN where there was none.
+    /// Of the first and the last step of this part of the run; NaN if there was none.
     pub first_loss: f64,
     pub last_loss: f64,
     pub standing: Standing,
@@ -19,9 +19,9 @@ pub struct Outcome {
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// All steps are done; what was trained is saved.
+    /// All steps are done, and the result is saved.
     Done,
-    /// Evaluations no longer improved; what was trained is saved.
+    /// Evaluations no longer improved; the result is saved.
     StoppedEarly,
     /// A signal or a callback stopped it; the state is in the checkpoint of the last step.
     Interrupted,
@@ -42,6 +42,6 @@ pub struct Went {
     pub total_steps: u64,
     /// Of the last plan.
     pub planned_bytes: u64,
-    /// Plans that the run went by.
+    /// Number of plans that the run used.
     pub plans: usize,
 }

@@ -1,9 +1,8 @@
-//! What a run takes in each phase of its life, measured next to what was planned: `phases.json` in the run folder.
+//! `phases.json`: the memory of each phase of a run, planned and measured.
 //!
-//! A phase has the highest of its samples: the monitor looks after every step, and once more where a phase ends.
-//! A short spike between two samples is not seen here; the kernel sees it, and its peak of the whole process is
-//! `host_peak_bytes` in the metrics. Nothing here resets a counter of the kernel.
-//! The memory of a GPU is reserved once, so that no sample of it can miss anything.
+//! A phase has the highest of its samples: the monitor samples after every step and at the end of a phase. A short
+//! spike between two samples is missed here, but the kernel counts it: `host_peak_bytes` in the metrics is its peak for
+//! the whole process. No kernel counter is reset. The memory of a GPU is reserved once, so a sample misses nothing.
 
 use super::monitor::Looked;
 use crate::plan::life::LifePhase;
@@ -41,7 +40,7 @@ impl Phase {
 pub struct Taken {
     /// RAM of the process.
     pub resident_bytes: Option<u64>,
-    /// Of a device with memory of its own.
+    /// Memory of a device that has its own.
     pub device_bytes: Option<u64>,
     pub pinned_bytes: u64,
 }
@@ -80,7 +79,7 @@ impl PhaseMeter {
     pub fn render_json(&self, life: &[LifePhase], disk_bytes: u64) -> Value {
         let mut phases = Map::new();
         for (phase, taken) in &self.taken {
-            // A device without memory of its own is the process.
+            // On a CPU the device's memory is the memory of the process.
             let (device, host) = match taken.device_bytes {
                 Some(bytes) => (Some(bytes), taken.resident_bytes),
                 None => (taken.resident_bytes, Some(0)),

@@ -1,8 +1,8 @@
-//! A step that was not finite, replayed one operation at a time: which operation wrote the first NaN or infinity, in
-//! which sample, and whether a weight that it read was not finite already.
+//! Replays a step that was not finite, one operation at a time, to find the operation that wrote the first NaN or
+//! infinity, the sample, and a weight that was already not finite.
 //!
-//! The update of such a step changed nothing and set the gradients back to zero, so that the replay does what the
-//! step did. Nothing is written to disk. Quantized weights are not checked: the operation that reads them shows it.
+//! The update of such a step changed nothing and set the gradients back to zero, so the replay computes the same.
+//! Nothing is written to disk. Quantized weights are not checked: the operation that reads them shows the NaN.
 
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
@@ -17,7 +17,7 @@ pub struct Culprit {
     operation: String,
     value: String,
     what: &'static str,
-    /// Index in the token set, where the number belongs to a token.
+    /// Index in the token set, if the number belongs to a token.
     sample: Option<u32>,
     /// A weight that the operation read and that is not finite itself.
     weight: Option<String>,
@@ -29,17 +29,17 @@ impl Culprit {
         let Culprit { operation, value, what, sample, weight } = self;
         let sample = sample.map_or(String::new(), |sample| format!(", at {}", set.place(sample as usize)));
         let weight =
-            weight.as_ref().map_or(String::new(), |weight| format!("; `{weight}` is not finite itself"));
+            weight.as_ref().map_or(String::new(), |weight| format!("; the weight `{weight}` is not finite"));
         format!("the first {what} is in `{value}`, written by `{operation}`{sample}{weight}")
     }
 
-    /// Whether the model or the adapter on disk is to blame.
+    /// Whether the cause is the model or the adapter on disk.
     pub fn is_weight(&self) -> bool {
         self.weight.is_some()
     }
 }
 
-/// Runs an entry point on a micro-batch that was handed to the device, up to the first operation that writes a
+/// Runs an entry point on a micro-batch that is already on the device, up to the first operation that writes a
 /// number that is not finite.
 pub fn find_culprit<D: Device>(
     executor: &mut Executor<D>,
@@ -85,7 +85,7 @@ fn broken_weight<D: Device>(executor: &mut Executor<D>, step: &Step) -> Option<S
     broken.map(|id| executor.plan().value(id).name.clone())
 }
 
-/// The sample to which an element belongs, where its rows are tokens.
+/// The sample of an element, if the rows of the tensor are tokens.
 fn sample_of<D: Device>(
     executor: &Executor<D>,
     id: ValueId,
@@ -105,7 +105,7 @@ fn sample_of<D: Device>(
     batch.sample_of_token.get(token).copied()
 }
 
-/// Exponent bits, all of which are set in what is not finite, and mantissa bits, of which one is in a NaN.
+/// Exponent bits, which are all set in NaN and infinity, and mantissa bits, of which at least one is set in NaN.
 fn float_masks(dtype: DType) -> Option<(usize, u64, u64)> {
     match dtype {
         DType::F64 => Some((8, 0x7ff0_0000_0000_0000, 0x000f_ffff_ffff_ffff)),
@@ -116,7 +116,7 @@ fn float_masks(dtype: DType) -> Option<(usize, u64, u64)> {
     }
 }
 
-/// Position and kind of the first element that is not finite; integers and blocks are taken to be.
+/// Position and kind of the first element that is not finite; integers and quantized blocks count as finite.
 fn first_not_finite<D: Device>(
     executor: &mut Executor<D>,
     id: ValueId,

@@ -1,8 +1,8 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
-//! A checkpoint is the adapter as PEFT has it, or the trained tensors of the base in f32, the optimizer's moments, the number of updates done, how evaluations
-//! stand, its job and the memory choices of its plan. Everything else (data order, dropout, learning rate) is a pure function
-//! of the recipe and the step, so nothing else needs to be kept.
+//! A checkpoint has the adapter in PEFT's format, or the trained base tensors in f32; the optimizer state; the number of
+//! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order, dropout,
+//! learning rate) is a pure function of the recipe and the step, so it is not stored.
 
 use super::loss_scale::LossScale;
 use super::metrics::last_step;
@@ -33,14 +33,14 @@ use std::sync::Arc;
 
 const STATE_FILE: &str = "smidgen_state.json";
 const MOMENTS_FILE: &str = "optimizer.safetensors";
-/// The job that made the checkpoint: that of the run folder may have been resumed with other memory since.
+/// The job that wrote the checkpoint: the job in the run folder may be a later one with other memory settings.
 const JOB_FILE: &str = "job.toml";
-/// How a device formed its products, where that was chosen by timing.
+/// The matmul algorithms of the device, if they were chosen by timing.
 pub const PRODUCTS_FILE: &str = "products.txt";
 
 /// Where a run begins.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a run has one beginning")]
+#[expect(clippy::large_enum_variant, reason = "a run has one start")]
 pub enum Start {
     Beginning,
     Checkpoint {
@@ -215,16 +215,17 @@ pub fn write_state<D: Device>(
     Ok(())
 }
 
-/// Has a device form its products as the run did that wrote the checkpoint. What keeps it from that is returned.
+/// Makes the device use the matmul algorithms of the run that wrote the checkpoint. Returns the reason if it cannot.
 pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String> {
     let path = folder.join(PRODUCTS_FILE);
     let chosen = match std::fs::read_to_string(&path) {
         Ok(chosen) => chosen,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        Err(error) => return Some(format!("`{}` cannot be read: {error}", path.display())),
+        Err(error) => return Some(format!("cannot read `{}`: {error}", path.display())),
     };
     let owner = chosen.lines().next().unwrap_or_default();
-    (!device.adopt_algorithms(&chosen)).then(|| format!("the products of this run were formed by {owner}"))
+    (!device.adopt_algorithms(&chosen))
+        .then(|| format!("the matmul algorithms of this run were chosen on {owner}"))
 }
 
 /// Reads the trained tensors and the moments of a checkpoint.
@@ -255,13 +256,13 @@ pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pat
     Ok(())
 }
 
-/// Bytes of a leaf that are a tensor of their own in a checkpoint.
+/// Bytes of a leaf that are a separate tensor in a checkpoint.
 struct MomentPlace {
     leaf: ValueId,
     range: Range<usize>,
 }
 
-/// The moments as a checkpoint has them: in 8 bits the codes as U8, and each block's largest magnitude beside them.
+/// The tensors of the optimizer state in a checkpoint; for 8-bit state the codes as U8 and each block's largest magnitude.
 fn moment_tensors(plan: &Plan) -> Vec<(MomentPlace, TensorSpec)> {
     let mut tensors = Vec::new();
     for (leaf, name) in weights::leaf_names(plan, LeafKind::Moment) {
@@ -284,7 +285,7 @@ fn moment_tensors(plan: &Plan) -> Vec<(MomentPlace, TensorSpec)> {
     tensors
 }
 
-/// What a resumed run may not change, and what it says about what it may.
+/// Refuses changes that would change results, and returns notes about the others.
 pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> {
     let path = dir.file("job.toml");
     if !path.exists() {
@@ -344,7 +345,7 @@ pub fn memory_changed(checkpoint: &Path, recipe: &Recipe) -> bool {
     read_recipe(&checkpoint.join(JOB_FILE), &[]).is_ok_and(|old| old.memory != recipe.memory)
 }
 
-/// Whether what the run makes is there and the run was as long as it is to be, or had stopped early.
+/// Whether the result exists, and the run has done all its steps or stopped early.
 pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
     let product = Product::of(recipe);
     let made = dir.file(product.folder());

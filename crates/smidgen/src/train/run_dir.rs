@@ -1,7 +1,7 @@
-//! The run folder: what a run writes, where, and whether a folder holds a run already.
+//! The run folder: which files a run writes, and whether a folder already holds a run.
 //!
-//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. Checkpoints and the
-//! final adapter or model appear whole, under their name, or not at all.
+//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. A checkpoint, the final adapter and
+//! the final model are written under a temporary name and renamed, so they are complete or absent.
 
 use crate::failure::Failure;
 use crate::plan::product::Product;
@@ -36,8 +36,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Refuses a folder in which the model that the run makes would take the place of another: the base, or one that
-    /// no run made.
+    /// Refuses a folder in which the run's model would replace another one: the base, or a model that no run wrote.
     pub fn refuse_foreign_model(&self, base: &Path) -> Result<(), Failure> {
         let model = self.file(Product::Model.folder());
         let canonical = |path: &Path| path.canonicalize().ok();
@@ -47,7 +46,7 @@ impl RunDir {
             return Ok(());
         }
         Err(Failure::disk(format!("the run would replace `{}`", model.display()))
-            .hint("choose another `output.dir`: a run of `adapter.kind = \"full\"` writes `model` in it"))
+            .hint("choose another `output.dir`: a run with `adapter.kind = \"full\"` writes its model into `model` there"))
     }
 
     /// Creates the folder if it does not exist.
@@ -90,7 +89,7 @@ impl RunDir {
         write_whole(&self.file(name), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)
     }
 
-    /// Steps of the checkpoints that are there whole, ascending.
+    /// Steps of the complete checkpoints, ascending.
     pub fn checkpoints(&self) -> Vec<u64> {
         let Ok(entries) = fs::read_dir(&self.path) else { return vec![] };
         let mut steps: Vec<u64> = entries
@@ -104,8 +103,8 @@ impl RunDir {
         self.file(&format!("checkpoint-{step}"))
     }
 
-    /// Fills a folder under a temporary name and renames it: `name` appears whole or not at all.
-    /// A folder that has the name already is replaced.
+    /// Fills a folder under a temporary name and renames it to `name`, so that it is complete or absent.
+    /// An existing folder of that name is replaced.
     pub fn write_folder(
         &self,
         name: &str,
@@ -122,7 +121,7 @@ impl RunDir {
         fs::create_dir(&temporary).map_err(failed)?;
         let filled = fill(&temporary).and_then(|()| sync_folder(&temporary).map_err(Failure::disk));
         if let Err(failure) = filled {
-            // The failure matters more than what is left of the attempt.
+            // The first failure is reported, not one of the clean-up.
             let _ = fs::remove_dir_all(&temporary);
             return Err(failure);
         }

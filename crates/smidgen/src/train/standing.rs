@@ -1,9 +1,9 @@
 //! The best evaluation so far, the best that was saved, and when early stopping applies.
 //!
-//! Lower is better and equal is not. A checkpoint holds the standing, so that a resumed run stops where one that
-//! was never stopped would. With `train.early_stop` every new best is saved at once, and the final adapter is the
-//! best evaluated one. Without it the final adapter is that of the last step, as in other trainers, and `keep` only
-//! protects the best checkpoint.
+//! Only a lower loss is better. Checkpoints hold the standing, so that a resumed run stops at the same step as one that
+//! was never interrupted. With `train.early_stop` every new best is saved at once, and the final adapter is the best
+//! evaluated one. Without it the final adapter is that of the last step, as in other trainers, and `keep` only protects
+//! the best checkpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ impl Standing {
         improved
     }
 
-    /// To be called before the checkpoint of a step is written, which then knows of itself.
+    /// Called before the checkpoint of a step is written, so that the checkpoint includes itself.
     pub fn note_saved(&mut self, step: u64) {
         if let Some(latest) = self.latest.filter(|latest| latest.step == step)
             && is_lower(latest, self.best_saved)

@@ -1,9 +1,8 @@
 //! Trained weights of the base between disk and device: their start, checkpoints, and the model that a run ends with.
 //!
-//! On the device they are f32. A checkpoint holds them as they are. The model has every tensor in the type that the base
-//! has it in (f16 where that was quantized, as a merge writes it), trained ones rounded once and the others copied, so
-//! that it is a model like the base. Tensors pass through a small buffer one after the other, and what was trained is
-//! read back and compared.
+//! On the device and in a checkpoint they are f32. The final model has every tensor in the type of the base (f16 if that
+//! was quantized, as in a merge): trained tensors are rounded once, the others are copied. Tensors pass through a small
+//! buffer one after the other, and trained tensors are read back and compared.
 //! Left out: the files other than the weights (`merge/sidecar.rs`).
 
 use crate::failure::Failure;
@@ -46,7 +45,7 @@ pub fn start_trained<D: Device>(
     request.trained.iter().try_for_each(|name| load_weight(executor, model, name))
 }
 
-/// Writes the trained tensors as they are, then reads them back and compares every byte.
+/// Writes the trained tensors in f32, then reads them back and compares every byte.
 pub fn write_trained<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -60,7 +59,7 @@ pub fn write_trained<D: Device>(
     write_file(executor, &outputs, &folder.join(TRAINED_FILE))
 }
 
-/// Whether a checkpoint holds what the plan trains; reads headers only.
+/// Checks that a checkpoint holds the tensors that the plan trains; reads headers only.
 pub fn check_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<(), Failure> {
     find_trained(plan, request, folder).map(|_| ())
 }
@@ -124,7 +123,10 @@ impl Output {
     }
 
     fn bytes(&self) -> u64 {
-        self.spec.element.tensor_bytes(&self.spec.shape).expect("a size that a device has held")
+        self.spec
+            .element
+            .tensor_bytes(&self.spec.shape)
+            .expect("the tensor was on a device, so its size is valid")
     }
 
     fn write<D: Device>(&self, executor: &mut Executor<D>, out: &mut dyn Write) -> io::Result<()> {
@@ -136,7 +138,7 @@ impl Output {
     }
 }
 
-/// Writes the weights of the whole model, in shards where they are large; what was trained is compared afterwards.
+/// Writes the weights of the whole model, in shards if they are large; trained tensors are compared afterwards.
 pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     write_shards(executor, job, folder, SHARD_BYTES)
 }
@@ -150,7 +152,7 @@ fn write_shards<D: Device>(
     let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
         .map(|tensor| {
             let weight =
-                job.model.weight(&tensor.name).expect("the job has checked that every weight is there");
+                job.model.weight(&tensor.name).expect("the job has checked that no weight is missing");
             let element = weight.written_element();
             if job.request.trained.contains(&tensor.name) {
                 return Output::trained(executor.plan(), tensor.name, element);
@@ -241,7 +243,7 @@ fn copy_stored(weight: &Weight, bytes: u64, out: &mut dyn Write) -> io::Result<(
     Ok(())
 }
 
-/// Rows that are blocks or codes in the file, or in another order there.
+/// Whether rows are quantized in the file, or stored in another order.
 fn write_decoded(weight: &Weight, element: Element, out: &mut dyn Write) -> io::Result<()> {
     let (rows, columns) = weight.rows_and_columns();
     let step = (PIECE_ELEMENTS / columns.max(1)).max(1);

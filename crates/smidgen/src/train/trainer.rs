@@ -1,9 +1,8 @@
 //! The training loop: batches in, metrics and adapters out.
 //!
 //! One optimizer step runs `micro_step` for each micro-batch, then `update` and `refresh`. The loss is
-//! divided once, by the supervised tokens of the whole step, so how a step is cut changes no result.
-//! Between the first and the last step nothing large is allocated: buffers are made for the plan's
-//! extent and used again.
+//! divided once, by the supervised tokens of the whole step, so the split into micro-batches changes only rounding.
+//! Between the first and the last step nothing large is allocated: buffers are made for the plan's extent and reused.
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
 use super::adapt::Watch;
@@ -102,7 +101,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Trainer::fill(job, executor, dir, policy, start)
     }
 
-    /// The same where the memory is reserved already.
+    /// The same for memory that is already reserved.
     pub fn fill(
         job: &'a Job,
         mut executor: Executor<D>,
@@ -233,7 +232,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         self.last_row = Instant::now();
         for step in first..total {
-            // Also where a run was killed between its last evaluation and its end.
+            // Also if a run was killed between its last evaluation and its end.
             if self.standing.is_over(settings.early_stop) {
                 outcome.ending = Ending::StoppedEarly;
                 break;
@@ -342,7 +341,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         Some(Ending::MemoryMoved { reachable_bytes })
     }
 
-    /// Writes `adapter/` or `model/`: the last state, or the best evaluated one where that is what the run was to find.
+    /// Writes `adapter/` or `model/`: the last state, or with early stopping the best evaluated one.
     fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
         let Trainer { mut executor, job, dir, standing, mut meter, .. } = self;
         if job.recipe.train.early_stop > 0
@@ -517,8 +516,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(row)
     }
 
-    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed nothing but its report, which
-    /// the replay does not read.
+    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed only its report, and the replay
+    /// does not read that.
     fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
@@ -556,7 +555,7 @@ pub fn measurable_peak(planned_bytes: u64) -> u64 {
     planned_bytes + planned_bytes / 100 + MEASURE_BYTES
 }
 
-/// More than a row of the journal takes.
+/// More than the size of one metrics row.
 const ROW_BYTES: u64 = 4096;
 
 fn learning_rate(recipe: &smidgen_recipe::Recipe, total: u64) -> LearningRate {
@@ -590,9 +589,9 @@ fn not_finite(
         places.join(", ")
     ));
     match (step, culprit.is_some_and(|culprit| culprit.is_weight())) {
-        (1, _) | (_, true) => failure.hint(
-            "the weights themselves are suspect: look for NaN in the checkpoint or the initial adapter",
-        ),
+        (1, _) | (_, true) => {
+            failure.hint("the weights are suspect: look for NaN in the checkpoint or the initial adapter")
+        }
         _ => failure.hint("a lower `train.lr` is the usual remedy; checkpoints written before are intact"),
     }
 }

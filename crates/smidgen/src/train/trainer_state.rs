@@ -1,7 +1,7 @@
 //! `trainer_state.json` next to every saved adapter, in the format of Hugging Face's trainer.
 //!
-//! Keys are sorted, two spaces of indent. The history is streamed from `metrics.jsonl`, one row at a time: a run of
-//! a hundred thousand steps holds none of it. Every step has a row, so that `logging_steps` is 1.
+//! Keys are sorted, with two spaces of indent. The history is streamed from `metrics.jsonl` row by row, so it is never
+//! held in memory. Every step has a row, so `logging_steps` is 1.
 //! Left out: what has no meaning here (`total_flos` is 0) and `eval_steps_per_second`, because evaluations are not
 //! cut into steps of one size.
 
@@ -91,7 +91,7 @@ pub fn was_stopped_early(folder: &Path) -> bool {
         && *stopped == Some(&Value::Bool(true))
 }
 
-/// The fields are in the order of their names, which is that of the file.
+/// The fields are sorted by name, as in the file.
 #[derive(Serialize)]
 struct State<'a> {
     best_global_step: Option<u64>,
@@ -212,7 +212,7 @@ fn train_log(row: &Map<String, Value>) -> BTreeMap<&str, &Value> {
     names.into_iter().filter_map(|(name, own)| Some((name, row.get(own)?))).collect()
 }
 
-/// Scores get the prefix that everything about an evaluation has.
+/// Scores get the prefix `eval_`, like all other fields of an evaluation.
 fn eval_log(row: &Map<String, Value>) -> BTreeMap<String, Value> {
     let mut log = BTreeMap::new();
     let seconds = row.get("eval_ms").and_then(Value::as_f64).unwrap_or(0.0) / 1e3;

@@ -284,7 +284,7 @@ fn products_are_formed_as_the_checkpoint_has_it() {
     assert_eq!(adopt_products(&mut other, &checkpoint), None);
     assert_eq!(other.way, "one by one");
     let obstacle = adopt_products(&mut Cpu::new(1).unwrap(), &checkpoint);
-    assert_eq!(obstacle.unwrap(), "the products of this run were formed by a late device");
+    assert_eq!(obstacle.unwrap(), "the matmul algorithms of this run were chosen on a late device");
     assert_eq!(adopt_products(&mut other, folder.path()), None, "nothing was kept");
 }
 

@@ -109,7 +109,7 @@ fn plan_prints_the_budget_table() {
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
-              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
+              predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
         "#]],
     );
     assert!(!scratch.exists("run"));
@@ -170,7 +170,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 256 tokens
               loss: computed in chunks of 256 tokens
-              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
+              predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
         "#]],
     );
@@ -224,7 +224,7 @@ fn train_talks_on_stderr() {
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
-              predicted: N ms a step, N tokens/s, by the built-in profile `cpu`
+              predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
             step 1/6  loss X lr 0.000e0 N tok/s
             step 2/6  loss X lr 1.000e-2 N tok/s
             step 4/6  loss X lr 6.000e-3 N tok/s

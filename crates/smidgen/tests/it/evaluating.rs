@@ -115,9 +115,13 @@ fn a_run_is_scored_beside_its_base() {
     for words in ["base", "adapter", "difference", "perplexity", "acc norm", "12 rows: the adapter turns"] {
         assert!(table.stdout.contains(words), "{}", table.stdout);
     }
-    for words in
-        ["evaluation · budget 64.00 MiB", "base weights", "context", "fits, ", "record is in `here.json`"]
-    {
+    for words in [
+        "evaluation · budget 64.00 MiB",
+        "base weights",
+        "context",
+        "fits, ",
+        "results of each row are in `here.json`",
+    ] {
         assert!(table.stderr.contains(words), "{}", table.stderr);
     }
     assert_eq!(scratch.json("here.json")["adapter"], found["adapter"]);
@@ -186,21 +190,17 @@ fn what_cannot_be_evaluated_is_refused() {
         assert_eq!(ended.stdout, "");
     };
     refused(&["recipe.toml", "data.eval=[]"], 2, &["`data.eval` names no file"]);
-    refused(&["recipe.toml", "--beams", "0"], 2, &["`--beams 0` searches nothing"]);
-    refused(&["recipe.toml", "--beams", "2"], 2, &["`--beams` is for `--task generate`, not `loss`"]);
+    refused(&["recipe.toml", "--beams", "0"], 2, &["`--beams` must be at least 1"]);
+    refused(&["recipe.toml", "--beams", "2"], 2, &["`--beams` needs `--task generate`, the task is `loss`"]);
     refused(&["recipe.toml", "--task", "guess"], 2, &["eval.task", "guess"]);
     refused(&["recipe.toml", "memory.device=cuda:99"], 1, &["cuda:99", "`memory.device = \"cpu\"` runs"]);
     refused(&["recipe.toml", "model.compute=f16"], 2, &["`model.compute = f16` needs a GPU"]);
-    refused(&["model"], 2, &["`model` is no run: there is no `job.toml` in it"]);
+    refused(&["model"], 2, &["`model` is not the folder of a run: it has no `job.toml`"]);
     refused(&["recipe.toml", "--adapter", "nowhere"], 1, &["`nowhere` does not exist"]);
     let pattern = ["recipe.toml", "data.eval=answers.json", "--task", "choice", "eval.answer=answer["];
     refused(&pattern, 2, &["`eval.answer` is not a regular expression"]);
     let pattern = ["recipe.toml", "data.eval=answers.json", "--task", "generate", "eval.answer=option[12]"];
-    refused(
-        &pattern,
-        1,
-        &["row 1: the answer `answer1` is nothing that `eval.answer` (`option[12]`) could find"],
-    );
+    refused(&pattern, 1, &["row 1: `eval.answer` (`option[12]`) does not match the answer `answer1`"]);
     for task in ["choice", "generate"] {
         let small = ["recipe.toml", "data.eval=answers.json", "--task", task, "memory.budget=4MiB"];
         refused(&small, 1, &["4.00 MiB", "hint: "]);

@@ -20,7 +20,7 @@ fn an_adapter_says_what_it_became() {
     let again = scratch.refused(1, &["export", "adapter", "--output", "out/adapter.gguf"], &[]);
     assert_eq!(
         again,
-        "error: `out/adapter.gguf` is already there\n\nhint: choose another `--output`, or remove it\n"
+        "error: `out/adapter.gguf` already exists\n\nhint: choose another `--output`, or remove it\n"
     );
 }
 
@@ -60,8 +60,11 @@ fn a_model_with_its_adapter_says_what_it_became() {
 #[test]
 fn what_cannot_be_exported_is_refused_by_name() {
     let scratch = Scratch::of("llama-dora");
-    let said =
-        scratch.refused(1, &["export", "adapter", "--output", "a.gguf"], &["is dora, whose magnitudes"]);
+    let said = scratch.refused(
+        1,
+        &["export", "adapter", "--output", "a.gguf"],
+        &["is dora: llama.cpp adapters do not support magnitudes"],
+    );
     assert!(said.contains("hint: `smidgen export --merged` writes the whole model"), "{said}");
     let typed = scratch.run(&["export", "adapter", "--output", "a.gguf", "--type", "f16"]);
     assert_eq!(typed.code, Some(2), "{}", typed.stderr);
@@ -72,6 +75,6 @@ fn what_cannot_be_exported_is_refused_by_name() {
     );
     let model = ["export", "model", "--output", "a.gguf"];
     scratch.refused(1, &model, &["holds a model and not an adapter"]);
-    scratch.refused(2, &[&model[..], &["--merged", "--base", "x"]].concat(), &["`--base` means nothing"]);
-    scratch.refused(2, &["export", "absent", "--output", "a.gguf", "--merged"], &["`absent` is no folder"]);
+    scratch.refused(2, &[&model[..], &["--merged", "--base", "x"]].concat(), &["`--base` needs an adapter"]);
+    scratch.refused(2, &["export", "absent", "--output", "a.gguf", "--merged"], &["`absent` was not found"]);
 }

@@ -244,9 +244,9 @@ fn a_budget_that_is_too_small_is_answered_with_layers() {
 fn commands_for_adapters_say_that_there_is_a_model() {
     let scratch = scratch();
     scratch.train("run", &["train.steps=1"]);
-    let words = ["holds no adapter", "run/model"];
+    let words = ["has no adapter", "run/model"];
     scratch.refused(1, &["merge", "run", "--output", "merged"], &words);
-    scratch.refused(1, &["export", "run", "--output", "x.gguf"], &["holds no adapter", "--merged"]);
+    scratch.refused(1, &["export", "run", "--output", "x.gguf"], &["has no adapter", "--merged"]);
     let plan = scratch.json("run/plan.json");
     assert!(plan["life"].get("merge").is_none());
     assert!(plan["life"].get("generate").is_some());

@@ -24,13 +24,13 @@ fn model() -> String {
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_read() {
     for (arguments, wanted) in [
-        (&["--prompt", "a", "--temperature=-1"][..], "`--temperature -1` is no temperature"),
-        (&["--prompt", "a", "--top-p", "0"], "`--top-p 0` is no share"),
-        (&["--prompt", "a", "--max-new", "0"], "asks for no answer"),
-        (&["--prompt", "a", "--budget", "many"], "`--budget many` is no size"),
-        (&["--prompt", "a", "--beams", "0"], "searches nothing"),
-        (&["--prompt", "a", "--device", "gpu"], "`--device gpu` is no device"),
-        (&["--prompt", "a", "--compute", "f64"], "`--compute f64` is nothing that multiplies"),
+        (&["--prompt", "a", "--temperature=-1"][..], "`--temperature -1` must be at least 0"),
+        (&["--prompt", "a", "--top-p", "0"], "`--top-p 0` must be above 0"),
+        (&["--prompt", "a", "--max-new", "0"], "`--max-new` must be at least 1"),
+        (&["--prompt", "a", "--budget", "many"], "`--budget many` is not a size"),
+        (&["--prompt", "a", "--beams", "0"], "`--beams` must be at least 1"),
+        (&["--prompt", "a", "--device", "gpu"], "`--device gpu` is not a device"),
+        (&["--prompt", "a", "--compute", "f64"], "`--compute f64` is not a precision"),
     ] {
         let arguments: Vec<&str> = ["nowhere"].into_iter().chain(arguments.iter().copied()).collect();
         let output = generate(&arguments);
@@ -47,7 +47,8 @@ fn a_text_goes_to_stdout_and_the_table_to_stderr() {
     let output = generate(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stderr);
-    for row in ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, ended by max tokens"]
+    for row in
+        ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, stopped at `--max-new`"]
     {
         assert!(table.contains(row), "{table}");
     }

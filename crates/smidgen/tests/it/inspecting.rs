@@ -355,7 +355,7 @@ fn a_model() {
 fn what_is_none_of_them() {
     let scratch = Scratch::new();
     scratch.write("empty/notes.txt", "");
-    scratch.refused(1, &["inspect", "empty"], &["`empty` is the folder of no adapter, run or model"]);
+    scratch.refused(1, &["inspect", "empty"], &["`empty` is not the folder of an adapter, a run or a model"]);
     scratch.refused(1, &["inspect", "absent"], &["`absent` does not exist"]);
     scratch.refused(1, &["inspect", "data.jsonl"], &["`data.jsonl` is not a folder"]);
 }

@@ -20,7 +20,7 @@ fn a_merge_says_what_it_wrote() {
     .assert_eq(&ended.stdout);
     assert_eq!(scratch.text("merged/config.json"), scratch.text("model/config.json"));
     let again = scratch.refused(1, &["merge", "adapter", "--output", "merged"], &[]);
-    assert_eq!(again, "error: `merged` is already there\n\nhint: choose another `--output`, or remove it\n");
+    assert_eq!(again, "error: `merged` already exists\n\nhint: choose another `--output`, or remove it\n");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_base_is_found_by_its_name_in_the_cache() {
     scratch.edit_json("adapter/adapter_config.json", |config| config["revision"] = "v2".into());
     let (code, said) = merge("three", &[]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("`some/model`, which is no folder or file here, nor in the hub's cache"), "{said}");
+    assert!(said.contains("the base model `some/model` of the adapter in `adapter` was not found"), "{said}");
     let (code, said) = merge("four", &["--base", "hf:other/model"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("`HF_HUB_OFFLINE` is set"), "{said}");

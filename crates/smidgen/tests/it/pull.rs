@@ -141,7 +141,7 @@ fn a_model_is_fetched_once_and_then_used_without_a_call() {
         "bytes": bytes + 2,
     });
     assert_eq!(said, expected);
-    assert!(ended.stderr.contains("fetching `hf:org/tiny` at 0123456: 3 files, "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("downloading `hf:org/tiny` at 0123456: 3 files, "), "{}", ended.stderr);
     pulling.check_whole();
     assert_eq!(pulling.requested(), ["listing", "config.json", "tokenizer.json", "model.safetensors"]);
 
@@ -188,8 +188,8 @@ fn a_plan_fetches_no_weights_and_training_does() {
     let mut command = pulling.command(&["train", "recipe.toml", "model.path=hf:org/tiny@v1"]);
     let words = [
         "`hf:org/tiny@v1` is in the cache `",
-        "` without `model.safetensors`, and nothing is fetched: `HF_HUB_OFFLINE` is set",
-        "hint: `smidgen pull hf:org/tiny@v1` fetches it",
+        "` without `model.safetensors`, and nothing is downloaded: `HF_HUB_OFFLINE` is set",
+        "hint: `smidgen pull hf:org/tiny@v1` downloads it",
     ];
     check_refused(&ended_with(&mut command, "HF_HUB_OFFLINE", "1"), 1, &words);
     let train = ["train", "recipe.toml", "model.path=hf:org/tiny@v1", "train.steps=1"];
@@ -211,17 +211,19 @@ fn ended_with(command: &mut Command, variable: &str, value: &str) -> Ended {
 #[test]
 fn offline_calls_nothing_and_says_what_is_missing() {
     let pulling = Pulling::new();
-    let words =
-        ["`hf:org/tiny` is not in the cache `", "cache/hub`, and nothing is fetched: `--offline` is given"];
+    let words = [
+        "`hf:org/tiny` is not in the cache `",
+        "cache/hub`, and nothing is downloaded: `--offline` is given",
+    ];
     check_refused(&pulling.run(&["pull", MODEL, "--offline"]), 1, &words);
     let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_HUB_OFFLINE", "true");
     check_refused(
         &ended,
         1,
-        &["nothing is fetched: `HF_HUB_OFFLINE` is set", "hint: `smidgen pull hf:org/tiny`"],
+        &["nothing is downloaded: `HF_HUB_OFFLINE` is set", "hint: `smidgen pull hf:org/tiny`"],
     );
     let ended = ended_with(&mut pulling.command(&["pull", MODEL, "--update"]), "HF_HUB_OFFLINE", "1");
-    check_refused(&ended, 2, &["`--update` asks for a call, and `HF_HUB_OFFLINE` is set"]);
+    check_refused(&ended, 2, &["`--update` needs the network, and `HF_HUB_OFFLINE` is set"]);
     assert_eq!(pulling.requested(), [""; 0]);
     assert!(!pulling.scratch.exists("cache"));
 }
@@ -233,7 +235,7 @@ fn a_cut_download_goes_on_where_it_was_cut() {
     let ended = pulling.pull();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
-        ended.stderr.contains("warning: `model.safetensors` was cut after 48.83 KiB"),
+        ended.stderr.contains("warning: the download of `model.safetensors` broke off after 48.83 KiB"),
         "{}",
         ended.stderr
     );
@@ -248,8 +250,7 @@ fn a_cut_download_goes_on_where_it_was_cut() {
 fn what_a_failed_run_has_fetched_serves_the_next_one() {
     let pulling = Pulling::new();
     pulling.server.change(|shelf| shelf.cuts.extend([70_000, 0, 0, 0, 0]));
-    let words =
-        ["`model.safetensors` of `hf:org/tiny` could not be fetched", "hint: what has arrived is kept"];
+    let words = ["cannot download `model.safetensors` of `hf:org/tiny`", "hint: run the same command again"];
     pulling.pull_refused(1, MODEL, &words);
     assert_eq!(pulling.incomplete_bytes(), [70_000]);
     assert_eq!(pulling.snapshot_names(), [""; 0], "nothing half-written is visible");
@@ -279,7 +280,7 @@ fn a_server_without_ranges_and_a_damaged_part_are_started_over() {
     pulling.scratch.write(&part, vec![9; 5000]);
     let ended = pulling.pull();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("that was there is damaged: downloading it again"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("is damaged: downloading it again"), "{}", ended.stderr);
     pulling.check_whole();
     std::fs::remove_dir_all(pulling.scratch.path("cache")).unwrap();
     pulling.scratch.write(&part, vec![9; 500_000]);
@@ -312,16 +313,16 @@ fn no_access_no_model_no_revision() {
     };
     refuse(401, "GatedRepo", "Access to model org/tiny is restricted.");
     let words = [
-        "error: `hf:org/tiny` is gated: its owner has not let you in",
+        "error: `hf:org/tiny` is gated: you do not have access",
         "the hub says: Access to model org/tiny is restricted.",
-        "hint: ask for access at `http",
+        "hint: request access at `http",
         "hint: set `HF_TOKEN` to a token of yours",
         "cache/token`",
     ];
     pulling.pull_refused(1, MODEL, &words);
     let mut command = pulling.command(&["pull", MODEL]);
     let ended = ended_with(&mut command, "HF_TOKEN", "hf_secret");
-    check_refused(&ended, 1, &["is gated", "hint: the token in use has to belong to that account"]);
+    check_refused(&ended, 1, &["is gated", "hint: the token must belong to that account"]);
     assert!(!ended.stderr.contains("hf_secret"));
     refuse(403, "", "");
     pulling.pull_refused(1, MODEL, &["`hf:org/tiny` is gated"]);
@@ -337,14 +338,14 @@ fn no_access_no_model_no_revision() {
     pulling.pull_refused(
         2,
         "hf:org/../x",
-        &["`hf:org/../x` names no model", "hint: a model is `hf:org/name`"],
+        &["`hf:org/../x` is not the name of a model", "hint: a model is `hf:org/name`"],
     );
     assert!(!pulling.scratch.exists("cache/hub"), "nothing is written for a model that is not there");
     refuse(503, "", "");
     pulling.pull_refused(
         1,
         MODEL,
-        &["warning: ", "attempt 5 of 5", "the listing of `hf:org/tiny` could not be"],
+        &["warning: ", "attempt 5 of 5", "cannot download the listing of `hf:org/tiny`"],
     );
 }
 
@@ -355,9 +356,9 @@ fn a_hub_that_is_not_there() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = pulling.command(&["pull", MODEL]);
     let ended = ended_with(&mut command, "HF_ENDPOINT", &format!("http://{address}/"));
-    check_refused(&ended, 1, &["the listing of `hf:org/tiny` could not be fetched: `http://127.0.0.1:"]);
+    check_refused(&ended, 1, &["cannot download the listing of `hf:org/tiny`: `http://127.0.0.1:"]);
     let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_ENDPOINT", "ftp://x");
-    check_refused(&ended, 1, &["`HF_ENDPOINT` is `ftp://x`, which is not an http address"]);
+    check_refused(&ended, 1, &["`HF_ENDPOINT` is `ftp://x`: not an http address"]);
 }
 
 #[test]
@@ -433,8 +434,8 @@ fn a_repository_of_gguf_files_wants_a_name() {
         ("t-Q8_0.gguf", vec![8; 3000]),
     ]);
     let words = [
-        "`hf:org/tiny` holds only .gguf files: `q/t-Q4_0.gguf`, `t-Q8_0.gguf`",
-        "hint: name one of them, as `hf:org/tiny:q/t-Q4_0.gguf`",
+        "`hf:org/tiny` has only .gguf files: `q/t-Q4_0.gguf`, `t-Q8_0.gguf`",
+        "hint: choose one of them, such as `hf:org/tiny:q/t-Q4_0.gguf`",
     ];
     pulling.pull_refused(1, MODEL, &words);
     pulling.pull_refused(1, "hf:org/tiny:x.gguf", &["has no file `x.gguf`", "hint: it has `q/t-Q4_0.gguf`"]);
@@ -483,7 +484,7 @@ fn a_disk_that_takes_no_more_is_no_half_model() {
         };
     }
     let refused = ended(shell);
-    let words = [".incomplete`: ", " of the 186.50 KiB of `model.safetensors` are there"];
+    let words = [".incomplete`: ", " of 186.50 KiB of `model.safetensors` downloaded"];
     check_refused(&refused, 1, &words);
     assert_eq!(pulling.snapshot_names(), [""; 0]);
     assert_eq!(pulling.pull().code, Some(0));
@@ -498,6 +499,6 @@ fn models_by_their_path() {
     assert_eq!(said["files"], json!(["config.json", "model.safetensors"]));
     pulling.pull_refused(1, "absent", &["the model folder `", "absent` does not exist"]);
     pulling.pull_refused(1, "absent.gguf", &["the model file `", "absent.gguf` does not exist"]);
-    pulling.pull_refused(2, "https://x.org/m", &["`https://x.org/m` names no model"]);
+    pulling.pull_refused(2, "https://x.org/m", &["`https://x.org/m` is not the name of a model"]);
     assert_eq!(pulling.requested(), [""; 0]);
 }

@@ -164,9 +164,9 @@ fn versions_stand_side_by_side() {
 fn what_pip_or_the_wheel_refuses() {
     let pypi = Pypi::new();
     let words = [
-        "error: `pip download` did not get `pypi:unknown`",
+        "error: `pip download` failed for `pypi:unknown`",
         "  ERROR: No matching distribution found for unknown",
-        "hint: check the name and the version; only wheels are taken",
+        "hint: check the name and the version; only wheels are accepted",
     ];
     pypi.refused(&["pull", "pypi:unknown"], &words);
     pypi.offer("tiny-model", "0.9", &wheel(&[7; 5000], &GGUF_BYTES));

@@ -240,7 +240,7 @@ impl Served {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.strip_prefix("http://").and_then(|rest| rest.split('/').next());
+        let address = line.split_once("http://").and_then(|(_, rest)| rest.split('/').next());
         Served { address: address.unwrap_or_else(|| panic!("{line}")).to_string(), child }
     }
 
@@ -294,7 +294,7 @@ fn a_live_page_follows_the_run() {
     scratch.refused(
         1,
         &["dash", "run", "--port", port],
-        &[&format!("port {port} of this machine cannot be used"), "hint: `--port 0`"],
+        &[&format!("cannot listen on port {port}"), "hint: `--port 0`"],
     );
 }
 

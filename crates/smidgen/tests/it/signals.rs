@@ -56,9 +56,9 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
         assert_eq!(scratch.metrics("run").len() as u64, step, "{signal}");
         assert!(said.contains("finishing the step and saving; press Ctrl-C again to quit now\n"), "{said}");
         let words = format!(
-            "error: interrupted after step {step} of 400; its state is in `checkpoint-{step}`\n\nhint: `smidgen train recipe.toml data.template=auto train.steps=400 "
+            "error: interrupted after step {step} of 400; state saved in `checkpoint-{step}`\n\nhint: continue with `smidgen train recipe.toml data.template=auto train.steps=400 "
         );
-        assert!(said.contains(&words) && said.contains(" --resume` goes on from there"), "{said}");
+        assert!(said.contains(&words) && said.contains(" --resume`"), "{said}");
         assert!(!scratch.exists("run/adapter"));
         let words = format!("interrupted after step {step} of 400");
         assert!(scratch.text("run/report.html").contains(&words), "{signal}");

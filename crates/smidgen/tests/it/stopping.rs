@@ -85,7 +85,7 @@ fn a_run_that_no_longer_improves_stops_with_its_best_adapter() {
     assert!(last < 40);
     assert_eq!(scratch.losses("run").len() as u64, last);
     let said: Vec<&str> = ended.stderr.lines().rev().take(3).collect();
-    assert_eq!(said[2], "stopped early: 3 evaluations brought no improvement");
+    assert_eq!(said[2], "stopped early: no improvement in 3 evaluations");
     assert_eq!(said[1], format!("best eval_loss {loss:.4} after step {step}, in `checkpoint-{step}`"));
     let done = format!("done: {last} of 40 steps, loss X, adapter of step {step} in `FOLDER/run/adapter`");
     assert_eq!(scratch.neutral(said[0]), done);
@@ -112,7 +112,7 @@ fn killed_before_its_early_end_is_written_it_ends_the_same() {
     std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
     // All steps are done, only the end is missing: no further step is taken.
     let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
-    assert!(ended.stderr.contains("stopped early: 3 evaluations"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("stopped early: no improvement in 3 evaluations"), "{}", ended.stderr);
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
     assert_eq!(evaluations(&scratch, "run"), evaluations(&scratch, "clean"));
     assert_eq!(scratch.checkpoints("run"), scratch.checkpoints("clean"));

@@ -1,8 +1,8 @@
-//! The frame of a chart: a picture that stretches to the width of the page, and words that stay their size.
+//! The frame of a chart: a picture that stretches to the width of the page, and labels of a fixed size.
 //!
-//! The SVG has no text and no fixed shape: it is drawn in a square of a thousand and pulled to what room there is, with
-//! lines that keep their width. Ticks, marks and labels are elements over it, placed by hundredths. So the same page
-//! reads well on a telephone and on a wide screen.
+//! The SVG has no text and no fixed aspect ratio: it is drawn in a square of 1000 by 1000 and stretched, with lines that
+//! keep their width. Ticks, marks and labels are HTML elements over it, placed in percent. So the same page reads well
+//! on a phone and on a wide screen.
 
 use super::escape::{escape, render_data};
 use super::numbers::{Axis, Unit};
@@ -10,17 +10,17 @@ use crate::report::series::Point;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The side of the square that pictures are drawn in.
+/// Side of the square in which pictures are drawn.
 const SIDE: f64 = 1000.0;
 
-/// What a line looks like.
+/// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The line that the chart is about.
+    /// The main line of the chart.
     Main,
     /// Every value, behind the trend.
     Faint,
-    /// Something else to compare with, by points.
+    /// Another series to compare with, drawn as points.
     Dots,
 }
 
@@ -41,7 +41,7 @@ pub struct Line {
     pub points: Vec<Point>,
 }
 
-/// A level with a name, across the chart.
+/// A labelled horizontal line across the chart.
 #[derive(Clone, Debug)]
 pub struct Level {
     pub value: f64,
@@ -53,7 +53,7 @@ pub struct Chart {
     /// Unique in the page.
     pub id: &'static str,
     pub title: &'static str,
-    /// What it shows, in a sentence: for the caption, and for those who do not see it.
+    /// A sentence for the caption and for screen readers.
     pub caption: String,
     pub x: Axis,
     pub y: Axis,
@@ -99,14 +99,14 @@ pub fn render_chart(chart: &Chart) -> String {
     figure.render(&render_table(chart), &data)
 }
 
-/// A picture with everything that belongs to it.
+/// A picture with its caption, legend, table and data.
 pub struct Figure<'a> {
     pub id: &'a str,
     pub title: &'a str,
     pub caption: &'a str,
-    /// HTML beside the title.
+    /// HTML next to the title.
     pub legend: &'a str,
-    /// Of the SVG.
+    /// Content of the SVG.
     pub picture: &'a str,
     /// HTML over it.
     pub over: &'a str,
@@ -156,12 +156,12 @@ pub fn render_ticks(x: &Axis, y: &Axis) -> String {
     text
 }
 
-/// A label beyond this part of the axis ends at its tick instead of standing around it.
+/// A label beyond this part of the axis ends at its tick instead of being centred on it.
 const LAST_PART: f64 = 0.94;
 
-/// Which labels of the x axis would touch the next one on a telephone, where they are left out; the last one stays.
+/// Labels of the x axis that would touch the next one on a phone, where they are hidden; the last one stays.
 fn crowded_ticks(x: &Axis) -> Vec<bool> {
-    // The narrowest plot of `page.css`, and a character and the room between labels there, in pixels.
+    // In pixels: the narrowest plot of `page.css`, a character, and the gap between labels.
     const PLOT: f64 = 300.0;
     const CHARACTER: f64 = 7.0;
     const BETWEEN: f64 = 8.0;
@@ -219,7 +219,7 @@ fn render_table(chart: &Chart) -> String {
     )
 }
 
-/// The value of a line at a step: at or before it for lines, there alone for points.
+/// The value of a series at a step: at or before it for lines, exactly there for points.
 fn cell(line: &Line, step: f64, unit: Unit) -> String {
     let end = line.points.partition_point(|point| point.0 <= step);
     let before = end.checked_sub(1).map(|index| line.points[index]);
@@ -245,13 +245,13 @@ fn line_path(points: &[Point], x: &Axis, y: &Axis) -> String {
     if points.len() == 1 { format!("{path}h0") } else { path }
 }
 
-/// Lines of no length, which round ends make into dots.
+/// Lines of length zero, which round caps turn into dots.
 fn dots_path(points: &[Point], x: &Axis, y: &Axis) -> String {
     let finite = points.iter().filter(|point| point.1.is_finite());
     finite.map(|point| format!("M{} {}h0", at(x.place(point.0)), at(1.0 - y.place(point.1)))).collect()
 }
 
-/// A place in the picture, to a tenth of a thousandth.
+/// A coordinate in the picture, with one decimal.
 pub fn at(part: f64) -> String {
     let tenths = (part * SIDE * 10.0).round() as i64;
     match tenths % 10 {
@@ -264,7 +264,7 @@ pub fn percent(part: f64) -> String {
     format!("{:.2}%", 100.0 * part)
 }
 
-/// Six digits, which is more than a cursor shows.
+/// Six digits: more than the cursor shows.
 fn digits(value: f64) -> f64 {
     match value == 0.0 || !value.is_finite() {
         true => 0.0,

@@ -1,7 +1,7 @@
-//! What the solver chose, layer by layer, why, and what each choice saves and costs.
+//! The solver's choices layer by layer, the reasons, and what each choice saves and costs.
 //!
-//! A layer's activations are kept until backward, computed again there, or wait elsewhere; its weights lie on the device
-//! or are brought ahead of use. The sentences are those of the table (`report/choices.rs`).
+//! A layer's activations are kept until backward, recomputed or offloaded; its weights are on the device or prefetched.
+//! The sentences are those of the table (`report/choices.rs`).
 
 use super::escape::{escape, marked};
 use super::numbers::short;
@@ -10,7 +10,7 @@ use smidgen_ir::Policy;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
-/// What becomes of a layer's activations.
+/// How a layer's activations are held until backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Kept,
@@ -91,7 +91,7 @@ fn render_layers(plan: &PlanFacts) -> String {
         .collect();
     let streamed = policy.offloaded_weights.len();
     if streamed > 0 {
-        write!(legend, "<li class=\"streamed\">weights streamed <small>× {streamed}</small></li>")
+        write!(legend, "<li class=\"streamed\">weights prefetched <small>× {streamed}</small></li>")
             .expect("writing");
     }
     format!(
@@ -130,7 +130,7 @@ fn render_prices(plan: &PlanFacts) -> String {
         false => format!(
             "<div><h3>What it costs</h3><table><thead><tr><th scope=\"col\">choice</th><th scope=\"col\">memory</th>\
              <th scope=\"col\">time per step</th></tr></thead><tbody>{rows}</tbody></table>\
-             <p class=\"note\">Each against the same plan without it, as predicted.</p></div>"
+             <p class=\"note\">Each choice is compared with the same plan without it, as predicted.</p></div>"
         ),
     }
 }

@@ -1,7 +1,6 @@
-//! Text into HTML and JSON into a page, so that nothing that a file says can be taken for markup.
+//! Escapes text for HTML and JSON for a script element, so that no content of a file is interpreted as markup.
 //!
-//! Names of models and tensors, messages and jobs are what others wrote. All text of a page comes through here, or is
-//! a number.
+//! Names of models and tensors, messages and jobs come from others. All text of a page passes through here.
 
 use serde_json::Value;
 
@@ -15,7 +14,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // No sign that a browser would not show.
+            // Control characters are dropped: a browser would not show them.
             '\u{0}'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}' => escaped.push('\u{fffd}'),
             sign => escaped.push(sign),
         }
@@ -23,7 +22,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Text whose names stand in backticks.
+/// Text with names in backticks, as HTML.
 pub fn marked(text: &str) -> String {
     let mut pieces = text.split('`');
     let mut marked = escape(pieces.next().unwrap_or(""));
@@ -31,14 +30,14 @@ pub fn marked(text: &str) -> String {
     for pair in rest.chunks(2) {
         match pair {
             [name, after] => marked += &format!("<code>{}</code>{}", escape(name), escape(after)),
-            // One that nothing closes is a sign like any other.
+            // A backtick without a partner is printed as it is.
             alone => alone.iter().for_each(|text| marked += &format!("`{}", escape(text))),
         }
     }
     marked
 }
 
-/// Data for the page's script; nothing in it ends the element that holds it.
+/// Data for the page's script; it cannot end its script element.
 pub fn render_data(value: &Value) -> String {
     let text = value.to_string().replace('<', "\\u003c").replace('\u{2028}', "\\u2028");
     format!("<script type=\"application/json\" class=\"points\">{text}</script>")

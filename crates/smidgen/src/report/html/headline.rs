@@ -1,6 +1,6 @@
-//! The answers that a reader came for, before any chart: how much, did it grow, how fast, what was learned, was it sound.
+//! The cards at the top of the page: peak memory, leaks, speed, loss and stability.
 //!
-//! Of a plan alone: what it will take and how fast it should be.
+//! For a plan without a run: predicted memory and speed.
 
 use super::charts::percent;
 use super::escape::{escape, marked};
@@ -158,7 +158,7 @@ fn growth(summary: &RunSummary) -> Card {
         Some(true) => (format!("by {}", format_bytes(grown)), Tone::Bad),
     };
     let pages = match memory.has_grown() {
-        Some(false) if grown > 0 => format!("but {} of pages, taken late; ", format_bytes(grown)),
+        Some(false) if grown > 0 => format!("{} drift; ", format_bytes(grown)),
         _ => String::new(),
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));

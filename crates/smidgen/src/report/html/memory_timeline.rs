@@ -1,8 +1,8 @@
-//! The memory of one step as stacked areas, its peak marked and named, and what the peak is made of.
+//! The memory of one step as stacked areas with its peak marked, and the contents of the peak.
 //!
-//! Everything here comes from the plan; measurements are elsewhere on the page. The dashed line is the reservation,
-//! which is the peak that the plan states; the gap between it and the areas is unused space.
-//! Where resident data dwarfs the rest, a second chart shows only what changes during a step.
+//! Everything here comes from the plan; measurements are elsewhere on the page. The dashed line is the reserved memory,
+//! which is the planned peak; the gap between it and the areas is unused space.
+//! If persistent data is much larger than the rest, a second chart shows only transient memory.
 
 use super::charts::{Figure, at, grid, percent, render_ticks};
 use super::escape::escape;
@@ -23,7 +23,7 @@ pub fn render_memory(plan: &PlanFacts) -> String {
     let drawn = match timeline.is_whole() {
         true => render_pictures(plan, timeline),
         false => {
-            "<p class=\"lead\">This plan was made by an earlier version, which kept no timeline.</p>".into()
+            "<p class=\"lead\">This plan was made by an earlier version, which has no timeline.</p>".into()
         }
     };
     format!("{drawn}<div class=\"pair\">{}{}</div>", render_rows(plan), render_contents(plan))
@@ -208,7 +208,7 @@ fn area_path(timeline: &Timeline, below: &[u64], above: &[u64], (x, y): (&Axis, 
     path
 }
 
-/// The line of the reservation, a dot on the highest instant, and both numbers in words.
+/// The line of reserved memory, a dot at the peak, and both numbers as labels.
 fn render_peak(
     timeline: &Timeline,
     (x, y): (&Axis, &Axis),
@@ -219,7 +219,7 @@ fn render_peak(
     let part = x.place(middle);
     let (left, live) = (percent(part), percent(y.place(timeline.total_bytes(timeline.peak) as f64)));
     let line = percent(y.place(reserved));
-    // Towards the side that has room.
+    // The label goes to the side that has room.
     let (side, from) = match part < 0.5 {
         true => ("left", percent(part.min(0.45))),
         false => ("right", percent((1.0 - part).min(0.45))),
@@ -234,7 +234,7 @@ fn render_peak(
     )
 }
 
-/// Forward, backward and update as a band below, named where there is room.
+/// Forward, backward and update as a band below the chart, labelled if there is room.
 fn render_parts(timeline: &Timeline, x: &Axis) -> String {
     let mut text = String::from("<div class=\"parts\" aria-hidden=\"true\">");
     let parts: Vec<(usize, &String)> = timeline.part.iter().enumerate().collect();

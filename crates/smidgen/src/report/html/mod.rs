@@ -1,7 +1,7 @@
-//! A run, or a plan alone, as one HTML file that needs nothing else: no network, no font, no library.
+//! A run, or a plan without a run, as one self-contained HTML file: no network, no font, no library.
 //!
-//! Charts are drawn here, as SVG that stretches to any width, with labels outside it that do not; what the page's script
-//! adds is a cursor that reads values off. Without it, or without seeing, every chart has its table.
+//! Charts are SVG that stretches to any width, with HTML labels over it. The script only adds a cursor that shows values;
+//! every chart also has a table, for readers without scripts or with a screen reader.
 //! Everything that comes from a file passes through `escape.rs`.
 
 mod charts;

@@ -1,7 +1,7 @@
 //! Numbers formatted for people, and round ticks for an axis.
 //!
-//! Bytes have binary units, as everywhere; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, of the unit
-//! that the largest is written in.
+//! Bytes have binary units; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, in the unit of the largest
+//! value.
 
 use smidgen_ir::bytes::format_bytes;
 
@@ -32,7 +32,7 @@ impl Unit {
     }
 }
 
-/// Four digits, thousands grouped, an exponent where they would not show the number.
+/// Four significant digits with grouped thousands, or an exponent if the number is too small or too large.
 pub fn short(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -77,13 +77,13 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// Which stretch of numbers an axis shows, and where a number stands on it.
+/// The range of an axis, and the position of a number on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     pub low: f64,
     pub high: f64,
     pub is_log: bool,
-    /// Round numbers and how they are written.
+    /// Round numbers and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
@@ -94,7 +94,7 @@ impl Axis {
         Axis { low: 0.0, high, is_log: false, ticks: ticks(0.0, high, unit) }
     }
 
-    /// Around all values, and around something where they are all the same.
+    /// A range around all values; not empty even if all values are equal.
     pub fn around(values: impl Iterator<Item = f64>) -> Axis {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|value| value.is_finite()) {
@@ -104,7 +104,7 @@ impl Axis {
             return Axis::from_zero(1.0, Unit::Plain);
         }
         let room = if high > low { 0.06 * (high - low) } else { (0.1 * high.abs()).max(1e-9) };
-        // What is never below zero does not need room there.
+        // Values that are never negative need no range below zero.
         let low = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
         Axis { low, high: high + room, is_log: false, ticks: ticks(low, high + room, Unit::Plain) }
     }
@@ -150,7 +150,7 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
     };
     let with_unit = |index: i64| match (suffix, index as f64 * step) {
         ("", value) | (_, value @ 0.0) => label(value),
-        // Along an axis of time there is little room.
+        // A time axis has little room for labels.
         ("ms", value) if index < last => label(value),
         (_, value) => format!("{} {suffix}", label(value)),
     };
@@ -167,7 +167,7 @@ fn byte_scale(high: f64) -> (f64, &'static str) {
     }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is no less.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least this.
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|times| times * power >= least * 0.999_999);

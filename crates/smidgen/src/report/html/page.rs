@@ -1,7 +1,7 @@
 //! The page: its frame, its sections in order, and the tables that need no chart.
 //!
-//! One file with its styles and its script inside; a policy in its head forbids it to load anything. The same content
-//! serves `report.html`, `plan --html` and the live page, which fetches it again during a run.
+//! The page is one file with its styles and its script; a content security policy forbids it to load anything else. The
+//! same content is used for `report.html`, `plan --html` and the live page, which reloads it during a run.
 
 use super::choices::render_choices;
 use super::escape::escape;
@@ -24,7 +24,7 @@ pub fn render_page(run: &RunRecord) -> String {
     render_frame(run, "")
 }
 
-/// A page that asks its server for what is new.
+/// A page that polls its server for updates.
 pub fn render_live_page(run: &RunRecord) -> String {
     render_frame(run, &format!("<script>{LIVE_SCRIPT}</script>"))
 }
@@ -118,7 +118,7 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
     )
 }
 
-/// What each phase was planned to take and took.
+/// Planned and measured memory of each phase.
 fn render_phases(run: &RunRecord) -> String {
     const SPACES: [&str; 4] = ["device", "pinned", "host", "disk"];
     let planned_of = |name: &str| {
@@ -138,7 +138,7 @@ fn render_phases(run: &RunRecord) -> String {
             planned || *space == "device"
         })
         .collect();
-    // Of a plan alone nothing was measured.
+    // A plan without a run has no measurements.
     let is_run = run.folder.is_some();
     let size = |bytes: Option<u64>| bytes.map_or("–".to_string(), format_bytes);
     let mut rows = String::new();

@@ -1,7 +1,7 @@
 //! The charts of a run over its steps: loss, learning rate, gradient norm, speed, and the memory that was measured.
 //!
-//! Noisy series are shown twice, every value faintly and the trend over them. Gradient norms of very different sizes
-//! use a logarithmic axis. Memory and speed begin at zero, so that what looks flat is.
+//! Noisy series are shown twice: every value faintly, and the trend over them. Gradient norms of very different sizes
+//! use a logarithmic axis. The axes of memory and speed start at zero, so that small changes look small.
 
 use super::charts::{Chart, Level, Line, Look, render_chart};
 use super::numbers::{Axis, Unit, grouped, short};
@@ -10,7 +10,7 @@ use crate::report::run_summary::RunSummary;
 use crate::report::series::{Point, keep_extremes, median, smooth};
 use smidgen_ir::bytes::format_bytes;
 
-/// Stretches of steps; each has at most two points.
+/// Number of intervals; each has at most two points.
 const STRETCHES: usize = 300;
 
 pub fn render_run_charts(run: &RunRecord, summary: &RunSummary) -> String {
@@ -42,7 +42,7 @@ fn points(run: &RunRecord, value: impl Fn(&StepRow) -> f64) -> Vec<Point> {
     run.rows.iter().map(|row| (row.step as f64, value(row))).collect()
 }
 
-/// Every value and its trend; a short run has no trend to tell from its values.
+/// Every value and the trend; a short run has no trend.
 fn with_trend(all: &[Point], name: &'static str, trend: &'static str) -> Vec<Line> {
     let every = keep_extremes(all, STRETCHES);
     match all.len() < 30 {
@@ -131,7 +131,7 @@ fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let most = all.iter().map(|point| point.1).filter(|speed| speed.is_finite()).fold(planned, f64::max);
     let lines = with_trend(&all, "tokens/s", "smoothed");
     let caption = format!("median {} tokens/s; the plan predicts {}", short(usual), short(planned));
-    // A prediction far above would press the line to the ground.
+    // A prediction far above the values would flatten their line.
     let is_near = planned.is_finite() && planned > 0.0 && planned < 3.0 * usual;
     let levels = match is_near {
         true => vec![Level { value: planned, label: format!("predicted {}", short(planned)) }],
