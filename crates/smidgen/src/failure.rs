@@ -1,17 +1,17 @@
-//! How a command fails: what went wrong, the error behind it, hints, and the exit code.
+//! How a command fails: what went wrong, the error that caused it, hints, and the exit code.
 //!
-//! [`FailureKind`] says what went wrong, so that decisions are made by type and never by reading a message. The exit
-//! code follows from it: 2 the recipe or the command is wrong, 130 interrupted with the state saved, 1 anything else,
-//! also a run that does not fit.
-//! Left out: colour and line width, which are the console's.
+//! [`FailureKind`] says what went wrong, so that decisions are made by type and never by the text of a message. The exit
+//! code follows from it: 2 if the recipe or the command is wrong, 130 if interrupted with the state saved, 1 for
+//! everything else, also for a run that does not fit.
+//! Left out: colour and line width (`console/`).
 
 use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
 use smidgen_runtime::device::FillError;
 use std::error::Error;
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fmt, io};
 
 type BoxedError = Box<dyn Error + Send + Sync>;
 
@@ -26,13 +26,13 @@ pub enum FailureKind {
     Data,
     /// The files of a model, an adapter, a tokenizer or a checkpoint.
     Model,
-    /// A GPU, its driver or its libraries; also the CPU as a device.
+    /// A GPU, its driver or its libraries; threads of the CPU device.
     Device,
-    /// A file or folder cannot be read or written, or there is no room.
+    /// A file or folder cannot be read or written, is in the way, or the disk is full.
     Disk,
-    /// The run does not fit its memory, or took more than planned.
+    /// The run does not fit its budget, or uses more memory than planned.
     Memory,
-    /// A download.
+    /// A download, or a port.
     Network,
     /// Training itself: a loss that is not finite, an adapter that gets no gradient.
     Training,
@@ -72,7 +72,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// From an error, or from a text.
+    /// From an error or from a message.
     pub fn new(kind: FailureKind, cause: impl Into<BoxedError>) -> Failure {
         let cause: BoxedError = cause.into();
         Failure { kind, message: cause.to_string(), hints: Vec::new(), cause: cause.into() }
@@ -123,13 +123,27 @@ impl Failure {
         Failure::disk(error).context(format!("cannot {verb} `{}`", path.display()))
     }
 
-    /// Says what was being done: ``doing: message``.
+    /// From an error while data of a device was written to a file: the device may have failed instead of the disk.
+    pub fn writing(error: impl Error + Send + Sync + 'static) -> Failure {
+        let first: &(dyn Error + 'static) = &error;
+        let mut chain = std::iter::successors(Some(first), |&error| error.source());
+        let device = chain.find_map(|error| error.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref());
+        Failure::new(device.map_or(FailureKind::Disk, kind_of_device_error), error)
+    }
+
+    /// Another message for the same cause, if the text of the error does not serve.
+    pub fn reworded(mut self, message: impl fmt::Display) -> Failure {
+        self.message = message.to_string();
+        self
+    }
+
+    /// Prefixes the message with what was being done: ``doing: message``.
     pub fn context(mut self, doing: impl fmt::Display) -> Failure {
         self.message = format!("{doing}: {}", self.message);
         self
     }
 
-    /// A further line below the message.
+    /// Adds a line below the message.
     pub fn detail(mut self, line: impl fmt::Display) -> Failure {
         self.message = format!("{}\n  {line}", self.message);
         self
@@ -140,7 +154,7 @@ impl Failure {
         self
     }
 
-    /// For a caller that has better hints.
+    /// For a caller with better hints.
     pub fn without_hints(mut self) -> Failure {
         self.hints.clear();
         self
@@ -153,7 +167,7 @@ impl Failure {
         }
     }
 
-    /// The error behind the message, where it is of this type.
+    /// The error that caused it, if it has this type.
     pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.cause.downcast_ref()
     }
@@ -178,31 +192,34 @@ impl fmt::Display for Failure {
 }
 
 impl Error for Failure {
-    /// The message is that of the cause, so the chain goes on behind it.
+    /// The message includes that of the cause, so the chain continues with the source of the cause.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.cause.source()
     }
 }
 
+fn kind_of_device_error(error: &DeviceError) -> FailureKind {
+    match error {
+        DeviceError::Reserve { .. } | DeviceError::Pinned { .. } => FailureKind::Memory,
+        DeviceError::File { .. } => FailureKind::Disk,
+        DeviceError::Storage { .. }
+        | DeviceError::Columns { .. }
+        | DeviceError::Workspace { .. }
+        | DeviceError::Space { .. }
+        | DeviceError::Precision { .. }
+        | DeviceError::Call { .. }
+        | DeviceError::Compile { .. }
+        | DeviceError::NoSuchGpu { .. }
+        | DeviceError::Library { .. }
+        | DeviceError::Capability { .. }
+        | DeviceError::Extent { .. }
+        | DeviceError::Violation(_) => FailureKind::Device,
+    }
+}
+
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
-        let kind = match &error {
-            DeviceError::Reserve { .. } | DeviceError::Pinned { .. } => FailureKind::Memory,
-            DeviceError::File { .. } => FailureKind::Disk,
-            DeviceError::Storage { .. }
-            | DeviceError::Columns { .. }
-            | DeviceError::Workspace { .. }
-            | DeviceError::Space { .. }
-            | DeviceError::Precision { .. }
-            | DeviceError::Call { .. }
-            | DeviceError::Compile { .. }
-            | DeviceError::NoSuchGpu { .. }
-            | DeviceError::Library { .. }
-            | DeviceError::Capability { .. }
-            | DeviceError::Extent { .. }
-            | DeviceError::Violation(_) => FailureKind::Device,
-        };
-        Failure::new(kind, error)
+        Failure::new(kind_of_device_error(&error), error)
     }
 }
 
@@ -236,7 +253,7 @@ impl<E: Error + Send + Sync + 'static> From<FillError<E>> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
+    use smidgen_formats::whole_file::write_whole;
 
     #[test]
     fn the_exit_code_follows_from_what_went_wrong() {
@@ -256,6 +273,20 @@ mod tests {
         let lost = DeviceError::Call { device: "cuda", call: "cuLaunchKernel", what: "lost".into() };
         assert_eq!(Failure::from(lost).kind, FailureKind::Device);
         assert_eq!(Failure::from(DeviceError::Reserve { device: "cpu", bytes: 1 }).kind, FailureKind::Memory);
+    }
+
+    #[test]
+    fn a_device_that_fails_while_a_file_is_written_is_not_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |error: fn() -> io::Error| {
+            Failure::writing(write_whole(&folder.path().join("a"), |_| Err(error())).unwrap_err())
+        };
+        let lost = || {
+            let error = DeviceError::Call { device: "cuda", call: "cuMemcpyDtoH", what: "lost".into() };
+            io::Error::other(error)
+        };
+        assert_eq!(write(lost).kind, FailureKind::Device);
+        assert_eq!(write(|| io::ErrorKind::StorageFull.into()).kind, FailureKind::Disk);
     }
 
     #[test]

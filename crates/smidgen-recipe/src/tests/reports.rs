@@ -218,9 +218,9 @@ path = "x"
               line 9: unknown key `lora_alpha`
                 hint: write `adapter.alpha`
               line 11: unknown key `train.per_device_train_batch_size`
-                hint: `train.batch` is samples per optimizer step over all devices (per-device size x devices x accumulation); how it is split is chosen by the planner (`memory.micro_tokens` pins it)
+                hint: `train.batch` is samples per optimizer step over all devices (per-device size x devices x accumulation); the solver chooses how it is split (pin it with `memory.micro_tokens`)
               line 12: unknown key `train.gradient_accumulation_steps`
-                hint: `train.batch` is samples per optimizer step; how it is split is chosen by the planner (`memory.micro_tokens` pins it)
+                hint: `train.batch` is samples per optimizer step; the solver chooses how it is split (pin it with `memory.micro_tokens`)
               line 13: unknown key `train.num_train_epochs`
                 hint: write `train.epochs` (instead of `train.steps`)
               line 14: unknown key `train.max_grad_norm`
@@ -230,7 +230,7 @@ path = "x"
               line 16: unknown key `train.learning_rates`
                 hint: write `train.lr`
               line 18: unknown key `memory.gradient_checkpointing`
-                hint: write `memory.recompute` (`"all"` for true, `"none"` for false), or leave it `"auto"`: the planner recomputes only what the budget needs
+                hint: write `memory.recompute` (`"all"` for true, `"none"` for false), or leave it `"auto"`: the solver recomputes only as much as the budget requires
               line 20: unknown key `data.max_seq_length`
                 hint: write `data.max_tokens`; what happens to longer samples is `data.overflow`
               line 21: unknown key `data.path`
@@ -290,14 +290,14 @@ device = "gpu"
               line 14: `train.schedule` must be one of `constant`, `linear`, `cosine`, got "constant_with_warmup"
                 hint: write `constant`; `train.warmup` works with every schedule
               line 15: `train.steps` must be a whole number of at least 1, got 100.0
-                hint: write it without a point: 100
+                hint: write it without a decimal point: 100
               line 16: `train.lr` must be a number above 0, got "2e-4"
                 hint: write it without quotes: 2e-4
               line 17: `train.batch` must be a whole number of at least 1, got 5000000000
-                hint: the largest number taken is 2147483647
+                hint: the largest accepted number is 2147483647
               line 19: `memory.recompute` must be `auto`, `none`, `all`, `every:2`, or a list of different layer numbers, got true
                 hint: write `all`
-              line 20: `memory.weights` must be `auto`, `device`, `host`, `host:0.5` (a part above 0, at most 1) or `disk`, got "cpu"
+              line 20: `memory.weights` must be `auto`, `device`, `host`, `host:0.5` (a fraction above 0, at most 1) or `disk`, got "cpu"
                 hint: write `host`
               line 21: `memory.device` must be `auto`, `cpu` or `cuda:N` with the number of a GPU, got "gpu"
                 hint: write `cuda:0`
@@ -339,16 +339,16 @@ dir = "o
             recipe.toml has 11 mistakes
               line 2, column 8: a string needs quotes
                 hint: write "models/tiny"
-              line 5, column 1: `rank` stands twice
-              line 8, column 11: `True` is no value
+              line 5, column 1: `rank` is set twice
+              line 8, column 11: `True` is not a value
                 hint: write true
               line 10, column 12: a string needs quotes
                 hint: write "constant"
               line 11, column 10: a string needs quotes
                 hint: write "none"
               line 12: `train.lr` must be a number above 0, got "fast"
-              line 13, column 7: this is no number
-                hint: a point has digits on both sides, an exponent has digits after it
+              line 13, column 7: not a number
+                hint: a decimal point needs digits on both sides, an exponent needs digits after it
               line 15, column 10: a string needs quotes
                 hint: write "8GiB"
               line 16, column 9: a value is missing after the `=`

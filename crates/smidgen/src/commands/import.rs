@@ -82,7 +82,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
 
 fn failure(file: &str, error: ImportError) -> Failure {
     match &error {
-        ImportError::Override(_) => Failure::command(error.to_string()),
+        ImportError::Override(_) => Failure::command(error),
         ImportError::Unrecognized(_) => Failure::command(error)
             .context(format!("`{file}`"))
             .hint("`--from` says which: deepspeed, accelerate, trl, axolotl, llama-factory or peft"),
@@ -90,7 +90,10 @@ fn failure(file: &str, error: ImportError) -> Failure {
             .context(format!("`{file}`"))
             .hint("a .toml file may be a recipe already: `smidgen plan` reads it"),
         ImportError::Document(_) => Failure::command(error).context(format!("`{file}`")),
-        ImportError::Mistakes(_) => Failure::command(format!("`{file}` has {error}")),
+        ImportError::Mistakes(_) => {
+            let message = format!("`{file}` has {error}");
+            Failure::command(error).reworded(message)
+        }
     }
 }
 

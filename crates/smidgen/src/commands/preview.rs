@@ -40,7 +40,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let planned = plan_job(job)?;
     let mut samples = Vec::new();
     for index in 0..args.rows.min(rows.train.len()) {
-        let sample = rows.train.sample(index).map_err(Failure::data)?;
+        let sample = rows.train.sample(index).map_err(Failure::disk)?;
         let parts = parts_of(&sample, tokenizer.as_ref())?;
         samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts });
     }

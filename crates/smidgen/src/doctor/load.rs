@@ -6,6 +6,7 @@
 //! Left out: the device; nothing is loaded onto it.
 
 use super::Check;
+use crate::failure::Failure;
 use crate::plan::job::Job;
 use serde_json::json;
 use smidgen_formats::encode::{EncodeWeightError, encode_weight, rows_at_a_time};
@@ -48,7 +49,7 @@ pub fn check(job: &Job, reach: Reach) -> Check {
     load_line(load(job, usual))
 }
 
-fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, String> {
+fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, Failure> {
     let tensors = job.request.spec.tensors();
     let weight_of =
         |name: &str| job.model.weight(name).expect("the job has checked that no weight is missing");
@@ -62,14 +63,14 @@ fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, String> {
     for tensor in &tensors {
         let weight = weight_of(&tensor.name);
         let seen = look_at(&weight, job.request.storage_of(&tensor.name), share_bytes)
-            .map_err(|error| format!("tensor `{}`: {error}", tensor.name))?;
+            .map_err(|error| Failure::model(error).context(format!("tensor `{}`", tensor.name)))?;
         loaded.read_bytes += seen.read_bytes;
         if let Some((row, number)) = seen.not_finite {
-            return Err(format!(
-                "tensor `{}` in `{}` holds {number} in row {row}",
+            return Err(Failure::model(format!(
+                "tensor `{}` in `{}` has {number} in row {row}",
                 tensor.name,
                 weight.file_path().display()
-            ));
+            )));
         }
         // Norms, biases and rows of unused words may be zero.
         if seen.is_zero && tensor.layer.is_some() && weight.shape().len() > 1 {
@@ -147,11 +148,11 @@ fn ranges(rows: usize, bytes: u64, share_bytes: u64) -> Vec<Range<usize>> {
     }
 }
 
-fn load_line(loaded: Result<Loaded, String>) -> Check {
+fn load_line(loaded: Result<Loaded, Failure>) -> Check {
     const NAME: &str = "load";
     let loaded = match loaded {
         Ok(loaded) => loaded,
-        Err(reason) => return Check::fail(NAME, reason, REMEDY),
+        Err(failure) => return Check::of_failure(NAME, &failure.hint(REMEDY)),
     };
     let Loaded { tensors, read_bytes, model_bytes, seconds, zeros } = loaded;
     let bytes_per_s = read_bytes as f64 / seconds.max(1e-9);
@@ -262,7 +263,7 @@ mod tests {
             "{hole:?}"
         );
         assert_eq!((hole.verdict, &hole.facts["zeros"]), (Verdict::Warn, &json!(["a", "b"])));
-        let broken = load_line(Err("tensor `x` holds NaN".into()));
+        let broken = load_line(Err(Failure::model("tensor `x` has NaN")));
         assert_eq!((broken.verdict, &*broken.remedies[0]), (Verdict::Fail, REMEDY));
     }
 }

@@ -5,6 +5,7 @@
 
 use super::{Check, Verdict};
 use crate::doctor::measure::{Effort, measure};
+use crate::failure::FailureKind;
 use crate::hub::environment;
 use crate::plan::devices::Place;
 use crate::plan::disk;
@@ -179,7 +180,8 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
             }
         }
         Err(error) if is_wanted => {
-            Check::fail(NAME, error.clone(), "`memory.device = \"cpu\"` trains without a GPU")
+            let remedy = "`memory.device = \"cpu\"` trains without a GPU";
+            Check::fail(NAME, FailureKind::Device, error.clone(), remedy)
         }
         Err(error) if has_driver => Check::warn(NAME, error.clone(), "runs use the CPU until the GPU works"),
         Err(_) => Check::pass(NAME, "none: runs use the CPU"),

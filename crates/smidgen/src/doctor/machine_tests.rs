@@ -45,10 +45,10 @@ fn no_gpu_and_no_driver_is_a_processor() {
         &nothing,
         false,
         expect![[r#"
-              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
-                                   beside that
-              pass  gpu            none: runs go to the processor
-              pass  libraries      none of NVIDIA's; the processor needs none
+              pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
+                                   does not count
+              pass  gpu            none: runs use the CPU
+              pass  libraries      none of NVIDIA's; the CPU needs none
             3 checks: 3 passed, 0 warnings, 0 failed
         "#]],
     );
@@ -57,10 +57,10 @@ fn no_gpu_and_no_driver_is_a_processor() {
         &nothing,
         true,
         expect![[r#"
-              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
-                                   beside that
+              pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
+                                   does not count
               fail  gpu            the driver (libcuda.so) was not found
-                                   remedy: `memory.device = "cpu"` runs without a GPU
+                                   remedy: `memory.device = "cpu"` trains without a GPU
               fail  libraries      none of NVIDIA's; missing: driver, NVRTC, cuBLASLt
                                    remedy: install it
                                    remedy: install it
@@ -76,11 +76,10 @@ fn half_an_install_names_the_other_half() {
         &seen(Err("NVRTC (libnvrtc.so) was not found"), [true, false, true]),
         false,
         expect![[r#"
-              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
-                                   beside that
+              pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
+                                   does not count
               warn  gpu            NVRTC (libnvrtc.so) was not found
-                                   remedy: runs go to the processor until the GPU can be
-                                     used
+                                   remedy: runs use the CPU until the GPU works
               warn  libraries      driver (lib.so), cuBLASLt (lib.so); missing: NVRTC
                                    remedy: install it
             3 checks: 1 passed, 2 warnings, 0 failed
@@ -91,11 +90,10 @@ fn half_an_install_names_the_other_half() {
         &seen(Err("`cuInit` failed: CUDA_ERROR_NO_DEVICE"), [true; 3]),
         false,
         expect![[r#"
-              pass  locked memory  8.00 MiB for programs; the GPU's driver pins memory
-                                   beside that
+              pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
+                                   does not count
               warn  gpu            `cuInit` failed: CUDA_ERROR_NO_DEVICE
-                                   remedy: runs go to the processor until the GPU can be
-                                     used
+                                   remedy: runs use the CPU until the GPU works
               pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
             3 checks: 2 passed, 1 warning, 0 failed
         "#]],
@@ -126,17 +124,17 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
         &busy,
         false,
         expect![[r#"
-              warn  locked memory  Windows limits what the GPU's driver may pin below it
-                                   remedy: where a run cannot pin its memory, name a smaller
+              warn  locked memory  WSL limits how much memory the GPU driver can pin
+                                   remedy: if a run cannot pin its memory, set a smaller
                                      `memory.host_budget`
               warn  gpu            NVIDIA Example, compute capability 7.5, driver for CUDA
                                    13.1: training needs 8.0
-                                   remedy: runs go to the processor; a GPU of 2020 (Ampere)
-                                     or newer trains
+                                   remedy: runs use the CPU; training on a GPU needs Ampere
+                                     (2020) or newer
               pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
-              warn  gpu memory     20.00 GiB free of 24.00 GiB, held by process 4294967295
+              warn  gpu memory     20.00 GiB free of 24.00 GiB, used by process 4294967295
                                    4.00 GiB, process 4294967295
-                                   remedy: end what holds it, or plan for what is free
+                                   remedy: stop those processes, or plan with what is free
             4 checks: 1 passed, 3 warnings, 0 failed
         "#]],
     );
@@ -191,7 +189,7 @@ fn threads_beyond_processors_are_warned_of() {
     let line = |threads| processor_line("Some Processor", threads, 4, "no bf16");
     assert_eq!(line(4).verdict, Verdict::Pass);
     let many = line(16);
-    let words = "Some Processor, 16 threads on 4 processors, no bf16";
+    let words = "Some Processor, 16 threads on 4 cores, no bf16";
     assert_eq!((many.verdict, &*many.finding), (Verdict::Warn, words));
     assert!(many.remedies[0].contains("`memory.threads = 4`"));
 }

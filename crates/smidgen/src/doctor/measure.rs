@@ -46,7 +46,7 @@ pub fn measure(
     folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     let name = device_name(place, threads)
-        .ok_or_else(|| Failure::device("only a device that is here can be measured"))?;
+        .ok_or_else(|| Failure::device("only a device of this machine can be measured"))?;
     match place {
         Place::Cpu => measure_cpu(name, threads, effort, folder),
         Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort, folder),
@@ -99,7 +99,7 @@ fn measure_cuda(
 ) -> Result<DeviceProfile, Failure> {
     const TRANSFER_BYTES: usize = 256 << 20;
     let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
-        return Err(Failure::device("only a device that is here can be measured"));
+        return Err(Failure::device("only a device of this machine can be measured"));
     };
     let device = DeviceChoice::Cuda(*ordinal);
     let usual = cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile();

@@ -52,8 +52,13 @@ impl Check {
         Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Warn, finding) }
     }
 
-    pub fn fail(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Fail, finding) }
+    pub fn fail(
+        name: &'static str,
+        kind: FailureKind,
+        finding: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Check {
+        Check { kind, remedies: vec![remedy.into()], ..Check::new(name, Verdict::Fail, finding) }
     }
 
     /// A failure of a command as a failed check.

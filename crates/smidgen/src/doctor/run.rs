@@ -2,9 +2,10 @@
 //!
 //! They follow `smidgen plan`, one check for each thing that can go wrong; then the weights are read as in a run.
 
+use super::Check;
 use super::load::{self, Reach};
-use super::{Check, Verdict};
 use crate::console::progress;
+use crate::failure::FailureKind;
 use crate::hub::{Access, Want};
 use crate::plan::context::pinned_bytes;
 use crate::plan::disk::{self, Footprint};
@@ -117,6 +118,7 @@ fn pinned_line(pinned: u64, free: Option<u64>) -> Check {
     match free {
         Some(free) if free < pinned => Check::fail(
             NAME,
+            FailureKind::Memory,
             format!("{finding}, but only {} is free", format_bytes(free)),
             "stop other programs, or set a smaller `memory.host_budget`",
         ),
@@ -147,12 +149,12 @@ fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Che
     let needs = format!("{} on the disk of `{folder}`", format_bytes(needed));
     let facts = json!({ "needed_bytes": needed, "free_bytes": free });
     match free {
-        Some(free) if free < needed => Check {
-            remedies: vec![
-                "free some space, lower `train.keep`, or choose an `output.dir` on another disk".to_owned(),
-            ],
-            ..Check::new(name, Verdict::Fail, format!("needs {needs}, only {} is free", format_bytes(free)))
-        },
+        Some(free) if free < needed => Check::fail(
+            name,
+            FailureKind::Disk,
+            format!("needs {needs}, only {} is free", format_bytes(free)),
+            "free some space, lower `train.keep`, or choose an `output.dir` on another disk",
+        ),
         _ => Check::pass(name, needs),
     }
     .with(facts)
@@ -160,6 +162,7 @@ fn room(needed: u64, free: Option<u64>, folder: &str, name: &'static str) -> Che
 
 #[cfg(test)]
 mod tests {
+    use super::super::Verdict;
     use super::*;
 
     #[test]
@@ -173,8 +176,9 @@ mod tests {
         assert!(!short.remedies.is_empty());
         assert_eq!(short.facts, json!({"needed_bytes": 1 << 20, "free_bytes": (1 << 20) - 1}));
         let full = line(Some(0));
-        let words = "1.00 MiB on the disk of `runs/x`, which has 0 B free";
+        let words = "needs 1.00 MiB on the disk of `runs/x`, only 0 B is free";
         assert_eq!((full.verdict, &*full.finding), (Verdict::Fail, words));
+        assert_eq!(full.kind, FailureKind::Disk);
     }
 
     #[test]
@@ -182,8 +186,9 @@ mod tests {
         let line = |free| pinned_line(2 << 30, free);
         assert_eq!([line(Some(2 << 30)), line(None)].map(|line| line.verdict), [Verdict::Pass; 2]);
         let short = line(Some(1 << 30));
-        let words = "the plan pins 2.00 GiB, and 1.00 GiB are free";
+        let words = "the plan pins 2.00 GiB, but only 1.00 GiB is free";
         assert_eq!((short.verdict, &*short.finding), (Verdict::Fail, words));
+        assert_eq!(short.kind, FailureKind::Memory);
         assert!(short.remedies[0].contains("`memory.host_budget`"));
     }
 }

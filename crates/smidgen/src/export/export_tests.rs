@@ -291,7 +291,8 @@ fn what_a_file_cannot_say_is_refused_and_leaves_nothing() {
     };
     let dora = lora("llama-dora");
     assert!(
-        dora.contains("is dora, whose magnitudes") && dora.contains("`smidgen export --merged`"),
+        dora.contains("is dora: llama.cpp adapters do not support magnitudes")
+            && dora.contains("`smidgen export --merged`"),
         "{dora}"
     );
     let biases = lora("qwen2-bias-all");

@@ -258,7 +258,7 @@ impl Live {
 pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Result<(), Failure> {
     let room = shape.positions.min(shape.cache_rows);
     match ids.len() {
-        0 => Err(Failure::recipe(format!("prompt {index} has no tokens"))),
+        0 => Err(Failure::data(format!("prompt {index} has no tokens"))),
         tokens if tokens > room => {
             Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context holds {room}"))
                 .hint(format!("set `--context {}` or more", tokens + 1)))

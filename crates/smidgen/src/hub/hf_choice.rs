@@ -175,7 +175,7 @@ mod tests {
         let said = refused(&["config.json", "pytorch_model.bin"]);
         assert!(said.contains("has its weights as `pytorch_model.bin`"), "{said}");
         assert!(refused(&["config.json"]).contains("has no weights"));
-        assert!(refused(&["data.csv", "README.md"]).contains("it holds `README.md`, `data.csv`"));
+        assert!(refused(&["data.csv", "README.md"]).contains("it has `README.md`, `data.csv`"));
         assert!(refused(&[]).contains("has no files"));
     }
 }

@@ -51,7 +51,7 @@ pub struct Content {
 
 pub enum Trouble {
     /// Worth another attempt.
-    Passing(String),
+    Passing(Failure),
     Final(Failure),
 }
 
@@ -83,7 +83,7 @@ impl HubClient {
             return Err(self.refusal(&response, name, None));
         }
         let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
-        let bytes = read.map_err(|error| self.passing(&error))?;
+        let bytes = read.map_err(|error| self.passing(error))?;
         let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
             Trouble::Final(
                 Failure::network(error)
@@ -107,7 +107,9 @@ impl HubClient {
             StatusCode::OK => 0,
             StatusCode::PARTIAL_CONTENT if range_begin(&response) == Some(offset) => offset,
             StatusCode::PARTIAL_CONTENT => {
-                return Err(Trouble::Passing("the server sent another range than requested".into()));
+                return Err(Trouble::Passing(Failure::network(
+                    "the server sent another range than requested",
+                )));
             }
             _ => return Err(self.refusal(&response, name, Some(&file.name))),
         };
@@ -127,14 +129,17 @@ impl HubClient {
             ureq::Error::Http(_) => Trouble::Final(
                 Failure::network("the access token has invalid characters").hint(self.token_hint()),
             ),
-            error => self.passing(&error),
+            error => self.passing(error),
         })
     }
 
-    fn passing(&self, error: &ureq::Error) -> Trouble {
+    fn passing(&self, error: ureq::Error) -> Trouble {
+        let endpoint = &self.endpoint;
         Trouble::Passing(match error {
-            ureq::Error::HostNotFound => format!("`{}` was not found", self.endpoint),
-            error => format!("`{}`: {error}", self.endpoint),
+            ureq::Error::HostNotFound => {
+                Failure::network(error).reworded(format!("`{endpoint}` was not found"))
+            }
+            error => Failure::network(error).context(format!("`{endpoint}`")),
         })
     }
 
@@ -150,12 +155,15 @@ impl HubClient {
         let code = header("x-error-code").unwrap_or_default();
         let (status, repo) = (response.status().as_u16(), format!("`hf:{}`", name.repo));
         if matches!(status, 408 | 416 | 429 | 500..=599) {
-            return Trouble::Passing(format!("`{}` answered with status {status}", self.endpoint));
+            return Trouble::Passing(Failure::network(format!(
+                "`{}` answered with status {status}",
+                self.endpoint
+            )));
         }
         let failure = match (status, code) {
             (_, "RevisionNotFound") => {
                 let revision = name.revision_or_main();
-                Failure::network(format!("{repo} has no revision `{revision}`"))
+                Failure::model(format!("{repo} has no revision `{revision}`"))
                     .hint("a revision is a branch, a tag or a commit of the repository")
             }
             (_, "GatedRepo") | (403, _) => {
@@ -168,14 +176,14 @@ impl HubClient {
                 })
             }
             (401 | 404, "EntryNotFound") => {
-                Failure::network(format!("{repo} has no file `{}`", file.unwrap_or_default()))
+                Failure::model(format!("{repo} has no file `{}`", file.unwrap_or_default()))
             }
             (401 | 404, _) => match &self.token {
-                Some(_) => Failure::network(format!(
+                Some(_) => Failure::model(format!(
                     "model {repo} not found at `{}` with the current token",
                     self.endpoint
                 )),
-                None => Failure::network(format!("no public model {repo} found at `{}`", self.endpoint))
+                None => Failure::model(format!("no public model {repo} found at `{}`", self.endpoint))
                     .hint(format!("check the name; for a private or gated model {}", self.token_hint())),
             },
             _ => Failure::network(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
@@ -257,19 +265,20 @@ fn percent_encoded(text: &str) -> String {
 
 fn read_certificates() -> Result<Option<RootCerts>, Failure> {
     let Some((variable, path)) = environment::certificate_file() else { return Ok(None) };
-    let unusable = |what: String| {
-        Failure::network(format!("`{}` of `{variable}` {what}", path.display()))
-            .hint("set it to a file of PEM certificates")
+    let unusable = |failure: Failure| {
+        failure.context(format!("`{variable}`")).hint("set it to a file of PEM certificates")
     };
-    let pem = std::fs::read(&path).map_err(|error| unusable(format!("could not be read: {error}")))?;
+    let pem = std::fs::read(&path).map_err(|error| unusable(Failure::file("read", &path, error)))?;
     let mut certificates = Vec::new();
     for item in parse_pem(&pem) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| unusable(error.to_string()))? {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| {
+            unusable(Failure::network(error).context(format!("`{}` is not PEM", path.display())))
+        })? {
             certificates.push(certificate);
         }
     }
     match certificates.is_empty() {
-        true => Err(unusable("has no certificate".to_owned())),
+        true => Err(unusable(Failure::network(format!("`{}` has no certificate", path.display())))),
         false => Ok(Some(certificates.into())),
     }
 }

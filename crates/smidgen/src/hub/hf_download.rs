@@ -34,17 +34,18 @@ pub fn persist<T>(
 ) -> Result<T, Failure> {
     let mut failed = 0;
     loop {
-        let (reason, gained_bytes) = match call() {
+        let (failure, gained_bytes) = match call() {
             Ok(done) => return Ok(done),
             Err((Trouble::Final(failure), _)) => return Err(failure),
-            Err((Trouble::Passing(reason), gained_bytes)) => (reason, gained_bytes),
+            Err((Trouble::Passing(failure), gained_bytes)) => (failure, gained_bytes),
         };
         failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
         if failed == ATTEMPTS {
-            return Err(Failure::network(format!("cannot download {what}: {reason}"))
+            return Err(failure
+                .context(format!("cannot download {what}"))
                 .hint("run the same command again: it continues where the download stopped"));
         }
-        meter.say(&format!("warning: {reason}; attempt {} of {ATTEMPTS}", failed + 1));
+        meter.say(&format!("warning: {}; attempt {} of {ATTEMPTS}", failure.message, failed + 1));
         sleep(FIRST_PAUSE * (1 << (failed - 1)));
     }
 }
@@ -188,10 +189,10 @@ fn continue_file(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
                 let there = format_bytes(partial.length);
-                return Err(Trouble::Passing(format!(
-                    "the download of `{}` broke off after {there}: {error}",
-                    file.name
-                )));
+                return Err(Trouble::Passing(
+                    Failure::network(error)
+                        .context(format!("the download of `{}` broke off after {there}", file.name)),
+                ));
             }
         };
         if count == 0 && missing_bytes == 0 {
@@ -199,7 +200,8 @@ fn continue_file(
         }
         if count == 0 {
             let there = format_bytes(partial.length);
-            return Err(Trouble::Passing(format!("the download of `{}` broke off after {there}", file.name)));
+            let message = format!("the download of `{}` broke off after {there}", file.name);
+            return Err(Trouble::Passing(Failure::network(message)));
         }
         if count as u64 > missing_bytes {
             let (name, bytes) = (&file.name, file.bytes);

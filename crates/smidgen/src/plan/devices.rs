@@ -41,9 +41,9 @@ impl Place {
                 Ok(Place::Cuda { ordinal, facts: None, context_bytes: None })
             }
             (found, choice) => found.map_err(|error| {
-                Failure::device(error)
+                Failure::from(error)
                     .context(format!("`memory.device = \"{choice}\"`"))
-                    .hint("`memory.device = \"cpu\"` runs without a GPU")
+                    .hint("`memory.device = \"cpu\"` trains without a GPU")
             }),
         }
     }
@@ -133,9 +133,9 @@ impl Place {
                 let options = CudaOptions { ordinal: *ordinal, precision: arithmetic.precision(), cache };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))
             }
-            Place::Elsewhere { name, .. } => {
-                Err(Failure::device(format!("`{name}` is planned for, and is not here to run on")))
-            }
+            Place::Elsewhere { name, .. } => Err(Failure::device(format!(
+                "the plan is for `{name}`, which is not a device of this machine"
+            ))),
         }
     }
 }

@@ -32,13 +32,14 @@ pub fn render_table(checks: &[Check]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::FailureKind;
 
     #[test]
     fn remedies_stand_below_what_they_are_for() {
         let checks = [
             Check::pass("memory", "7.00 GiB free"),
             Check::warn("disk", "little\nvery little", "make room"),
-            Check::fail("gpu", "none", "buy one"),
+            Check::fail("gpu", FailureKind::Device, "none", "buy one"),
         ];
         expect_test::expect![[r#"
               pass  memory         7.00 GiB free

@@ -130,11 +130,11 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let has = |name: &str| folder.join(name).is_file();
     if !folder.is_dir() {
         let what = if folder.exists() { "is not a folder" } else { "does not exist" };
-        return Err(Failure::disk(format!("`{}` {what}", folder.display()))
+        return Err(Failure::command(format!("`{}` {what}", folder.display()))
             .hint("give the folder of a run: the `output.dir` of its recipe"));
     }
     if ![PLAN, METRICS, JOB].iter().any(|name| has(name)) {
-        return Err(Failure::disk(format!(
+        return Err(Failure::command(format!(
             "`{}` is not the folder of a run: it has none of `{PLAN}`, `{METRICS}` and `{JOB}`",
             folder.display()
         )));
@@ -211,15 +211,17 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
             metrics.has_torn_line = true;
             return Ok(metrics);
         }
-        let no_row = |reason: &str| {
-            Failure::disk(format!("`{}` line {number} is not a metrics row: {reason}", path.display()))
+        let no_row = |failure: Failure| {
+            failure
+                .context(format!("`{}` line {number} is not a metrics row", path.display()))
                 .hint("remove or repair the line; `smidgen train ... --resume` would refuse it too")
         };
-        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(&error.to_string()))?;
+        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(Failure::disk(error)))?;
         let last = metrics.rows.last().map_or(0, |row| row.step);
         match (row.step_ms, row.eval_ms) {
             (Some(_), _) if row.step <= last => {
-                return Err(no_row(&format!("step {} comes after step {last}", row.step)));
+                let message = format!("step {} comes after step {last}", row.step);
+                return Err(no_row(Failure::disk(message)));
             }
             (Some(step_ms), _) => metrics.rows.push(StepRow {
                 step: row.step,
@@ -240,7 +242,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
             (None, Some(_)) => metrics
                 .evaluations
                 .push(EvaluationRow { step: row.step, eval_loss: row.eval_loss.unwrap_or(f64::NAN) }),
-            (None, None) => return Err(no_row("it has neither `step_ms` nor `eval_ms`")),
+            (None, None) => return Err(no_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
         }
     }
 }

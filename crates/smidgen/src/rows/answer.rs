@@ -20,7 +20,8 @@ pub fn answer_pattern(text: &str) -> Result<Option<Regex>, Failure> {
         // The last line has the reason; the lines before it point into the pattern.
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim().trim_start_matches("error: ");
-        Failure::recipe(format!("`eval.answer` is not a regular expression: `{text}`: {reason}"))
+        let message = format!("`eval.answer` is not a regular expression: `{text}`: {reason}");
+        Failure::recipe(error).reworded(message)
     })?;
     if pattern.find("").is_some() {
         return Err(Failure::recipe(format!("`eval.answer`: `{text}` matches the empty text"))

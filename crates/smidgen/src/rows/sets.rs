@@ -129,7 +129,14 @@ pub fn read_set(
             )
             | PrepareError::NoAnswers { .. }
             | PrepareError::Format(FormatError::NoRows) => Failure::data(error).context(format!("`{key}`")),
-            _ => Failure::data(error),
+            PrepareError::Tokens(TokensError::Keep(_)) => Failure::disk(error),
+            PrepareError::Tokenizer(_) | PrepareError::Gguf(_) | PrepareError::Read { .. } => {
+                Failure::model(error)
+            }
+            PrepareError::Source(_)
+            | PrepareError::Format(_)
+            | PrepareError::Tokens(_)
+            | PrepareError::Row { .. } => Failure::data(error),
         };
         let failure = failure.hint_if_some(hint);
         if absent { ReadData::Absent(failure) } else { ReadData::Wrong(failure) }

@@ -202,7 +202,7 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
         let place = &places[index];
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out)
     })
-    .map_err(Failure::disk)?;
+    .map_err(Failure::writing)?;
     verify_adapter(executor, &places, folder)
 }
 
@@ -213,14 +213,13 @@ fn verify_adapter<D: Device>(
 ) -> Result<(), Failure> {
     let file = AdapterFile::open(folder).map_err(Failure::model)?;
     for place in places {
-        let differs = |what: &str| {
-            let (key, place) = (&place.tensor.key, folder.display());
-            Failure::model(format!("the adapter saved in `{place}` does not read back: `{key}` {what}"))
-        };
-        let stored = file.tensor(&place.tensor.key).ok_or_else(|| differs("is missing"))?;
+        let key = &place.tensor.key;
+        let unread = format!("the adapter saved in `{}` does not read back", folder.display());
+        let differs = |what: &str| Failure::model(format!("`{key}` {what}")).context(&unread);
+        let stored = file.tensor(key).ok_or_else(|| differs("is missing"))?;
         let mut comparison = Comparison::with(&stored);
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut comparison)
-            .map_err(|error| differs(&error.to_string()))?;
+            .map_err(|error| Failure::writing(error).context(format!("{unread}: `{key}`")))?;
         if !comparison.is_same() {
             return Err(differs("has other values"));
         }

@@ -22,7 +22,7 @@ pub fn log_likelihoods<D: Device>(
     feed.write_loss_weight(executor, 1.0);
     let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
     for_each_eval_batch(set, limit, micro_tokens, |range| {
-        micro_batch.fill(set, range.clone()).map_err(Failure::data)?;
+        micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
         // No dropout: the step does not matter.
         feed.write_micro_batch(executor, micro_batch, 0);
         executor.run(Entry::Eval, &micro_batch.extent())?;

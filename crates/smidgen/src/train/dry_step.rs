@@ -34,7 +34,7 @@ impl<D: Device> Trainer<'_, D> {
         if token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied()) {
             return Ok(false);
         }
-        self.micro_batch.fill(train, largest).map_err(Failure::data)?;
+        self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();

@@ -63,7 +63,7 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0);
         let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
         for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            self.micro_batch.fill(set, range.clone()).map_err(Failure::data)?;
+            self.micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             samples += u64::from(range.end - range.start);
@@ -93,7 +93,7 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.clear_eval_loss(&mut self.executor);
         let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
             if culprit.is_none() {
-                self.micro_batch.fill(set, range).map_err(Failure::data)?;
+                self.micro_batch.fill(set, range).map_err(Failure::disk)?;
                 self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
                 culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
             }

@@ -196,7 +196,7 @@ pub fn write_state<D: Device>(
         let place = &places[index];
         weights::copy_out(executor, place.leaf, place.range.clone(), out)
     })
-    .map_err(Failure::disk)?;
+    .map_err(Failure::writing)?;
     let state = State {
         version: STATE_VERSION,
         step,

@@ -189,16 +189,18 @@ pub fn write_beside(model: &Model, folder: &Path) -> Result<Vec<String>, Failure
 fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &Path) -> Result<(), Failure> {
     let specs: Vec<TensorSpec> = outputs.iter().map(|output| output.spec.clone()).collect();
     write_safetensors(path, &pytorch_metadata(), &specs, |index, out| outputs[index].write(executor, out))
-        .map_err(Failure::disk)?;
+        .map_err(Failure::writing)?;
     let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::model)?);
     for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(_))) {
         let name = &output.spec.name;
-        let differs =
-            |what: &str| Failure::model(format!("`{}` does not read back: `{name}` {what}", path.display()));
+        let unread = format!("`{}` does not read back", path.display());
+        let differs = |what: &str| Failure::model(format!("`{name}` {what}")).context(&unread);
         let position = file.position(name).ok_or_else(|| differs("is missing"))?;
         let stored = TensorRef::new(&file, position);
         let mut comparison = Comparison::with(&stored);
-        output.write(executor, &mut comparison).map_err(|error| differs(&error.to_string()))?;
+        output
+            .write(executor, &mut comparison)
+            .map_err(|error| Failure::writing(error).context(format!("{unread}: `{name}`")))?;
         if !comparison.is_same() {
             return Err(differs("has other values"));
         }

@@ -411,7 +411,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::data)?;
+            self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
             self.executor.run(Entry::MicroStep, &extent)?;
@@ -526,7 +526,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let packing = std::mem::take(&mut self.packing);
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::data)?;
+            self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
             if culprit.is_some() {

@@ -223,7 +223,8 @@ fn adapters_to_start_from_that_do_not_fit() {
         ["absent` does not exist", "hint: `adapter.init` is `default` or the folder of a PEFT adapter"];
     scratch.train_refused(1, &["adapter.init=absent"], &words);
     scratch.train_refused(1, &["adapter.init=model"], &["holds a model and not an adapter"]);
-    let words = ["is `lora`, the recipe says `rslora`", "hint: start from an adapter that is `rslora`"];
+    let words =
+        ["is of kind `lora`, the recipe asks for `rslora`", "hint: start from an adapter of kind `rslora`"];
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6", "adapter.kind=rslora"], &words);
     scratch.edit_json("adapter/adapter_config.json", |config| config["use_dora"] = json!(true));
     let words = ["is `dora`, the recipe says `lora`"];

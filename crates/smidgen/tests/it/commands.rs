@@ -25,29 +25,29 @@ fn help_lists_the_commands() {
             Usage: smidgen [OPTIONS] <COMMAND>
 
             Commands:
-              plan         Show what a run will take, before it takes anything
-              fit          Ask what is the most that a budget holds: tokens, rank, model
-              preview      Show samples as the model sees them, supervised tokens marked
+              plan         Predict memory and speed without starting the run
+              fit          Find the longest samples, highest rank and largest model that fit
+                           a budget
+              preview      Show samples as the model sees them, with supervised tokens
+                           marked
               train        Plan, check, train and save
-              report       Show what a run took and did, in short and as one page
-              dash         Serve the page of a run on this machine while it goes on
+              report       Summarize a run: a few lines, and an HTML page
+              dash         Serve a live dashboard on localhost
               eval         Score the base model and the trained one on rows with known
                            answers
-              merge        Fold an adapter into its base model
-              export       Write an adapter, or a model with it, as a GGUF file for
-                           llama.cpp
-              inspect      Show what an adapter, a run or a model holds
-              generate     Continue a prompt, or talk with a model at the terminal
-              pull         Fetch a model, or say where it is
-              bench        Measure speed and memory of a run on made-up weights of a named
-                           shape
-              import       Turn another tool's configuration into a recipe
-              completions  Write a script that completes commands in a shell
-              doctor       Check what a run needs, and measure this machine for plans
+              merge        Merge an adapter into its base model
+              export       Write an adapter or a merged model as a GGUF file for llama.cpp
+              inspect      Show the contents of an adapter, a run or a model
+              generate     Generate text from a prompt, or chat in the terminal
+              pull         Download a model, or show where it is
+              bench        Measure speed and memory on random weights of a named shape
+              import       Convert another tool's configuration into a recipe
+              completions  Write a completion script for a shell
+              doctor       Check this machine and a recipe, and measure the device for plans
               help         Print this message or the help of the given subcommand(s)
 
             Options:
-                  --quiet    Say nothing but errors
+                  --quiet    Print only errors
               -h, --help     Print help
               -V, --version  Print version
         "#]],
@@ -64,13 +64,13 @@ fn help_lists_the_commands() {
 
             Arguments:
               <RECIPE>        The recipe, a TOML file
-              [KEY=VALUE]...  Keys that replace those of the recipe, as `section.key=value`
+              [KEY=VALUE]...  Keys of the recipe to override, as `section.key=value`
 
             Options:
-                  --quiet   Say nothing but errors
+                  --quiet   Print only errors
                   --resume  Continue the run in the output folder
-                  --json    What the run took and did as JSON, once it ends: the same as
-                            `report --json`
+                  --json    Print the report as JSON when the run ends, as `report --json`
+                            does
               -h, --help    Print help
         "#]],
     );

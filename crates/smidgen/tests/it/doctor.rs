@@ -62,7 +62,7 @@ fn what_is_measured_is_kept_and_plans_go_by_it() {
         line(&report, "plan")["finding"]
             .as_str()
             .unwrap()
-            .ends_with("by the profile measured on this machine")
+            .ends_with("according to the profile measured on this machine")
     );
 
     let path = PathBuf::from(report["profile"]["path"].as_str().unwrap());
@@ -197,7 +197,7 @@ fn the_list_reads_well() {
     assert_eq!(ended.code, Some(1));
     assert!(ended.stdout.contains("  fail  gpu            "), "{}", ended.stdout);
     assert!(
-        ended.stdout.contains("remedy: `memory.device = \"cpu\"` runs without a GPU\n"),
+        ended.stdout.contains("remedy: `memory.device = \"cpu\"` trains without a GPU\n"),
         "{}",
         ended.stdout
     );

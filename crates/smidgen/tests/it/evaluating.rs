@@ -193,7 +193,7 @@ fn what_cannot_be_evaluated_is_refused() {
     refused(&["recipe.toml", "--beams", "0"], 2, &["`--beams` must be at least 1"]);
     refused(&["recipe.toml", "--beams", "2"], 2, &["`--beams` needs `--task generate`, the task is `loss`"]);
     refused(&["recipe.toml", "--task", "guess"], 2, &["eval.task", "guess"]);
-    refused(&["recipe.toml", "memory.device=cuda:99"], 1, &["cuda:99", "`memory.device = \"cpu\"` runs"]);
+    refused(&["recipe.toml", "memory.device=cuda:99"], 1, &["cuda:99", "`memory.device = \"cpu\"` trains"]);
     refused(&["recipe.toml", "model.compute=f16"], 2, &["`model.compute = f16` needs a GPU"]);
     refused(&["model"], 2, &["`model` is not the folder of a run: it has no `job.toml`"]);
     refused(&["recipe.toml", "--adapter", "nowhere"], 1, &["`nowhere` does not exist"]);

@@ -207,7 +207,7 @@ fn early_stopping_saves_the_best_model() {
 fn what_cannot_be_is_refused() {
     let scratch = scratch();
     let refused = |overrides: &[&str], words: &[&str]| scratch.train_refused(2, overrides, words);
-    refused(&["adapter.rank=8"], &["`adapter.rank` has no effect", "trains the base itself"]);
+    refused(&["adapter.rank=8"], &["`adapter.rank` has no effect", "trains the base weights"]);
     let all = refused(&["adapter.dropout=0.1", "adapter.sigma=2", "adapter.bias=all"], &["adapter.dropout"]);
     assert!(all.contains("adapter.sigma") && all.contains("adapter.bias"), "{all}");
     refused(&["adapter.layers=last:3"], &["3", "2"]);

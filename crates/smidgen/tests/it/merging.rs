@@ -193,7 +193,7 @@ fn an_adapter_of_another_model_is_refused() {
         &[
             "does not fit the base model",
             "in the base, the adapter is for [",
-            "hint: the adapter was made for `model`",
+            "hint: the adapter was trained on `model`",
         ],
     );
     assert!(said.lines().count() < 14, "{said}");

@@ -173,10 +173,10 @@ fn a_run_that_failed_says_so() {
 #[test]
 fn folders_that_are_no_runs_are_refused() {
     let scratch = Scratch::new();
-    scratch.refused(1, &["report", "absent"], &["`absent` does not exist", "hint: "]);
-    scratch.refused(1, &["report", "data.jsonl"], &["`data.jsonl` is not a folder"]);
-    scratch.refused(1, &["report", "model"], &["`model` is not the folder of a run", "`plan.json`"]);
-    scratch.refused(1, &["dash", "model"], &["`model` is not the folder of a run"]);
+    scratch.refused(2, &["report", "absent"], &["`absent` does not exist", "hint: "]);
+    scratch.refused(2, &["report", "data.jsonl"], &["`data.jsonl` is not a folder"]);
+    scratch.refused(2, &["report", "model"], &["`model` is not the folder of a run", "`plan.json`"]);
+    scratch.refused(2, &["dash", "model"], &["`model` is not the folder of a run"]);
     assert_eq!(scratch.run(&["report"]).code, Some(2));
     scratch.train("run", &[]);
     let (rows, plan) = (scratch.text("run/metrics.jsonl"), scratch.text("run/plan.json"));

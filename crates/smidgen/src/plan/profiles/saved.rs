@@ -14,10 +14,10 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    #[error("the profile `{}` cannot be read: {error}", path.display())]
-    Read { path: PathBuf, error: std::io::Error },
-    #[error("the profile `{}` is no JSON: {error}", path.display())]
-    Json { path: PathBuf, error: serde_json::Error },
+    #[error("cannot read the profile `{}`: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the profile `{}` is not JSON: {source}", path.display())]
+    Json { path: PathBuf, source: serde_json::Error },
     #[error("the profile `{}`: `{field}` must be {expected}", path.display())]
     Field { path: PathBuf, field: String, expected: &'static str },
     #[error("the profile `{}` is that of `{name}`, measured by smidgen {version}", path.display())]
@@ -93,8 +93,8 @@ fn render_rates(rates: &Rates) -> Value {
 
 fn read_value(path: &Path) -> Result<Value, ProfileError> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| ProfileError::Read { path: path.to_path_buf(), error })?;
-    serde_json::from_str(&text).map_err(|error| ProfileError::Json { path: path.to_path_buf(), error })
+        .map_err(|source| ProfileError::Read { path: path.to_path_buf(), source })?;
+    serde_json::from_str(&text).map_err(|source| ProfileError::Json { path: path.to_path_buf(), source })
 }
 
 /// A field that is not what it should be.

@@ -223,7 +223,7 @@ fn runs_of_every_kind_are_drawn() {
         ("two", run(2), "done, 2 steps"),
         ("not finite", not_finite, "10 steps not finite"),
         ("unmeasured", unmeasured, "not measured on this system"),
-        ("old", old, "kept no timeline"),
+        ("old", old, "has no timeline"),
         ("all bad", all_bad, "5 steps not finite"),
         ("planned", only_planned, "Peak memory, planned"),
     ] {
@@ -238,8 +238,8 @@ fn runs_of_every_kind_are_drawn() {
 fn a_timeline_that_was_changed_is_not_drawn() {
     let mut record = run(10);
     record.plan.timeline.peak = 99;
-    assert!(render_page(&record).contains("kept no timeline"));
+    assert!(render_page(&record).contains("has no timeline"));
     let mut record = run(10);
     record.plan.timeline.place.pop();
-    assert!(render_page(&record).contains("kept no timeline"));
+    assert!(render_page(&record).contains("has no timeline"));
 }
