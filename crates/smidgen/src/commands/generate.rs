@@ -268,7 +268,7 @@ fn open_session(
 ) -> Result<TokenSession, Failure> {
     let mut setting = Setting::of(&subject.options)?;
     if let Some(free) = setting.budget.cut_to_free.filter(|_| !quiet) {
-        say(&format!("note: the GPU has {} free, less than the budget", format_bytes(free)));
+        say(&format!("note: the GPU has only {} free, less than the budget", format_bytes(free)));
     }
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());
@@ -289,7 +289,7 @@ fn run_prompt(
     prompt: &str,
 ) -> Result<(), Failure> {
     let ids = encode_prompt(tokenizer, args.system.as_deref(), args.raw, prompt)?;
-    // As much as prompt and answer can take, so nothing is reserved for more.
+    // Exactly what prompt and answer can need: nothing more is reserved.
     let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));

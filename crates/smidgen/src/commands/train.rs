@@ -105,7 +105,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is said of a run that came to its end: how evaluations went, then which state was saved.
+/// The last lines of a completed run: how evaluations went, then which state was saved.
 fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
     let (standing, early_stop) = (&outcome.standing, recipe.train.early_stop);
     let mut lines = Vec::new();

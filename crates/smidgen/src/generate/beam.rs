@@ -26,7 +26,7 @@ pub struct BeamSettings {
 }
 
 impl TokenSession {
-    /// The best text behind a prompt; needs as many slots as beams.
+    /// The best continuation of a prompt; needs as many slots as beams.
     pub fn search_beams(&mut self, prompt: &[u32], settings: &BeamSettings) -> Result<Generated, Failure> {
         let (executor, decoder) = self.parts();
         search_beams(executor, decoder, prompt, settings)

@@ -101,8 +101,8 @@ pub struct TokenSession {
 }
 
 impl TokenSession {
-    /// Plans, and loads what fits onto a device that was opened for it; whatever it held before is gone. `look` sees
-    /// the plan in between.
+    /// Plans and loads a model onto an open device; its previous content is discarded. `look` gets the plan before
+    /// loading.
     pub fn open(
         opening: &Opening<'_>,
         device: AnyDevice,

@@ -136,7 +136,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// A system message in front of the prompt.
     pub system: Option<String>,
-    /// Take the prompt as it is, without the model's chat template.
+    /// Use the prompt as it is, without the model's chat template.
     pub raw: bool,
 }
 
@@ -192,21 +192,19 @@ impl Setting {
     pub fn of(options: &SessionOptions) -> Result<Setting, Failure> {
         let device = options.device;
         let place = Place::look(device).map_err(|error| {
-            Failure::device(error)
-                .context(format!("`{device}`"))
-                .hint("`--device cpu` generates without a GPU")
+            Failure::from(error).context(format!("`{device}`")).hint("`--device cpu` generates without a GPU")
         })?;
         let arithmetic = match (options.compute, place.kind()) {
             (Compute::F16, DeviceKind::Cpu) => {
                 return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
-                    .hint("`--compute f32` is what the CPU takes by itself"));
+                    .hint("`--compute f32` is the default on a CPU"));
             }
-            // One token at a time reads every weight once: rounding operands gains a CPU nothing.
+            // Decoding is bound by reading the weights: rounding operands to bf16 gains nothing on a CPU.
             (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
             (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
         };
         let budget = budget_on(&place, options.budget)
-            .map_err(|failure| failure.without_hints().hint("name a budget: `--budget 8GiB`"))?;
+            .map_err(|failure| failure.without_hints().hint("set a budget: `--budget 8GiB`"))?;
         Ok(Setting { place, arithmetic, budget })
     }
 
@@ -228,14 +226,14 @@ impl Setting {
             0 => host::processors(),
             threads => threads,
         };
-        // Before the plan, which counts what the driver's context takes.
+        // Opened before planning, because the plan includes the memory of the driver's context.
         let device = self.place.open_and_measure(threads, arithmetic)?;
         let (base, place) = (options.base, &self.place);
         TokenSession::open(&Opening { model, adapter, base, place, arithmetic, threads, sizes }, device, look)
     }
 }
 
-/// The adapter's own tokenizer where it has one: its template is what was trained.
+/// The adapter's own tokenizer if it has one: it was trained with that chat template.
 pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<Tokenizer, Failure> {
     let own = adapter.map(AdapterFile::path).filter(|folder| folder.join("tokenizer.json").is_file());
     match (own, model) {
@@ -248,7 +246,7 @@ pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<To
     }
 }
 
-/// The ids of one message, in the template where there is one.
+/// The ids of one message, formatted by the template if there is one.
 pub fn encode_prompt(
     tokenizer: &Tokenizer,
     system: Option<&str>,
@@ -261,7 +259,7 @@ pub fn encode_prompt(
     };
     let Some(template) = template else {
         if system.is_some() {
-            return Err(Failure::command("the model has no chat template, so `--system` has no place"));
+            return Err(Failure::command("`--system` needs a chat template, and the model has none"));
         }
         return tokenizer.encode(prompt, true).map_err(Failure::model);
     };

@@ -133,10 +133,10 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// Notes how the run ended, writes its page and says what it took. What was trained is worth more: a failure is only
-/// said.
+/// Records how the run ended, writes its report and prints a summary. A failure here is only printed, because the
+/// trained weights are already saved.
 pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
-    // A run that was refused has no part and no rows.
+    // A run that was refused has no metrics to report.
     if !dir.file(history::FILE_NAME).exists() {
         return;
     }
@@ -151,7 +151,7 @@ pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)
     }
 }
 
-/// What is left to do where a run was killed when everything was trained and saved: its page.
+/// Writes the report of a run that was killed after everything was trained and saved.
 pub fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
     dir.sweep()?;
     if !dir.file(page_file::FILE_NAME).exists()

@@ -29,7 +29,7 @@ pub struct Planned {
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
-    /// What is trained is the base itself, not adapters beside it.
+    /// The base weights are trained, not adapters.
     pub trains_base: bool,
     /// What would make it fit.
     pub advice: Vec<String>,

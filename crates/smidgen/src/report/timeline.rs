@@ -54,7 +54,7 @@ impl Timeline {
         self.begin_ms.len()
     }
 
-    /// Bytes alive in a stretch, all rows together.
+    /// Live bytes in an interval, all rows together.
     pub fn total_bytes(&self, stretch: usize) -> u64 {
         self.bytes.values().filter_map(|column| column.get(stretch)).sum()
     }

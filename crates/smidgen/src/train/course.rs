@@ -49,7 +49,7 @@ pub struct Course<'a> {
     /// Whether the process is there for this run alone: then signals are handled here, and on the CPU the memory of the
     /// process is held to the plan. A program that calls the library has both for itself.
     pub owns_process: bool,
-    /// The plan as `plan.txt` and `plan.json` have it; training itself renders nothing.
+    /// Renders `plan.txt` and `plan.json`; given by the caller, because training renders nothing.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
     /// What differs between two policies of a model with this many layers, in words.
     pub describe_changes: &'a dyn Fn(&Policy, &Policy, usize) -> String,
@@ -177,7 +177,7 @@ impl Course<'_> {
                 false => Interrupt::never(),
             });
             let result = trainer.run_watched(&mut batches, first, journal, bar, interrupt, self.on_step);
-            // Only what was sampled while the trainer held the arena counts for its last phase.
+            // Only samples taken while the trainer held the arena count for its last phase.
             meter.enter(Phase::Prepare, &Looked::default());
             self.write_phases(&meter, &chosen);
             let (mut outcome, returned) = result.inspect_err(|_| bar.finish())?;

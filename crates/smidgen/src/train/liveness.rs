@@ -37,7 +37,7 @@ pub struct Liveness {
     attends: bool,
     /// Gradients pass through f16, in which small ones vanish.
     in_f16: bool,
-    /// The base itself is trained.
+    /// The base weights are trained.
     is_full: bool,
 }
 

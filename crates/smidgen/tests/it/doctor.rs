@@ -144,10 +144,7 @@ fn a_model_that_cannot_be_trained_on_is_found_before_the_run() {
     let broken = looked(1);
     assert_eq!(verdicts(&broken, &["model", "load", "plan"]), ["pass", "fail", "pass"]);
     let said = line(&broken, "load")["finding"].as_str().unwrap();
-    assert!(
-        said.contains(&format!("tensor `{name}` in `")) && said.ends_with("has NaN in row 1"),
-        "{said}"
-    );
+    assert!(said.contains(&format!("tensor `{name}` in `")) && said.ends_with("has NaN in row 1"), "{said}");
     assert!(line(&broken, "load")["remedies"][0].as_str().unwrap().contains("`smidgen pull`"));
 
     // A hole, as a download that was not finished leaves it.
