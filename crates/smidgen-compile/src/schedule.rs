@@ -209,8 +209,8 @@ fn outlive_transfers(
     }
 }
 
-/// Which transfers each node has to wait for: the first that reads what comes, and whoever is told that something has
-/// gone or brings it back.
+/// The transfers that each node waits for: the first node that reads a fetched value, the node that frees a stowed one,
+/// and the node that fetches it again.
 fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
     // Transfers that nobody has waited for, by what they write.
     let mut under_way: ByValue<usize> = ByValue::default();

@@ -256,7 +256,7 @@ op_table! {
     AttentionGrad(shape: AttentionShape) => {
         name: "attention_grad",
         bound_by: BoundBy::Attention,
-        // The scores once more, and four gradients.
+        // The scores again, and four gradients.
         cost: |step| step.traffic() + step.attention(5, shape.window),
         text: shape.to_string(),
     }

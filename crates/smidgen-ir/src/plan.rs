@@ -1,9 +1,9 @@
 //! A plan: steps in order over buffers whose places in memory are fixed.
 //!
-//! The plan *is* the allocation. One reservation of `reserved_bytes` holds a persistent region (leaves,
-//! for the whole run) and behind it a transient region that the entry points overlay. What lies elsewhere than on the
-//! device, in host memory or on disk, is reserved in the same way there.
-//! What a plan says about its peak is read off the buffer table, not estimated beside it.
+//! The plan *is* the allocation. One reservation of `reserved_bytes` has a persistent region (leaves, for the whole run)
+//! and after it a transient region that the entry points overlay. Host memory and disk space for offloaded values are
+//! reserved in the same way.
+//! The peak is computed from the buffer table, not estimated.
 
 use crate::cost::Cost;
 use crate::graph::{Entry, LeafKind, Phase, Space, ValueId, ValueRole};
@@ -77,7 +77,7 @@ pub enum Region {
     Transient,
 }
 
-/// When the bytes of a buffer are taken.
+/// When a buffer is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifetime {
     Run,
@@ -104,7 +104,7 @@ impl Lifetime {
         }
     }
 
-    /// Whether some instant lies in both.
+    /// Whether both include the same instant.
     pub fn meets(self, other: Lifetime) -> bool {
         match (self, other) {
             (Lifetime::Run, _) | (_, Lifetime::Run) => true,
@@ -139,9 +139,9 @@ pub struct PlannedValue {
     pub role: ValueRole,
     /// `None` for a value that no step of the plan touches.
     pub buffer: Option<BufferId>,
-    /// From the buffer's begin.
+    /// Offset in the buffer.
     pub first_byte: usize,
-    /// Elements from one row to the next where that is more than a row has.
+    /// Row stride in elements, if it is more than a row.
     pub stride: Option<usize>,
 }
 
@@ -230,7 +230,7 @@ impl DeviceKind {
         }
     }
 
-    /// What activations and their gradients lie in memory as: on a GPU what products take, on a CPU always f32.
+    /// The element type of activations and their gradients: on a GPU that of matmuls, on a CPU always f32.
     pub fn activations(self, precision: Precision) -> DType {
         match (self, precision) {
             (DeviceKind::Cpu, _) | (DeviceKind::Cuda, Precision::F32) => DType::F32,
@@ -258,7 +258,7 @@ pub struct Plan {
     pub threads: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
-    /// Of what lies elsewhere.
+    /// For offloaded values.
     pub host: SpaceSize,
     pub disk: SpaceSize,
     pub values: Vec<PlannedValue>,
@@ -279,12 +279,12 @@ impl SpaceSize {
     }
 }
 
-/// The instant at which most is alive.
+/// The instant with the most live bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peak {
     pub entry: Entry,
     pub step: usize,
-    /// Bytes alive in the transient region, each buffer at its aligned size.
+    /// Live bytes in the transient region, each buffer at its aligned size.
     pub transient_live_bytes: usize,
     /// What lives then, category by category; workspace includes alignment and unused space, so
     /// that the sum is the whole reservation.
@@ -351,7 +351,7 @@ impl Plan {
         found.map(|i| ValueId(i as u32))
     }
 
-    /// Transient bytes of the device alive at each step of an entry point.
+    /// Live transient bytes of the device at each step of an entry point.
     pub fn live_bytes(&self, entry: Entry) -> Vec<usize> {
         let steps = self.entry(entry).steps.len();
         let mut change = vec![0isize; steps + 1];
@@ -441,7 +441,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of the device's reservation that are alive at the peak.
+    /// Live bytes of the device's reservation at the peak.
     pub fn peak_live_bytes(&self) -> usize {
         let live = self.entries.iter().flat_map(|plan| self.live_bytes(plan.entry));
         self.persistent_bytes + live.max().unwrap_or(0)

@@ -174,7 +174,7 @@ pub enum LayerRule {
 }
 
 impl LayerRule {
-    /// The layers of a model with so many.
+    /// The layers of a model with this many.
     pub fn layers(&self, layers: usize) -> LayerSet {
         match self {
             LayerRule::None => LayerSet::none(),

@@ -60,9 +60,9 @@ macro_rules! closed_words {
 }
 
 closed_words! {
-    /// How the frozen weights lie in memory (`model.base`).
+    /// Storage format of the frozen weights in memory (`model.base`).
     BaseFormat {
-        /// As the checkpoint has them; a GGUF file keeps its blocks.
+        /// As in the checkpoint; a GGUF file keeps its blocks.
         AsStored = "as-stored",
         /// 32-bit floats.
         F32 = "f32",
@@ -70,17 +70,17 @@ closed_words! {
         Bf16 = "bf16",
         /// Half floats.
         F16 = "f16",
-        /// 8-bit integers with one scale a row.
+        /// 8-bit integers with one scale per row.
         Int8 = "int8",
-        /// 4-bit normal floats, scales quantized once more.
+        /// 4-bit normal floats with quantized scales (double quantization).
         Nf4 = "nf4",
         /// 4-bit normal floats, scales in f32.
         Nf4Single = "nf4-single",
     }
 
-    /// Precision of matrix products and activations (`model.compute`).
+    /// Precision of matmuls and activations (`model.compute`).
     Compute {
-        /// What the device does best.
+        /// The device's best.
         Auto = "auto",
         /// 32-bit floats.
         F32 = "f32",
@@ -114,9 +114,9 @@ closed_words! {
         LoraOnly = "lora_only",
     }
 
-    /// How rows of data are to be understood (`data.format`).
+    /// Format of the rows (`data.format`).
     DataFormat {
-        /// Told from the columns.
+        /// Detected from the columns.
         Auto = "auto",
         /// `instruction`, `input`, `output`.
         Alpaca = "alpaca",

@@ -49,7 +49,7 @@ pub(crate) const SPACE: Reader<Option<Space>> =
 
 /// Where weights are, and which part of the layers is offloaded: above 0 and at most 1.
 pub(crate) const WEIGHTS: Reader<Option<(Space, f64)>> = reader(
-    "`auto`, `device`, `host`, `host:0.5` (a part above 0, at most 1) or `disk`",
+    "`auto`, `device`, `host`, `host:0.5` (a fraction above 0, at most 1) or `disk`",
     &["auto", "device", "host", "disk"],
     |given| {
         let text = given.text()?;

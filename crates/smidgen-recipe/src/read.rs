@@ -233,7 +233,7 @@ fn read_files(given: &Given<'_>) -> Option<Vec<RecipePath>> {
     Some(texts.iter().map(|text| RecipePath::resolve(text, given.folder)).collect())
 }
 
-/// `None` also where the value is no list, so that words can be tried next.
+/// `None` also if the value is not a list, so that words can be tried next.
 pub(crate) fn read_layer_list(given: &Given<'_>) -> Option<Vec<usize>> {
     let items = given.list()?;
     let layers: Option<Vec<usize>> =

@@ -77,7 +77,7 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
     })
 }
 
-/// A checkpoint that bitsandbytes stored in 4 bits is read as it lies; any other quantization is refused by name.
+/// A 4-bit checkpoint of bitsandbytes is read as stored; any other quantization is refused by name.
 fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
     let supported = "bitsandbytes";

@@ -50,7 +50,7 @@ pub struct DecoderSpec {
 /// Attention of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerAttention {
-    /// A query sees so many keys, itself included; `None` is all before it.
+    /// Number of keys that a query sees, itself included; `None` is all before it.
     pub window: Option<usize>,
     /// Index into `ropes`.
     pub rope: usize,

@@ -76,7 +76,7 @@ pub fn code_values(code: Code4) -> &'static [f32; 16] {
     }
 }
 
-/// The scale of a block in a tensor of so many elements.
+/// The scale of a block in a tensor of this many elements.
 pub fn block_scale(double: bool, elements: usize, bytes: &[u8], block: usize) -> f32 {
     let parts = bnb4_parts(elements, double);
     if !double {
@@ -117,7 +117,7 @@ impl Bnb4Codes {
         }
     }
 
-    /// Writes the scales behind the codes of a tensor of so many elements.
+    /// Writes the scales after the codes of a tensor of this many elements.
     pub fn finish(&self, double: bool, elements: usize, bytes: &mut [u8]) {
         let parts = bnb4_parts(elements, double);
         assert_eq!(self.scales.len(), parts.blocks, "blocks of {elements} elements");

@@ -5,7 +5,7 @@
 //! with both signs; and 0 and 1. Without a sign there are twice as many midpoints. Values are rounded as torch
 //! rounds them, where `linspace` is a fused multiply-add from the nearer end; files that carry the map carry
 //! exactly these floats. Encoding of scales follows the library's CPU path, which norms by the reciprocal and
-//! looks up on a grid of 2^16 points: beside the nearest code once or twice in a thousand, near zero by up to
+//! looks up on a grid of 2^16 points: it misses the nearest code once or twice in a thousand, near zero by up to
 //! four codes. Moments are encoded by `nearest_code.rs`.
 
 use super::largest_magnitude;

@@ -486,7 +486,7 @@ mod tests {
         }
     }
 
-    /// Times with many tokens, of which the whole takes so much more than its steps, and with few.
+    /// Times with many tokens and with few; the whole entry point takes this factor more than its operations.
     fn by_size(rates: &Rates, is_coded: bool, whole: f64) -> BySize {
         BySize { large: times(rates, 1024.0, is_coded, whole), small: times(rates, 64.0, is_coded, 1.0) }
     }

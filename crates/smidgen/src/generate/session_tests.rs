@@ -285,7 +285,7 @@ fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
         assert!((measured..measured + (16 << 20)).contains(&planned.context_bytes), "{name}");
         assert_eq!(planned.rows().iter().map(|(_, bytes)| bytes).sum::<u64>(), planned.peak_bytes, "{name}");
         let table = crate::report::generation_table::render_generation_table(&planned);
-        assert!(table.lines().next().unwrap().ends_with(" · cuda:1, which is not here"), "{table}");
+        assert!(table.lines().next().unwrap().ends_with(" · cuda:1 (not found on this machine)"), "{table}");
         assert!(table.contains("driver "), "{table}");
         // In half the bytes of an element, keys and values take half of what they take on the CPU.
         let cpu = Request { device: DeviceKind::Cpu, precision: Precision::F32, ..request.clone() };

@@ -2,7 +2,7 @@
 //!
 //! Bytes are written to `CHECKSUM.smidgen.incomplete` next to the blob and stay there when a download stops
 //! early, for the next attempt or the next run. Size and checksum are those that the hub states; a file
-//! that does not match is deleted, and downloaded once more if part of it came from an earlier run.
+//! that does not match is deleted, and downloaded again if part of it came from an earlier run.
 //! Two processes never write one file: the lock is the one that `huggingface_hub` takes.
 
 use super::hf_cache::{RepoCache, not_written};

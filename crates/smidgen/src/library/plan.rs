@@ -38,7 +38,7 @@ pub struct Plan {
 
 /// Plans a job: no weight is read and nothing is reserved.
 ///
-/// Show the result, or go on with [`train`](crate::train()), which plans by itself.
+/// Show the result, or call [`train`](crate::train()), which makes the same plan.
 ///
 /// # Errors
 /// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error here:

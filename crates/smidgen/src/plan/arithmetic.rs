@@ -14,7 +14,7 @@ pub enum Arithmetic {
     F32(F32Unit),
     /// Operands rounded to bf16, sums in f32.
     Bf16(Bf16Unit),
-    /// On a GPU, where activations lie in the numbers of products.
+    /// On a GPU, whose activations have the precision of its matmuls.
     Cuda(Precision),
 }
 

@@ -40,20 +40,20 @@ impl JobBudget {
     pub fn note(&self) -> Option<String> {
         if self.reserve_bytes > 0 {
             let reserve = format_bytes(self.reserve_bytes);
-            return Some(format!("`memory.budget = \"auto\"` leaves {reserve} of what is free to others"));
+            return Some(format!("`memory.budget = \"auto\"` keeps {reserve} free for other processes"));
         }
         let free = format_bytes(self.cut_to_free?);
-        Some(format!("the GPU has {free} free, less than `memory.budget`: planned for what is free"))
+        Some(format!("the GPU has only {free} free, less than `memory.budget`: planned with what is free"))
     }
 }
 
 /// On a GPU: for a display, or another program that wakes up.
 const GPU_RESERVE_BYTES: u64 = 256 << 20;
-/// In RAM: a share of what is free, for what other programs do meanwhile, and at most so much.
+/// In RAM: a share of the free memory for other processes, and its maximum.
 const RAM_RESERVE_SHARE: u64 = 32;
 const MOST_RAM_RESERVE_BYTES: u64 = 512 << 20;
 
-/// What `auto` leaves to others of so much free memory.
+/// The part of this much free memory that `auto` keeps free for other processes.
 pub fn reserve_bytes(device: DeviceKind, free_bytes: u64) -> u64 {
     let reserve = match device {
         DeviceKind::Cuda => GPU_RESERVE_BYTES,
@@ -68,7 +68,7 @@ pub fn free_budget(device: DeviceKind, free_bytes: u64) -> JobBudget {
     JobBudget { bytes: free_bytes - reserve_bytes, stated: false, cut_to_free: None, reserve_bytes }
 }
 
-/// The budget of a run that finds so much memory when it looks again: a budget that was stated is never exceeded.
+/// The budget of a run that finds this much memory when it replans: a stated budget is never exceeded.
 pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) -> JobBudget {
     let free = free_budget(device, reachable_bytes);
     match recipe.memory.budget {
@@ -92,14 +92,14 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
             Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
         }
         Budget::Auto if is_gpu && place.free_bytes().is_none() => {
-            Err(Failure::memory("how much memory the GPU has free cannot be read on this machine")
-                .hint("name a budget: `memory.budget = \"24GiB\"`"))
+            Err(Failure::memory("cannot read the free memory of the GPU")
+                .hint("set a budget: `memory.budget = \"24GiB\"`"))
         }
         Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
         Budget::Auto => match host::free_memory_bytes() {
             Some(free) => Ok(free_budget(place.kind(), free)),
-            None => Err(Failure::memory("how much memory is free cannot be read on this machine")
-                .hint("name a budget: `memory.budget = \"8GiB\"`")),
+            None => Err(Failure::memory("cannot read free memory on this machine")
+                .hint("set a budget: `memory.budget = \"8GiB\"`")),
         },
     }
 }

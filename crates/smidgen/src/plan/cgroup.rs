@@ -1,9 +1,9 @@
 //! Memory limits of containers: what the control groups of this process still leave it.
 //!
-//! Groups are nested and every ancestor's limit holds, so the least that any of them leaves counts. Both layouts of
-//! Linux are read: version 2 (`memory.max`, `memory.high`) and version 1 (`memory.limit_in_bytes`). Pages of files
-//! that the kernel would drop first are no use of memory. Everything is read below a root folder, which is `/`
-//! outside of tests. Left out: swap, which a run is never planned into.
+//! Groups are nested and every ancestor's limit applies, so the smallest remainder counts. Both versions are read: 2
+//! (`memory.max`, `memory.high`) and 1 (`memory.limit_in_bytes`). Inactive file pages count as free, because the kernel
+//! drops them first. Everything is read below a root folder, which is `/` outside of tests.
+//! Left out: swap, which plans never use.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};

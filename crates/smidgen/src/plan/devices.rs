@@ -1,8 +1,8 @@
 //! The device of a run: found before anything is planned, opened once the plan is made.
 //!
-//! `auto` is the first GPU that can train, else the processor, unless `memory.profile` names a device of one kind. A
-//! plan may be made for a GPU that is not here; a run may not. What the driver's context takes is measured when the
-//! device is opened, and assumed before.
+//! `auto` is the first GPU that can train, else the CPU, unless `memory.profile` chooses the kind. A plan can be made for
+//! a GPU that this machine does not have; a run cannot. The memory of the driver's context is assumed at first and
+//! measured when the device is opened.
 
 use crate::failure::Failure;
 use crate::hub::environment;
@@ -20,7 +20,7 @@ pub enum Place {
     Cpu,
     Cuda {
         ordinal: usize,
-        /// What is known of the GPU, if it is here.
+        /// Properties of the GPU, if this machine has it.
         facts: Option<GpuFacts>,
         /// What the driver's context takes there, once it was measured: when the device was opened, or by `doctor`.
         context_bytes: Option<u64>,
@@ -34,7 +34,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Looks for the device that the recipe chooses. `must_run`: a GPU that is not here is an error.
+    /// Finds the device that the recipe chooses. `must_run`: a missing GPU is an error.
     pub fn find(choice: DeviceChoice, must_run: bool) -> Result<Place, Failure> {
         match (Place::look(choice), choice) {
             (Err(_), DeviceChoice::Cuda(ordinal)) if !must_run => {
@@ -48,7 +48,7 @@ impl Place {
         }
     }
 
-    /// The device that is chosen, if it is here.
+    /// The chosen device, if this machine has it.
     pub fn look(choice: DeviceChoice) -> Result<Place, DeviceError> {
         match choice {
             DeviceChoice::Cpu => Ok(Place::Cpu),
@@ -76,12 +76,12 @@ impl Place {
         match self {
             Place::Cpu => "cpu".to_owned(),
             Place::Cuda { facts: Some(facts), .. } => facts.name.clone(),
-            Place::Cuda { ordinal, facts: None, .. } => format!("cuda:{ordinal}, which is not here"),
+            Place::Cuda { ordinal, facts: None, .. } => format!("cuda:{ordinal} (not found on this machine)"),
             Place::Elsewhere { name, .. } => name.clone(),
         }
     }
 
-    /// What is free on a GPU that is here; another one is taken to be free.
+    /// Free memory of the GPU; a GPU of another machine is assumed to be free.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
             Place::Cpu => None,
@@ -115,8 +115,8 @@ impl Place {
         Ok(device)
     }
 
-    /// Opens the device, with its context and kernels; the arena comes with the plan. What a plan has on disk lies in the
-    /// cache, unless whoever runs it knows a better folder.
+    /// Opens the device with its context and kernels; the arena is reserved with the plan. Tensors on disk are in the cache
+    /// folder, unless the caller sets another one.
     pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
             Place::Cpu => {

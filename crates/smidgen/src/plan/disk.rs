@@ -1,7 +1,7 @@
-//! Room on disk: what a run will write, whether there is place for it, and the numbers when a write fails.
+//! Disk space: how much a run will write, whether it fits, and the numbers for a failed write.
 //!
-//! The large files of a checkpoint are tensors of the plan, so that their size is known before the first step; what
-//! lies beside them is bounded. Tokenizer files beside the result and `metrics.jsonl` are small and left out.
+//! The large files of a checkpoint are tensors of the plan, so their size is known before the first step; the other
+//! files have a fixed bound. Tokenizer files and `metrics.jsonl` are small and not counted.
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
@@ -12,19 +12,19 @@ use smidgen_ir::{LeafKind, Plan};
 use smidgen_recipe::Train;
 use std::path::Path;
 
-/// Headers, configs and the job beside the tensors: below this for a thousand adapted linears.
+/// Bound on headers, configs and the job of a checkpoint with a thousand adapted linear layers.
 const BESIDE_BYTES: u64 = 1 << 20;
-/// A row of `trainer_state.json`, of which there is one for each step so far.
+/// A row of `trainer_state.json`, which has one row per step.
 const HISTORY_ROW_BYTES: u64 = 200;
 
-/// What a run puts on disk.
+/// What a run writes to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     pub checkpoint_bytes: u64,
-    /// What the run makes.
+    /// The final adapter or model.
     pub product: Product,
     pub product_bytes: u64,
-    /// Checkpoints that lie there at once, the one that is being written included.
+    /// Checkpoints on disk at the same time, including the one that is being written.
     pub checkpoints: u64,
 }
 
@@ -55,13 +55,13 @@ impl Footprint {
 fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
     let regular = total_steps.checked_div(train.save_every).unwrap_or(0);
     let best = if train.early_stop > 0 { total_steps.div_ceil(train.eval_every.max(1)) } else { 0 };
-    // The newest and the best stay, whatever `keep` says.
+    // The newest and the best checkpoint stay, even if `keep` is lower.
     let least = if train.eval_every > 0 { 2 } else { 1 };
     let kept = (train.keep as u64).max(least);
     (regular + best).min(kept + 1)
 }
 
-/// Refuses a run for which the disk has no room, before anything is written.
+/// Refuses a run that does not fit on the disk, before anything is written.
 pub fn check_room(folder: &Path, checkpoints_there: u64, footprint: &Footprint) -> Result<(), Failure> {
     let Some(free) = free_bytes(folder) else { return Ok(()) };
     refuse_without_room(folder, footprint, checkpoints_there, free)
@@ -94,7 +94,7 @@ fn refuse_without_room(
     .hint("free some space, lower `train.keep`, or choose an `output.dir` on another disk"))
 }
 
-/// Adds to a failed write what it needed and what there is.
+/// Adds the needed and the free space to a failed write.
 pub fn with_room(failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
     let Some(free) = free_bytes(path) else { return failure };
     let (needed, free) = (format_bytes(needed_bytes), format_bytes(free));
@@ -103,7 +103,7 @@ pub fn with_room(failure: Failure, path: &Path, what: &str, needed_bytes: u64) -
     )
 }
 
-/// Bytes that a write may take on the disk of a path, which need not be there yet.
+/// Free bytes on the disk of a path, which need not exist yet.
 #[cfg(unix)]
 pub fn free_bytes(path: &Path) -> Option<u64> {
     let absolute = std::path::absolute(path).ok()?;

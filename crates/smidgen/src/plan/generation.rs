@@ -1,7 +1,7 @@
-//! What a generation takes, before anything is loaded: the plan, the program beside it, and the budget.
+//! The memory of a generation, before anything is loaded: the plan, the process and the budget.
 //!
-//! The context of a generation is chosen here where the user left it open: as long as asked for, and no longer than
-//! the model and the budget allow. What does not fit is refused with the context that would.
+//! If the user does not set the context, it is chosen here: as long as the model and the budget allow. A context that
+//! does not fit is refused, and the hint names one that does.
 //! Left out: the rows of the caches in fewer bits.
 
 use crate::failure::Failure;
@@ -36,7 +36,7 @@ pub const DEFAULT_NEW_TOKENS: usize = 256;
 pub const SHORTEST: usize = 16;
 /// A tokenizer's memory, measured: each token of the vocabulary with its merges.
 pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
-/// What templates, arguments and the terminal take beside that.
+/// Memory of templates, arguments and the terminal.
 const CHAT_BYTES: u64 = 1 << 20;
 
 /// A generation that fits.

@@ -1,7 +1,7 @@
 //! The machine that the program runs on: memory and processors.
 //!
-//! A container's limit counts as well as what the kernel says is free. Where neither can be read there is
-//! no automatic budget, and the recipe has to name one.
+//! Free memory is the smaller of what the kernel reports and what the container allows. If neither can be read there is
+//! no automatic budget, and the recipe has to set one.
 
 use crate::plan::cgroup;
 use std::fs::read_to_string;
@@ -12,7 +12,7 @@ use std::path::Path;
 pub struct HostRam {
     /// Bytes that can be taken without swapping.
     pub free_bytes: Option<u64>,
-    /// What there would be if nobody else took any.
+    /// Total bytes that this process could use.
     pub total_bytes: Option<u64>,
     /// Whether a container allows less than the machine has.
     pub is_limited: bool,

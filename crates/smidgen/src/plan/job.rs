@@ -57,7 +57,7 @@ pub struct Job {
 /// What a job is for, which says what has to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Planning needs the model's config alone: without rows, every sample is taken to have `data.max_tokens` tokens.
+    /// Planning needs only the model's config: without rows, every sample is assumed to have `data.max_tokens` tokens.
     Plan,
     /// A preview needs rows too, and no weights.
     Preview,
@@ -119,7 +119,7 @@ impl Job {
         let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
-            return Err(Failure::model(format!("`{place}` holds no weights, only a config"))
+            return Err(Failure::model(format!("`{place}` has a config but no weights"))
                 .hint("`smidgen plan` needs no weights; training needs `model.safetensors` or its shards"));
         }
         check_weights(&spec, &model)?;

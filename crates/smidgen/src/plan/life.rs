@@ -1,9 +1,9 @@
-//! The whole life of a run, planned: what each phase takes on the device, in pinned memory, on the host and on disk.
+//! The planned memory of every phase of a run: on the device, in pinned memory, on the host and on disk.
 //!
-//! A run reserves all of its memory when it loads and gives it back when it ends, so that no phase in between takes
-//! more; saving copies tensor by tensor through a small buffer. Merging, exporting and generating are commands of
-//! their own, with what they take if the base lies as it does now and the answer is as long as a sample.
-//! Where the device is the CPU, RAM is the device. Left out: what the driver of a GPU takes of the host.
+//! A run reserves all of its memory when it loads and frees it when it ends, so no phase in between takes more; saving
+//! copies tensor by tensor through a small buffer. Merging, exporting and generating are separate commands; generation
+//! is planned for an answer as long as a sample.
+//! On a CPU, RAM is the device. Left out: host memory of a GPU driver.
 
 use crate::plan::budget::JobBudget;
 use crate::plan::context::{pinned_bytes, process_bytes, process_context};
@@ -164,7 +164,7 @@ struct TensorSizes {
 }
 
 impl TensorSizes {
-    /// The files are read, however they lie in memory while training.
+    /// The files are read in their stored format, whatever the format in memory during training.
     fn of(job: &Job) -> TensorSizes {
         let tensors = job.request.spec.tensors();
         let mut sizes = TensorSizes { held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };

@@ -82,7 +82,7 @@ fn constant_dims(shape: &Shape) -> Vec<usize> {
     shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
 }
 
-/// How every tensor of the model will lie in memory.
+/// The storage format of every tensor of the model in memory.
 pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> HashMap<String, Storage> {
     let linears: HashSet<String> = spec
         .linears()
@@ -114,7 +114,7 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     storage.collect()
 }
 
-/// How linears lie where there are no weights to look at: as the config says.
+/// The storage format of linear layers without weights to look at: from the config.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
     if model.has_weights() || quantization["load_in_4bit"] != true {

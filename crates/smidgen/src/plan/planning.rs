@@ -125,7 +125,7 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
         Data::Assumed { reason } => {
             let max_tokens = job.recipe.data.max_tokens;
             vec![format!(
-                "planned without data ({reason}): every sample is taken to have {max_tokens} tokens"
+                "planned without data ({reason}): every sample is assumed to have {max_tokens} tokens"
             )]
         }
     };

@@ -1,7 +1,7 @@
-//! What of the base is trained where `adapter.kind` is `full`: which tensors, and in which storage they lie.
+//! Which tensors of the base are trained with `adapter.kind = "full"`, and their storage format.
 //!
-//! The same choice of targets and layers says which linears carry an adapter where one is trained.
-//! Left out: what is built of it (`smidgen_compile::leaves`) and where it is written (`train/trained_weights.rs`).
+//! Targets and layers choose them in the same way as adapted linear layers.
+//! Left out: the graph (`smidgen_compile`) and the files (`train/trained_weights.rs`).
 
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
@@ -16,12 +16,12 @@ pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<St
     let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
     if trained.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
-            .hint("the head belongs to no layer: it is trained with `adapter.layers = \"all\"`"));
+            .hint("the LM head belongs to no layer: `adapter.layers = \"all\"` trains it"));
     }
     Ok(trained)
 }
 
-/// What is trained lies in f32, however the checkpoint has it.
+/// Trained tensors are f32, whatever their type in the checkpoint.
 pub fn train_in_f32(storage: &mut HashMap<String, Storage>, trained: &BTreeSet<String>) {
     storage.extend(trained.iter().map(|name| (name.clone(), Storage::F32)));
 }

@@ -63,7 +63,7 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     if now.head_pieces != before.head_pieces {
         changes.push(match now.head_pieces {
             0 | 1 => "the head as a whole".into(),
-            pieces => format!("the head in {pieces} pieces"),
+            pieces => format!("the LM head in {pieces} pieces"),
         });
     }
     if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }

@@ -87,7 +87,7 @@ fn render_policy(solution: &Solution) -> Value {
     policy
 }
 
-/// JSON for people too: a line for each field, but lists of plain values on one.
+/// Readable JSON: one line per field, and lists of plain values on one line.
 pub fn render_text(value: &Value) -> String {
     let mut text = String::new();
     write_value(value, 0, &mut text);

@@ -257,7 +257,7 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
     assert!((measured..measured + (16 << 20)).contains(&plan.context_bytes), "{}", plan.context_bytes);
     assert_eq!(plan.peak_bytes, plan.plan.reserved_bytes() as u64 + plan.context_bytes);
     let table = crate::report::evaluation_table::render_evaluation_table(&plan, means);
-    assert!(table.lines().next().unwrap().ends_with(" · cuda:0, which is not here"), "{table}");
+    assert!(table.lines().next().unwrap().ends_with(" · cuda:0 (not found on this machine)"), "{table}");
     assert!(table.contains("driver "), "{table}");
     let small = Means { budget_bytes: measured, ..means };
     let refused = plan_evaluation(&subjects, &model, &[(&set.set, 0)], small).unwrap_err();

@@ -55,7 +55,7 @@ pub fn may_grow(job: &Job, planned: &Planned) -> Result<bool, Failure> {
     Ok(planned.solution.step_ms >= WORTHWHILE * unlimited_step_ms(job)?)
 }
 
-/// A plan for what the job's budget now is, where the one before no longer fits.
+/// A plan for the new budget, if the plan before no longer fits.
 pub fn plan_smaller(job: &Job, before: &Policy) -> Result<Planned, Failure> {
     let halved = halved_micro_batches(job, before)?;
     let solved = plan_job(job)?;
@@ -70,7 +70,7 @@ fn is_close(one: &Planned, other: &Planned) -> bool {
     one.solution.step_ms <= WORTHWHILE * other.solution.step_ms
 }
 
-/// All choices as before, with the largest of the halves of its micro-batches that fits.
+/// The plan with all choices unchanged and its micro-batches halved until it fits.
 fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, Failure> {
     let Data::Rows(rows) = &job.data else { return Ok(None) };
     if job.recipe.memory.pins.micro_tokens.is_some() {
@@ -87,7 +87,7 @@ fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, F
     Ok(None)
 }
 
-/// A plan for what the job's budget now is, where there is more: the one before unless another is faster by enough.
+/// A plan for a larger budget: the plan before, unless another one is faster by enough.
 pub fn plan_larger(job: &Job, before: &Policy) -> Result<Planned, Failure> {
     let Some(kept) = plan_job_as_before(job, before)? else {
         return plan_smaller(job, before);

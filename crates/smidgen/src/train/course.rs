@@ -1,6 +1,6 @@
 //! The course of a run: reserve, load, train, save; and again with another plan when free memory changed.
 //!
-//! Free memory is read once more just before it is reserved, because other programs may have taken some since planning.
+//! Free memory is read again just before it is reserved, because other processes may have taken some since planning.
 //! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if none
 //! fits. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
 //! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.

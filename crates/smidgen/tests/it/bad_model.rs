@@ -55,7 +55,7 @@ fn folders_that_hold_no_model() {
         &["holds an adapter and not a model", "the base model"],
     );
     scratch.write("only/config.json", scratch.text("model/config.json"));
-    let words = ["only` holds no weights, only a config", "hint: `smidgen plan` needs no weights"];
+    let words = ["only` has a config but no weights", "hint: `smidgen plan` needs no weights"];
     scratch.train_refused(1, &["model.path=only"], &words);
     scratch.write("only/config.json", "{\"model_type\": ");
     scratch.train_refused(1, &["model.path=only"], &["only/config.json"]);

@@ -171,7 +171,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               micro-batches: 1 per step, up to 256 tokens
               loss: computed in chunks of 256 tokens
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
-              note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is taken to have 64 tokens
+              note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is assumed to have 64 tokens
         "#]],
     );
 }

@@ -61,7 +61,7 @@ fn a_saved_profile_is_as_good_as_a_built_in_one() {
     let plan = ["plan", "recipe.toml", "memory.device=auto", "memory.profile=my-card.json"];
     scratch.refused(1, &plan, &["my-card.json`: `bf16.bytes_per_s` must be a number above 0"]);
     scratch.write("my-card.json", "{");
-    scratch.refused(1, &plan, &["my-card.json` is no JSON"]);
+    scratch.refused(1, &plan, &["my-card.json` is not JSON"]);
     scratch.refused(
         1,
         &["plan", "recipe.toml", "memory.device=auto", "memory.profile=absent.json"],
@@ -73,14 +73,10 @@ fn a_saved_profile_is_as_good_as_a_built_in_one() {
 fn a_name_that_is_unknown_or_contradicts_the_device_is_refused() {
     let scratch = Scratch::new();
     let auto = "memory.device=auto";
-    let words = [
-        "`memory.profile = rtx-4091`: there is no such profile",
-        "rtx-3060-laptop",
-        "did you mean `rtx-4090`?",
-    ];
-    scratch.refused(2, &["plan", "recipe.toml", auto, "memory.profile=rtx-4091"], &words);
     let words =
-        ["that of a GPU (`h200`), and `memory.device = \"cpu\"` is none", "leave one of the two keys out"];
+        ["`memory.profile = rtx-4091`: unknown profile", "rtx-3060-laptop", "did you mean `rtx-4090`?"];
+    scratch.refused(2, &["plan", "recipe.toml", auto, "memory.profile=rtx-4091"], &words);
+    let words = ["is for a GPU (`h200`), but `memory.device` is `cpu`", "remove one of the two keys"];
     scratch.refused(2, &["plan", "recipe.toml", "memory.profile=h200"], &words);
     scratch.train_refused(2, &["memory.profile=h200"], &words);
 }

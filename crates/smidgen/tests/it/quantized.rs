@@ -111,7 +111,7 @@ fn a_4_bit_model_is_planned_from_its_config_alone() {
         let with_weights = scratch.plan(&[]);
         std::fs::remove_file(scratch.path(WEIGHTS)).unwrap();
         assert_eq!(scratch.plan(&[]), with_weights, "{case}");
-        scratch.train_refused(1, &[], &["model` holds no weights, only a config"]);
+        scratch.train_refused(1, &[], &["model` has a config but no weights"]);
     }
 }
 

@@ -97,6 +97,6 @@ fn what_auto_leaves_to_others_is_said() {
     let scratch = Scratch::new();
     let plan = scratch.plan(&["memory.budget=auto"]);
     let notes = plan["notes"].as_array().unwrap();
-    let is_said = |note: &Value| note.as_str().unwrap().ends_with("of what is free to others");
+    let is_said = |note: &Value| note.as_str().unwrap().ends_with("free for other processes");
     assert!(notes.iter().any(is_said), "{notes:?}");
 }

@@ -11,6 +11,7 @@ mod documents;
 mod library;
 mod rooms;
 mod sites;
+mod words;
 
 use regex::Regex;
 use serde_json::Value;

@@ -1,9 +1,9 @@
-//! Which profile a plan is made with: that of the recipe, the one measured on this machine, or a built-in one.
+//! Chooses the device profile of a plan: the recipe's, the one measured on this machine, or a built-in one.
 //!
-//! A profile that the recipe names also says what kind of device is planned for, so that any card can be planned for
-//! on any machine. A run takes the rates of the profile that is named and the memory of the device that is there: it has
-//! to be of the same kind, and no more than the named one has, so that its plan is the one that was printed.
-//! Nothing is measured here: `smidgen doctor` does (`measure.rs`), and leaves a file (`saved.rs`).
+//! A profile in the recipe also sets the kind of device, so that any GPU can be planned for on any machine. A run with
+//! such a profile uses its rates and the memory of the real device, which must be of the same kind; the memory is
+//! limited to that of the profile, so that the plan of the run is the one that was printed.
+//! Left out: measuring (`doctor/measure.rs`) and the file format (`saved.rs`).
 
 pub mod saved;
 
@@ -29,7 +29,7 @@ pub struct ChosenProfile {
 pub enum Origin {
     /// On this machine, by `smidgen doctor`.
     Measured,
-    /// Built in, and most like what is here.
+    /// Built in, and the most similar to this machine.
     Nearest,
     /// Built in, and named by the recipe.
     Named,
@@ -99,11 +99,10 @@ fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
         let written = name.to_lowercase().replace([' ', '_'], "-");
         let hint = match smidgen_ir::words::nearest(&written, names.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => "a file that `smidgen doctor` wrote on another machine ends in .json".to_owned(),
+            None => "a profile that `smidgen doctor` wrote on another machine is a .json file".to_owned(),
         };
         let known = names.join(", ");
-        Failure::recipe(format!("`memory.profile = {name}`: there is no such profile\n  built in: {known}"))
-            .hint(hint)
+        Failure::recipe(format!("`memory.profile = {name}`: unknown profile\n  built in: {known}")).hint(hint)
     })
 }
 
@@ -115,9 +114,9 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     let differs = |chosen: DeviceChoice| {
         let (name, kind) = (&profile.name, if profile.device == DeviceKind::Cpu { "a CPU" } else { "a GPU" });
         Failure::recipe(format!(
-            "`memory.profile` is that of {kind} (`{name}`), and `memory.device = \"{chosen}\"` is none"
+            "`memory.profile` is for {kind} (`{name}`), but `memory.device` is `{chosen}`"
         ))
-        .hint("leave one of the two keys out")
+        .hint("remove one of the two keys")
     };
     match (profile.device, memory.device) {
         (DeviceKind::Cpu, chosen @ DeviceChoice::Cuda(_))
@@ -127,7 +126,7 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
             let ordinal = if let DeviceChoice::Cuda(ordinal) = chosen { ordinal } else { 0 };
             Place::find(DeviceChoice::Cuda(ordinal), true).map_err(|failure| {
                 let name = &profile.name;
-                failure.hint(format!("`smidgen plan` plans for `{name}` on any machine; leave `memory.profile` out to train on this one"))
+                failure.hint(format!("`smidgen plan` plans for `{name}` on any machine; remove `memory.profile` to train on this one"))
             })
         }
         (DeviceKind::Cuda, DeviceChoice::Auto | DeviceChoice::Cuda(_)) => Ok(Place::Elsewhere {
@@ -138,8 +137,8 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     }
 }
 
-/// The profile of a device that the recipe does not name: measured here, or the built-in one that is most like it. Where
-/// nothing `measured` is wanted, nothing of this processor plays a part.
+/// The profile of a device without one in the recipe: measured on this machine, or the most similar built-in one.
+/// Without `measured` the result does not depend on this machine's CPU.
 pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
@@ -151,7 +150,7 @@ pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile 
         Place::Cuda { facts: Some(facts), .. } => {
             cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile()
         }
-        // A GPU of which nothing is known.
+        // An unknown GPU.
         Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
             cards::find("h200").expect("a built-in card").profile()
         }
@@ -159,7 +158,7 @@ pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile 
     ChosenProfile { device, origin: Origin::Nearest }
 }
 
-/// What a measured profile is known by: rates of a processor depend on the threads.
+/// The name of a measured profile: the rates of a CPU depend on the number of threads.
 pub fn device_name(place: &Place, threads: usize) -> Option<String> {
     match place {
         Place::Cpu => Some(format!("{}, {threads} threads", host::processor_name())),
@@ -211,9 +210,7 @@ mod tests {
             assert_eq!(place.free_bytes(), Some(24_210 << 20));
         }
         let refused = place(&memory(DeviceChoice::Cpu), Some(&card), false).unwrap_err();
-        assert!(
-            refused.message.contains("that of a GPU (`rtx-4090`), and `memory.device = \"cpu\"` is none")
-        );
+        assert!(refused.message.contains("is for a GPU (`rtx-4090`), but `memory.device` is `cpu`"));
     }
 
     #[test]
@@ -231,7 +228,7 @@ mod tests {
     fn an_unknown_name_is_answered_with_the_nearest() {
         let refused = |name: &str| named(&with_profile(name)).unwrap_err().to_string();
         let said = refused("RTX 4090");
-        assert!(said.contains("`memory.profile = RTX 4090`: there is no such profile"), "{said}");
+        assert!(said.contains("`memory.profile = RTX 4090`: unknown profile"), "{said}");
         assert!(said.contains("built in: cpu, cpu-amx, rtx-5090, rtx-4090"), "{said}");
         assert!(said.contains("hint: did you mean `rtx-4090`?"), "{said}");
         assert!(refused("banana").contains("ends in .json"));

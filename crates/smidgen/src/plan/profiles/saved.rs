@@ -1,7 +1,7 @@
-//! A profile as a JSON file: what `smidgen doctor` measured, to be read by every plan after it.
+//! A device profile as a JSON file: `smidgen doctor` writes it, and later plans read it.
 //!
-//! The file names its device and the version that measured it; a plan for this machine takes it only where both are
-//! right, a recipe may name any. Every number is checked: rates are above zero, times at least that.
+//! The file names its device and the version that measured it; a plan for this machine uses it only if both match, a
+//! recipe may name any. Every number is checked: rates are above zero, times at least zero.
 
 use serde_json::{Map, Value, json};
 use smidgen_compile::{DeviceProfile, Overhead, Rates};
@@ -20,7 +20,7 @@ pub enum ProfileError {
     Json { path: PathBuf, source: serde_json::Error },
     #[error("the profile `{}`: `{field}` must be {expected}", path.display())]
     Field { path: PathBuf, field: String, expected: &'static str },
-    #[error("the profile `{}` is that of `{name}`, measured by smidgen {version}", path.display())]
+    #[error("the profile `{}` is for `{name}`, measured by smidgen {version}", path.display())]
     Other { path: PathBuf, name: String, version: String },
 }
 
@@ -224,7 +224,7 @@ mod tests {
         std::fs::write(&path, value.to_string()).unwrap();
         assert!(read(&path).is_ok());
         let refused = read_of(&path, "cpu").unwrap_err().to_string();
-        assert!(refused.ends_with("is that of `cpu`, measured by smidgen 0.0.1"), "{refused}");
+        assert!(refused.ends_with("is for `cpu`, measured by smidgen 0.0.1"), "{refused}");
     }
 
     #[test]
