@@ -231,7 +231,7 @@ mod tests {
         assert!(said.contains("`memory.profile = RTX 4090`: unknown profile"), "{said}");
         assert!(said.contains("built in: cpu, cpu-amx, rtx-5090, rtx-4090"), "{said}");
         assert!(said.contains("hint: did you mean `rtx-4090`?"), "{said}");
-        assert!(refused("banana").contains("ends in .json"));
+        assert!(refused("banana").contains("is a .json file"));
     }
 
     #[test]
