@@ -211,7 +211,7 @@ mod tests {
             assert_eq!(read(&path).unwrap(), profile);
             assert_eq!(read_of(&path, &profile.name).unwrap(), profile);
             let other = read_of(&path, "another").unwrap_err().to_string();
-            assert!(other.contains(&format!("that of `{}`", profile.name)), "{other}");
+            assert!(other.contains(&format!("is for `{}`", profile.name)), "{other}");
         }
     }
 
