@@ -35,7 +35,7 @@ pub fn write_sidecars(
         }
         Model::Gguf { .. } => {
             config_changes = true;
-            // A model without its tokenizer is still a model.
+            // A model without a tokenizer is still usable.
             let unsaved = copy_tokenizer(original.model(), folder).err();
             notes.extend(unsaved.map(|error| format!("no tokenizer was written: {error}")));
         }
