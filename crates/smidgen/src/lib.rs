@@ -78,6 +78,7 @@ pub use train::outcome::Ending;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::commands::{command, run};
+    pub use crate::console::colour::plain;
     pub use crate::console::progress::Progress;
     pub use crate::console::wrap::fold;
     pub use crate::generate::stream::TextStream;

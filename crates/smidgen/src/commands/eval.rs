@@ -6,6 +6,7 @@
 
 use super::original::{made_model, open_adapter};
 use super::recipe_args::read_recipe;
+use crate::console::colour::{NOTE, WARNING};
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
@@ -126,7 +127,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
     let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, quiet };
-    budget.note().into_iter().for_each(|note| run.say(&format!("note: {note}")));
+    budget.note().into_iter().for_each(|note| run.say(&format!("{NOTE} {note}")));
     let mut results = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => run.by_likelihood(device)?,
         EvalTask::Generate => run.by_generation(device, args.beams)?,
@@ -262,7 +263,7 @@ impl Evaluated<'_> {
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
-        of_loss.chain(of_choices).for_each(|warning| self.say(&format!("warning: `data.eval`: {warning}")));
+        of_loss.chain(of_choices).for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
             .collect();

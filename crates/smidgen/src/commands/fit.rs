@@ -6,6 +6,7 @@
 
 use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::bench::shapes::{SHAPES, Shape};
+use crate::console::colour::{bad, good};
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
@@ -19,6 +20,7 @@ use smidgen_compile::Solution;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{ModelPath, Recipe};
 use std::path::Path;
+use textwrap::core::display_width;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -129,10 +131,11 @@ fn render(answers: &Value) -> String {
         bytes(&answers["budget_bytes"])
     );
     let mut row = |question: &str, answer: String, peak: &Value| {
-        text += &format!("  {question:<34}{answer:>14}   {:>12}\n", bytes(peak));
+        let space = " ".repeat(14usize.saturating_sub(display_width(&answer)));
+        text += &format!("  {question:<34}{space}{answer}   {:>12}\n", bytes(peak));
     };
-    let verdict = if recipe["fits"] == json!(true) { "fits" } else { "does not fit" };
-    row("the recipe", verdict.into(), &recipe["peak_bytes"]);
+    let verdict = |fits: &Value| if *fits == json!(true) { good("fits") } else { bad("does not fit") };
+    row("the recipe", verdict(&recipe["fits"]), &recipe["peak_bytes"]);
     let longest = &answers["max_tokens"];
     let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
         true => format!("{} (all)", longest["most"]),
@@ -143,13 +146,12 @@ fn render(answers: &Value) -> String {
         row("highest `adapter.rank`", most.to_string(), &answers["rank"]["peak_bytes"]);
     }
     for model in answers["models"].as_array().into_iter().flatten() {
-        let verdict = match (&model["error"], &model["fits"]) {
-            (Value::String(_), _) => "other layer names",
-            (_, Value::Bool(true)) => "fits",
-            _ => "does not fit",
+        let verdict = match &model["error"] {
+            Value::String(_) => "other layer names".to_string(),
+            _ => verdict(&model["fits"]),
         };
         let name = format!("with the model {}", model["name"].as_str().unwrap_or_default());
-        row(&name, verdict.into(), &model["peak_bytes"]);
+        row(&name, verdict, &model["peak_bytes"]);
     }
     text
 }

@@ -8,6 +8,7 @@
 use super::chat::{Talk, render_timing, run_chat};
 use super::original::{made_model, open_adapter, open_named};
 use super::recipe_args::read_recipe;
+use crate::console::colour::NOTE;
 use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
@@ -268,7 +269,7 @@ fn open_session(
 ) -> Result<TokenSession, Failure> {
     let mut setting = Setting::of(&subject.options)?;
     if let Some(free) = setting.budget.cut_to_free.filter(|_| !quiet) {
-        say(&format!("note: the GPU has only {} free, less than the budget", format_bytes(free)));
+        say(&format!("{NOTE} the GPU has only {} free, less than the budget", format_bytes(free)));
     }
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());

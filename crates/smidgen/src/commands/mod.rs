@@ -105,7 +105,7 @@ pub fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            progress::say(&failure.to_string());
+            progress::say_failure(&failure);
             ExitCode::from(failure.exit_code())
         }
     }

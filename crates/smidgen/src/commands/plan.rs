@@ -3,6 +3,7 @@
 //! Nothing is reserved and no weight is read. A plan that does not fit is printed, and the command fails.
 
 use super::recipe_args::RecipeArgs;
+use crate::console::colour::WARNING;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
@@ -59,7 +60,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 pub fn print_warnings(job: &Job) {
     if let Data::Rows(rows) = &job.data {
         for warning in &rows.warnings {
-            say(&format!("warning: {warning}"));
+            say(&format!("{WARNING} {warning}"));
         }
     }
 }

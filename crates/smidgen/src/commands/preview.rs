@@ -17,7 +17,6 @@ use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_data::tokens::{NOT_SUPERVISED, Sample};
 use smidgen_formats::tokenizer::Tokenizer;
-use std::io::IsTerminal;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -47,7 +46,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let text = match args.json {
         true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
         false => {
-            let is_painted = colour::is_wanted(std::io::stdout().is_terminal());
+            let is_painted = colour::is_shown(&std::io::stdout());
             render_preview(job, rows, &planned, &samples, is_painted)
         }
     };

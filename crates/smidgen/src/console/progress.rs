@@ -2,8 +2,9 @@
 //!
 //! Everything goes to stderr; stdout is for data.
 
-use crate::console::colour;
+use crate::console::colour::{self, ERROR, HINT};
 use crate::console::wrap::{columns, fold};
+use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -13,10 +14,16 @@ pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", for_stderr(line));
 }
 
+/// A failure to stderr: the message, and a line for each hint.
+pub fn say_failure(failure: &Failure) {
+    let hints: String = failure.hints.iter().map(|hint| format!("\n{HINT} {hint}")).collect();
+    let gap = if hints.is_empty() { "" } else { "\n" };
+    say(&format!("{ERROR} {}{gap}{hints}", failure.message));
+}
+
 /// As wide as the terminal, and in its colours.
 fn for_stderr(line: &str) -> String {
-    let folded = fold(line, columns());
-    if colour::is_wanted(std::io::stderr().is_terminal()) { colour::paint(&folded) } else { folded }
+    colour::for_stream(&fold(line, columns()), &std::io::stderr())
 }
 
 #[derive(Debug)]

@@ -5,15 +5,11 @@
 use super::colour;
 use super::wrap::{columns, fold};
 use crate::failure::Failure;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 /// Writes text for people, wrapped to the width of the terminal.
 pub fn print_text(text: &str) -> Result<(), Failure> {
-    let folded = fold(text, columns());
-    match colour::is_wanted(std::io::stdout().is_terminal()) {
-        true => print(&colour::paint(&folded)),
-        false => print(&folded),
-    }
+    print(&colour::for_stream(&fold(text, columns()), &std::io::stdout()))
 }
 
 /// Writes data unchanged. A reader that closed the pipe (`| head`) is not a failure.

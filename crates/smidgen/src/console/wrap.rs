@@ -3,9 +3,12 @@
 //! Part of a table goes on below its column, anything else two spaces further in. What stands in backticks stays
 //! together where it is short, so that keys, values and commands can be copied; a word that is longer than a line, such
 //! as a path, stays whole: it is data.
-//! Left out: hyphens, and characters that take two columns.
+//! Left out: hyphens.
 
+use super::colour::plain;
 use super::columns::LINE;
+use textwrap::core::{Word, display_width};
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 /// How wide lines may be: `COLUMNS` where it is set, as shells do it, else 80.
 pub fn columns() -> usize {
@@ -15,67 +18,56 @@ pub fn columns() -> usize {
 
 /// The text with every line that is wider than `width` broken between words.
 pub fn fold(text: &str, width: usize) -> String {
-    let lines: Vec<String> = text.split('\n').map(|line| fold_line(line, width)).collect();
-    lines.join("\n")
+    let fold = |line: &str| match display_width(line) <= width {
+        true => line.to_owned(),
+        false => fold_line(line, width),
+    };
+    text.split('\n').map(fold).collect::<Vec<_>>().join("\n")
 }
 
 fn fold_line(line: &str, width: usize) -> String {
-    if line.chars().count() <= width {
-        return line.to_owned();
-    }
     let start = line.len() - line.trim_start_matches(' ').len();
-    let indent = hanging(line, start, width);
-    let mut folded = " ".repeat(start);
-    let mut column = start;
-    for (number, word) in words(&line[start..], width).into_iter().enumerate() {
-        let length = word.chars().count();
-        if number > 0 && column + 1 + length > width {
-            folded.truncate(folded.trim_end_matches(' ').len());
-            folded.push('\n');
-            folded.push_str(&" ".repeat(indent));
-            column = indent;
-        } else if number > 0 {
-            folded.push(' ');
-            column += 1;
-        }
-        folded.push_str(word);
-        column += length;
-    }
-    folded
+    let [first, later] = [start, hanging(&plain(line), start, width)].map(|spaces| " ".repeat(spaces));
+    let options = Options::new(width)
+        .initial_indent(&first)
+        .subsequent_indent(&later)
+        .break_words(false)
+        .word_separator(WordSeparator::Custom(words))
+        .word_splitter(WordSplitter::NoHyphenation)
+        .wrap_algorithm(WrapAlgorithm::FirstFit);
+    textwrap::fill(&line[start..], options)
 }
 
 /// Where a line goes on: below its last column, or a little further in than it begins.
 fn hanging(line: &str, start: usize, width: usize) -> usize {
     let head: String = line.chars().take(width / 2).collect();
     match head.get(start..).and_then(|inside| inside.rfind("  ")) {
-        // Counted in characters, because names may have any.
-        Some(gap) => head[..start + gap + 2].chars().count(),
+        Some(gap) => display_width(&head[..start + gap + 2]),
         None => start + 2,
     }
 }
 
-/// What single spaces separate, but for those inside a short pair of backticks.
-fn words(line: &str, width: usize) -> Vec<&str> {
-    let mut words = Vec::new();
+/// What spaces separate, but for those inside a short pair of backticks.
+fn words(line: &str) -> Box<dyn Iterator<Item = Word<'_>> + '_> {
+    let (mut words, mut start, mut in_word) = (Vec::new(), 0, true);
     // Where the present pair ends, and up to where its spaces do not separate.
-    let (mut start, mut closed, mut whole) = (0, 0, 0);
+    let (mut closed, mut whole) = (0, 0);
     for (place, sign) in line.char_indices() {
-        match sign {
-            '`' if place >= closed => {
-                if let Some(length) = line[place + 1..].find('`') {
-                    closed = place + length + 2;
-                    whole = if length <= width / 2 { closed } else { 0 };
-                }
+        if sign == '`' && place >= closed {
+            if let Some(length) = line[place + 1..].find('`') {
+                closed = place + length + 2;
+                whole = if length <= LINE / 2 { closed } else { 0 };
             }
-            ' ' if place >= whole => {
-                words.push(&line[start..place]);
-                start = place + 1;
-            }
-            _ => {}
         }
+        let is_gap = sign == ' ' && place >= whole;
+        if !is_gap && !in_word {
+            words.push(Word::from(&line[start..place]));
+            start = place;
+        }
+        in_word = !is_gap;
     }
-    words.push(&line[start..]);
-    words
+    words.push(Word::from(&line[start..]));
+    Box::new(words.into_iter())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Lines about machines that are not here: without a GPU, without a driver, with half an install, with little left.
 
 use super::*;
+use crate::console::colour::plain;
 use crate::console::wrap::fold;
 use crate::report::doctor_table::render_table;
 use expect_test::{Expect, expect};
@@ -35,7 +36,7 @@ fn seen(looked: Result<GpuFacts, &str>, libraries: [bool; 3]) -> Seen {
 
 /// The lines of a machine as they are printed.
 fn check(seen: &Seen, is_wanted: bool, expected: Expect) {
-    expected.assert_eq(&fold(&render_table(&gpu_lines(seen, is_wanted)), 80));
+    expected.assert_eq(&plain(&fold(&render_table(&gpu_lines(seen, is_wanted)), 80)));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 use super::hf_cache::{RepoCache, not_written};
 use super::hf_client::{Content, HubClient, RemoteFile, Trouble};
 use super::meter::Meter;
+use crate::console::colour::WARNING;
 use crate::failure::Failure;
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{folder_of, sync_folder};
@@ -45,7 +46,7 @@ pub fn persist<T>(
                 .context(format!("cannot download {what}"))
                 .hint("run the same command again: it continues where the download stopped"));
         }
-        meter.say(&format!("warning: {}; attempt {} of {ATTEMPTS}", failure.message, failed + 1));
+        meter.say(&format!("{WARNING} {}; attempt {} of {ATTEMPTS}", failure.message, failed + 1));
         sleep(FIRST_PAUSE * (1 << (failed - 1)));
     }
 }
@@ -96,7 +97,7 @@ pub fn fetch_blob(
             ))
             .hint("it was deleted; the same command downloads it again"));
         }
-        meter.say(&format!("warning: the earlier part of `{}` is damaged: downloading it again", file.name));
+        meter.say(&format!("{WARNING} the earlier part of `{}` is damaged: downloading it again", file.name));
         old_bytes = 0;
     }
     let placed = partial.file.sync_all().and_then(|()| fs::rename(&path, &blob));

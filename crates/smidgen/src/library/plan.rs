@@ -3,6 +3,7 @@
 //! [`plan`] asks the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to the
 //! job. Left out: buffers and steps, which only a run needs.
 
+use crate::console::colour::plain;
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::planning::plan_job;
@@ -58,7 +59,7 @@ pub fn plan(job: &Job) -> Result<Plan, Failure> {
         step_ms: solution.step_ms,
         tokens_per_s: planned.step_tokens / (solution.step_ms / 1e3),
         json: plan_json::render_json(&planned),
-        table: plan_table::render_table(job, &planned),
+        table: plain(&plan_table::render_table(job, &planned)),
         advice: planned.advice,
         notes: planned.notes,
     })

@@ -3,6 +3,7 @@
 //! [`train`] writes the same run folder as `smidgen train`, from which either can resume. It installs no signal handler,
 //! and on the CPU it does not hold the memory of the process to the plan: both belong to the program that calls it.
 
+use crate::console::colour::{WARNING, plain};
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::product::Product;
@@ -81,7 +82,7 @@ pub struct Run {
 /// is not finite; a device or a disk that fails.
 pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     let TrainOptions { resume, on_step, on_message } = options;
-    let say = |line: &str| on_message.iter().for_each(|on_message| on_message(line));
+    let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));
     let folder = job.recipe.output.dir.resolved.clone();
     let dir = RunDir::at(&folder)?;
     if !resume {
@@ -147,7 +148,7 @@ pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)
             }
             say(&format!("report in `{}`", dir.file(page_file::FILE_NAME).display()));
         }
-        Err(failure) => say(&format!("warning: there is no report: {}", failure.message)),
+        Err(failure) => say(&format!("{WARNING} there is no report: {}", failure.message)),
     }
 }
 
@@ -157,7 +158,7 @@ pub fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
     if !dir.file(page_file::FILE_NAME).exists()
         && let Err(failure) = write_report(dir.path())
     {
-        say(&format!("warning: there is no report: {}", failure.message));
+        say(&format!("{WARNING} there is no report: {}", failure.message));
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The checks as a table: verdict, name and finding, and below it what to do.
 //!
-//! Left out: colour, so that it reads the same in a file.
+//! Left out: measuring anything, which `doctor/` does.
 
+use crate::console::colour::{REMEDY, bad, caution, good};
 use crate::doctor::{Check, Verdict};
 
 pub fn render_table(checks: &[Check]) -> String {
@@ -9,13 +10,18 @@ pub fn render_table(checks: &[Check]) -> String {
     for check in checks {
         let mut lines = check.finding.lines();
         let first = lines.next().unwrap_or_default();
-        text += &format!("  {}  {:<14} {first}\n", check.verdict.name(), check.name);
+        let word = match check.verdict {
+            Verdict::Pass => good,
+            Verdict::Warn => caution,
+            Verdict::Fail => bad,
+        }(check.verdict.name());
+        text += &format!("  {word}  {:<14} {first}\n", check.name);
         for line in lines {
             text += &format!("{:23}{}\n", "", line.trim_end());
         }
         if check.verdict != Verdict::Pass {
             for remedy in &check.remedies {
-                text += &format!("{:23}remedy: {remedy}\n", "");
+                text += &format!("{:23}{REMEDY} {remedy}\n", "");
             }
         }
     }
@@ -32,6 +38,7 @@ pub fn render_table(checks: &[Check]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::console::colour::plain;
     use crate::failure::FailureKind;
 
     #[test]
@@ -50,6 +57,6 @@ mod tests {
                                    remedy: buy one
             3 checks: 1 passed, 1 warning, 1 failed
         "#]]
-        .assert_eq(&render_table(&checks));
+        .assert_eq(&plain(&render_table(&checks)));
     }
 }

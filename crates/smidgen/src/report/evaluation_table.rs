@@ -4,6 +4,7 @@
 //! Left out: the scores (`eval_table.rs`).
 
 use super::plan_table::{context_note, offload_lines};
+use crate::console::colour::good;
 use crate::eval::evaluator::{EvalPlan, Means};
 use smidgen_ir::Category;
 use smidgen_ir::bytes::format_bytes;
@@ -35,6 +36,6 @@ pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> Strin
     let note = context_note(evaluation.plan.device, evaluation.context_bytes, margin_bytes);
     line("context", evaluation.context_bytes, &note);
     let spare = format_bytes(means.budget_bytes - evaluation.peak_bytes);
-    line("peak", evaluation.peak_bytes, &format!("fits, {spare} to spare"));
+    line("peak", evaluation.peak_bytes, &format!("{}, {spare} to spare", good("fits")));
     text + &offload_lines(&evaluation.plan)
 }

@@ -4,6 +4,7 @@
 //! Left out: the generated text and its speed.
 
 use super::plan_table::{context_note, offload_lines};
+use crate::console::colour::good;
 use crate::plan::generation::GenerationPlan;
 use smidgen_compile::DecodeShape;
 use smidgen_ir::bytes::format_bytes;
@@ -30,6 +31,7 @@ pub fn render_generation_table(generation: &GenerationPlan) -> String {
         line(format!("  {name:<16}{:>12}   {note}", format_bytes(bytes)));
     }
     let spare = format_bytes(generation.budget_bytes - generation.peak_bytes);
-    line(format!("  {:<16}{:>12}   fits, {spare} to spare", "peak", format_bytes(generation.peak_bytes)));
+    let verdict = format!("{}, {spare} to spare", good("fits"));
+    line(format!("  {:<16}{:>12}   {verdict}", "peak", format_bytes(generation.peak_bytes)));
     text + &offload_lines(&generation.plan)
 }

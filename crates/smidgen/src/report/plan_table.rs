@@ -1,9 +1,10 @@
 //! The budget table of a plan: memory by category, the peak, and the solver's choices.
 //!
 //! Rows are the bytes in use at the peak; the last lines are the choices and their reasons.
-//! Left out: colour, so that it reads the same in a file.
+//! The verdict is coloured; whoever writes a file takes that off.
 
 use super::choices::{render_price, render_reasons};
+use crate::console::colour::{NOTE, bad, good};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
 use smidgen_ir::bytes::format_bytes;
@@ -38,12 +39,12 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     ));
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {
-        format!("fits, {} to spare", format_bytes(spare as u64))
+        format!("{}, {} to spare", good("fits"), format_bytes(spare as u64))
     } else if spare >= 0 {
         let offload = format_bytes(planned.offload_budget_bytes);
-        format!("does not fit: only {offload} for offloaded tensors")
+        format!("{}: only {offload} for offloaded tensors", bad("does not fit"))
     } else {
-        format!("does not fit, {} too much", format_bytes((-spare) as u64))
+        format!("{}, {} too much", bad("does not fit"), format_bytes((-spare) as u64))
     };
     let place = plan.place(peak.entry, peak.step);
     line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
@@ -67,7 +68,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let by = planned.profile.describe();
     line(format!("  predicted: {:.0} ms per step, {tokens_per_s:.0} tokens/s ({by})", solution.step_ms));
     for note in planned.notes.iter().chain(&planned.advice) {
-        line(format!("  note: {note}"));
+        line(format!("  {NOTE} {note}"));
     }
     text
 }

@@ -8,6 +8,7 @@ use super::cautions::{Facts, cautions};
 use super::check_start::check_start;
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
+use crate::console::colour::WARNING;
 use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
@@ -32,7 +33,7 @@ pub fn prepare_run(
 ) -> Result<Option<Ready>, Failure> {
     let start = if is_resumed {
         for note in resume::check_job(dir, &job.recipe)? {
-            say(&format!("warning: {note}"));
+            say(&format!("{WARNING} {note}"));
         }
         if is_finished(job, dir) {
             return Ok(None);
@@ -43,7 +44,7 @@ pub fn prepare_run(
     };
     if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
         for caution in cautions(&Facts::of(job, rows)) {
-            say(&format!("warning: {caution}"));
+            say(&format!("{WARNING} {caution}"));
         }
     }
     keep_arithmetic(job, &start, say);
@@ -71,7 +72,7 @@ fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
             say(&format!("continuing after step {step}"));
             if let Some(best) = lost_best {
                 say(&format!(
-                    "warning: `checkpoint-{best}`, the best evaluated, is gone: best-checkpoint tracking restarts"
+                    "{WARNING} `checkpoint-{best}`, the best evaluated, is gone: best-checkpoint tracking restarts"
                 ));
             }
         }

@@ -16,6 +16,7 @@ use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
 use super::trainer::{OnStep, Trainer};
+use crate::console::colour::{WARNING, plain};
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, check_room, with_room};
@@ -131,7 +132,7 @@ impl Course<'_> {
                 && let Some(bytes) = above_plan(&looked, planned.solution.peak_bytes)
             {
                 (self.say)(&format!(
-                    "warning: preparing the data took {}, more than the planned {}: tokenizing long rows takes up to 250 bytes per byte of text",
+                    "{WARNING} preparing the data took {}, more than the planned {}: tokenizing long rows takes up to 250 bytes per byte of text",
                     format_bytes(bytes),
                     format_bytes(planned.solution.peak_bytes)
                 ));
@@ -139,7 +140,7 @@ impl Course<'_> {
             if let Start::Checkpoint { folder, .. } = &start
                 && let Some(obstacle) = resume::adopt_products(&mut device, folder)
             {
-                (self.say)(&format!("warning: {obstacle}: results stay equal within rounding"));
+                (self.say)(&format!("{WARNING} {obstacle}: results stay equal within rounding"));
             }
             let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
                 if is_new {
@@ -334,6 +335,7 @@ impl Course<'_> {
 
     fn write_run_files(&self, job: &Job, planned: &Planned) -> Result<(), Failure> {
         let PlanTexts { table, json } = (self.render_plan)(job, planned);
+        let table = plain(&table);
         let dir = &self.dir;
         dir.write_text("recipe.toml", self.recipe_text)?;
         dir.write_text("plan.json", &json)?;
@@ -346,7 +348,7 @@ impl Course<'_> {
         let disk_bytes = folder_bytes(self.dir.path()) + chosen.disk_bytes;
         let phases = meter.render_json(&chosen.life, disk_bytes);
         if let Err(failure) = self.dir.write_text("phases.json", &format!("{phases:#}\n")) {
-            (self.say)(&format!("warning: {}", failure.message));
+            (self.say)(&format!("{WARNING} {}", failure.message));
         }
     }
 }

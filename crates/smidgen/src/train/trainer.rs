@@ -22,6 +22,7 @@ use super::standing::{Evaluated, Standing};
 use super::trained_state;
 use super::trained_weights;
 use super::trainer_state::{Moment, write_trainer_state};
+use crate::console::colour::WARNING;
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, with_room};
@@ -373,7 +374,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             write_trainer_state(folder, moment, journal.path())
         })?;
         for warning in warnings {
-            progress.say(&format!("warning: {warning}"));
+            progress.say(&format!("{WARNING} {warning}"));
         }
         Ok(())
     }
@@ -474,7 +475,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             match liveness.see_update(begun.lr, report.grad_norm) {
                 true => {
                     for warning in liveness.end(&mut self.executor)? {
-                        progress.say(&format!("warning: {warning}"));
+                        progress.say(&format!("{WARNING} {warning}"));
                     }
                 }
                 false => self.liveness = Some(liveness),

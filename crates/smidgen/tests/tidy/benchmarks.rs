@@ -6,7 +6,7 @@
 use crate::{expect_file, plan_recipe, read, with_block};
 use regex::Regex;
 use serde_json::Value;
-use smidgen::internal::{fold, render_table};
+use smidgen::internal::{fold, plain, render_table};
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
@@ -129,7 +129,7 @@ fn render_example(results: &Value) -> String {
 fn render_plan_example() -> String {
     const RECIPE: &str = "recipes/qwen2.5-7b-6gib.toml";
     let (job, planned) = plan_recipe(RECIPE, &["memory.profile=h200"]);
-    let table = render_table(&job, &planned);
+    let table = plain(&render_table(&job, &planned));
     let table: Vec<&str> = table.lines().take_while(|line| !line.is_empty()).collect();
     format!("```\n$ smidgen plan {RECIPE} memory.profile=h200\n{}\n```\n", fold(&table.join("\n"), 80))
 }
