@@ -26,7 +26,6 @@ pub mod safetensors;
 pub mod shard_index;
 mod some_of;
 pub mod tensor_ref;
-pub mod tensorboard;
 pub mod tokenizer;
 pub mod weight;
 pub mod whole_file;

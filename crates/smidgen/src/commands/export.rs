@@ -4,7 +4,6 @@
 //! an adapter can be exported too.
 
 use super::original::{Original, made_model, open_adapter, open_named, open_original};
-use crate::console::colour::NOTE;
 use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
@@ -163,7 +162,7 @@ fn render_model(args: &Args, name: &str, exported: &ExportedModel) -> String {
     }
     tally("written", &total(exported), format!("`{}`", args.output.display()));
     for note in &exported.notes {
-        line(format!("{NOTE} {note}"));
+        line(format!("note: {note}"));
     }
     text
 }

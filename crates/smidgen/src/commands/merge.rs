@@ -4,7 +4,6 @@
 //! decoded, and the report compares the logits of the merged model with those of base + adapter.
 
 use super::original::{Original, open_adapter, open_original};
-use crate::console::colour::NOTE;
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
@@ -140,7 +139,7 @@ impl Report<'_> {
             ));
         }
         for note in &merged.notes {
-            line(format!("{NOTE} {note}"));
+            line(format!("note: {note}"));
         }
         text
     }

@@ -22,7 +22,7 @@ pub fn say_failure(failure: &Failure) {
 }
 
 /// As wide as the terminal, and in its colours.
-fn for_stderr(line: &str) -> String {
+pub fn for_stderr(line: &str) -> String {
     colour::for_stream(&fold(line, columns()), &std::io::stderr())
 }
 

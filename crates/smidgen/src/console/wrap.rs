@@ -53,11 +53,12 @@ fn words(line: &str) -> Box<dyn Iterator<Item = Word<'_>> + '_> {
     // Where the present pair ends, and up to where its spaces do not separate.
     let (mut closed, mut whole) = (0, 0);
     for (place, sign) in line.char_indices() {
-        if sign == '`' && place >= closed {
-            if let Some(length) = line[place + 1..].find('`') {
-                closed = place + length + 2;
-                whole = if length <= LINE / 2 { closed } else { 0 };
-            }
+        if sign == '`'
+            && place >= closed
+            && let Some(length) = line[place + 1..].find('`')
+        {
+            closed = place + length + 2;
+            whole = if length <= LINE / 2 { closed } else { 0 };
         }
         let is_gap = sign == ' ' && place >= whole;
         if !is_gap && !in_word {

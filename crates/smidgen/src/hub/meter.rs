@@ -2,7 +2,7 @@
 //!
 //! It goes to stderr. Bytes of an earlier attempt count as done, so that the bar of a resumed download starts there.
 
-use crate::console::progress::say;
+use crate::console::progress::{for_stderr, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use smidgen_ir::bytes::format_bytes;
 use std::io::IsTerminal;
@@ -51,7 +51,7 @@ impl Meter {
 
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line),
+            Some(bar) => bar.println(for_stderr(line)),
             None if !self.quiet => say(line),
             None => {}
         }
