@@ -21,6 +21,7 @@ use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::outcome::{Ending, Outcome, Went};
 use crate::train::run_dir::RunDir;
+use crate::train::run_lock::RunLock;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
@@ -52,6 +53,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     };
     let output = recipe.output.dir.resolved.clone();
     let dir = RunDir::at(&output)?;
+    let _lock = RunLock::take(&dir)?;
     if !args.resume {
         dir.refuse_run()?;
     }

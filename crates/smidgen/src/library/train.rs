@@ -18,6 +18,7 @@ use crate::train::history;
 use crate::train::metrics::MetricsRow;
 use crate::train::outcome::{Ending, Went};
 use crate::train::run_dir::RunDir;
+use crate::train::run_lock::RunLock;
 use smidgen_recipe::render_job;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -85,6 +86,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));
     let folder = job.recipe.output.dir.resolved.clone();
     let dir = RunDir::at(&folder)?;
+    let _lock = RunLock::take(&dir)?;
     if !resume {
         dir.refuse_run()?;
     }

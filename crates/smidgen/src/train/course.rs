@@ -118,7 +118,7 @@ impl Course<'_> {
             )?;
             let grows = job.recipe.memory.adapt && may_grow(job, &planned)?;
             // Everything that can be refused is refused above: from here on the folder is written.
-            let is_new = !self.dir.path().exists();
+            let is_new = self.dir.is_unwritten();
             self.dir.make()?;
             if plans == 1 {
                 self.dir.sweep()?;
@@ -145,7 +145,7 @@ impl Course<'_> {
             let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
                 if is_new {
                     // Nothing was trained: a run that cannot start leaves no files behind.
-                    let _ = std::fs::remove_dir_all(self.dir.path());
+                    self.dir.clear();
                 }
             })?;
             let first = start.updates_done();

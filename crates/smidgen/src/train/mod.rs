@@ -25,6 +25,7 @@ pub mod phases;
 pub mod replay;
 pub mod resume;
 pub mod run_dir;
+pub mod run_lock;
 pub mod standing;
 pub mod trained_state;
 pub mod trained_weights;

@@ -14,6 +14,9 @@ pub struct RunDir {
     path: PathBuf,
 }
 
+/// The file by which a run owns its folder.
+pub const LOCK_FILE: &str = ".lock";
+
 /// Files and folders of a run; any of them marks a run folder.
 const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
 
@@ -55,6 +58,24 @@ impl RunDir {
             Failure::file("create", &self.path, error)
                 .hint("choose another `output.dir`, or create the folder with write permission")
         })
+    }
+
+    /// Whether the folder holds nothing yet, its lock aside.
+    pub fn is_unwritten(&self) -> bool {
+        self.entries().next().is_none()
+    }
+
+    /// Removes everything in the folder but its lock, and the folder where nothing is left.
+    pub fn clear(&self) {
+        for path in self.entries() {
+            let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+
+    fn entries(&self) -> impl Iterator<Item = PathBuf> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| !path.ends_with(LOCK_FILE))
     }
 
     /// Hides the old result of a run that continues, so that it is not mistaken for the new one.

@@ -28,6 +28,7 @@ mod inspecting;
 mod memory;
 mod merging;
 mod moving_memory;
+mod owner;
 mod parity;
 mod plan_json;
 mod profiles;

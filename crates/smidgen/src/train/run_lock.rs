@@ -1,0 +1,96 @@
+//! One owner per run folder: an exclusive lock from before the data is read until the run ends.
+//!
+//! The lock is the operating system's, on the file `.lock` in the folder, so that a killed process holds nothing. The
+//! file is removed when the lock is dropped, and the folder too if nothing was written: a run that is refused leaves
+//! nothing behind. Reading commands (`report`, `dash`, `eval`) take no lock.
+
+use super::run_dir::{LOCK_FILE, RunDir};
+use crate::failure::Failure;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// The right to write a run folder.
+#[derive(Debug)]
+pub struct RunLock {
+    path: PathBuf,
+    /// Open for as long as the lock is held.
+    _file: File,
+}
+
+impl RunLock {
+    /// Takes the lock, and creates the folder for it. Where another process has it, that is an error.
+    pub fn take(dir: &RunDir) -> Result<RunLock, Failure> {
+        dir.make()?;
+        let path = dir.file(LOCK_FILE);
+        loop {
+            let open = File::options().create(true).append(true).open(&path);
+            let file = open.map_err(|error| Failure::file("open", &path, error))?;
+            match file.try_lock() {
+                // Its last owner may have removed the file since it was opened here.
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => return Ok(RunLock { path, _file: file }),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Failure::disk(format!(
+                        "another process is training in `{}`",
+                        dir.path().display()
+                    ))
+                    .hint("wait until it ends, or choose another `output.dir`"));
+                }
+                Err(TryLockError::Error(error)) => return Err(Failure::file("lock", &path, error)),
+            }
+        }
+    }
+}
+
+/// Whether the open file is the one that has the name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let is_same = || {
+        use std::os::unix::fs::MetadataExt;
+        let (open, named) = (file.metadata()?, fs::metadata(path)?);
+        Ok::<bool, std::io::Error>((open.dev(), open.ino()) == (named.dev(), named.ino()))
+    };
+    is_same().unwrap_or(false)
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // Removed while it is still held, so that nobody else's file is.
+        let _ = fs::remove_file(&self.path);
+        if let Some(folder) = self.path.parent() {
+            // Fails unless the folder is empty.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_owner_and_is_left_as_it_was() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&scratch.path().join("run")).unwrap();
+        let lock = RunLock::take(&dir).unwrap();
+        let refused = RunLock::take(&dir).unwrap_err();
+        assert!(refused.message.contains("another process is training in"), "{}", refused.message);
+        drop(lock);
+        assert!(!dir.path().exists(), "a run that wrote nothing leaves nothing");
+        let lock = RunLock::take(&dir).unwrap();
+        dir.write_text("job.toml", "").unwrap();
+        drop(lock);
+        assert!(dir.file("job.toml").exists() && !dir.file(LOCK_FILE).exists());
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_not_the_lock() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join(LOCK_FILE);
+        let file = File::create(&path).unwrap();
+        assert!(is_at(&file, &path));
+        fs::remove_file(&path).unwrap();
+        assert!(!is_at(&file, &path));
+        File::create(&path).unwrap();
+        assert!(!is_at(&file, &path));
+    }
+}
