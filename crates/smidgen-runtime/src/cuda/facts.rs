@@ -2,7 +2,7 @@
 //!
 //! Free memory comes from NVML, which needs no context; without NVML it is unknown until the device is opened.
 
-use super::driver::{check, named};
+use super::driver::{check, init, named};
 use super::libraries;
 use super::nvml;
 use crate::device::DeviceError;
@@ -32,7 +32,7 @@ impl GpuFacts {
 /// Queries a GPU without using any of its memory.
 pub fn look(ordinal: usize) -> Result<GpuFacts, DeviceError> {
     libraries::require()?;
-    named(result::init(), "cuInit")?;
+    init()?;
     let count = named(result::device::get_count(), "cuDeviceGetCount")?;
     if ordinal as i64 >= i64::from(count) {
         return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });

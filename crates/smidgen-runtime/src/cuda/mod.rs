@@ -94,7 +94,8 @@ pub struct Cuda {
 impl Cuda {
     /// Finds the libraries, opens the GPU and compiles the kernels.
     pub fn open(options: &CudaOptions) -> Result<Cuda, DeviceError> {
-        let before = look(options.ordinal)?.free_bytes;
+        let init_bytes = driver::init()?;
+        let before = look(options.ordinal)?.free_bytes.map(|bytes| bytes + init_bytes);
         let gpu = Gpu::open(options.ordinal)?;
         let (major, minor) = gpu.capability;
         if major < 8 {
@@ -129,7 +130,7 @@ impl Cuda {
         })
     }
 
-    /// GPU memory of the context with its kernels and libraries, if NVML is available.
+    /// GPU memory of driver and context with kernels and libraries, if NVML is available.
     pub fn context_bytes(&self) -> Option<u64> {
         self.context_bytes
     }

@@ -11,6 +11,11 @@ pub fn free_bytes(device: sys::CUdevice) -> Option<u64> {
     Nvml::open()?.free_bytes(&bus)
 }
 
+/// Free bytes of every device, in NVML's order; unlike the others this needs no driver that was initialized.
+pub fn free_bytes_of_all() -> Option<Vec<u64>> {
+    Nvml::open()?.free_bytes_of_all()
+}
+
 /// Bytes that this process uses on a device, if NVML knows it.
 pub fn held_bytes(device: sys::CUdevice) -> Option<u64> {
     let own = std::process::id();
@@ -43,6 +48,8 @@ fn bus_of(device: sys::CUdevice) -> Option<[c_char; 32]> {
 struct Nvml {
     init: unsafe extern "C" fn() -> c_int,
     shutdown: unsafe extern "C" fn() -> c_int,
+    count: unsafe extern "C" fn(*mut c_uint) -> c_int,
+    by_index: unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_int,
     by_bus: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
     memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
     processes: Option<unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int>,
@@ -86,6 +93,13 @@ impl Nvml {
                 shutdown: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find(
                     c"nvmlShutdown",
                 )?),
+                count: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_uint) -> c_int>(find(
+                    c"nvmlDeviceGetCount_v2",
+                )?),
+                by_index: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_int,
+                >(find(c"nvmlDeviceGetHandleByIndex_v2")?),
                 by_bus: std::mem::transmute::<
                     *mut c_void,
                     unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
@@ -125,6 +139,26 @@ impl Nvml {
             bytes: Some(info.bytes).filter(|bytes| *bytes != u64::MAX),
         };
         found.then(|| infos[..MOST.min(count as usize)].iter().map(holder).collect())
+    }
+
+    fn free_bytes_of_all(&self) -> Option<Vec<u64>> {
+        let mut count = 0;
+        // SAFETY: the calls follow NVML's order, and every pointer is valid for its call.
+        unsafe {
+            if (self.init)() != 0 {
+                return None;
+            }
+            let has_count = (self.count)(&mut count) == 0;
+            let free_bytes = |index: c_uint| {
+                let (mut device, mut memory) = (std::ptr::null_mut(), Memory::default());
+                let found =
+                    (self.by_index)(index, &mut device) == 0 && (self.memory)(device, &mut memory) == 0;
+                found.then_some(memory.free)
+            };
+            let all = (0..count).map(free_bytes).collect::<Option<Vec<u64>>>();
+            (self.shutdown)();
+            all.filter(|_| has_count)
+        }
     }
 
     fn free_bytes(&self, bus: &[c_char]) -> Option<u64> {

@@ -294,17 +294,21 @@ fn render_grids(grids: &[Value]) -> String {
     );
     for grid in grids {
         let rows = grid["rows"].as_array().expect("rows in order");
-        let below = |row: &Value| 1.0 - number(row, "/measured_bytes") / number(row, "/planned_bytes");
-        let mut below: Vec<f64> = rows.iter().map(below).collect();
-        below.sort_by(f64::total_cmp);
+        let below = |row: &Value| {
+            let planned_bytes = number(row, "/planned_bytes");
+            let below_bytes = planned_bytes - number(row, "/measured_bytes");
+            (below_bytes, format!("{:.1} MiB, {:.1} %", mib(below_bytes), 100.0 * below_bytes / planned_bytes))
+        };
+        let mut below: Vec<(f64, String)> = rows.iter().map(below).collect();
+        below.sort_by(|one, other| one.0.total_cmp(&other.0));
         writeln!(
             table,
-            "| {} | {} | {} | {:.2} % | {:.2} % |",
+            "| {} | {} | {} | {} | {} |",
             measured_with(grid),
             rows.len(),
-            below.iter().filter(|below| **below < 0.0).count(),
-            100.0 * below[below.len() / 2],
-            100.0 * below[below.len() - 1],
+            below.iter().filter(|below| below.0 < 0.0).count(),
+            below[below.len() / 2].1,
+            below[below.len() - 1].1,
         )
         .unwrap();
     }
