@@ -26,8 +26,8 @@ impl Overhead {
     pub const CPU: Overhead =
         Overhead { fixed_bytes: 16 << 20, thread_bytes: 128 << 10, step_bytes: 1536, margin_bytes: 12 << 20 };
 
-    /// A GPU whose context was measured. Bytes per launch and margin are those by which the 76 runs of
-    /// `results/grid-h200.json` were 1.4 to 6.4 MB below their plans; equal runs differ by one granule of 2 MiB.
+    /// A GPU whose context was measured, what `cuInit` takes included. With these bytes per launch and this margin the
+    /// 83 runs of `results/grid-h200.json` were 1.2 to 5.8 MiB below their plans; equal runs differ by a granule of 2 MiB.
     pub const fn cuda(context_bytes: u64) -> Overhead {
         Overhead { fixed_bytes: context_bytes, thread_bytes: 0, step_bytes: 3600, margin_bytes: 3_000_000 }
     }

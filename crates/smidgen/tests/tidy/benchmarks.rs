@@ -297,7 +297,10 @@ fn render_grids(grids: &[Value]) -> String {
         let below = |row: &Value| {
             let planned_bytes = number(row, "/planned_bytes");
             let below_bytes = planned_bytes - number(row, "/measured_bytes");
-            (below_bytes, format!("{:.1} MiB, {:.1} %", mib(below_bytes), 100.0 * below_bytes / planned_bytes))
+            (
+                below_bytes,
+                format!("{:.1} MiB, {:.1} %", mib(below_bytes), 100.0 * below_bytes / planned_bytes),
+            )
         };
         let mut below: Vec<(f64, String)> = rows.iter().map(below).collect();
         below.sort_by(|one, other| one.0.total_cmp(&other.0));
