@@ -54,70 +54,51 @@ macro_rules! key {
         Key { required: true, ..key!($section.$name, $reader, $meaning) }
     };
     ($section:ident . $name:ident, $reader:expr, $meaning:literal) => {
-        Key {
-            section: stringify!($section),
-            name: stringify!($name),
-            accepts: $reader.accepts,
-            meaning: $meaning,
-            required: false,
-            excludes: None,
-            set: |recipe, given| {
-                recipe.$section.$name = ($reader.read)(given)?;
-                Some(())
-            },
-            show: |recipe| Some(recipe.$section.$name.render()),
-        }
+        key!(@ $section.$name, $reader, $meaning,
+            |recipe, value| recipe.$section.$name = value,
+            |recipe| Some(recipe.$section.$name.render()))
     };
     // A memory choice that may be pinned.
     (pin $name:ident, $reader:expr, $meaning:literal) => {
-        Key {
-            section: "memory",
-            name: stringify!($name),
-            accepts: $reader.accepts,
-            meaning: $meaning,
-            required: false,
-            excludes: None,
-            set: |recipe, given| {
-                recipe.memory.pins.$name = ($reader.read)(given)?;
-                Some(())
-            },
-            show: |recipe| Some(pins::render_pin(&recipe.memory.pins.$name)),
-        }
+        key!(@ memory.$name, $reader, $meaning,
+            |recipe, value| recipe.memory.pins.$name = value,
+            |recipe| Some(pins::render_pin(&recipe.memory.pins.$name)))
     };
     // Several of them in one key.
     (pins $name:ident, $reader:expr, $pin:ident, $show:ident, $meaning:literal) => {
-        Key {
-            section: "memory",
-            name: stringify!($name),
-            accepts: $reader.accepts,
-            meaning: $meaning,
-            required: false,
-            excludes: None,
-            set: |recipe, given| {
-                pins::$pin(&mut recipe.memory.pins, ($reader.read)(given)?);
-                Some(())
-            },
-            show: |recipe| Some(pins::$show(&recipe.memory.pins)),
-        }
+        key!(@ memory.$name, $reader, $meaning,
+            |recipe, value| pins::$pin(&mut recipe.memory.pins, value),
+            |recipe| Some(pins::$show(&recipe.memory.pins)))
     };
     // One of two keys that share a field.
     ($section:ident . $name:ident, $reader:expr, $meaning:literal,
      $field:ident = $variant:path, excludes $other:ident) => {
         Key {
+            excludes: Some(stringify!($other)),
+            ..key!(@ $section.$name, $reader, $meaning,
+                |recipe, value| recipe.$section.$field = $variant(value),
+                |recipe| match &recipe.$section.$field {
+                    $variant(value) => Some(value.render()),
+                    _ => None,
+                })
+        }
+    };
+    // What all of them have.
+    (@ $section:ident . $name:ident, $reader:expr, $meaning:literal,
+     |$recipe:ident, $value:ident| $set:expr, |$shown:ident| $show:expr) => {
+        Key {
             section: stringify!($section),
             name: stringify!($name),
             accepts: $reader.accepts,
             meaning: $meaning,
             required: false,
-            excludes: Some(stringify!($other)),
-            set: |recipe, given| {
-                recipe.$section.$field = $variant(($reader.read)(given)?);
+            excludes: None,
+            set: |$recipe, given| {
+                let $value = ($reader.read)(given)?;
+                $set;
                 Some(())
             },
-            show: |recipe| match &recipe.$section.$field {
-                $variant(value) => Some(value.render()),
-                _ => None,
-            },
+            show: |$shown| $show,
         }
     };
 }

@@ -1,6 +1,6 @@
 //! Passes: each rewrites the graph or writes down a choice, and changes no result.
 //!
-//! The order in which they run is in `compile`, and nowhere else; a pass knows no other pass.
+//! The order in which they run is in `stages.rs`, and nowhere else; a pass knows no other pass.
 //! Left out: sharding.
 
 pub mod head_pieces;

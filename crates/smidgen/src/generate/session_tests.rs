@@ -4,6 +4,7 @@
 //! Beam searches are those of transformers, recorded by `fixtures/beams/generate.py`.
 
 use super::*;
+use crate::bench::shapes::Shape;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
 use crate::plan::budget::JobBudget;
@@ -11,7 +12,7 @@ use crate::plan::generation::SHORTEST;
 use crate::session::logits::LogitsRun;
 use serde_json::Value as Json;
 use smidgen_compile::names::state;
-use smidgen_ir::{DeviceKind, Extent, Precision, verify};
+use smidgen_ir::{DeviceKind, Entry, Extent, Op, Precision, verify};
 use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::{Path, PathBuf};
@@ -261,6 +262,30 @@ fn cuda_generates_as_the_cpu_does() {
         assert!(measured_bytes <= largest_bytes, "{name}: {measured_bytes} of {largest_bytes}");
         device = session.into_device();
     }
+}
+
+/// Where not all weights have room, as many are fetched as must be, not all of them.
+#[test]
+fn a_generation_offloads_what_it_must() {
+    let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(300 << 20) };
+    let arithmetic = Arithmetic::of(Compute::Auto, place.kind());
+    let model = Shape::find("qwen2.5-7b").unwrap().model();
+    let roomy = sizes(1, None);
+    let request = Opening { place: &place, arithmetic, ..opening(&model, None, roomy) }.request().unwrap();
+    let fetched_layers = |budget_bytes: u64| {
+        let budget = JobBudget { bytes: budget_bytes, ..roomy.budget };
+        let planned = plan_generation(&request, &model, &place, &Sizes { budget, ..roomy }).unwrap();
+        assert!(planned.peak_bytes <= budget_bytes);
+        let steps = planned.plan.entry(Entry::Decode).steps.iter();
+        let fetched: BTreeSet<usize> =
+            steps.filter(|step| step.op == Op::Fetch).filter_map(|step| step.layer).collect();
+        (fetched.len(), planned.peak_bytes)
+    };
+    let (none, resident_bytes) = fetched_layers(u64::MAX);
+    assert_eq!(none, 0);
+    let (some, _) = fetched_layers(resident_bytes - (2 << 30));
+    let (more, _) = fetched_layers(resident_bytes / 2);
+    assert!(0 < some && some < more && more < 28, "{some} and {more} of 28 layers");
 }
 
 /// Neither a GPU nor a weight is needed to know what a generation will take there.

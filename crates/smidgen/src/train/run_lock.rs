@@ -1,8 +1,8 @@
 //! One owner per run folder: an exclusive lock from before the data is read until the run ends.
 //!
 //! The lock is the operating system's, on the file `.lock` in the folder, so that a killed process holds nothing. The
-//! file is removed when the lock is dropped, and the folder too if nothing was written: a run that is refused leaves
-//! nothing behind. Reading commands (`report`, `dash`, `eval`) take no lock.
+//! file is removed when the lock is dropped, and so are the folders that were created for it if nothing was written: a
+//! run that is refused leaves nothing behind. Reading commands (`report`, `dash`, `eval`) take no lock.
 
 use super::run_dir::{LOCK_FILE, RunDir};
 use crate::failure::Failure;
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct RunLock {
     path: PathBuf,
+    /// Folders that did not exist before, innermost first.
+    made: Vec<PathBuf>,
     /// Open for as long as the lock is held.
     _file: File,
 }
@@ -20,6 +22,8 @@ pub struct RunLock {
 impl RunLock {
     /// Takes the lock, and creates the folder for it. Where another process has it, that is an error.
     pub fn take(dir: &RunDir) -> Result<RunLock, Failure> {
+        let made = dir.path().ancestors().take_while(|folder| !folder.exists());
+        let made: Vec<PathBuf> = made.map(Path::to_path_buf).collect();
         dir.make()?;
         let path = dir.file(LOCK_FILE);
         loop {
@@ -28,7 +32,7 @@ impl RunLock {
             match file.try_lock() {
                 // Its last owner may have removed the file since it was opened here.
                 Ok(()) if !is_at(&file, &path) => continue,
-                Ok(()) => return Ok(RunLock { path, _file: file }),
+                Ok(()) => return Ok(RunLock { path, made, _file: file }),
                 Err(TryLockError::WouldBlock) => {
                     return Err(Failure::disk(format!(
                         "another process is training in `{}`",
@@ -56,10 +60,8 @@ impl Drop for RunLock {
     fn drop(&mut self) {
         // Removed while it is still held, so that nobody else's file is.
         let _ = fs::remove_file(&self.path);
-        if let Some(folder) = self.path.parent() {
-            // Fails unless the folder is empty.
-            let _ = fs::remove_dir(folder);
-        }
+        // Only empty folders can be removed.
+        let _ = self.made.iter().try_for_each(fs::remove_dir);
     }
 }
 
@@ -70,12 +72,15 @@ mod tests {
     #[test]
     fn a_folder_has_one_owner_and_is_left_as_it_was() {
         let scratch = tempfile::tempdir().unwrap();
-        let dir = RunDir::at(&scratch.path().join("run")).unwrap();
+        let dir = RunDir::at(&scratch.path().join("runs/run")).unwrap();
         let lock = RunLock::take(&dir).unwrap();
         let refused = RunLock::take(&dir).unwrap_err();
         assert!(refused.message.contains("another process is training in"), "{}", refused.message);
         drop(lock);
-        assert!(!dir.path().exists(), "a run that wrote nothing leaves nothing");
+        assert!(!scratch.path().join("runs").exists(), "a run that wrote nothing leaves nothing");
+        dir.make().unwrap();
+        drop(RunLock::take(&dir).unwrap());
+        assert!(dir.path().exists(), "a folder that was there before stays");
         let lock = RunLock::take(&dir).unwrap();
         dir.write_text("job.toml", "").unwrap();
         drop(lock);
