@@ -2,10 +2,11 @@
 //!
 //! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are both read, and roles get the names that
 //! templates know. A content of several text parts is joined. Fields that are null (as tables fill them, where
-//! other rows have a value) are left out, as transformers and TRL do; other fields stay.
+//! other rows have a value) are left out, as transformers and TRL do; other fields stay, but for OpenAI's `weight`,
+//! which says whether an answer carries a loss.
 //! Leaves out which tokens of a conversation are supervised.
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::example::RowFormat;
 use crate::format_error::FormatError;
@@ -100,9 +101,8 @@ fn read_message(place: RowPlace<'_>, at: String, mut fields: Map<String, Json>) 
         Some(other) => return Err(wrong_type(place, format!("{at}.{role_name}"), &other, "a string")),
         None => return Err(missing(place, &at, "`role` (or `from`)", &fields)),
     };
-    let calls = fields.get("tool_calls");
-    let calls_tools = role == "assistant"
-        && calls.is_some_and(|calls| *calls != Json::Null && *calls != Json::Array(vec![]));
+    let calls_tools = read_tool_calls(place, &at, &mut fields)? && role == "assistant";
+    read_weight(place, &at, &mut fields)?;
     let content = match fields.shift_remove(content_name) {
         None if calls_tools => None,
         None => return Err(missing(place, &at, if sharegpt { "`value`" } else { "`content`" }, &fields)),
@@ -120,6 +120,83 @@ fn read_message(place: RowPlace<'_>, at: String, mut fields: Map<String, Json>) 
     }
     message.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
     Ok(Json::Object(message))
+}
+
+/// Whether there are calls; each must name its function.
+fn read_tool_calls(
+    place: RowPlace<'_>,
+    at: &str,
+    fields: &mut Map<String, Json>,
+) -> Result<bool, FormatError> {
+    let at = format!("{at}.tool_calls");
+    let Some(calls) = fields.get_mut("tool_calls") else { return Ok(false) };
+    *calls = parse_cell(place, &at, calls.take())?;
+    match &*calls {
+        Json::Null => Ok(false),
+        Json::Array(all) => match all.iter().position(|call| tool_name(call).is_none()) {
+            Some(index) => Err(wrong_type(
+                place,
+                format!("{at}[{index}]"),
+                &all[index],
+                "a call with a function's `name`",
+            )),
+            None => Ok(!all.is_empty()),
+        },
+        other => Err(wrong_type(place, at, other, "a list of calls")),
+    }
+}
+
+/// The name of a called function, in OpenAI's form or without its envelope.
+pub(super) fn tool_name(call: &Json) -> Option<&str> {
+    call["function"]["name"].as_str().or_else(|| call["name"].as_str())
+}
+
+/// Leaves `weight` only where it is 0.
+fn read_weight(place: RowPlace<'_>, at: &str, fields: &mut Map<String, Json>) -> Result<(), FormatError> {
+    match fields.get("weight").map(|weight| (weight, weight.as_f64())) {
+        None | Some((_, Some(0.0))) => {}
+        Some((Json::Null, _) | (_, Some(1.0))) => drop(fields.shift_remove("weight")),
+        Some((other, _)) => return Err(wrong_type(place, format!("{at}.weight"), other, "0 or 1")),
+    }
+    Ok(())
+}
+
+/// Answers of weight 0, which no template needs to see.
+pub(super) fn take_silent(messages: &mut [Json]) -> Vec<usize> {
+    let mut silent = Vec::new();
+    for (index, message) in messages.iter_mut().enumerate() {
+        let had_weight = message.as_object_mut().and_then(|fields| fields.shift_remove("weight")).is_some();
+        if had_weight && message["role"] == "assistant" {
+            silent.push(index);
+        }
+    }
+    silent
+}
+
+pub(super) fn message(role: &str, content: &str) -> Json {
+    json!({"role": role, "content": content})
+}
+
+/// Earlier turns of an alpaca row: pairs of an instruction and its answer.
+pub(super) fn read_history(place: RowPlace<'_>, history: Option<Json>) -> Result<Vec<Json>, FormatError> {
+    const FIELD: &str = "history";
+    let pairs = match parse_cell(place, FIELD, history.unwrap_or_default())? {
+        Json::Null => vec![],
+        Json::String(text) if text.trim().is_empty() => vec![],
+        Json::Array(pairs) => pairs,
+        other => return Err(wrong_type(place, FIELD.to_owned(), &other, "a list of pairs")),
+    };
+    let mut messages = Vec::with_capacity(2 * pairs.len());
+    for (index, pair) in pairs.iter().enumerate() {
+        let texts: Option<Vec<&str>> =
+            pair.as_array().and_then(|pair| pair.iter().map(Json::as_str).collect());
+        let Some([asked, answer]) = texts.as_deref() else {
+            let at = format!("{FIELD}[{index}]");
+            return Err(wrong_type(place, at, pair, "a pair of an instruction and its answer, both strings"));
+        };
+        messages.extend([message("user", asked), message("assistant", answer)]);
+    }
+    Ok(messages)
 }
 
 fn read_content(place: RowPlace<'_>, at: String, content: Json) -> Result<String, FormatError> {

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
+use smidgen_ir::words::LossOn;
 
 /// How rows are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,20 @@ pub enum RowFormat {
     PromptCompletion,
     Text,
     Tokens,
+}
+
+impl RowFormat {
+    /// What `data.loss_on` means for rows of this format.
+    pub fn loss_on(self, wanted: LossOn) -> LossOn {
+        match (wanted, self) {
+            (LossOn::Auto, RowFormat::Chat) => LossOn::Assistant,
+            (LossOn::Auto, RowFormat::Text) => LossOn::All,
+            (LossOn::Auto, RowFormat::Alpaca | RowFormat::PromptCompletion | RowFormat::Tokens) => {
+                LossOn::Completion
+            }
+            (wanted, _) => wanted,
+        }
+    }
 }
 
 impl fmt::Display for RowFormat {
@@ -37,8 +52,9 @@ pub enum Example {
     Tokens { ids: Vec<i64>, labels: Option<Vec<i64>> },
     /// A text to continue.
     Text(String),
-    /// An instruction, perhaps with an input, and what to answer.
-    Alpaca { instruction: String, input: Option<String>, output: String },
+    /// An instruction, perhaps with an input, and what to answer. Messages before it are a system prompt and earlier
+    /// turns.
+    Alpaca { before: Vec<Json>, instruction: String, input: Option<String>, output: String },
     /// A prompt and its completion as text.
     PromptCompletion { prompt: String, completion: String },
     /// A conversation. In a row of prompt and completion as messages, the messages of the prompt come first.
@@ -50,6 +66,8 @@ pub enum Example {
 pub struct Conversation {
     /// Objects with `role` (`system`, `user`, `assistant`, `tool`, or what else the data says) and `content`.
     pub messages: Vec<Json>,
+    /// Answers that carry no loss, in order.
+    pub silent: Vec<usize>,
     /// How many of the messages are the prompt; `None` where the row does not say.
     pub prompt_messages: Option<usize>,
     pub tools: Option<Json>,
@@ -59,17 +77,22 @@ pub struct Conversation {
 
 impl Conversation {
     /// An instruction and its answer as two turns; an input follows the instruction on a line of its own.
-    pub fn of_instruction(instruction: &str, input: Option<&str>, output: &str) -> Conversation {
+    pub fn of_instruction(
+        before: &[Json],
+        instruction: &str,
+        input: Option<&str>,
+        output: &str,
+    ) -> Conversation {
         let asked = match input.filter(|input| !input.is_empty()) {
             Some(input) => format!("{instruction}\n{input}"),
             None => instruction.to_owned(),
         };
+        let turns =
+            [json!({"role": "user", "content": asked}), json!({"role": "assistant", "content": output})];
         Conversation {
-            messages: vec![
-                json!({"role": "user", "content": asked}),
-                json!({"role": "assistant", "content": output}),
-            ],
-            prompt_messages: Some(1),
+            messages: before.iter().cloned().chain(turns).collect(),
+            silent: Vec::new(),
+            prompt_messages: Some(before.len() + 1),
             tools: None,
             more: Map::new(),
         }

@@ -2,7 +2,7 @@
 //!
 //! | format | fields | other names |
 //! |---|---|---|
-//! | alpaca | `instruction`, `output`; `input` may be missing, null or empty | `response`, `context` |
+//! | alpaca | `instruction`, `output`; `input`, `system` and `history` may be missing, null or empty | `response`, `context` |
 //! | chat | `messages`: a list of `role` and `content`; `tools`, `chat_template_kwargs` | `conversations`, `conversation`, with `from` and `value` |
 //! | prompt-completion | `prompt`, `completion`: both strings or both lists of messages | `response` |
 //! | text | `text` | |
@@ -15,7 +15,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use crate::chat_row::{field_names, is_sharegpt, kind_of, parse_cell, read_messages, wrong_type};
+use crate::chat_row::{
+    field_names, is_sharegpt, kind_of, message, parse_cell, read_history, read_messages, take_silent,
+    wrong_type,
+};
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow};
 pub use crate::format_error::FormatError;
@@ -196,10 +199,13 @@ fn read_alpaca(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     let instruction = row.take_string(&["instruction"], "`instruction`")?;
     let output = row.take_filled_string(&OUTPUT_NAMES, "`output`")?;
     let input = row.take_optional_string(&INPUT_NAMES)?;
+    let system = row.take_optional_string(&["system"])?;
+    let mut before: Vec<Json> = system.iter().map(|words| message("system", words)).collect();
+    before.extend(read_history(row.place, row.fields.shift_remove("history"))?);
     if instruction.trim().is_empty() && input.is_none() {
         return Err(FormatError::Empty { place: row.place.to_string(), field: "instruction".to_owned() });
     }
-    Ok(Example::Alpaca { instruction, input, output })
+    Ok(Example::Alpaca { before, instruction, input, output })
 }
 
 fn read_chat(row: &mut Fields<'_>) -> Result<Example, FormatError> {
@@ -210,9 +216,7 @@ fn read_chat(row: &mut Fields<'_>) -> Result<Example, FormatError> {
         && messages[0]["role"] != "system"
         && let Some(words) = row.take_optional_string(&["system"])?
     {
-        let system = [("role", "system"), ("content", &words)];
-        let system = system.map(|(name, value)| (name.to_owned(), Json::from(value)));
-        messages.insert(0, Json::Object(Map::from_iter(system)));
+        messages.insert(0, message("system", &words));
     }
     row.conversation(messages, None)
 }
@@ -336,7 +340,7 @@ impl Fields<'_> {
     /// Messages with the template's other variables.
     fn conversation(
         &mut self,
-        messages: Vec<Json>,
+        mut messages: Vec<Json>,
         prompt_messages: Option<usize>,
     ) -> Result<Example, FormatError> {
         let place = self.place;
@@ -357,6 +361,7 @@ impl Fields<'_> {
                 return Err(wrong_type(place, "chat_template_kwargs".to_owned(), &other, "an object"));
             }
         };
-        Ok(Example::Chat(Conversation { messages, prompt_messages, tools, more }))
+        let silent = take_silent(&mut messages);
+        Ok(Example::Chat(Conversation { messages, silent, prompt_messages, tools, more }))
     }
 }

@@ -135,7 +135,12 @@ fn alpaca_rows() {
     let read = example(RowFormat::Alpaca, row).unwrap();
     assert_eq!(
         read.example,
-        Example::Alpaca { instruction: "do".to_owned(), input: None, output: "done".to_owned() }
+        Example::Alpaca {
+            before: vec![],
+            instruction: "do".to_owned(),
+            input: None,
+            output: "done".to_owned()
+        }
     );
     assert_eq!(Json::Object(read.fields), json!({"answer": "x"}));
     let row = json!({"instruction": "do", "context": "this", "response": "done"});
@@ -143,12 +148,15 @@ fn alpaca_rows() {
     assert_eq!(
         read.example,
         Example::Alpaca {
+            before: vec![],
             instruction: "do".to_owned(),
             input: Some("this".to_owned()),
             output: "done".to_owned()
         }
     );
     assert!(read.fields.is_empty());
+    let row = json!({"instruction": "do", "output": "done", "system": "", "history": null});
+    assert!(example(RowFormat::Alpaca, row).unwrap().fields.is_empty());
     for (row, expected) in [
         (json!({"instruction": "a"}), "`output` is missing, there is no field"),
         (json!({"output": "a", "id": 1}), "`instruction` is missing, there is `output`, `id`"),
@@ -159,6 +167,18 @@ fn alpaca_rows() {
         (json!({"instruction": null, "output": "a"}), "`instruction` is null, expected a string"),
         (json!({"instruction": "a", "input": [1], "output": "a"}), "`input` is a list, expected a string"),
         (json!({"instruction": "a", "text": "b"}), "`output` is missing, there is `text`"),
+        (
+            json!({"instruction": "a", "output": "b", "system": ["c"]}),
+            "`system` is a list, expected a string",
+        ),
+        (
+            json!({"instruction": "a", "output": "b", "history": "earlier"}),
+            "`history` is a string, expected a list of pairs",
+        ),
+        (
+            json!({"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]}),
+            "`history[1]` is a list, expected a pair of an instruction and its answer, both strings",
+        ),
     ] {
         assert_eq!(said(RowFormat::Alpaca, row), format!("`a.jsonl` line 7: {expected}"));
     }
@@ -183,7 +203,7 @@ fn chat_rows() {
         "messages": [
             {"role": "system", "content": ""},
             {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": ", you"}], "name": null},
-            {"role": "assistant", "content": null, "tool_calls": [{"id": 1}]},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": 1, "name": "f"}]},
             {"role": "tool", "content": "42", "tool_call_id": "1"},
             {"role": "assistant", "content": "It is 42", "weight": 1},
         ],
@@ -196,11 +216,12 @@ fn chat_rows() {
         json!([
             {"role": "system", "content": ""},
             {"role": "user", "content": "Hello, you"},
-            {"role": "assistant", "content": null, "tool_calls": [{"id": 1}]},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": 1, "name": "f"}]},
             {"role": "tool", "content": "42", "tool_call_id": "1"},
-            {"role": "assistant", "content": "It is 42", "weight": 1},
+            {"role": "assistant", "content": "It is 42"},
         ])
     );
+    assert!(conversation.silent.is_empty());
     assert_eq!(conversation.prompt_messages, None);
     assert_eq!(conversation.tools, Some(json!([{"type": "function"}])));
     assert_eq!(Json::Object(conversation.more), json!({"enable_thinking": false}));
@@ -279,6 +300,14 @@ fn mistakes_in_conversations_name_the_message() {
         ),
         (json!([{"role": 1, "content": "x"}]), "`messages[0].role` is a number, expected a string"),
         (json!([user(), {"role": "assistant", "content": " "}]), "`messages[1].content` is empty"),
+        (
+            json!([user(), {"role": "assistant", "content": "x", "weight": 0.5}]),
+            "`messages[1].weight` is a number, expected 0 or 1",
+        ),
+        (
+            json!([user(), {"role": "assistant", "content": null, "tool_calls": [{"id": 1}]}]),
+            "`messages[1].tool_calls[0]` is an object, expected a call with a function's `name`",
+        ),
         (json!([user(), {"from": "gpt", "value": ""}]), "`messages[1].value` is empty"),
         (
             json!([user(), {"role": "assistant", "content": null}]),
@@ -346,8 +375,13 @@ fn prompt_completion_rows() {
     let row = json!({"prompt": [assistant, user], "response": [assistant], "tools": [1]});
     let read = example(RowFormat::PromptCompletion, row).unwrap();
     let messages = vec![assistant.clone(), user.clone(), assistant.clone()];
-    let conversation =
-        Conversation { messages, prompt_messages: Some(2), tools: Some(json!([1])), more: Map::new() };
+    let conversation = Conversation {
+        messages,
+        silent: vec![],
+        prompt_messages: Some(2),
+        tools: Some(json!([1])),
+        more: Map::new(),
+    };
     assert_eq!(read.example, Example::Chat(conversation));
     for (row, expected) in [
         (json!({"prompt": "a", "completion": ""}), "`completion` is empty"),

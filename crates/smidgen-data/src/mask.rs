@@ -3,54 +3,19 @@
 //! The rules are those of TRL's supervised fine-tuning: a completion begins where the tokens of the whole row first
 //! differ from those of the prompt alone; texts are tokenized with the tokenizer's own special tokens and end with EOS;
 //! conversations are tokenized as the template renders them, which adds its own special tokens.
-//! A turn of the assistant is what the template marks as generated, or else what rendering one more message adds to
-//! the conversation; it is never searched for in the text.
+//! A turn of the assistant is what the template marks as generated, or else found by rendering (`turns.rs`).
 //! Leaves out cutting to a length, and rows that are tokens already.
 
 use std::collections::HashSet;
 use std::ops::Range;
 
-use serde_json::Value as Json;
-use thiserror::Error;
-
+pub use crate::encode_error::EncodeError;
 use crate::example::{Conversation, Example};
-use crate::template::{DataTemplate, TemplateError, TemplateKind, data_moment};
-use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
-use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
+use crate::template::{DataTemplate, TemplateError, TemplateKind};
+use crate::turns::{Turns, TurnsText};
+use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_formats::tokenizer::chat_template::ChatTemplate;
 use smidgen_ir::words::LossOn;
-
-#[derive(Debug, Error)]
-pub enum EncodeError {
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    #[error(transparent)]
-    Template(#[from] ChatTemplateError),
-    #[error(transparent)]
-    NoTemplate(TemplateError),
-    #[error(
-        "message {message}: the template renders the conversation up to here differently than the whole one, \
-         so the assistant's turns cannot be found"
-    )]
-    NotPrefixes {
-        /// From 1.
-        message: usize,
-    },
-}
-
-impl EncodeError {
-    /// What the user can do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            EncodeError::NoTemplate(error) => error.hint(),
-            EncodeError::NotPrefixes { .. } => Some(
-                "use a template with `{% generation %}` blocks: a built-in one, such as `data.template = \
-                 \"chatml\"`, or a `.jinja` file; or `data.loss_on = \"completion\"`"
-                    .to_owned(),
-            ),
-            EncodeError::Tokenizer(_) | EncodeError::Template(_) => None,
-        }
-    }
-}
 
 /// Whether a row teaches where to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +28,9 @@ pub enum TurnEnd {
     Missing,
 }
 
-/// A row as tokens.
+/// A row as tokens, or one of the samples that a row becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EncodedRow {
+pub struct EncodedSample {
     pub ids: Vec<i64>,
     /// Supervised tokens: ranges in order, apart from each other.
     pub spans: Vec<Range<usize>>,
@@ -73,6 +38,8 @@ pub struct EncodedRow {
     pub prompt_differs: bool,
     pub turn_end: TurnEnd,
     pub bos_doubled: bool,
+    /// A template was used.
+    pub is_templated: bool,
 }
 
 /// Turns rows into tokens; shared by threads.
@@ -100,43 +67,58 @@ impl<'a> RowEncoder<'a> {
         RowEncoder { tokenizer, template, loss_on, eos, special }
     }
 
+    /// One sample, or several where the template rewrites earlier turns of a conversation.
+    ///
     /// # Panics
     /// For a row of tokens, which needs no encoding.
-    pub fn encode(&self, example: &Example) -> Result<EncodedRow, EncodeError> {
-        let (ids, spans, prompt_differs) = match (example, self.template.map(|template| &template.kind)) {
+    pub fn encode(&self, example: &Example) -> Result<Vec<EncodedSample>, EncodeError> {
+        let mut is_templated = true;
+        let name = || self.template.map(|template| template.name.clone()).unwrap_or_default();
+        let encoded = match (example, self.template.map(|template| &template.kind)) {
             (Example::Tokens { .. }, _) => panic!("a row of tokens has its ids already"),
             (Example::Text(text), _) => {
-                let ids = self.tokenizer.encode(&self.with_eos(text), true)?;
-                let all = 0..ids.len();
-                (ids, vec![all], false)
+                is_templated = false;
+                vec![all_of(self.tokenizer.encode(&self.with_eos(text), true)?)]
             }
-            (Example::PromptCompletion { prompt, completion }, _) => self.encode_pair(prompt, completion)?,
-            (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Text(prompt))) => {
-                self.encode_pair(&prompt.render(instruction, input.as_deref()), output)?
+            (Example::PromptCompletion { prompt, completion }, _) => {
+                is_templated = false;
+                vec![self.encode_pair(prompt, completion)?]
             }
-            (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Chat(template))) => {
-                let conversation = Conversation::of_instruction(instruction, input.as_deref(), output);
+            (Example::Alpaca { before, instruction, input, output }, Some(TemplateKind::Text(prompt))) => {
+                if !before.is_empty() {
+                    let fields = "`system` or `history`";
+                    return Err(EncodeError::NoPlace { fields, template: name() });
+                }
+                vec![self.encode_pair(&prompt.render(instruction, input.as_deref()), output)?]
+            }
+            (Example::Alpaca { before, instruction, input, output }, Some(TemplateKind::Chat(template))) => {
+                let conversation =
+                    Conversation::of_instruction(before, instruction, input.as_deref(), output);
                 self.encode_conversation(template, &conversation)?
             }
             (Example::Chat(conversation), Some(TemplateKind::Chat(template))) => {
                 self.encode_conversation(template, conversation)?
             }
             (Example::Chat(_), Some(TemplateKind::Text(_))) => {
-                let name = self.template.map(|template| template.name.clone()).unwrap_or_default();
-                return Err(EncodeError::NoTemplate(TemplateError::TextForChat { name }));
+                return Err(EncodeError::NoTemplate(TemplateError::TextForChat { name: name() }));
             }
             (Example::Chat(_) | Example::Alpaca { .. }, None) => {
                 return Err(EncodeError::NoTemplate(TemplateError::ModelHasNone));
             }
         };
+        Ok(encoded.into_iter().map(|encoded| self.sample_of(encoded, is_templated)).collect())
+    }
+
+    fn sample_of(&self, (ids, spans, prompt_differs): Encoded, is_templated: bool) -> EncodedSample {
         let bos = self.tokenizer.special_ids().bos;
-        Ok(EncodedRow {
+        EncodedSample {
             turn_end: self.turn_end(&ids, &spans),
             bos_doubled: bos.is_some_and(|bos| ids.starts_with(&[bos, bos])),
             ids: ids.into_iter().map(i64::from).collect(),
             spans,
             prompt_differs,
-        })
+            is_templated,
+        }
     }
 
     fn with_eos(&self, text: &str) -> String {
@@ -151,7 +133,7 @@ impl<'a> RowEncoder<'a> {
         let ids = self.tokenizer.encode(&whole, true)?;
         match self.loss_on {
             LossOn::All => Ok(all_of(ids)),
-            LossOn::Completion | LossOn::Assistant => {
+            LossOn::Auto | LossOn::Completion | LossOn::Assistant => {
                 let prompt = self.tokenizer.encode(prompt, true)?;
                 Ok(behind_prompt(ids, &prompt))
             }
@@ -162,58 +144,62 @@ impl<'a> RowEncoder<'a> {
         &self,
         template: &ChatTemplate,
         conversation: &Conversation,
-    ) -> Result<Encoded, EncodeError> {
-        let render = |messages: usize, add_generation_prompt: bool| -> Result<Rendered, ChatTemplateError> {
-            let messages = Json::from(&conversation.messages[..messages]);
-            template.render(&ChatInput {
-                tools: conversation.tools.as_ref(),
-                more: Some(&conversation.more),
-                add_generation_prompt,
-                ..ChatInput::new(&messages, data_moment())
-            })
-        };
-        let all = conversation.messages.len();
-        let is_assistant = |message: &usize| conversation.messages[*message]["role"] == "assistant";
-        match self.loss_on {
-            LossOn::All => Ok(all_of(self.tokenizer.encode(&render(all, false)?.text, false)?)),
-            LossOn::Completion => {
-                let (prompt, end) = match conversation.prompt_messages {
-                    Some(prompt) => (prompt, all),
-                    None => match (0..all).rev().find(is_assistant) {
-                        // What comes after the last answer does not change the answer.
-                        Some(answer) => (answer, answer + 1),
-                        None => {
-                            let ids = self.tokenizer.encode(&render(all, false)?.text, false)?;
-                            return Ok((ids, vec![], false));
-                        }
-                    },
-                };
-                let prompt = self.tokenizer.encode(&render(prompt, true)?.text, false)?;
-                let ids = self.tokenizer.encode(&render(end, false)?.text, false)?;
-                Ok(behind_prompt(ids, &prompt))
+    ) -> Result<Vec<Encoded>, EncodeError> {
+        let turns = Turns { template, conversation };
+        turns.refuse_what_is_left_out()?;
+        match (self.loss_on, conversation.prompt_messages) {
+            (LossOn::All, _) => {
+                let whole = turns.render_all()?.text;
+                let silent = turns.silent_in(&whole)?;
+                let (ids, ranges) = self.tokenizer.encode_with_ranges(&whole, false)?;
+                let spans = all_but(&tokens_of_turns(&ranges, &silent), ids.len());
+                Ok(vec![(ids, spans, false)])
             }
-            LossOn::Assistant => {
-                let whole = render(all, false)?;
-                let turns = match template.marks_generation() {
-                    true => whole.generated,
-                    false => {
-                        let mut turns = Vec::new();
-                        for message in (0..all).filter(is_assistant) {
-                            let before = render(message, true)?.text;
-                            let with = render(message + 1, false)?.text;
-                            if !with.starts_with(&before) || !whole.text.starts_with(&with) {
-                                return Err(EncodeError::NotPrefixes { message: message + 1 });
-                            }
-                            turns.push(before.len()..with.len());
-                        }
-                        turns
-                    }
+            (LossOn::Auto | LossOn::Completion, Some(prompt)) => {
+                let all = conversation.messages.len();
+                if let Some(message) = conversation.silent.iter().find(|message| **message >= prompt) {
+                    return Err(EncodeError::WeightInCompletion { message: message + 1 });
+                }
+                let (prompt, whole) = (turns.render(prompt, true)?.text, turns.render(all, false)?.text);
+                Ok(vec![self.encode_answer(&prompt, &whole)?])
+            }
+            (LossOn::Completion, None) => match turns.last_answer() {
+                // What comes after the last answer does not change the answer.
+                Some(answer) => {
+                    let (prompt, whole) = (turns.render(answer, true)?, turns.render(answer + 1, false)?);
+                    Ok(vec![self.encode_answer(&prompt.text, &whole.text)?])
+                }
+                None => Ok(vec![self.encode_turns(&turns.render_all()?.text, &[])?]),
+            },
+            (LossOn::Auto, None) | (LossOn::Assistant, _) if template.marks_generation() => {
+                let mut whole = turns.render_all()?;
+                let silent = turns.silent_in(&whole.text)?;
+                let is_heard = |turn: &Range<usize>| {
+                    silent.iter().all(|silent| turn.end <= silent.start || turn.start >= silent.end)
                 };
-                let (ids, ranges) = self.tokenizer.encode_with_ranges(&whole.text, false)?;
-                let spans = tokens_of_turns(&ranges, &turns);
-                Ok((ids, spans, false))
+                whole.generated.retain(is_heard);
+                Ok(vec![self.encode_turns(&whole.text, &whole.generated)?])
+            }
+            (LossOn::Auto, None) | (LossOn::Assistant, _) => {
+                let encode = |text: &TurnsText| match text {
+                    TurnsText::Turns { text, turns } => self.encode_turns(text, turns),
+                    TurnsText::Answer { prompt, text } => self.encode_answer(prompt, text),
+                };
+                turns.texts()?.iter().map(encode).collect()
             }
         }
+    }
+
+    /// Supervises what comes after the prompt.
+    fn encode_answer(&self, prompt: &str, whole: &str) -> Result<Encoded, EncodeError> {
+        let prompt = self.tokenizer.encode(prompt, false)?;
+        Ok(behind_prompt(self.tokenizer.encode(whole, false)?, &prompt))
+    }
+
+    /// Supervises ranges of bytes.
+    fn encode_turns(&self, whole: &str, turns: &[Range<usize>]) -> Result<Encoded, EncodeError> {
+        let (ids, ranges) = self.tokenizer.encode_with_ranges(whole, false)?;
+        Ok((ids, tokens_of_turns(&ranges, turns), false))
     }
 
     fn turn_end(&self, ids: &[u32], spans: &[Range<usize>]) -> TurnEnd {
@@ -240,6 +226,13 @@ type Encoded = (Vec<u32>, Vec<Range<usize>>, bool);
 fn all_of(ids: Vec<u32>) -> Encoded {
     let all = 0..ids.len();
     (ids, vec![all], false)
+}
+
+/// What is between spans.
+fn all_but(spans: &[Range<usize>], length: usize) -> Vec<Range<usize>> {
+    let ends = [0].into_iter().chain(spans.iter().map(|span| span.end));
+    let starts = spans.iter().map(|span| span.start).chain([length]);
+    ends.zip(starts).map(|(end, start)| end..start).filter(|range| !range.is_empty()).collect()
 }
 
 /// Everything from the first token that differs from the prompt.

@@ -5,7 +5,7 @@ use crate::format::{RowFormat, example_of};
 use crate::source::{RowPlace, RowUnit};
 use crate::template::TemplateChoice;
 use crate::template::choose_template;
-use serde_json::{Map, json};
+use serde_json::{Map, Value as Json, json};
 use smidgen_ir::words::ClosedWord;
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,12 @@ fn example(format: RowFormat, row: &Json) -> Example {
     example_of(format, place, row.clone()).unwrap().example
 }
 
-fn labels(row: &EncodedRow) -> Vec<i64> {
+fn one(mut samples: Vec<EncodedSample>) -> EncodedSample {
+    assert_eq!(samples.len(), 1);
+    samples.remove(0)
+}
+
+fn labels(row: &EncodedSample) -> Vec<i64> {
     let supervised = |t: usize| row.spans.iter().any(|span| span.contains(&t));
     (0..row.ids.len()).map(|t| if supervised(t) { row.ids[t] } else { -100 }).collect()
 }
@@ -65,7 +70,7 @@ fn ids_and_labels_are_those_of_trl() {
             let rows = case["rows"].as_array().unwrap();
             assert_eq!(expected.len(), rows.len(), "{what}");
             for (row, expected) in rows.iter().zip(expected) {
-                let encoded = encoder.encode(&example(format, row)).unwrap();
+                let encoded = one(encoder.encode(&example(format, row)).unwrap());
                 assert_eq!(encoded.ids, numbers(&expected["ids"]), "{what}: ids of {row}");
                 assert_eq!(labels(&encoded), numbers(&expected["labels"]), "{what}: labels of {row}");
                 assert_eq!(encoded.turn_end, TurnEnd::Supervised, "{what}: {row}");
@@ -88,7 +93,8 @@ fn turns_without_generation_blocks_are_found_by_rendering() {
     let example = example(RowFormat::Chat, &row);
     let supervised = |template: &str, loss_on: LossOn| {
         let template = choose_template(&template_of(template), RowFormat::Chat, &tokenizer).unwrap();
-        let encoded = RowEncoder::new(&tokenizer, template.as_ref(), loss_on).encode(&example).unwrap();
+        let encoder = RowEncoder::new(&tokenizer, template.as_ref(), loss_on);
+        let encoded = one(encoder.encode(&example).unwrap());
         let texts = encoded.spans.iter().map(|span| {
             let ids: Vec<u32> = encoded.ids[span.clone()].iter().map(|&id| id as u32).collect();
             tokenizer.decode(&ids, false).unwrap()
@@ -122,21 +128,223 @@ fn two_turns() -> Json {
     ]})
 }
 
+/// The texts of all samples, with supervised parts in brackets.
+fn marked(tokenizer: &Tokenizer, template: &str, loss_on: LossOn, example: &Example) -> Vec<String> {
+    let template = choose_template(&template_of(template), RowFormat::Chat, tokenizer).unwrap();
+    let samples = RowEncoder::new(tokenizer, template.as_ref(), loss_on).encode(example).unwrap();
+    let text_of = |sample: &EncodedSample| {
+        let mut text = String::new();
+        let decode = |range: Range<usize>| {
+            let ids: Vec<u32> = sample.ids[range].iter().map(|&id| id as u32).collect();
+            tokenizer.decode(&ids, false).unwrap()
+        };
+        let mut at = 0;
+        for span in &sample.spans {
+            text += &format!("{}[{}]", decode(at..span.start), decode(span.clone()));
+            at = span.end;
+        }
+        text + &decode(at..sample.ids.len())
+    };
+    samples.iter().map(text_of).collect()
+}
+
+/// As templates do that take the reasoning out of all answers but those after the last question.
+const FORGETFUL: &str = "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
+    {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{{ m.role[0] }}:\
+    {% if m.reasoning_content and loop.index0 > ns.last %}({{ m.reasoning_content }}){% endif %}\
+    {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+
+fn thinking() -> Json {
+    json!({"messages": [
+        {"role": "user", "content": "1"}, {"role": "assistant", "content": "2", "reasoning_content": "x"},
+        {"role": "user", "content": "3"}, {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "5"}, {"role": "assistant", "content": "6", "reasoning_content": "z"},
+    ]})
+}
+
 #[test]
-fn templates_that_rewrite_earlier_turns_are_refused() {
-    // As templates do that take the reasoning out of all answers but the last.
-    let source = "{% for m in messages %}{{ m.role }}:{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}\n{% endfor %}";
-    let error = chat_error(source, LossOn::Assistant, two_turns());
+fn a_turn_that_is_rewritten_later_is_a_sample_of_its_own() {
+    let tokenizer = with_template(FORGETFUL);
+    let example = example(RowFormat::Chat, &thinking());
+    for loss_on in [LossOn::Auto, LossOn::Assistant] {
+        let samples = marked(&tokenizer, "auto", loss_on, &example);
+        assert_eq!(
+            samples,
+            [
+                "u:1<|im_end|>a:[(x)2<|im_end|>]",
+                "u:1<|im_end|>a:2<|im_end|>u:3<|im_end|>a:[4<|im_end|>]u:5<|im_end|>a:[(z)6<|im_end|>]",
+            ]
+        );
+    }
+    let last = "u:1<|im_end|>a:2<|im_end|>u:3<|im_end|>a:4<|im_end|>u:5<|im_end|>a:[(z)6<|im_end|>]";
+    assert_eq!(marked(&tokenizer, "auto", LossOn::Completion, &example), [last]);
+}
+
+/// Such as a prompt that opens the reasoning, where the turn itself has none.
+#[test]
+fn a_turn_that_the_prompt_does_not_begin_is_what_differs_from_it() {
+    let source =
+        FORGETFUL.replace("{% if add_generation_prompt %}a:", "{% if add_generation_prompt %}a:(think)");
+    let samples =
+        marked(&with_template(&source), "auto", LossOn::Auto, &example(RowFormat::Chat, &two_turns()));
+    assert_eq!(
+        samples,
+        ["u:a<|im_end|>a:[b<|im_end|>]", "u:a<|im_end|>a:b<|im_end|>u:c<|im_end|>a:[d<|im_end|>]"]
+    );
+}
+
+#[test]
+fn what_is_supervised_by_default() {
+    let tokenizer = tokenizer("byte_level");
+    let of = |format: RowFormat, row: Json| {
+        marked(&tokenizer, "llama3", LossOn::Auto, &example(format, &row)).concat()
+    };
+    let chat = of(RowFormat::Chat, two_turns());
+    assert!(chat.contains("[b<|eot_id|>]") && chat.contains("[d<|eot_id|>]"), "{chat}");
+    assert_eq!(of(RowFormat::Text, json!({"text": "one"})), "[one<|im_end|>]");
+    let pair = json!({"prompt": "a b", "completion": " c"});
+    assert_eq!(of(RowFormat::PromptCompletion, pair), "a b[ c<|im_end|>]");
+    let turns = &two_turns()["messages"];
+    let pair = json!({"prompt": [turns[0], turns[1], turns[2]], "completion": [turns[3]]});
+    let chat = of(RowFormat::PromptCompletion, pair);
+    assert!(chat.matches(']').count() == 1 && chat.ends_with("d<|eot_id|>]"), "{chat}");
+}
+
+/// The supervised text and the other.
+fn split(tokenizer: &Tokenizer, template: &str, loss_on: LossOn, row: &Json) -> (String, String) {
+    let template = choose_template(&template_of(template), RowFormat::Chat, tokenizer).unwrap();
+    let encoder = RowEncoder::new(tokenizer, template.as_ref(), loss_on);
+    let sample = one(encoder.encode(&example(RowFormat::Chat, row)).unwrap());
+    let text = |is_wanted: bool| {
+        let is_heard = |t: &usize| sample.spans.iter().any(|span| span.contains(t));
+        let positions = (0..sample.ids.len()).filter(|t| is_heard(t) == is_wanted);
+        let ids: Vec<u32> = positions.map(|t| sample.ids[t] as u32).collect();
+        tokenizer.decode(&ids, false).unwrap()
+    };
+    (text(true), text(false))
+}
+
+#[test]
+fn an_answer_of_weight_0_carries_no_loss() {
+    let tokenizer = tokenizer("byte_level");
+    let rows = |silent: usize| {
+        let mut row = two_turns();
+        row["messages"][1]["content"] = json!("QQ");
+        row["messages"][3]["content"] = json!("ZZ");
+        row["messages"][silent]["weight"] = json!(0);
+        row["messages"][4 - silent]["weight"] = json!(1);
+        row
+    };
+    let mut row = rows(1);
+    for template in ["auto", "chatml", "llama3", "phi3", "phi4-mini", "gemma", "mistral", "zephyr"] {
+        for loss_on in [LossOn::Auto, LossOn::All] {
+            let (heard, rest) = split(&tokenizer, template, loss_on, &row);
+            assert!(heard.contains("ZZ") && !heard.contains("QQ"), "{template}: {heard}");
+            assert!(rest.contains("QQ") && !rest.contains("ZZ"), "{template}: {rest}");
+        }
+        let (heard, rest) = split(&tokenizer, template, LossOn::Auto, &rows(3));
+        assert!(heard.contains("QQ") && rest.contains("ZZ"), "{template}: {heard} {rest}");
+        // The last answer that counts, and nothing after it.
+        let (heard, rest) = split(&tokenizer, template, LossOn::Completion, &rows(3));
+        assert!(heard.contains("QQ") && !rest.contains("ZZ"), "{template}: {heard} {rest}");
+    }
+    for message in [1, 3] {
+        row["messages"][message]["weight"] = json!(0);
+    }
+    let template = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &tokenizer).unwrap();
+    let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::Auto);
+    let nothing = one(encoder.encode(&example(RowFormat::Chat, &row)).unwrap());
+    assert!(nothing.spans.is_empty() && !nothing.ids.is_empty());
+    let turns = &row["messages"];
+    let pair = json!({"prompt": [turns[0], turns[1], turns[2]], "completion": [turns[3]]});
+    let error = encoder.encode(&example(RowFormat::PromptCompletion, &pair)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "message 2: the template renders the conversation up to here differently than the whole one, \
-         so the assistant's turns cannot be found"
+        "message 4 has `weight` 0, but it is a part of a completion, which carries a loss as a whole"
     );
+}
+
+#[test]
+fn a_weight_in_a_turn_that_is_rewritten_is_refused_where_blocks_mark_turns() {
+    let source = FORGETFUL
+        .replace("{{ m.content }}<|im_end|>", "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}");
+    let mut row = thinking();
+    row["messages"][1]["weight"] = json!(0);
+    let error = chat_error(&source, LossOn::Auto, row);
     assert_eq!(
-        error.hint().unwrap(),
-        "use a template with `{% generation %}` blocks: a built-in one, such as `data.template = \"chatml\"`, \
-         or a `.jinja` file; or `data.loss_on = \"completion\"`"
+        error.to_string(),
+        "message 2 has `weight` 0, but the chat template renders it differently when others follow, so its tokens \
+         cannot be found"
     );
+}
+
+#[test]
+fn what_a_template_leaves_out_of_an_answer_is_refused_by_name() {
+    let call = json!({"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}});
+    let rows = |content: Json| {
+        json!({"messages": [
+            {"role": "user", "content": "time?"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "content": "12:00"}, {"role": "assistant", "content": "noon"},
+        ]})
+    };
+    let tokenizer = tokenizer("byte_level");
+    let refused = |template: &str, row: Json| {
+        let template = choose_template(&template_of(template), RowFormat::Chat, &tokenizer).unwrap();
+        let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::Auto);
+        let error = encoder.encode(&example(RowFormat::Chat, &row)).unwrap_err();
+        (error.to_string(), error.hint().unwrap())
+    };
+    let (error, hint) = refused("chatml", rows(json!("")));
+    assert_eq!(error, "message 2: the chat template does not render `tool_calls`");
+    assert_eq!(
+        hint,
+        "set `data.template` to a template that renders `tool_calls`, write it into `content` as the model should \
+         say it, or remove it"
+    );
+    let (error, _) = refused("chatml", rows(Json::Null));
+    assert!(
+        error.starts_with("message 2: the chat template fails on a message with `tool_calls`: "),
+        "{error}"
+    );
+    let (error, _) = refused("llama3", thinking());
+    assert_eq!(error, "message 2: the chat template does not render `reasoning_content`");
+    // Of the same rows, all is trained where the template has a place for it.
+    let source = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\
+        {% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}\
+        {% if add_generation_prompt %}assistant: {% endif %}";
+    let tokenizer = with_template(source);
+    for content in [Json::Null, json!(""), json!([])] {
+        let text =
+            marked(&tokenizer, "auto", LossOn::Auto, &example(RowFormat::Chat, &rows(content))).concat();
+        let called = "assistant: [{\"name\": \"clock\", \"arguments\": {\"zone\": \"UTC\"}}<|im_end|>]";
+        assert!(text.contains(called), "{text}");
+    }
+}
+
+#[test]
+fn system_and_history_of_an_alpaca_row_come_before_it() {
+    let row = json!({"system": "brief", "history": [["1", "2"], ["3", "4"]], "instruction": "5", "input": "",
+        "output": "6"});
+    let example = example(RowFormat::Alpaca, &row);
+    let tokenizer = with_template(FORGETFUL);
+    let before = "s:brief<|im_end|>u:1<|im_end|>a:2<|im_end|>u:3<|im_end|>a:4<|im_end|>u:5<|im_end|>a:";
+    assert_eq!(marked(&tokenizer, "auto", LossOn::Auto, &example), [format!("{before}[6<|im_end|>]")]);
+    let every = marked(&tokenizer, "auto", LossOn::Assistant, &example).concat();
+    assert!(every.contains("a:[2<|im_end|>]") && every.contains("a:[4<|im_end|>]"), "{every}");
+    let prompt = choose_template(&template_of("alpaca"), RowFormat::Alpaca, &tokenizer).unwrap();
+    let error = RowEncoder::new(&tokenizer, prompt.as_ref(), LossOn::Auto).encode(&example).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the row has `system` or `history`, for which the prompt `alpaca` has no place"
+    );
+}
+
+#[test]
+fn a_conversation_without_end_is_refused() {
+    let messages: Vec<Json> = (0..2001).map(|_| json!({"role": "assistant", "content": "a"})).collect();
+    let error = chat_error(FORGETFUL, LossOn::Auto, json!({"messages": messages}));
+    assert_eq!(error.to_string(), "the conversation has 2001 messages, at most 2000 are supported");
 }
 
 #[test]
@@ -151,7 +359,7 @@ fn the_end_of_a_turn_is_noticed() {
         let tokenizer = with_template(source);
         let template = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &tokenizer).unwrap();
         let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::Assistant);
-        encoder.encode(&example(RowFormat::Chat, &two_turns())).unwrap().turn_end
+        one(encoder.encode(&example(RowFormat::Chat, &two_turns())).unwrap()).turn_end
     };
     let turn = |inside: &str| {
         format!(
@@ -172,11 +380,12 @@ fn conversations_without_an_answer_teach_nothing() {
     let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::Completion);
     let example = Example::Chat(Conversation {
         messages: vec![json!({"role": "user", "content": "a"})],
+        silent: vec![],
         prompt_messages: None,
         tools: None,
         more: Map::new(),
     });
-    let row = encoder.encode(&example).unwrap();
+    let row = one(encoder.encode(&example).unwrap());
     assert_eq!((row.spans.len(), row.ids.is_empty()), (0, false));
 }
 
@@ -184,8 +393,8 @@ fn conversations_without_an_answer_teach_nothing() {
 fn a_doubled_beginning_is_noticed() {
     let tokenizer = tokenizer("sentence_piece");
     let encoder = RowEncoder::new(&tokenizer, None, LossOn::All);
-    assert!(encoder.encode(&Example::Text("<s>hello".into())).unwrap().bos_doubled);
-    assert!(!encoder.encode(&Example::Text("hello".into())).unwrap().bos_doubled);
+    assert!(encoder.encode(&Example::Text("<s>hello".into())).unwrap()[0].bos_doubled);
+    assert!(!encoder.encode(&Example::Text("hello".into())).unwrap()[0].bos_doubled);
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn fill_with_tokens(
 ) -> Result<Filled, PrepareError> {
     store_token_rows(source, builder, on_rows)?;
     let mut warnings = Vec::new();
-    if options.loss_on != LossOn::Completion {
+    if !matches!(options.loss_on, LossOn::Auto | LossOn::Completion) {
         let loss_on = options.loss_on;
         warnings
             .push(format!("`data.loss_on = {loss_on}` is ignored: rows of `tokens` have their own labels"));
@@ -172,6 +172,8 @@ fn fill_with_text(
     let encoder = RowEncoder::new(&tokenizer, template.as_ref(), options.loss_on);
     let notes = tokenize_rows(source, format, &encoder, options.threads, builder, on_rows)?;
     let warnings = warnings_of(&notes, builder.stats(), &tokenizer, template.as_ref(), format, options);
+    // Prompts and completions that are strings need no template.
+    let template = template.filter(|_| notes.plain < notes.rows);
     Ok((template.map(|template| template.name), warnings))
 }
 
@@ -219,15 +221,18 @@ fn warnings_of(
     if format == RowFormat::Text && *options.template != TemplateChoice::Auto {
         warnings.push("`data.template` is ignored: rows of `text` are used as they are".to_owned());
     }
-    if let Some(DataTemplate { kind: TemplateKind::Chat(chat), is_the_models: true, .. }) = template
-        && loss_on == LossOn::Assistant
-        && !chat.marks_generation()
-    {
-        warnings.push(
-            "the model's chat template has no `{% generation %}` block: the assistant's turns are found by \
-             rendering each conversation message by message"
-                .to_owned(),
-        );
+    if notes.split > 0 {
+        warnings.push(format!(
+            "the chat template renders earlier turns differently when others follow: {} of {rows} conversations \
+             became {} samples, in which every turn is trained as it is generated",
+            notes.split, notes.samples_of_split
+        ));
+    }
+    if (1..rows).contains(&notes.plain) {
+        warnings.push(format!(
+            "{} of {rows} rows are strings, which are trained without the chat template of the others",
+            notes.plain
+        ));
     }
     if rows > 0 && notes.turn_end_supervised == 0 {
         let what = match (template, notes.turn_end_not_supervised) {

@@ -17,17 +17,56 @@ use crate::format::RowFormat;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::{ChatTemplate, ChatTemplateError};
 
-/// Chat templates by name.
-const CHAT_TEMPLATES: [(&str, &str); 8] = [
-    ("chatml", include_str!("templates/chatml.jinja")),
-    ("llama3", include_str!("templates/llama3.jinja")),
-    ("phi3", include_str!("templates/phi3.jinja")),
-    ("phi4", include_str!("templates/phi4.jinja")),
-    ("phi4-mini", include_str!("templates/phi4-mini.jinja")),
-    ("gemma", include_str!("templates/gemma.jinja")),
-    ("mistral", include_str!("templates/mistral.jinja")),
-    ("zephyr", include_str!("templates/zephyr.jinja")),
+struct BuiltIn {
+    name: &'static str,
+    source: &'static str,
+    /// What it writes around turns, each one token of the models that it is for.
+    markers: &'static [&'static str],
+}
+
+const PHI_MARKERS: &[&str] = &["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
+const CHAT_TEMPLATES: [BuiltIn; 8] = [
+    BuiltIn {
+        name: "chatml",
+        source: include_str!("templates/chatml.jinja"),
+        markers: &["<|im_start|>", "<|im_end|>"],
+    },
+    BuiltIn {
+        name: "llama3",
+        source: include_str!("templates/llama3.jinja"),
+        markers: &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    },
+    BuiltIn { name: "phi3", source: include_str!("templates/phi3.jinja"), markers: PHI_MARKERS },
+    BuiltIn {
+        name: "phi4",
+        source: include_str!("templates/phi4.jinja"),
+        markers: &["<|im_start|>", "<|im_sep|>", "<|im_end|>"],
+    },
+    BuiltIn { name: "phi4-mini", source: include_str!("templates/phi4-mini.jinja"), markers: PHI_MARKERS },
+    BuiltIn {
+        name: "gemma",
+        source: include_str!("templates/gemma.jinja"),
+        markers: &["<start_of_turn>", "<end_of_turn>"],
+    },
+    BuiltIn {
+        name: "mistral",
+        source: include_str!("templates/mistral.jinja"),
+        markers: &["[INST]", "[/INST]"],
+    },
+    // Zephyr's models have its marks of roles as plain text.
+    BuiltIn { name: "zephyr", source: include_str!("templates/zephyr.jinja"), markers: &[] },
 ];
+
+impl BuiltIn {
+    /// What the vocabulary lacks, for people.
+    fn missing(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        let is_missing = |marker: &&&str| tokenizer.token_id(marker).is_none();
+        let markers = self.markers.iter().filter(is_missing).map(|marker| format!("`{marker}`"));
+        let needs_eos = self.source.contains("eos_token") && tokenizer.special_ids().eos.is_none();
+        markers.chain(needs_eos.then(|| "the end of a text (EOS)".to_owned())).collect()
+    }
+}
+
 /// Texts by name.
 const TEXT_PROMPTS: [(&str, TextPrompt); 2] =
     [("alpaca", TextPrompt::Alpaca), ("llm-adapters", TextPrompt::LlmAdapters)];
@@ -48,6 +87,8 @@ pub enum TemplateError {
     Read { path: PathBuf, reason: String },
     #[error("`data.template`: {origin}: {error}")]
     Unsound { origin: String, error: ChatTemplateError },
+    #[error("`data.template = {name}`: the tokenizer has no token for {}", missing.join(", "))]
+    NoMarkers { name: String, missing: Vec<String>, fitting: Vec<&'static str>, has_own: bool },
     #[error("the rows are conversations, but the model has no chat template")]
     ModelHasNone,
     #[error(
@@ -68,8 +109,16 @@ impl TemplateError {
             }
             TemplateError::ModelHasNone | TemplateError::TextForChat { .. } => Some(format!(
                 "`data.template` is one of {}, or a `.jinja` file; use the one that the model was trained with",
-                CHAT_TEMPLATES.map(|(name, _)| name).join(", ")
+                CHAT_TEMPLATES.map(|built_in| built_in.name).join(", ")
             )),
+            TemplateError::NoMarkers { fitting, has_own, .. } => {
+                let own = if *has_own { "`data.template = \"auto\"` uses the model's own; " } else { "" };
+                let fitting = match fitting.as_slice() {
+                    [] => "it has the markers of no built-in template".to_owned(),
+                    names => format!("it has the markers of {}", names.join(", ")),
+                };
+                Some(format!("{own}{fitting}; a `.jinja` file may use any text"))
+            }
             TemplateError::Read { .. } => {
                 Some("paths in a recipe are relative to the recipe, those on the command line to the working directory".to_owned())
             }
@@ -80,7 +129,16 @@ impl TemplateError {
 
 /// The names that `data.template` takes.
 pub fn template_names() -> Vec<&'static str> {
-    CHAT_TEMPLATES.iter().map(|(name, _)| *name).chain(TEXT_PROMPTS.iter().map(|(name, _)| *name)).collect()
+    CHAT_TEMPLATES
+        .iter()
+        .map(|built_in| built_in.name)
+        .chain(TEXT_PROMPTS.iter().map(|(name, _)| *name))
+        .collect()
+}
+
+/// A plain prompt around an instruction, by its name.
+pub fn text_prompt(name: &str) -> Option<TextPrompt> {
+    TEXT_PROMPTS.iter().find(|(known, _)| *known == name).map(|(_, prompt)| *prompt)
 }
 
 /// The template that the user asks for (`data.template`).
@@ -160,11 +218,11 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
         // The model's own template, or that it has none, is identified by the model's files.
         TemplateChoice::Auto => Ok("auto".to_owned()),
         TemplateChoice::Named(name) => {
-            let chat = CHAT_TEMPLATES.iter().find(|(known, _)| known == name);
-            let text = TEXT_PROMPTS.iter().find(|(known, _)| known == name);
+            let chat = CHAT_TEMPLATES.iter().find(|built_in| built_in.name == name);
+            let text = text_prompt(name);
             match (chat, text) {
-                (Some((_, source)), _) => Ok((*source).to_owned()),
-                (None, Some((name, prompt))) => {
+                (Some(built_in), _) => Ok(built_in.source.to_owned()),
+                (None, Some(prompt)) => {
                     Ok(format!("{name}\n{}", prompt.render("{instruction}", Some("{input}"))))
                 }
                 (None, None) => Err(TemplateError::Unknown { name: name.clone() }),
@@ -202,15 +260,29 @@ pub fn choose_template(
             (None, RowFormat::Chat) => Err(TemplateError::ModelHasNone),
             (None, _) => Ok(None),
         },
-        (TemplateChoice::Named(name), _) => {
-            match (TEXT_PROMPTS.iter().find(|(known, _)| known == name), format) {
-                (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),
-                (Some((name, prompt)), _) => text(name, *prompt),
-                (None, _) => chat(name.clone(), &source, false),
+        (TemplateChoice::Named(name), _) => match (text_prompt(name), format) {
+            (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),
+            (Some(prompt), _) => text(name, prompt),
+            (None, _) => {
+                check_markers(name, tokenizer)?;
+                chat(name.clone(), &source, false)
             }
-        }
+        },
         (TemplateChoice::File(path), _) => chat(format!("`{}`", path.display()), &source, false),
     }
+}
+
+/// Refuses a built-in template whose markers would be cut into pieces that the model has never seen as such.
+fn check_markers(name: &str, tokenizer: &Tokenizer) -> Result<(), TemplateError> {
+    let wanted = CHAT_TEMPLATES.iter().find(|built_in| built_in.name == name);
+    let missing = wanted.map(|built_in| built_in.missing(tokenizer)).unwrap_or_default();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let fits = |built_in: &&BuiltIn| built_in.missing(tokenizer).is_empty();
+    let fitting = CHAT_TEMPLATES.iter().filter(fits).map(|built_in| built_in.name).collect();
+    let has_own = tokenizer.template_source().is_some();
+    Err(TemplateError::NoMarkers { name: name.to_owned(), missing, fitting, has_own })
 }
 
 #[cfg(test)]
@@ -236,7 +308,7 @@ mod tests {
             {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
         ]);
-        for (name, _) in CHAT_TEMPLATES {
+        for BuiltIn { name, .. } in CHAT_TEMPLATES {
             let template = choose_template(&named(name), RowFormat::Chat, &tokenizer).unwrap().unwrap();
             assert_eq!((template.name.as_str(), template.is_the_models), (name, false));
             let TemplateKind::Chat(chat) = template.kind else { panic!("{name} is a chat template") };
@@ -251,6 +323,42 @@ mod tests {
             let prompt = chat.render(&input).unwrap().text;
             assert!(rendered.text.starts_with(prompt.trim_end()), "{name}: {prompt}");
         }
+    }
+
+    #[test]
+    fn a_template_whose_markers_the_vocabulary_lacks_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let with = |tokens: &[&str], eos: &str| {
+            let added: Vec<_> = (tokens.iter().enumerate())
+                .map(|(id, token)| {
+                    json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                        "normalized": false, "special": true})
+                })
+                .collect();
+            let vocabulary: serde_json::Map<_, _> =
+                tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+            let tokenizer = json!({"version": "1.0", "added_tokens": added,
+                "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": tokens[0]}});
+            std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            let config = json!({"eos_token": eos}).to_string();
+            std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+            Tokenizer::from_folder(folder.path()).unwrap()
+        };
+        let said = |name: &str, tokenizer: &Tokenizer| {
+            let error = choose_template(&named(name), RowFormat::Chat, tokenizer).unwrap_err();
+            (error.to_string(), error.hint().unwrap())
+        };
+        let tokenizer = with(&["</s>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>"], "</s>");
+        let (error, hint) = said("chatml", &tokenizer);
+        assert_eq!(error, "`data.template = chatml`: the tokenizer has no token for `<|im_start|>`");
+        assert_eq!(hint, "it has the markers of gemma, zephyr; a `.jinja` file may use any text");
+        assert!(choose_template(&named("gemma"), RowFormat::Chat, &tokenizer).is_ok());
+        let (error, hint) = said("mistral", &with(&["<unk>"], "</s>"));
+        assert_eq!(
+            error,
+            "`data.template = mistral`: the tokenizer has no token for `[INST]`, `[/INST]`, the end of a text (EOS)"
+        );
+        assert_eq!(hint, "it has the markers of no built-in template; a `.jinja` file may use any text");
     }
 
     #[test]

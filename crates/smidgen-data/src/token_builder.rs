@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 
+use crate::mask::EncodedSample;
 use crate::row_place::RowPlace;
 use crate::token_file::TokenFileWriter;
 use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
@@ -95,6 +96,21 @@ impl TokenSetBuilder {
     ) -> Result<(), TokensError> {
         check_token_row(self.limits.vocab_size, place, ids, None)?;
         self.push_checked(place, ids, RowLabels::Spans(spans))
+    }
+
+    /// The same for the samples of one row.
+    pub fn push_samples(
+        &mut self,
+        place: RowPlace<'_>,
+        samples: &[EncodedSample],
+    ) -> Result<(), TokensError> {
+        for sample in samples {
+            self.push_spans(place, &sample.ids, &sample.spans)?;
+        }
+        let more = samples.len().saturating_sub(1) as u64;
+        self.set.stats.rows.read -= more;
+        self.set.stats.rows.split_off += more;
+        Ok(())
     }
 
     fn push_checked(
@@ -423,6 +439,7 @@ mod tests {
         assert_eq!(
             stats.rows,
             RowCounts {
+                split_off: 0,
                 read: 6,
                 kept: 2,
                 truncated: 1,

@@ -14,9 +14,11 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, Scope};
 
+use serde_json::Value as Json;
+
 use crate::example::Example;
 use crate::format::{RowFormat, read_examples};
-use crate::mask::{EncodeError, EncodedRow, RowEncoder, TurnEnd};
+use crate::mask::{EncodeError, EncodedSample, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source::RowSource;
@@ -36,15 +38,26 @@ pub struct RowNotes {
     pub turn_end_supervised: u64,
     pub turn_end_not_supervised: u64,
     pub bos_doubled: u64,
+    /// Rows that needed no template.
+    pub plain: u64,
+    /// Conversations that became several samples.
+    pub split: u64,
+    pub samples_of_split: u64,
 }
 
 impl RowNotes {
-    fn note(&mut self, row: &EncodedRow) {
+    fn note(&mut self, samples: &[EncodedSample]) {
+        let any = |is: fn(&EncodedSample) -> bool| u64::from(samples.iter().any(is));
         self.rows += 1;
-        self.prompt_differs += u64::from(row.prompt_differs);
-        self.turn_end_supervised += u64::from(row.turn_end == TurnEnd::Supervised);
-        self.turn_end_not_supervised += u64::from(row.turn_end == TurnEnd::NotSupervised);
-        self.bos_doubled += u64::from(row.bos_doubled);
+        self.prompt_differs += any(|sample| sample.prompt_differs);
+        self.turn_end_supervised += any(|sample| sample.turn_end == TurnEnd::Supervised);
+        self.turn_end_not_supervised += any(|sample| sample.turn_end == TurnEnd::NotSupervised);
+        self.bos_doubled += any(|sample| sample.bos_doubled);
+        self.plain += any(|sample| !sample.is_templated);
+        if samples.len() > 1 {
+            self.split += 1;
+            self.samples_of_split += samples.len() as u64;
+        }
     }
 }
 
@@ -98,7 +111,7 @@ struct Chunk {
 
 struct Done {
     index: u64,
-    rows: Vec<(usize, RowUnit, u64, Result<EncodedRow, EncodeError>)>,
+    rows: Vec<(usize, RowUnit, u64, Result<Vec<EncodedSample>, EncodeError>)>,
 }
 
 /// What a worker sends: a chunk, or the panic that ended it.
@@ -217,9 +230,9 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
                 let place = RowPlace { file: &self.files[file], unit, number };
                 let stored = row
                     .map_err(|error| PrepareError::Row { place: place.to_string(), error })
-                    .and_then(|row| {
-                        self.notes.note(&row);
-                        Ok(self.builder.push_spans(place, &row.ids, &row.spans)?)
+                    .and_then(|samples| {
+                        self.notes.note(&samples);
+                        Ok(self.builder.push_samples(place, &samples)?)
                     });
                 if stored.is_err() {
                     self.failed = true;
@@ -262,15 +275,17 @@ fn text_bytes(example: &Example) -> usize {
     match example {
         Example::Tokens { ids, .. } => 8 * ids.len(),
         Example::Text(text) => text.len(),
-        Example::Alpaca { instruction, input, output } => {
-            instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
+        Example::Alpaca { before, instruction, input, output } => {
+            let before: usize = before.iter().map(content_bytes).sum();
+            before + instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
         }
         Example::PromptCompletion { prompt, completion } => prompt.len() + completion.len(),
-        Example::Chat(conversation) => {
-            let contents = conversation.messages.iter().map(|message| message["content"].as_str());
-            contents.map(|content| content.map_or(0, str::len)).sum()
-        }
+        Example::Chat(conversation) => conversation.messages.iter().map(content_bytes).sum(),
     }
+}
+
+fn content_bytes(message: &Json) -> usize {
+    message["content"].as_str().map_or(0, str::len)
 }
 
 #[cfg(test)]

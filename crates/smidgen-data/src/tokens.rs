@@ -29,10 +29,13 @@ pub struct TokenLimits {
     pub overflow: Overflow,
 }
 
-/// What became of the rows; the fields but `read` and `truncated` add up to `read`.
+/// What became of the rows; what was kept and dropped adds up to `read` and `split_off`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     pub read: u64,
+    /// Samples beyond the first of a conversation that became several.
+    #[serde(default)]
+    pub split_off: u64,
     pub kept: u64,
     /// Kept rows that lost their end.
     pub truncated: u64,
@@ -50,6 +53,7 @@ impl fmt::Display for RowCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} rows read", self.read)?;
         for (count, what) in [
+            (self.split_off, "samples split off"),
             (self.truncated, "truncated"),
             (self.too_long, "dropped as too long"),
             (self.too_short, "dropped with fewer than two tokens"),
@@ -67,7 +71,8 @@ impl fmt::Display for RowCounts {
 impl RowCounts {
     /// One line when a row was changed or dropped, else nothing.
     pub fn warning(&self) -> Option<String> {
-        (self.kept < self.read || self.truncated > 0).then(|| format!("{self}, {} kept", self.kept))
+        (self.kept < self.read + self.split_off || self.truncated > 0)
+            .then(|| format!("{self}, {} kept", self.kept))
     }
 }
 

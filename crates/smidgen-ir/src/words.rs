@@ -132,6 +132,8 @@ closed_words! {
 
     /// Which tokens carry a loss (`data.loss_on`).
     LossOn {
+        /// Of chat rows every turn of the assistant, of text every token, else the completion.
+        Auto = "auto",
         /// The answer that ends a sample.
         Completion = "completion",
         /// Every turn of the assistant.

@@ -127,7 +127,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
     key!(data.format, words::<DataFormat>(), "format of the rows; auto = detected from the columns"),
     key!(data.template, TEMPLATE, "chat template; auto = the model's own"),
-    key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss"),
+    key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = of chat rows every turn of the assistant, of text all, else the completion"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
     key!(data.overflow, words::<Overflow>(), "what happens to longer samples"),
     key!(data.shuffle, BOOLEAN, "reshuffle in each epoch, with `train.seed`"),

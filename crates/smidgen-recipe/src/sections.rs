@@ -313,7 +313,7 @@ impl Recipe {
                 eval: Vec::new(),
                 format: DataFormat::Auto,
                 template: Template::Auto,
-                loss_on: LossOn::Completion,
+                loss_on: LossOn::Auto,
                 max_tokens: 1024,
                 overflow: Overflow::Truncate,
                 shuffle: true,

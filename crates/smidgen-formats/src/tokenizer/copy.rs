@@ -3,6 +3,7 @@
 //! The files of a Hugging Face folder are copied; for a GGUF file they are made from its metadata. An adapter is then
 //! complete: whoever loads it finds the tokenizer that it was trained with.
 
+use super::prompt_file::PROMPT_FILE;
 use super::{Tokenizer, TokenizerError};
 use crate::gguf::{GgufError, GgufFile};
 use crate::model::Model;
@@ -22,8 +23,15 @@ pub enum CopyTokenizerError {
 
 /// Beginnings of the names of tokenizer files.
 const BEGINNINGS: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
-const NAMES: [&str; 6] =
-    ["vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"];
+const NAMES: [&str; 7] = [
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    PROMPT_FILE,
+];
 
 /// Whether a file of a model folder belongs to its tokenizer.
 pub fn is_tokenizer_file(name: &str) -> bool {

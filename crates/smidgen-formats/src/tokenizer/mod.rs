@@ -11,6 +11,7 @@ pub mod from_folder;
 pub mod from_gguf;
 mod merges;
 mod pre_tokenizer;
+pub mod prompt_file;
 mod python;
 pub mod save;
 pub mod to_gguf;

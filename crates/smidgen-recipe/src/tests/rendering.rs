@@ -80,7 +80,7 @@ fn job_is_every_key_in_order() {
         eval = []
         format = "auto"
         template = "auto"
-        loss_on = "completion"
+        loss_on = "auto"
         max_tokens = 1024
         overflow = "truncate"
         shuffle = true

@@ -11,6 +11,7 @@ use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::StoppedBy;
 use crate::library::generate::stream_answer;
 use serde_json::{Value as Json, json};
+use smidgen_data::template::TemplateKind;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
 use std::io::{BufRead, Write};
@@ -20,20 +21,21 @@ use std::time::SystemTime;
 #[derive(Clone, Copy, Debug)]
 pub struct Talk<'a> {
     pub tokenizer: &'a Tokenizer,
-    pub system: Option<&'a str>,
     /// Without a template, messages are concatenated.
-    pub raw: bool,
+    pub template: Option<&'a TemplateKind>,
+    pub system: Option<&'a str>,
     pub quiet: bool,
     pub now: SystemTime,
 }
 
 pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
-    let template = match talk.raw {
-        true => None,
-        false => talk.tokenizer.chat_template().transpose().map_err(Failure::model)?,
-    };
-    if template.is_none() && !talk.quiet {
-        say("the model has no chat template: every line is continued as plain text");
+    match talk.template {
+        _ if talk.quiet => {}
+        None => say("no chat template is used: every line is continued as plain text"),
+        Some(TemplateKind::Text(_)) => {
+            say("the prompt is one for instructions: every line is answered on its own")
+        }
+        Some(TemplateKind::Chat(_)) => {}
     }
     if !talk.quiet {
         say("`/reset` clears the conversation, `/exit` quits");
@@ -58,12 +60,16 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
             _ => {}
         }
         messages.push(json!({"role": "user", "content": line}));
-        let ids = match &template {
-            Some(template) => {
+        let ids = match talk.template {
+            Some(TemplateKind::Chat(template)) => {
                 let all = Json::Array(messages.clone());
                 let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&all, talk.now) };
                 let text = template.render(&input).map_err(Failure::model)?.text;
                 talk.tokenizer.encode(&text, false)
+            }
+            Some(TemplateKind::Text(prompt)) => {
+                session.reset();
+                talk.tokenizer.encode(&prompt.render(&line, None), true)
             }
             None => talk.tokenizer.encode(&line, true),
         }

@@ -392,7 +392,7 @@ impl Evaluated<'_> {
         let name = if opening.adapter.is_some() { "adapter" } else { "base" };
         self.say(&format!("evaluating the {name}"));
         let mut session = TokenSession::open(opening, device, |_| Ok(()))?;
-        let stop_ids = stop_ids(self.model, tokenizer)?;
+        let stop_ids = stop_ids(self.model, tokenizer, None)?;
         let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
         let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::model));
         let scores = key.score(texts.collect::<Result<_, _>>()?);

@@ -1,7 +1,8 @@
 //! `smidgen generate MODEL|RUN|RECIPE`: text from a prompt, or a conversation in the terminal.
 //!
-//! The text goes to stdout while it is generated, the memory table and everything else to stderr. A prompt is formatted
-//! as a user's message by the model's chat template; `--raw`, or a model without a template, uses it unchanged.
+//! The text goes to stdout while it is generated, the memory table and everything else to stderr. A prompt is written
+//! as those were that the adapter was trained on; where that is not known, it is a user's message in the model's chat
+//! template, or unchanged if the model has none. `--template` and `--raw` say otherwise.
 //! Decoding is greedy by default for a prompt, so that it can be repeated; a conversation samples.
 //! Left out: a server, and speculative decoding.
 
@@ -17,12 +18,16 @@ use crate::generate::sampler::Sampling;
 use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::stop_ids;
 use crate::hub::{Access, Want};
-use crate::library::generate::{SessionOptions, Setting, encode_prompt, open_tokenizer, stream_answer};
+use crate::library::generate::{
+    SessionOptions, Setting, encode_prompt, open_template, open_tokenizer, stream_answer,
+};
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan};
 use crate::plan::model::{open_model, read_decoder};
 use crate::plan::product::Product;
 use crate::report::generation_table::render_generation_table;
+use crate::rows::prompting::PromptChoice;
 use serde_json::{Value as Json, json};
+use smidgen_data::template::{TemplateChoice, TemplateKind};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
@@ -49,9 +54,13 @@ pub struct Args {
     /// System message of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Use the prompt as it is, without the model's chat template
+    /// Use the prompt as it is, without a template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
+    /// Chat template of the prompt: `model` for the model's own, a built-in one, or a .jinja file [default: as
+    /// trained, else the model's own]
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "raw")]
+    template: Option<String>,
     /// Maximum tokens to generate [default: 512]
     #[arg(long, value_name = "TOKENS", default_value_t = 512, hide_default_value = true)]
     max_new: usize,
@@ -108,7 +117,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let subject = open_subject(args, &Access::from_environment(quiet))?;
     let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
-    let stop_ids = stop_ids(&subject.model, &tokenizer)?;
+    let choice = prompt_choice(args);
+    let template = open_template(&choice, &subject.model, subject.adapter.as_ref(), &tokenizer)?;
+    let stop_ids = stop_ids(&subject.model, &tokenizer, template.as_ref())?;
     let drawn = args.temperature.unwrap_or(if prompt.is_some() { 0.0 } else { 0.7 });
     let sampling = Sampling {
         temperature: drawn,
@@ -119,14 +130,26 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     };
     let settings = Settings { sampling, max_new: args.max_new, stop_ids };
     match prompt {
-        Some(prompt) => run_prompt(args, quiet, &subject, &tokenizer, &settings, &prompt),
+        Some(prompt) => {
+            run_prompt(args, quiet, &subject, (&tokenizer, template.as_ref()), &settings, &prompt)
+        }
         None => {
             let mut session = open_session(args, quiet, &subject, args.context, DEFAULT_NEW_TOKENS)?;
             let now = SystemTime::now();
-            let talk =
-                Talk { tokenizer: &tokenizer, system: args.system.as_deref(), raw: args.raw, quiet, now };
+            let (tokenizer, template) = (&tokenizer, template.as_ref());
+            let talk = Talk { tokenizer, template, system: args.system.as_deref(), quiet, now };
             run_chat(&mut session, &settings, &talk)
         }
+    }
+}
+
+fn prompt_choice(args: &Args) -> PromptChoice {
+    match args.template.as_deref() {
+        None if args.raw => PromptChoice::Raw,
+        None => PromptChoice::Auto,
+        Some("model") => PromptChoice::Model,
+        Some(path) if path.ends_with(".jinja") => PromptChoice::Template(TemplateChoice::File(path.into())),
+        Some(name) => PromptChoice::Template(TemplateChoice::Named(name.to_owned())),
     }
 }
 
@@ -285,11 +308,11 @@ fn run_prompt(
     args: &Args,
     quiet: bool,
     subject: &Subject,
-    tokenizer: &Tokenizer,
+    (tokenizer, template): (&Tokenizer, Option<&TemplateKind>),
     settings: &Settings,
     prompt: &str,
 ) -> Result<(), Failure> {
-    let ids = encode_prompt(tokenizer, args.system.as_deref(), args.raw, prompt)?;
+    let ids = encode_prompt(tokenizer, template, args.system.as_deref(), prompt)?;
     // Exactly what prompt and answer can need: nothing more is reserved.
     let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));

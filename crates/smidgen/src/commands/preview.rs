@@ -99,7 +99,7 @@ fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSampl
         "format": rows.origin.format.to_string(),
         "reason": rows.origin.reason,
         "template": rows.origin.template,
-        "loss_on": job.recipe.data.loss_on.to_string(),
+        "loss_on": rows.origin.format.loss_on(job.recipe.data.loss_on).to_string(),
         "max_tokens": job.recipe.data.max_tokens,
         "rows": stats.rows,
         "tokens": stats.tokens,

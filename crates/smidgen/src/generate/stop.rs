@@ -6,9 +6,10 @@
 
 use crate::failure::Failure;
 use serde_json::{Value as Json, json};
+use smidgen_data::template::TemplateKind;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::Tokenizer;
-use smidgen_formats::tokenizer::chat_template::ChatInput;
+use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate};
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
@@ -36,8 +37,12 @@ impl StoppedBy {
     }
 }
 
-/// All stop tokens of the model.
-pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Result<BTreeSet<u32>, Failure> {
+/// All stop tokens of the model, and of the template of its prompts.
+pub fn stop_ids(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    template: Option<&TemplateKind>,
+) -> Result<BTreeSet<u32>, Failure> {
     let mut ids = BTreeSet::new();
     ids.extend(tokenizer.special_ids().eos);
     ids.extend(ids_in(model.config().get("eos_token_id")));
@@ -53,7 +58,11 @@ pub fn stop_ids(model: &Model, tokenizer: &Tokenizer) -> Result<BTreeSet<u32>, F
             Err(error) => return Err(Failure::model(error).context(format!("`{}`", path.display()))),
         }
     }
-    ids.extend(end_of_turn(tokenizer));
+    let own = tokenizer.chat_template().and_then(Result::ok);
+    ids.extend(own.and_then(|own| end_of_turn(tokenizer, &own)));
+    if let Some(TemplateKind::Chat(chat)) = template {
+        ids.extend(end_of_turn(tokenizer, chat));
+    }
     Ok(ids)
 }
 
@@ -68,9 +77,8 @@ fn ids_in(value: Option<&Json>) -> Vec<u32> {
 }
 
 /// The special token after an answer, if the template writes one.
-fn end_of_turn(tokenizer: &Tokenizer) -> Option<u32> {
+fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     const ANSWER: &str = "an answer like no other";
-    let template = tokenizer.chat_template()?.ok()?;
     let messages = json!([
         {"role": "user", "content": "a question"},
         {"role": "assistant", "content": ANSWER},

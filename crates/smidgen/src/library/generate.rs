@@ -1,7 +1,7 @@
 //! A model that answers prompts: opened once with its tokenizer and perhaps an adapter, then asked as often as wanted.
 //!
-//! [`Session`] holds a plan, weights and a KV cache on a device; [`generate`] renders a prompt in the model's chat
-//! template and hands the answer out as it comes. `smidgen generate` is made of the same pieces.
+//! [`Session`] holds a plan, weights and a KV cache on a device; [`generate`] writes a prompt as the model was trained
+//! with and hands the answer out as it comes. `smidgen generate` is made of the same pieces.
 //! Left out: conversations of several turns, beams, and serving.
 
 use crate::failure::Failure;
@@ -16,7 +16,9 @@ use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
 use crate::plan::host;
 use crate::plan::model::open_model;
+use crate::rows::prompting::{PromptChoice, prompt_template};
 use serde_json::{Value as Json, json};
+use smidgen_data::template::TemplateKind;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
@@ -91,6 +93,7 @@ impl Default for SessionOptions {
 pub struct Session {
     tokens: TokenSession,
     tokenizer: Tokenizer,
+    template: Option<TemplateKind>,
     stop_ids: BTreeSet<u32>,
 }
 
@@ -109,11 +112,12 @@ impl Session {
         let model = open_model(model, Want::Weights, &Access::cache_only())?;
         let adapter = adapter.map(|adapter| &adapter.file);
         let tokenizer = open_tokenizer(&model, adapter)?;
-        let stop_ids = stop_ids(&model, &tokenizer)?;
+        let template = open_template(&PromptChoice::Auto, &model, adapter, &tokenizer)?;
+        let stop_ids = stop_ids(&model, &tokenizer, template.as_ref())?;
         let mut setting = Setting::of(options)?;
         let sizes = setting.sizes(1, options.context, DEFAULT_NEW_TOKENS);
         let tokens = setting.open(&model, adapter, options, sizes, |_| Ok(()))?;
-        Ok(Session { tokens, tokenizer, stop_ids })
+        Ok(Session { tokens, tokenizer, template, stop_ids })
     }
 
     /// Memory that the session holds on its device, as planned.
@@ -136,7 +140,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// A system message in front of the prompt.
     pub system: Option<String>,
-    /// Use the prompt as it is, without the model's chat template.
+    /// Use the prompt as it is, without a template.
     pub raw: bool,
 }
 
@@ -158,8 +162,9 @@ pub struct Answer {
     pub stopped_by: StoppedBy,
 }
 
-/// Answers a prompt, as a user's message in the model's chat template where it has one. Calls `on_text` with each
-/// piece of the answer as it comes.
+/// Answers a prompt, written as those were that the adapter or model was trained on; where that is not known, as a
+/// user's message in the model's chat template, if it has one. Calls `on_text` with each piece of the answer as it
+/// comes.
 ///
 /// # Errors
 /// A prompt that is longer than the session's context; a model without a template where a system message is given;
@@ -170,8 +175,9 @@ pub fn generate(
     options: &GenerateOptions,
     mut on_text: impl FnMut(&str),
 ) -> Result<Answer, Failure> {
-    let Session { tokens, tokenizer, stop_ids } = session;
-    let ids = encode_prompt(tokenizer, options.system.as_deref(), options.raw, prompt)?;
+    let Session { tokens, tokenizer, template, stop_ids } = session;
+    let template = template.as_ref().filter(|_| !options.raw);
+    let ids = encode_prompt(tokenizer, template, options.system.as_deref(), prompt)?;
     let GenerateOptions { sampling, max_new_tokens: max_new, .. } = *options;
     let settings = Settings { sampling, max_new, stop_ids: stop_ids.clone() };
     let (generated, _, text) = stream_answer(tokens, tokenizer, &ids, &settings, |piece| {
@@ -246,29 +252,44 @@ pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<To
     }
 }
 
-/// The ids of one message, formatted by the template if there is one.
+/// The template of prompts: that of the adapter, of the model, or none.
+pub fn open_template(
+    choice: &PromptChoice,
+    model: &Model,
+    adapter: Option<&AdapterFile>,
+    tokenizer: &Tokenizer,
+) -> Result<Option<TemplateKind>, Failure> {
+    let of_model = match model {
+        Model::Folder { folder, .. } => Some(folder.path()),
+        Model::Gguf { .. } => None,
+    };
+    prompt_template(choice, tokenizer, adapter.map(AdapterFile::path).into_iter().chain(of_model))
+}
+
+/// The ids of one prompt, formatted by the template if there is one.
 pub fn encode_prompt(
     tokenizer: &Tokenizer,
+    template: Option<&TemplateKind>,
     system: Option<&str>,
-    raw: bool,
     prompt: &str,
 ) -> Result<Vec<u32>, Failure> {
-    let template = match raw {
-        true => None,
-        false => tokenizer.chat_template().transpose().map_err(Failure::model)?,
-    };
-    let Some(template) = template else {
-        if system.is_some() {
-            return Err(Failure::command("`--system` needs a chat template, and the model has none"));
+    let chat = match template {
+        Some(TemplateKind::Chat(chat)) => chat,
+        None | Some(TemplateKind::Text(_)) if system.is_some() => {
+            return Err(Failure::command("`--system` needs a chat template, and prompts have none here")
+                .hint("`--template` names one; `--template model` is the model's own"));
         }
-        return tokenizer.encode(prompt, true).map_err(Failure::model);
+        Some(TemplateKind::Text(text)) => {
+            return tokenizer.encode(&text.render(prompt, None), true).map_err(Failure::model);
+        }
+        None => return tokenizer.encode(prompt, true).map_err(Failure::model),
     };
     let mut messages = Vec::new();
     messages.extend(system.map(|text| json!({"role": "system", "content": text})));
     messages.push(json!({"role": "user", "content": prompt}));
     let messages = Json::Array(messages);
     let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&messages, SystemTime::now()) };
-    let text = template.render(&input).map_err(Failure::model)?.text;
+    let text = chat.render(&input).map_err(Failure::model)?.text;
     tokenizer.encode(&text, false).map_err(Failure::model)
 }
 

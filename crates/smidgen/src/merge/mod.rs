@@ -25,6 +25,7 @@ use fit::fit_adapter;
 use original::OriginalModel;
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, StoredKind, read_modules};
+use smidgen_formats::tokenizer::prompt_file::PromptFile;
 use std::path::Path;
 use write::{OutputFolder, Workspace, write_shards};
 
@@ -92,6 +93,9 @@ pub fn merge(
     let folder = OutputFolder::create(output)?;
     write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
     let notes = sidecar::write_sidecars(original, &outputs, folder.path(), options.element)?;
+    if let Some(prompt) = PromptFile::read(adapter.path()).map_err(Failure::model)? {
+        prompt.write(folder.path()).map_err(Failure::writing)?;
+    }
     folder.commit()?;
     let tally = |is_counted: fn(&fit::Action) -> bool| {
         let counted = outputs.iter().filter(|output| is_counted(&output.action));

@@ -7,8 +7,11 @@ use crate::console::wrap::{columns, fold};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
 use crate::rows::data::Rows;
+use smidgen_data::prepare::Origin;
+use smidgen_data::template::text_prompt;
 use smidgen_data::tokens::{Sample, TokenSet};
 use smidgen_ir::grouped_digits::Grouped;
+use smidgen_ir::words::LossOn;
 use std::fmt::Write;
 
 /// Longer samples show only their beginning and their end.
@@ -43,10 +46,10 @@ pub fn render_preview(
     let mut text = String::new();
     let mut line = |content: &str| writeln!(text, "{content}").expect("a string can be written to");
     line(&fold(&format!("format     {}", origin.reason), columns()));
-    if let Some(template) = &origin.template {
-        line(&fold(&format!("template   {template}"), columns()));
-    }
-    line(&format!("loss on    {}", job.recipe.data.loss_on));
+    line(&fold(&format!("prompted   {}", prompted(origin)), columns()));
+    let wanted = job.recipe.data.loss_on;
+    let auto = if wanted == LossOn::Auto { " (auto)" } else { "" };
+    line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
     line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
     for (index, shown) in samples.iter().enumerate() {
         let supervised = set.supervised(index);
@@ -95,6 +98,15 @@ pub fn render_preview(
         line(&fold(&format!("warning: {warning}"), columns()));
     }
     text
+}
+
+/// How prompts are written, which is how they are asked later.
+fn prompted(origin: &Origin) -> String {
+    match &origin.template {
+        None => "without a template".to_owned(),
+        Some(name) if text_prompt(name).is_some() => format!("with the prompt `{name}`"),
+        Some(name) => format!("with the chat template: {name}"),
+    }
 }
 
 fn marked(parts: &[Part], colour: bool) -> String {

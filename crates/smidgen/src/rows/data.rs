@@ -3,6 +3,7 @@
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
 
 use super::choice::ChoiceSet;
+use super::prompting::prompt_of_rows;
 use super::sets::{MemoryRows, ReadData, read_eval_sets, read_set};
 use crate::failure::Failure;
 use smidgen_compile::Request;
@@ -10,6 +11,7 @@ use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::prepare::{Origin, Prepared};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::prompt_file::PromptFile;
 use smidgen_recipe::{Batch, Length, Recipe};
 
 /// Rows to train on, or what a plan assumes without them.
@@ -31,6 +33,8 @@ pub struct Rows {
     pub batches: BatchPlan,
     /// The detected format of `data.train`, and why.
     pub origin: Origin,
+    /// How prompts are written, if the rows say.
+    pub prompt: Option<PromptFile>,
     pub warnings: Vec<String>,
 }
 
@@ -82,5 +86,7 @@ pub fn read_data(
         shuffle: recipe.data.shuffle,
     };
     let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
-    Ok(Data::Rows(Box::new(Rows { train, eval, choices: evaluated.choices, batches, origin, warnings })))
+    let prompt = prompt_of_rows(recipe, &origin)?;
+    let choices = evaluated.choices;
+    Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, origin, prompt, warnings })))
 }

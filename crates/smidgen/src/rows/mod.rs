@@ -8,6 +8,7 @@ pub mod answer;
 pub mod choice;
 pub mod data;
 pub mod keys;
+pub mod prompting;
 pub mod question;
 pub mod score;
 pub mod sets;

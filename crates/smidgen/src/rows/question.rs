@@ -169,14 +169,18 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
                 expected: Some(words.to_owned()),
             })
         }
-        (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Text(text))) => Ok(Asked {
+        (Example::Alpaca { before, .. }, Some(TemplateKind::Text(_))) if !before.is_empty() => {
+            let template = template.map(|template| template.name.clone()).unwrap_or_default();
+            Err(EncodeError::NoPlace { fields: "`system` or `history`", template })
+        }
+        (Example::Alpaca { instruction, input, output, .. }, Some(TemplateKind::Text(text))) => Ok(Asked {
             prompt: text.render(instruction, input.as_deref()),
             add_special: true,
             delimiter: String::new(),
             expected: Some(output.clone()),
         }),
-        (Example::Alpaca { instruction, input, output }, Some(TemplateKind::Chat(_))) => {
-            let conversation = Conversation::of_instruction(instruction, input.as_deref(), output);
+        (Example::Alpaca { before, instruction, input, output }, Some(TemplateKind::Chat(_))) => {
+            let conversation = Conversation::of_instruction(before, instruction, input.as_deref(), output);
             ask(&Example::Chat(conversation), template)
         }
         (Example::Chat(conversation), Some(TemplateKind::Chat(chat))) => {

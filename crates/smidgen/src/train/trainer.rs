@@ -40,6 +40,7 @@ use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::Instant;
 
 /// Sees the metrics of each step; `Break` stops the run as an interrupt does, with its state saved.
@@ -371,6 +372,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 ),
                 Product::Model => warnings = trained_weights::write_beside(&job.model, folder)?,
             }
+            write_prompt(job, folder)?;
             write_trainer_state(folder, moment, journal.path())
         })?;
         for warning in warnings {
@@ -544,10 +546,17 @@ impl<'a, D: Device> Trainer<'a, D> {
         let Trainer { executor, job, dir, policy, standing, loss_scale, .. } = self;
         dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
             resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, folder)?;
+            write_prompt(job, folder)?;
             write_trainer_state(folder, moment, journal.path())
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))
     }
+}
+
+/// How prompts were written, for those who generate with what was trained.
+fn write_prompt(job: &Job, folder: &Path) -> Result<(), Failure> {
+    let Data::Rows(rows) = &job.data else { return Ok(()) };
+    rows.prompt.iter().try_for_each(|prompt| prompt.write(folder).map_err(Failure::writing))
 }
 
 /// The largest measured memory that a run with this planned peak may show.

@@ -294,7 +294,7 @@ fn the_resolved_job_is_written_whole() {
             eval = []
             format = "tokens"
             template = "auto"
-            loss_on = "completion"
+            loss_on = "auto"
             max_tokens = 64
             overflow = "truncate"
             shuffle = true

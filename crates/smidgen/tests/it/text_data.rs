@@ -105,7 +105,7 @@ fn a_preview_for_people() {
     let bar = "█".repeat(50);
     for words in [
         "format     alpaca: ",
-        "template   the model's own\nloss on    completion\nrows       12 rows read, 12 kept\n\n",
+        "prompted   with the chat template: the model's own\nloss on    completion (auto)\nrows       12 rows read, 12 kept\n\n",
         "`FOLDER/rows.jsonl` line 1: 11 tokens, 2 supervised\n  \
          <|im_start|> user what is the answer <|im_end|> <|im_start|> assistant⟦ one <|im_end|>⟧\n\n",
         "`FOLDER/rows.jsonl` line 2: 13 tokens, 4 supervised\n",
@@ -144,10 +144,123 @@ fn a_preview_for_programs() {
     );
 }
 
+fn long_chat(turns: usize) -> String {
+    let turn = json!([{"role": "user", "content": "what"}, {"role": "assistant", "content": "one"}]);
+    let messages: Vec<&Value> = (0..turns).flat_map(|_| turn.as_array().unwrap()).collect();
+    json!({"messages": messages}).to_string() + "\n"
+}
+
+#[test]
+fn every_turn_of_the_assistant_is_trained() {
+    let scratch = scratch();
+    scratch.write("rows.jsonl", long_chat(3));
+    let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(&[])].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for words in ["loss on    assistant (auto)\n", "line 1: 24 tokens, 6 supervised\n"] {
+        assert!(ended.stdout.contains(words), "{words:?} is not in\n{}", ended.stdout);
+    }
+    let ended = scratch.run(&[&["preview", "recipe.toml", "--json"][..], &overrides(&[])].concat());
+    let preview: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&preview["loss_on"], &preview["supervised_tokens"]), (&json!("assistant"), &json!(6)));
+}
+
+/// The ids that `generate` continues.
+fn prompt_ids(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let common = ["--prompt", "what is", "--max-new", "1", "--json", "--quiet"];
+    let ended = scratch.run(&[&["generate"][..], arguments, &common].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    serde_json::from_str::<Value>(&ended.stdout).unwrap()["prompt_ids"].clone()
+}
+
+#[test]
+fn a_prompt_is_asked_as_it_was_trained() {
+    let scratch = scratch();
+    let plain = json!([6, 7]);
+    // <|im_start|> user what is <|im_end|> <|im_start|> assistant
+    let chat = json!([1, 3, 6, 7, 2, 1, 4]);
+    let pairs = json!({"prompt": "what is the", "completion": " answer"}).to_string() + "\n";
+    scratch.write("rows.jsonl", pairs.repeat(4));
+    let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(&[])].concat());
+    assert!(ended.stdout.contains("\nprompted   without a template\n"), "{}", ended.stdout);
+    scratch.train("plain", &overrides(&["train.save_every=3"]));
+    assert_eq!(prompt_ids(&scratch, &["plain"]), plain);
+    assert_eq!(prompt_ids(&scratch, &["model", "--adapter", "plain/adapter"]), plain);
+    assert_eq!(prompt_ids(&scratch, &["model", "--adapter", "plain/checkpoint-3"]), plain);
+    assert_eq!(prompt_ids(&scratch, &["plain", "--template", "model"]), chat);
+    assert_eq!(prompt_ids(&scratch, &["model"]), chat);
+    let merged = scratch.run(&["merge", "plain", "--output", "merged"]);
+    assert_eq!(merged.code, Some(0), "{}", merged.stderr);
+    assert_eq!(prompt_ids(&scratch, &["merged"]), plain);
+    scratch.refused(
+        2,
+        &["generate", "plain", "--prompt", "a", "--system", "b"],
+        &["`--system` needs a chat template, and prompts have none here", "hint: `--template` names one"],
+    );
+    let messages = json!({"prompt": [{"role": "user", "content": "what"}],
+        "completion": [{"role": "assistant", "content": "one"}]});
+    scratch.write("rows.jsonl", format!("{messages}\n"));
+    scratch.train("chat", &overrides(&[]));
+    assert_eq!(prompt_ids(&scratch, &["chat"]), chat);
+    assert_eq!(prompt_ids(&scratch, &["chat", "--raw"]), plain);
+    let other = "{% for m in messages %}{{ m.content }} <|im_end|> {% endfor %}";
+    scratch.write("other.jinja", other);
+    scratch.train("other", &overrides(&["data.template=other.jinja"]));
+    assert_eq!(prompt_ids(&scratch, &["other"]), json!([6, 7, 2]));
+    assert_eq!(scratch.text("other/adapter/chat_template.jinja"), other);
+    scratch.write("rows.jsonl", rows());
+    scratch.train("alpaca", &overrides(&["data.template=alpaca"]));
+    let instruction = prompt_ids(&scratch, &["alpaca"]);
+    assert_eq!(instruction, prompt_ids(&scratch, &["model", "--template", "alpaca"]));
+    assert!(instruction.as_array().unwrap().len() > 10, "{instruction}");
+}
+
+/// Scores of a model that was trained on strings are those of the strings.
+#[test]
+fn evaluations_ask_strings_without_a_template() {
+    let scratch = scratch();
+    let pair =
+        |prompt: &str, answer: &str| json!({"prompt": prompt, "completion": answer}).to_string() + "\n";
+    scratch.write("rows.jsonl", [pair("what is", " one"), pair("is what", " two")].concat());
+    scratch.write(
+        "same.jsonl",
+        [
+            json!({"prompt": "what is", "completion": " one"}).to_string(),
+            "\n".into(),
+            json!({"prompt": "is what", "completion": " two"}).to_string(),
+        ]
+        .concat(),
+    );
+    scratch.train("run", &overrides(&[]));
+    let mut found = Vec::new();
+    for template in ["auto", "none.jinja"] {
+        // A template that would show in every prompt.
+        scratch.write("none.jinja", "{{ raise_exception('this row is a string') }}");
+        for task in ["generate", "choice"] {
+            let template = format!("data.template={template}");
+            let out = format!("{task}.json");
+            let ended = scratch.run(&[
+                "eval",
+                "run",
+                "data.eval=same.jsonl",
+                &template,
+                "--task",
+                task,
+                "--out",
+                &out,
+                "--quiet",
+            ]);
+            assert_eq!(ended.code, Some(0), "{task}: {}", ended.stderr);
+            found.push(scratch.json(&out)["adapter"].clone());
+        }
+    }
+    assert_eq!(found[..2], found[2..]);
+}
+
 #[test]
 fn mistakes_that_people_make_get_warnings() {
-    let warned = |rows: &str, more: &[&str], words: &str| {
+    let warned_with = |template: &str, rows: &str, more: &[&str], words: &str| {
         let scratch = scratch();
+        scratch.write("model/chat_template.jinja", template);
         scratch.write("rows.jsonl", rows);
         let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(more)].concat());
         assert!(
@@ -159,17 +272,23 @@ fn mistakes_that_people_make_get_warnings() {
         let ended = scratch.train("run", &overrides(more));
         assert_eq!(ended.stderr.matches(words).count(), 1, "{}", ended.stderr);
     };
+    let warned = |rows: &str, more: &[&str], words: &str| warned_with(TEMPLATE, rows, more, words);
     let chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"what\"},{\"role\":\"assistant\",\"content\":\"one two\"}]}\n";
-    warned(
-        chat,
-        &["data.loss_on=assistant"],
-        "the model's chat template has no `{% generation %}` block: the assistant's turns are found by rendering \
-         each conversation message by message",
+    // The last answer is a shout, all others are not: the first answer of each row is a sample of its own.
+    let shout = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ 'c' if loop.last }} <|im_end|> {% endfor %}\
+        {% if add_generation_prompt %}assistant {% endif %}";
+    warned_with(
+        shout,
+        &format!("{}{chat}", long_chat(2)),
+        &[],
+        "the chat template renders earlier turns differently when others follow: 1 of 2 conversations became 2 \
+         samples, in which every turn is trained as it is generated",
     );
-    warned(
+    warned_with(
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}",
         chat,
-        &["data.template=llama3", "data.loss_on=assistant"],
-        "no answer ends with a special token of the tokenizer (template: llama3): the model will not learn \
+        &[],
+        "no answer ends with a special token of the tokenizer (template: the model's own): the model will not learn \
          where to stop",
     );
     warned(
@@ -202,8 +321,16 @@ fn what_cannot_be_tokenized_is_refused() {
         ["unknown template `chatmil`", "hint: did you mean `chatml`? the built-in templates are chatml, "];
     refused(chat, 2, &["data.template=chatmil"], &words);
     let system = "{\"messages\":[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
-    let words = ["rows.jsonl` line 2: the chat template refuses these messages: System role not supported"];
-    refused(&format!("{chat}{system}"), 1, &["data.template=gemma"], &words);
+    let words = [
+        "`data.template = gemma`: the tokenizer has no token for `<start_of_turn>`, `<end_of_turn>`",
+        "hint: `data.template = \"auto\"` uses the model's own; it has the markers of chatml, zephyr; a `.jinja` file",
+    ];
+    refused(chat, 2, &["data.template=gemma"], &words);
+    let picky = scratch();
+    picky.write("rows.jsonl", format!("{chat}{system}"));
+    picky.write("picky.jinja", format!("{{% if messages[0].role == 'system' %}}{{{{ raise_exception('No system') }}}}{{% endif %}}{TEMPLATE}"));
+    let words = ["rows.jsonl` line 2: the chat template refuses these messages: No system"];
+    picky.train_refused(1, &overrides(&["data.template=picky.jinja"]), &words);
     let late = json!({"prompt": "a b c ".repeat(10), "completion": "one"}).to_string();
     let words = ["`data.train`: no supervised token anywhere: 1 rows read", "raise `data.max_tokens`"];
     refused(&late, 1, &["data.max_tokens=8"], &words);

@@ -1,0 +1,77 @@
+//! `prompt.json` next to an adapter or a trained model: how its prompts were written in training.
+//!
+//! PEFT and transformers ignore the file. With it, whatever generates can ask as the model was taught: with the chat
+//! template, which may be another than the base model's, with a plain prompt around an instruction, or with nothing
+//! around the prompt.
+//! Left out: rendering.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, read_json_file};
+use crate::whole_file::{WriteFileError, write_whole};
+
+/// Its name.
+pub const PROMPT_FILE: &str = "prompt.json";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "prompt", rename_all = "lowercase")]
+pub enum PromptFile {
+    /// Nothing around the prompt.
+    Plain,
+    /// A built-in prompt around an instruction, by its name.
+    Instruction { name: String },
+    /// A chat template: its source, or the one of the model.
+    Chat { template: Option<String> },
+}
+
+impl PromptFile {
+    /// `None` where the folder has no such file.
+    pub fn read(folder: &Path) -> Result<Option<PromptFile>, JsonFileError> {
+        let path = folder.join(PROMPT_FILE);
+        match path.exists() {
+            true => read_json_file(&path, MAX_TOKENIZER_CONFIG_BYTES).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Writes the file, and a chat template that is not the model's as transformers reads it.
+    pub fn write(&self, folder: &Path) -> Result<(), WriteFileError> {
+        let text = serde_json::to_string_pretty(self).expect("strings are JSON") + "\n";
+        write_whole(&folder.join(PROMPT_FILE), |file| file.write_all(text.as_bytes()))?;
+        if let PromptFile::Chat { template: Some(source) } = self {
+            let path = folder.join("chat_template.jinja");
+            write_whole(&path, |file| file.write_all(source.as_bytes()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(PromptFile::read(folder.path()).unwrap(), None);
+        for (file, text) in [
+            (PromptFile::Plain, "{\n  \"prompt\": \"plain\"\n}\n"),
+            (
+                PromptFile::Instruction { name: "alpaca".into() },
+                "{\n  \"prompt\": \"instruction\",\n  \"name\": \"alpaca\"\n}\n",
+            ),
+            (PromptFile::Chat { template: None }, "{\n  \"prompt\": \"chat\",\n  \"template\": null\n}\n"),
+        ] {
+            file.write(folder.path()).unwrap();
+            assert_eq!(std::fs::read_to_string(folder.path().join(PROMPT_FILE)).unwrap(), text);
+            assert_eq!(PromptFile::read(folder.path()).unwrap(), Some(file));
+        }
+        assert!(!folder.path().join("chat_template.jinja").exists());
+        PromptFile::Chat { template: Some("{{ a }}".into()) }.write(folder.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(folder.path().join("chat_template.jinja")).unwrap(), "{{ a }}");
+        std::fs::write(folder.path().join(PROMPT_FILE), "{\"prompt\": \"odd\"}").unwrap();
+        assert!(PromptFile::read(folder.path()).is_err());
+    }
+}
