@@ -165,9 +165,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!(memory.threads, count_from::<usize, 0>(), "CPU threads; 0 = all"),
     key!(pin micro_tokens, pins::TOKENS, "tokens of the largest micro-batch"),
     key!(pin tile_tokens, pins::TOKENS_OR_NONE, "feed-forward blocks compute this many tokens at a time; none = a whole micro-batch"),
-    key!(pin recompute, pins::LAYERS, "layers whose activations are recomputed in the backward pass, counted from 0"),
+    key!(pin recompute, pins::LAYERS, "layers whose activations are recomputed in the backward pass, counted from 0; `every:2` is layers 0, 2, 4, ..."),
     key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass; on a CPU, `host` is a file in the run folder"),
-    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where frozen weights are kept; `host:0.5` offloads half of them to host memory"),
+    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where frozen weights are kept; `host:0.5` offloads half of the layers, spread evenly and the last one among them (of 28 layers 1, 3, 5, ..., 27), and the solver decides about embedding and LM head"),
     key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept; on a CPU, `host` is a file in the run folder"),
     key!(memory.adapt, BOOLEAN, "replan at a checkpoint if free memory has changed"),
     //

@@ -18,6 +18,7 @@ mod model_name;
 mod parse;
 mod pins;
 mod read;
+mod reasons;
 mod render;
 mod sections;
 mod single;

@@ -122,6 +122,10 @@ pub(crate) const TARGETS: Reader<Targets> =
         }
         // A misspelt `all-linear` must not count as the name of a module.
         let meant_all = |name: &String| name == "all" || osa_distance(name, "all-linear") <= 3;
+        // Several names without brackets must not count as one.
+        if names.iter().any(|name| name.contains(',')) {
+            return None;
+        }
         let fine = !names.is_empty() && all_different(&names) && !names.iter().any(meant_all);
         fine.then_some(Targets::Names(names))
     });

@@ -6,6 +6,7 @@
 
 use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
 use crate::keys::{KEYS, Key, SECTIONS, find_key};
+use crate::reasons::{Reason, reason_for};
 use crate::sections::Recipe;
 use crate::value::{Given, LARGEST_COUNT, Value};
 use smidgen_ir::words::nearest;
@@ -53,8 +54,14 @@ pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
         KEYS.iter().filter(move |key| key.section == wanted).map(|key| key.name)
     };
     let near_section = nearest(section, SECTIONS).unwrap_or(section);
-    let found = find_key(near_section, &plain)
-        .or_else(|| KEYS.iter().find(|key| key.name == plain))
+    let exact = find_key(near_section, &plain).or_else(|| KEYS.iter().find(|key| key.name == plain));
+    if exact.is_none()
+        && let Reason { why, is_known: true } = reason_for(&plain)
+    {
+        let is_missing = why.starts_with("not supported");
+        return Some(if is_missing { why } else { format!("remove it: {why}") });
+    }
+    let found = exact
         .or_else(|| find_key(near_section, nearest(&plain, names_of(near_section))?))
         .or_else(|| {
             let near = nearest(&plain, KEYS.iter().map(|key| key.name))?;
@@ -92,6 +99,9 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
         },
         other => other.to_string(),
     };
+    if word.contains(',') && !word.starts_with('[') && would_take(&Value::Bare(format!("[{word}]"))) {
+        return Some(format!("write a list in brackets: `[{word}]`"));
+    }
     if let Some(hint) = foreign_word_hint(&key.path(), &word) {
         return Some(hint.to_owned());
     }
@@ -127,4 +137,65 @@ pub(crate) fn abbreviate(value: &Value) -> String {
 
 pub(crate) fn listed(names: &[&str]) -> String {
     format!("`{}`", names.join("`, `"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The arguments of TrainingArguments, SFTConfig, LoraConfig, BitsAndBytesConfig and FastLanguageModel, and names
+    /// that people give the same things in scripts of their own.
+    const COMMON: &str = "
+        output_dir overwrite_output_dir do_train do_eval do_predict eval_strategy prediction_loss_only
+        per_device_train_batch_size per_device_eval_batch_size per_gpu_train_batch_size per_gpu_eval_batch_size
+        gradient_accumulation_steps eval_accumulation_steps eval_delay torch_empty_cache_steps learning_rate
+        weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm num_train_epochs max_steps lr_scheduler_type
+        lr_scheduler_kwargs warmup_ratio warmup_steps log_level log_level_replica log_on_each_node logging_dir
+        logging_strategy logging_first_step logging_steps logging_nan_inf_filter save_strategy save_steps
+        save_total_limit save_safetensors save_on_each_node save_only_model restore_callback_states_from_checkpoint
+        no_cuda use_cpu use_mps_device seed data_seed jit_mode_eval use_ipex bf16 fp16 fp16_opt_level
+        half_precision_backend bf16_full_eval fp16_full_eval tf32 local_rank ddp_backend tpu_num_cores
+        tpu_metrics_debug debug dataloader_drop_last eval_steps dataloader_num_workers dataloader_prefetch_factor
+        past_index run_name disable_tqdm remove_unused_columns label_names load_best_model_at_end
+        metric_for_best_model greater_is_better ignore_data_skip fsdp fsdp_min_num_params fsdp_config
+        accelerator_config parallelism_config deepspeed label_smoothing_factor optim optim_args adafactor
+        group_by_length length_column_name report_to project trackio_space_id ddp_find_unused_parameters
+        ddp_bucket_cap_mb ddp_broadcast_buffers dataloader_pin_memory dataloader_persistent_workers
+        skip_memory_metrics use_legacy_prediction_loop push_to_hub resume_from_checkpoint hub_model_id hub_strategy
+        hub_token hub_private_repo hub_always_push hub_revision gradient_checkpointing
+        gradient_checkpointing_kwargs include_inputs_for_metrics include_for_metrics eval_do_concat_batches
+        fp16_backend mp_parameters auto_find_batch_size full_determinism torchdynamo ray_scope ddp_timeout
+        torch_compile torch_compile_backend torch_compile_mode include_tokens_per_second
+        include_num_input_tokens_seen neftune_noise_alpha optim_target_modules batch_eval_metrics eval_on_start
+        use_liger_kernel liger_kernel_config eval_use_gather_object average_tokens_across_devices
+        model_init_kwargs chat_template_path dataset_text_field dataset_kwargs dataset_num_proc eos_token pad_token
+        max_length max_seq_length packing packing_strategy padding_free pad_to_multiple_of eval_packing
+        completion_only_loss assistant_only_loss loss_type activation_offloading num_of_sequences chars_per_token
+        dataset_batch_size shuffle_dataset
+        r target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save
+        init_lora_weights layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_config
+        megatron_core trainable_token_indices loftq_config eva_config corda_config use_dora use_qalora
+        qalora_group_size layer_replication runtime_config lora_bias target_parameters arrow_config
+        ensure_weight_tying task_type peft_type inference_mode base_model_name_or_path revision auto_mapping
+        load_in_8bit load_in_4bit llm_int8_threshold llm_int8_skip_modules llm_int8_enable_fp32_cpu_offload
+        llm_int8_has_fp16_weight bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant
+        bnb_4bit_quant_storage quant_method
+        model_name dtype load_in_16bit full_finetuning token device_map rope_scaling fix_tokenizer
+        trust_remote_code use_gradient_checkpointing resize_model_vocab use_exact_model_name offload_embedding
+        float32_mixed_precision fast_inference gpu_memory_utilization float8_kv_cache random_state max_lora_rank
+        disable_log_stats unsloth_vllm_standby finetune_vision_layers finetune_language_layers
+        finetune_attention_modules finetune_mlp_modules temporary_location
+        fourier_reg_weight init_sigma grad_accum num_workers pack_sequences bs wd accumulation_steps
+        batch_size_per_gpu num_gpus world_size ctx_len eval_interval log_interval save_interval checkpoint_dir
+        cache_dir hf_token use_amp ema system_prompt save_dir num_proc grad_clip_norm steps_per_print";
+
+    #[test]
+    fn every_name_in_common_use_has_an_answer() {
+        let is_answered = |name: &&str| {
+            let is_ours = KEYS.iter().any(|key| key.name == *name);
+            is_ours || foreign_key_hint("", name).is_some() || reason_for(name).is_known
+        };
+        let unanswered: Vec<&str> = COMMON.split_whitespace().filter(|name| !is_answered(name)).collect();
+        assert_eq!(unanswered, [] as [&str; 0]);
+    }
 }

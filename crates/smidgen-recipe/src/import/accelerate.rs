@@ -3,13 +3,13 @@
 //! It says how a script is started. The model, the data, the batch and the learning rate are arguments of the script.
 //! Left out: Megatron, SageMaker and TPUs, whose settings are reported as not carried over.
 
-use super::deepspeed::{put_fsdp_offload, put_offloaded, want_from_script};
+use super::deepspeed::{follow_deepspeed, put_fsdp_offload, put_offloaded, want_from_script};
 use super::document::Content;
-use super::draft::Draft;
+use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
-use super::reasons::SHARDING;
-use super::trainer::leave_deepspeed;
-use super::vocabulary::{put_number, word};
+use crate::reasons::SHARDING;
+use super::vocabulary::{ONE_DEVICE, put_derived, put_number, word};
+use crate::value::Value;
 
 pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("mixed_precision") {
@@ -33,17 +33,52 @@ pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
     let accumulation = fields.take("gradient_accumulation_steps");
     leave_accumulation(draft, accumulation);
     if let Some((count, found)) = processes.filter(|(count, _)| *count > 1) {
-        let factors = format!("micro-batch x accumulation x {count}");
-        draft.leave_out(
-            &found,
-            format!("`train.batch` counts the samples of all {count} devices per step: {factors}"),
-        );
+        put_processes(draft, count, &found);
     }
-    draft.assume(
-        "the script's arguments set what is trained, the batch, the learning rate and the length; the recipe has its \
-         own defaults (LoRA of rank 16, 16 samples per step, 200 steps, 2e-4)",
-    );
+    assume_defaults(draft);
     want_from_script(draft);
+}
+
+/// All processes take part in a step; a batch from a DeepSpeed file is that of one process.
+fn put_processes(draft: &mut Draft, count: u64, found: &Found<'_>) {
+    let line = draft.line("train.batch");
+    let is_whole = |keys: &[(String, usize)]| keys.iter().any(|(key, _)| key.ends_with(" train_batch_size"));
+    let batch = line.filter(|line| matches!(&line.source, Source::Keys(keys) if !is_whole(keys)));
+    match batch.and_then(|line| line.toml.parse::<u64>().ok()) {
+        Some(batch) => {
+            let whole = Value::Integer(i128::from(batch) * i128::from(count));
+            put_derived(draft, "train.batch", whole, found, &format!("{batch} x {count}"));
+        }
+        None if line.is_some() => {}
+        None => draft.leave_out(
+            found,
+            format!(
+                "`train.batch` counts the samples of all {count} devices per step: micro-batch x accumulation x {count}"
+            ),
+        ),
+    }
+    draft.assumed.retain(|said| said != ONE_DEVICE);
+}
+
+/// Names what only the script's arguments say, with the recipe's defaults.
+fn assume_defaults(draft: &mut Draft) {
+    let open: Vec<(&str, &str)> = [
+        ("adapter.kind", "what is trained", "LoRA of rank 16"),
+        ("train.batch", "the batch", "16 samples per step"),
+        ("train.steps", "the length", "200 steps"),
+        ("train.lr", "the learning rate", "2e-4"),
+    ]
+    .into_iter()
+    .filter(|(key, ..)| !draft.has(key))
+    .map(|(_, what, default)| (what, default))
+    .collect();
+    let [whats, defaults] =
+        [open.iter().map(|(what, _)| *what).collect::<Vec<_>>(), open.iter().map(|(_, it)| *it).collect()];
+    draft.assume(format!(
+        "the script's arguments set {}; the recipe has its own defaults ({})",
+        whats.join(", "),
+        defaults.join(", ")
+    ));
 }
 
 fn put_precision(draft: &mut Draft, found: &Found<'_>) {
@@ -65,7 +100,7 @@ fn put_precision(draft: &mut Draft, found: &Found<'_>) {
 
 fn put_deepspeed_plugin(group: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = group.take("deepspeed_config_file") {
-        leave_deepspeed(draft, &found);
+        follow_deepspeed(draft, &found);
     }
     let stage = group.take("zero_stage");
     let number = stage.as_ref().and_then(|found| found.number());

@@ -6,16 +6,17 @@ use super::adapters::{AdapterWords, put_adapter};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::vocabulary::put_model;
+use super::trainer::NO_TRAINING;
+use super::vocabulary::{put_model, put_number, word};
 use crate::value::Value;
 
 pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
     let kind = fields.take("peft_type");
+    let name = kind.as_ref().and_then(|found| found.text()).unwrap_or_default().to_uppercase();
     if let Some(found) = &kind
-        && let Some(name) = found.text()
-        && !name.eq_ignore_ascii_case("lora")
+        && !["LORA", "LSLORA"].contains(&name.as_str())
     {
-        found.mistake(format!("`peft_type` is {name:?}; only LoRA adapters are supported"));
+        found.mistake(format!("`peft_type` is {name:?}; only `LORA` and `LSLORA` adapters are supported"));
     }
     put_model(draft, fields.take("base_model_name_or_path"), fields.take("revision"));
     let words = AdapterWords {
@@ -35,13 +36,33 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         ..AdapterWords::default()
     };
     put_adapter(draft, words, &kind.iter().collect::<Vec<_>>());
+    if let Some(found) = kind.as_ref().filter(|_| name == "LSLORA") {
+        put_fourier(fields, draft, found);
+    }
     put_pattern(draft, "adapter.rank_pattern", fields.take("rank_pattern"));
     put_pattern(draft, "adapter.alpha_pattern", fields.take("alpha_pattern"));
-    draft.assume(
-        "an adapter's config says nothing about training; batch, learning rate and length have the recipe's defaults",
-    );
+    draft.assume(NO_TRAINING);
     draft
         .assume("training does not start from the tensors next to the file; `adapter.init=FOLDER` does that");
+}
+
+/// What LS-LoRA adds: a Fourier function on what the adapter adds.
+fn put_fourier(fields: &Fields<'_>, draft: &mut Draft, kind: &Found<'_>) {
+    if draft.line("adapter.kind").is_some_and(|line| line.toml != "\"lora\"") {
+        kind.mistake("`LSLORA` cannot be combined with `use_dora` or `use_rslora`".to_owned());
+    }
+    draft.put("adapter.kind", word("ls-lora"), &[kind]);
+    put_number(draft, "adapter.reg", fields.take("fourier_reg_weight"));
+    put_number(draft, "adapter.sigma", fields.take("init_sigma"));
+    if let Some(found) = fields.take("fourier_position")
+        && found.text().is_some_and(|position| position != "after_scaling")
+    {
+        found.mistake(format!(
+            "`{}` is {}; only `after_scaling` is supported",
+            found.key,
+            found.content.describe()
+        ));
+    }
 }
 
 fn put_pattern(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {

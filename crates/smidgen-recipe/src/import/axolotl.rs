@@ -4,15 +4,15 @@
 //! Left out: preference training, multimodal models, and plugins with their own settings.
 
 use super::adapters::{AdapterWords, put_adapter};
-use super::deepspeed::{PINNED, put_fsdp_offload};
+use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp_offload};
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::reasons::{CHECKPOINTING, reason_for};
-use super::trainer::{Saving, leave_deepspeed, put_saving, refuse_quantized};
+use crate::reasons::{CHECKPOINTING, reason_for};
+use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_files, put_length, put_loss_on,
-    put_model, put_number, put_optimizer, put_quantization, put_schedule, put_template, put_warmup, word,
+    put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template, put_warmup, word,
 };
 use crate::value::Value;
 use crate::{LossOn, Schedule};
@@ -256,6 +256,7 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
         };
         put_batch(draft, &size);
     }
+    put_packed(draft, fields.take_on("sample_packing"));
     put_length(draft, fields.take("max_steps"), fields.take("num_epochs"), (1.0, AXOLOTL));
     match fields.take("learning_rate") {
         Some(found) => put_number(draft, "train.lr", Some(found)),
@@ -302,7 +303,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
-        leave_deepspeed(draft, &found);
+        follow_deepspeed(draft, &found);
     }
     if let Some(group) = fields.take("fsdp_config").filter(Found::is_on).and_then(|found| found.group()) {
         put_fsdp_offload(&group, draft);

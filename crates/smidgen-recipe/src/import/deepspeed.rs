@@ -5,10 +5,11 @@
 //! data and the output, and its arguments set the values that are `auto` here.
 //! Left out: inference, pipelines, mixtures of experts, compression.
 
-use super::document::Content;
+use super::document::{Content, read_document_file};
 use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
-use super::reasons::{CHECKPOINTING, SHARDING, SPLIT};
+use super::mistakes::Mistakes;
+use crate::reasons::{CHECKPOINTING, SHARDING, SPLIT};
 use super::vocabulary::{
     StepSize, put_batch, put_betas, put_compute, put_number, put_optimizer, put_whole, word,
 };
@@ -18,8 +19,48 @@ const DEEPSPEED: &str = "DeepSpeed";
 /// The comment at pins in `[memory]`.
 pub const PINNED: &str = "remove this line to let the solver choose";
 
+/// A file of its own.
 pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
-    put_sizes(fields, draft);
+    read_settings(fields, draft, true);
+    draft.assume(LORA_ASSUMED);
+    want_from_script(draft);
+}
+
+/// The DeepSpeed settings that another configuration names or contains. What that configuration says itself stays;
+/// what is `auto` here is what it says.
+pub fn follow_deepspeed(draft: &mut Draft, found: &Found<'_>) {
+    let mut inner = Draft::new(draft.places.clone());
+    let Content::Text(path) = found.content else {
+        let Some(group) = found.group() else { return };
+        read_settings(&group, &mut inner, false);
+        inner.leave_rest(&group);
+        return draft.adopt(inner, "");
+    };
+    let candidates = draft.places.candidates(path);
+    let Some(file) = candidates.iter().find(|file| file.is_file()) else {
+        let why = "not found next to the imported file or in the working directory, so where it places memory is not \
+                   known; `memory.budget` decides";
+        return draft.leave_out(found, why);
+    };
+    let entries = match read_document_file(file) {
+        Ok(entries) => entries,
+        Err(reason) => return found.mistake(format!("`{}` names `{path}`: {reason}", found.key)),
+    };
+    let mistakes = Mistakes::default();
+    let fields = Fields::of(&entries, &mistakes);
+    read_settings(&fields, &mut inner, false);
+    inner.leave_rest(&fields);
+    drop(fields);
+    for mistake in mistakes.sorted() {
+        found.mistake(format!("`{}` names `{path}`: {mistake}", found.key));
+    }
+    let name = file.file_name().map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned());
+    draft.adopt(inner, &format!("{name}: "));
+}
+
+/// `alone`: no other configuration sets what this one leaves open.
+fn read_settings(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
+    put_sizes(fields, draft, alone);
     let mut enabled = |name: &str| {
         let group = fields.take_group(name)?;
         let found = group.take("enabled");
@@ -29,16 +70,15 @@ pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
     let (bf16, f16) = (enabled("bf16").or_else(|| enabled("bfloat16")), enabled("fp16"));
     put_compute(draft, bf16.as_ref(), f16.as_ref());
     match fields.take("gradient_clipping") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.clip"),
+        Some(found) if found.is_auto() => ask_for(draft, &found, "train.clip", alone),
         Some(found) => put_number(draft, "train.clip", Some(found)),
         None => draft.put_default("train.clip", Value::Integer(0), DEEPSPEED),
     }
-    put_number(draft, "train.log_every", fields.take("steps_per_print").filter(|found| found.is_on()));
     if let Some(group) = fields.take_group("optimizer") {
-        put_deepspeed_optimizer(&group, draft);
+        put_deepspeed_optimizer(&group, draft, alone);
     }
     if let Some(group) = fields.take_group("scheduler") {
-        put_scheduler(&group, draft);
+        put_scheduler(&group, draft, alone);
     }
     if let Some(group) = fields.take_group("zero_optimization") {
         put_zero(&group, draft);
@@ -51,8 +91,6 @@ pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
             draft.leave_out(&found, CHECKPOINTING);
         }
     }
-    draft.assume(LORA_ASSUMED);
-    want_from_script(draft);
 }
 
 /// For files that do not say what is trained.
@@ -66,7 +104,7 @@ pub fn want_from_script(draft: &mut Draft) {
 }
 
 /// `train_batch_size` is the product of the other two and the number of GPUs.
-fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
+fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
     let [whole, micro, accumulation] =
         ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
             .map(|name| fields.take(name));
@@ -86,10 +124,11 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
             false => {
                 let auto: Vec<Found<'_>> = [whole, micro, accumulation].into_iter().flatten().collect();
                 match auto.first() {
-                    Some(found) => ask_for(draft, found, "train.batch"),
-                    None => {
+                    Some(found) => ask_for(draft, found, "train.batch", alone),
+                    None if alone => {
                         draft.assume("no batch size is set; assuming 16 samples per step (`train.batch`)")
                     }
+                    None => {}
                 }
             }
         };
@@ -123,14 +162,17 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft) {
 }
 
 /// For a value of `auto`, which the trainer's arguments set.
-fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str) {
+fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str, alone: bool) {
+    if !alone {
+        return;
+    }
     draft.assume(format!(
         "`{}` is `auto`, so the trainer's arguments set it; `{key}` has the recipe's default (`{key}=...` changes it)",
         found.key
     ));
 }
 
-fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
+fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
     let kind = group.take("type");
     put_optimizer(draft, kind);
     let Some(params) = group.take_group("params") else {
@@ -138,7 +180,7 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
     };
     for (name, key) in [("lr", "train.lr"), ("eps", "train.eps"), ("weight_decay", "train.weight_decay")] {
         match params.take(name) {
-            Some(found) if found.is_auto() => ask_for(draft, &found, key),
+            Some(found) if found.is_auto() => ask_for(draft, &found, key, alone),
             found => put_number(draft, key, found),
         }
     }
@@ -165,7 +207,7 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft) {
     draft.leave_rest(group);
 }
 
-fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
+fn put_scheduler(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
     let Some(kind) = group.take("type") else { return draft.leave_rest(group) };
     let name = kind.text().unwrap_or_default();
     let schedule = match name.as_str() {
@@ -180,11 +222,11 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft) {
     draft.put("train.schedule", word(schedule), &[&kind]);
     let Some(params) = group.take_group("params") else { return };
     match params.take("warmup_num_steps") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.warmup"),
+        Some(found) if found.is_auto() => ask_for(draft, &found, "train.warmup", alone),
         found => put_number(draft, "train.warmup", found),
     }
     match params.take("total_num_steps") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.steps"),
+        Some(found) if found.is_auto() => ask_for(draft, &found, "train.steps", alone),
         Some(found) => {
             if let Some(steps) = found.number() {
                 put_whole(draft, "train.steps", steps, &[&found]);

@@ -8,6 +8,9 @@
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 /// Larger files are not configurations.
 pub const MOST_BYTES: usize = 1 << 20;
@@ -39,6 +42,15 @@ pub struct Entry {
     pub name: String,
     pub line: usize,
     pub value: Node,
+    /// What messages call it, with the group that it was lifted out of (`dictionaries.rs`); empty: its name.
+    pub shown: String,
+}
+
+impl Entry {
+    /// What messages call it.
+    pub fn shown(&self) -> &str {
+        if self.shown.is_empty() { &self.name } else { &self.shown }
+    }
 }
 
 /// Why a file could not be read.
@@ -83,6 +95,15 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
             Err(DocumentError { line: node.line, reason })
         }
     }
+}
+
+/// Reads a configuration that another one names; the error is a reason without the path.
+pub fn read_document_file(path: &Path) -> Result<Vec<Entry>, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|_| "it is not text: it is not UTF-8".to_owned())?;
+    read_document(&text).map_err(|error| error.to_string())
 }
 
 impl Content {
@@ -195,7 +216,7 @@ impl<'a> Reading<'a> {
                 let reason = format!("`{name}` is set twice, first in line {}", first.line);
                 return Err(DocumentError { line, reason });
             }
-            entries.push(Entry { name, line, value });
+            entries.push(Entry { name, line, value, shown: String::new() });
         }
         let own: HashSet<String> = entries.iter().map(|entry| entry.name.clone()).collect();
         entries.extend(merged.into_iter().filter(|entry| !own.contains(&entry.name)));

@@ -6,7 +6,7 @@
 
 use super::document::Content;
 use super::fields::{Fields, Found};
-use super::reasons::{Reason, reason_for};
+use crate::reasons::{Reason, reason_for};
 use crate::RecipeErrors;
 use crate::keys::find_key;
 use crate::single::{render_override, render_value};
@@ -65,6 +65,8 @@ pub struct LeftOut {
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     pub working_directory: PathBuf,
+    /// The folder of the imported file, where other configurations that it names are looked for first.
+    pub file_folder: PathBuf,
     /// The working directory, if the recipe goes to stdout.
     pub recipe_folder: PathBuf,
 }
@@ -112,8 +114,7 @@ impl Draft {
             Some(inside) => format!("\"{inside}\""),
             None => toml,
         };
-        let known = key.split_once('.').and_then(|(section, name)| find_key(section, name));
-        let rival = known.and_then(|known| Some(format!("{}.{}", known.section, known.excludes?)));
+        let rival = rival_of(key);
         self.lines.retain(|line| line.key != key && Some(&line.key) != rival.as_ref());
         let line = Line { key: key.to_owned(), toml, source, remark: remark.to_owned(), active: true };
         self.lines.push(line);
@@ -150,6 +151,29 @@ impl Draft {
         }
     }
 
+    /// Adds what another file says; `name` goes before its keys. Lines that come from settings of this file stay.
+    pub fn adopt(&mut self, other: Draft, name: &str) {
+        let named = |key: String| format!("{name}{key}");
+        for line in other.lines {
+            let Source::Keys(keys) = line.source else { continue };
+            if self.is_given(&line.key) {
+                continue;
+            }
+            let keys = keys.into_iter().map(|(key, at)| (named(key), at)).collect();
+            self.set(&line.key, line.toml, Source::Keys(keys), &line.remark);
+        }
+        let left = other.left_out.into_iter();
+        self.left_out.extend(left.map(|left| LeftOut { key: named(left.key), ..left }));
+        other.assumed.into_iter().for_each(|what| self.assume(what));
+    }
+
+    /// Whether a setting of the file gives this key, or the one that excludes it.
+    fn is_given(&self, key: &str) -> bool {
+        let rival = rival_of(key);
+        let given = |line: &Line| matches!(line.source, Source::Keys(_));
+        self.lines.iter().any(|line| given(line) && (line.key == key || Some(&line.key) == rival.as_ref()))
+    }
+
     pub fn assume(&mut self, what: impl Into<String>) {
         let what = what.into();
         if !self.assumed.contains(&what) {
@@ -163,9 +187,25 @@ impl Draft {
     }
 }
 
+/// The key that excludes this one.
+fn rival_of(key: &str) -> Option<String> {
+    let (section, name) = key.split_once('.')?;
+    Some(format!("{section}.{}", find_key(section, name)?.excludes?))
+}
+
 impl Places {
     pub fn exists(&self, path: &str) -> bool {
         self.working_directory.join(path).exists()
+    }
+
+    /// Where a configuration that the file names may be: next to the file, or in the working directory.
+    pub fn candidates(&self, path: &str) -> Vec<PathBuf> {
+        let mut places = vec![self.file_folder.join(path)];
+        let here = self.working_directory.join(path);
+        if !places.contains(&here) {
+            places.push(here);
+        }
+        places
     }
 
     /// The working directory relative to the recipe, which paths in the file are relative to.
@@ -184,7 +224,7 @@ mod tests {
     #[test]
     fn paths_are_relative_to_the_recipe() {
         let seen = |folder: &str, path: &str| {
-            let places = Places { working_directory: "/w".into(), recipe_folder: folder.into() };
+            let places = Places { working_directory: "/w".into(), file_folder: "/w".into(), recipe_folder: folder.into() };
             let mut draft = Draft::new(places);
             draft.put_override(&format!("data.train={path}")).unwrap();
             draft.line("data.train").unwrap().toml.clone()

@@ -68,6 +68,11 @@ impl<'a> Fields<'a> {
         self.take_any(names).filter(|found| found.boolean() == Some(true))
     }
 
+    /// Whether the file has one of these keys, even without a value.
+    pub fn has_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.has(name))
+    }
+
     /// A setting together with its text.
     pub fn take_text(&self, name: &str) -> Option<(String, Found<'a>)> {
         let found = self.take(name)?;
@@ -88,7 +93,7 @@ impl<'a> Fields<'a> {
 
     fn found(&self, entry: &'a Entry) -> Found<'a> {
         Found {
-            key: format!("{}{}", self.prefix, entry.name),
+            key: format!("{}{}", self.prefix, entry.shown()),
             line: entry.line,
             content: &entry.value.content,
             mistakes: self.mistakes,

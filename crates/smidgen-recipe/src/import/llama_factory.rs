@@ -9,7 +9,7 @@ use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_files, put_loss_on, put_model, put_number, put_quantization, put_template, word,
+    Quantization, put_files, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template, word,
 };
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};
@@ -32,6 +32,12 @@ pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
     put_weights_and_adapter(fields, draft);
     put_data(fields, draft, stage.as_ref().filter(|_| stage_word.as_deref() == Some("pt")));
     read_training_arguments(fields, draft, &TrainerDefaults { tool: TOOL, lr: 5e-5 });
+    // Continued pre-training packs by default.
+    let packing = match (fields.take("packing"), fields.take_on("neat_packing")) {
+        (Some(found), neat) => Some(found).filter(|found| found.boolean() == Some(true)).or(neat),
+        (None, neat) => neat.or(stage.filter(|_| stage_word.as_deref() == Some("pt"))),
+    };
+    put_packed(draft, packing);
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {

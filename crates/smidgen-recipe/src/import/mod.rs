@@ -10,19 +10,23 @@ mod adapter_config;
 mod adapters;
 mod axolotl;
 mod deepspeed;
+mod dictionaries;
 pub mod document;
 pub mod draft;
 mod fields;
 mod llama_factory;
 mod mistakes;
+mod mlx_lm;
 pub mod origin;
-mod reasons;
 pub mod render;
+mod torchtune;
 mod trainer;
+mod unsloth;
 mod vocabulary;
 
 use crate::RecipeErrors;
 use crate::keys::KEYS;
+use dictionaries::{flattened, note_contradictions};
 use draft::{Draft, Places};
 use fields::Fields;
 use mistakes::{ImportMistake, Mistakes};
@@ -65,12 +69,20 @@ pub fn import(
     places: Places,
 ) -> Result<Imported, ImportError> {
     let entries = document::read_document(text)?;
-    let mistakes = Mistakes::default();
-    let fields = Fields::of(&entries, &mistakes);
+    let flat = flattened(&entries);
     let origin = match tool {
         Some(tool) => Origin { tool, because: "given by `--from`".to_owned() },
-        None => recognize(&entries)?,
+        None => recognize(&entries, &flat)?,
     };
+    let mistakes = Mistakes::default();
+    let entries = match origin.tool {
+        Tool::Trl | Tool::Unsloth => {
+            note_contradictions(&flat, &mistakes);
+            flat
+        }
+        _ => entries,
+    };
+    let fields = Fields::of(&entries, &mistakes);
     let mut draft = Draft::new(places);
     match origin.tool {
         Tool::DeepSpeed => deepspeed::read_deepspeed(&fields, &mut draft),
@@ -79,6 +91,9 @@ pub fn import(
         Tool::Axolotl => axolotl::read_axolotl(&fields, &mut draft),
         Tool::LlamaFactory => llama_factory::read_llama_factory(&fields, &mut draft),
         Tool::Peft => adapter_config::read_adapter_config(&fields, &mut draft),
+        Tool::Torchtune => torchtune::read_torchtune(&fields, &mut draft),
+        Tool::Unsloth => unsloth::read_unsloth(&fields, &mut draft),
+        Tool::MlxLm => mlx_lm::read_mlx_lm(&fields, &mut draft),
     }
     draft.leave_rest(&fields);
     let mistakes = mistakes.sorted();

@@ -4,7 +4,10 @@
 //! Left out: the name and folder of the file, which say little.
 
 use super::document::Entry;
-use super::trainer::TRL_KEYS;
+use super::mlx_lm::MLX_KEYS;
+use super::torchtune::components;
+use super::trainer::{TRAINING_KEYS, TRL_KEYS};
+use super::unsloth::UNSLOTH_KEYS;
 
 /// Tools whose files can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,12 @@ pub enum Tool {
     LlamaFactory,
     /// PEFT's adapter_config.json
     Peft,
+    /// torchtune
+    Torchtune,
+    /// Arguments of Unsloth
+    Unsloth,
+    /// LoRA configurations of mlx-lm
+    MlxLm,
 }
 
 /// The tool, and how it was detected.
@@ -50,8 +59,17 @@ pub enum Unrecognized {
 }
 
 impl Tool {
-    pub const ALL: [Tool; 6] =
-        [Tool::DeepSpeed, Tool::Accelerate, Tool::Trl, Tool::Axolotl, Tool::LlamaFactory, Tool::Peft];
+    pub const ALL: [Tool; 9] = [
+        Tool::DeepSpeed,
+        Tool::Accelerate,
+        Tool::Trl,
+        Tool::Axolotl,
+        Tool::LlamaFactory,
+        Tool::Peft,
+        Tool::Torchtune,
+        Tool::Unsloth,
+        Tool::MlxLm,
+    ];
 
     /// The word for `--from`.
     pub fn word(self) -> &'static str {
@@ -62,6 +80,9 @@ impl Tool {
             Tool::Axolotl => "axolotl",
             Tool::LlamaFactory => "llama-factory",
             Tool::Peft => "peft",
+            Tool::Torchtune => "torchtune",
+            Tool::Unsloth => "unsloth",
+            Tool::MlxLm => "mlx-lm",
         }
     }
 
@@ -74,6 +95,9 @@ impl Tool {
             Tool::Axolotl => "an Axolotl configuration",
             Tool::LlamaFactory => "a LLaMA-Factory configuration",
             Tool::Peft => "PEFT's adapter_config.json",
+            Tool::Torchtune => "a torchtune configuration",
+            Tool::Unsloth => "arguments of Unsloth",
+            Tool::MlxLm => "a LoRA configuration of mlx-lm",
         }
     }
 
@@ -85,12 +109,15 @@ impl Tool {
             Tool::Axolotl => "Axolotl",
             Tool::LlamaFactory => "LLaMA-Factory",
             Tool::Peft => "PEFT",
+            Tool::Torchtune => "torchtune",
+            Tool::Unsloth => "Unsloth",
+            Tool::MlxLm => "mlx-lm",
         }
     }
 }
 
 /// Keys that only one tool has.
-const OWN_KEYS: [(Tool, &[&str]); 5] = [
+const OWN_KEYS: [(Tool, &[&str]); 7] = [
     (Tool::Peft, &["peft_type"]),
     (
         Tool::DeepSpeed,
@@ -108,28 +135,38 @@ const OWN_KEYS: [(Tool, &[&str]); 5] = [
             "sample_packing",
         ],
     ),
+    (Tool::Unsloth, UNSLOTH_KEYS),
+    (Tool::MlxLm, MLX_KEYS),
     (
         Tool::LlamaFactory,
         &["finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "dataset_dir", "template"],
     ),
 ];
 
-/// Keys of Hugging Face's Trainer, which other tools have too.
-const TRAINER_KEYS: [&str; 8] = [
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "num_train_epochs",
-    "max_steps",
-    "model_name_or_path",
-    "lr_scheduler_type",
-    "output_dir",
+/// Keys of bitsandbytes and PEFT, of which one shows what the file is.
+const ARGUMENT_KEYS: [&str; 7] = [
+    "load_in_4bit",
+    "load_in_8bit",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_use_double_quant",
+    "lora_alpha",
+    "target_modules",
 ];
 
-/// Detects the tool from the keys.
-pub fn recognize(entries: &[Entry]) -> Result<Origin, Unrecognized> {
+/// Detects the tool from the keys: those at the top, and `flat`, with known groups lifted to the top.
+pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecognized> {
+    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
+    if has("hidden_size") && has("model_type") {
+        return Err(Unrecognized::Unknown("this is a model's config.json; set `model.path` to its folder"));
+    }
+    let components = components(entries);
+    if !components.is_empty() {
+        let because = format!("{} with `_component_`", it_has(&components));
+        return Ok(Origin { tool: Tool::Torchtune, because });
+    }
     let found = |names: &[&str]| -> Vec<&Entry> {
-        names.iter().filter_map(|name| entries.iter().find(|entry| entry.name == *name)).collect()
+        names.iter().filter_map(|name| flat.iter().find(|entry| entry.name == *name)).collect()
     };
     let own: Vec<(Tool, Vec<&Entry>)> = OWN_KEYS
         .iter()
@@ -149,15 +186,14 @@ pub fn recognize(entries: &[Entry]) -> Result<Origin, Unrecognized> {
     if let Some((tool, keys)) = own.first() {
         return Ok(Origin { tool: *tool, because: it_has(keys) });
     }
-    let trainer: Vec<&Entry> = found(&TRAINER_KEYS).into_iter().chain(found(&TRL_KEYS)).collect();
-    // A single one of these keys may occur in any file.
-    if trainer.len() >= 2 {
+    let arguments = found(&ARGUMENT_KEYS);
+    let trainer = found(&TRAINING_KEYS).into_iter().chain(found(&TRL_KEYS)).chain(arguments.iter().copied());
+    let trainer: Vec<&Entry> = trainer.collect();
+    // A single one of the trainer's keys may occur in any file.
+    if trainer.len() >= 2 || !arguments.is_empty() {
         return Ok(Origin { tool: Tool::Trl, because: it_has(&trainer) });
     }
-    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
-    Err(Unrecognized::Unknown(if has("hidden_size") && has("model_type") {
-        "this is a model's config.json; set `model.path` to its folder"
-    } else if has("train_batch_size") || (has("fp16") && has("optimizer")) {
+    Err(Unrecognized::Unknown(if has("train_batch_size") || (has("fp16") && has("optimizer")) {
         "this may be a DeepSpeed configuration, but no key in it is specific to DeepSpeed"
     } else {
         "no key shows which tool this file belongs to"
@@ -172,10 +208,12 @@ fn it_has(entries: &[&Entry]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::import::dictionaries::flattened;
     use crate::import::document::read_document;
 
     fn of(text: &str) -> Result<Origin, Unrecognized> {
-        recognize(&read_document(text).unwrap())
+        let entries = read_document(text).unwrap();
+        recognize(&entries, &flattened(&entries))
     }
 
     #[test]
@@ -188,6 +226,11 @@ mod tests {
             ("model_name_or_path: a/b\nlearning_rate: 1", Tool::Trl),
             ("dataset_name: x\nuse_peft: true", Tool::Trl),
             ("peft_type: LORA\nr: 8", Tool::Peft),
+            ("model:\n  _component_: torchtune.models.qwen2.lora_qwen2_7b\nbatch_size: 2", Tool::Torchtune),
+            ("use_gradient_checkpointing: unsloth\nmax_seq_length: 2048\nr: 16", Tool::Unsloth),
+            ("lora_parameters: {rank: 8}\nmodel: a/b\nlearning_rate: 1e-5", Tool::MlxLm),
+            ("load_in_4bit: true", Tool::Trl),
+            ("quantization_config: {load_in_4bit: true}\npeft_config: {r: 8}", Tool::Trl),
         ] {
             assert_eq!(of(text).unwrap().tool, tool, "{text}");
         }

@@ -5,14 +5,15 @@
 //! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
 
 use super::adapters::{AdapterWords, put_adapter};
-use super::deepspeed::{LORA_ASSUMED, PINNED};
+use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::reasons::{Reason, reason_for};
+use crate::reasons::{Reason, reason_for};
 use super::vocabulary::{
-    Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_files, put_length, put_loss_on,
-    put_model, put_number, put_optimizer, put_quantization, put_schedule, put_warmup, put_whole, word,
+    Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_files,
+    put_length, put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule,
+    put_warmup, put_whole, word,
 };
 use crate::value::Value;
 use crate::{LossOn, Schedule};
@@ -33,12 +34,13 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
         true => TrainerDefaults { tool: TRL, lr: 2e-5 },
         false => TrainerDefaults { tool: HUGGING_FACE, lr: 5e-5 },
     };
-    let model = fields.take_any(&["model_name_or_path", "model_name", "model"]);
+    let model = fields.take_any(&["model_name_or_path", "pretrained_model_name_or_path", "model_name", "model"]);
     put_model(draft, model, fields.take_any(&["model_revision", "revision"]));
-    if fields.has("model_name_or_path") || fields.has("use_peft") {
-        put_model_config(fields, draft);
-    } else {
-        draft.assume(LORA_ASSUMED);
+    put_model_config(fields, draft);
+    if !is_trl && !fields.has_any(&TRAINING_KEYS) {
+        put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
+        draft.assume(NO_TRAINING);
+        return;
     }
     put_dataset(fields, draft);
     match fields.take_any(&["max_length", "max_seq_length"]) {
@@ -52,6 +54,8 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
         draft.leave_out(&found, "long samples lose their end, never their beginning");
     }
     read_training_arguments(fields, draft, &defaults);
+    put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
+    put_packed(draft, fields.take_on("packing"));
     if is_trl && !draft.has("model.compute") {
         draft.put_default("model.compute", word("bf16"), TRL);
     }
@@ -68,6 +72,22 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
 }
+
+/// TrainingArguments that files set.
+pub const TRAINING_KEYS: [&str; 9] = [
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "lr_scheduler_type",
+    "optim",
+    "output_dir",
+    "model_name_or_path",
+];
+
+/// For files about weights or adapters.
+pub const NO_TRAINING: &str = "the file says nothing about training; batch, learning rate and length have the recipe's defaults";
 
 /// Settings that only TRL has.
 pub const TRL_KEYS: [&str; 14] = [
@@ -87,49 +107,79 @@ pub const TRL_KEYS: [&str; 14] = [
     "lora_target_modules",
 ];
 
-/// ModelConfig: the weights and the adapter.
+/// ModelConfig, LoraConfig and BitsAndBytesConfig: the weights and the adapter.
 fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
+    // TRL's arguments and PEFT's have other names for a rank, and other defaults.
+    let is_peft = fields.has_any(&["r", "target_modules"]);
+    let is_model_config = fields.has_any(&["use_peft", "lora_r", "model_name_or_path"]);
     put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
     let (four, eight) = (fields.take_on("load_in_4bit"), fields.take_on("load_in_8bit"));
     let double = fields.take_any_on(&["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]).is_some();
     let code = fields.take("bnb_4bit_quant_type");
+    if let Some(four) = four.as_ref().filter(|_| code.is_none() && !is_model_config) {
+        draft.assume(format!(
+            "`{}` is set without `bnb_4bit_quant_type`, whose default is `fp4`; NF4 is used, so results will differ",
+            four.key
+        ));
+    }
     put_quantization(
         draft,
         Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double },
     );
+    if let Some(found) = fields.take("quant_method")
+        && found.text().is_some_and(|method| method != "bitsandbytes")
+    {
+        found.mistake(format!(
+            "`{}` is {}; only bitsandbytes is supported (`model.base` quantizes plain weights while they load)",
+            found.key,
+            found.content.describe()
+        ));
+    }
     let peft = fields.take("use_peft");
     let words = AdapterWords {
-        rank: fields.take_any(&["lora_r", "lora_rank"]),
-        default_rank: 16,
+        rank: fields.take_any(&["lora_r", "lora_rank", "r"]),
+        default_rank: if is_peft { 8 } else { 16 },
         alpha: fields.take("lora_alpha"),
-        default_alpha: Some(32.0),
+        default_alpha: Some(if is_peft { 8.0 } else { 32.0 }),
         dropout: fields.take("lora_dropout"),
-        default_dropout: 0.05,
-        targets: fields.take("lora_target_modules"),
+        default_dropout: if is_peft { 0.0 } else { 0.05 },
+        targets: fields.take_any(&["lora_target_modules", "target_modules"]),
         all_linear: &["all-linear", "all_linear"],
         all_by_default: false,
+        layers: fields.take("layers_to_transform"),
         dora: fields.take("use_dora"),
         rslora: fields.take("use_rslora"),
-        tool: TRL,
+        bias: fields.take("bias"),
+        init: fields.take("init_lora_weights"),
+        tool: if is_peft { "PEFT" } else { TRL },
         ..AdapterWords::default()
     };
     let on = peft.as_ref().and_then(|found| found.boolean());
+    let words_of_adapter = [&words.rank, &words.alpha, &words.targets];
+    let given = words_of_adapter.into_iter().flatten().next().cloned();
+    let quantized = four.or(eight);
     match (peft, on) {
         (Some(found), Some(true)) => put_adapter(draft, words, &[&found]),
         (Some(found), _) => {
-            put_full(draft, &[&found], four.or(eight).as_ref());
+            put_full(draft, &[&found], quantized.as_ref());
             leave_adapter_words(draft, &words, &found);
         }
-        // Without `use_peft`, TRL trains the weights even if a rank is set.
-        (None, _) => match words.rank.clone() {
-            Some(rank) => {
-                put_adapter(draft, words, &[&rank]);
-                draft.assume("a rank is set without `use_peft`; assuming an adapter");
+        (None, _) => match given {
+            Some(given) => {
+                put_adapter(draft, words, &[&given]);
+                // Without `use_peft`, TRL trains the weights even if a rank is set.
+                if !is_peft {
+                    draft.assume("a rank is set without `use_peft`; assuming an adapter");
+                }
             }
-            None => {
+            None if quantized.is_none() && fields.has("model_name_or_path") => {
                 draft.put_default("adapter.kind", word("full"), TRL);
                 draft.assume("`use_peft` is not set, so TRL trains every weight, and so does the recipe");
             }
+            None if quantized.is_some() => draft.assume(
+                "quantized weights are frozen; assuming a LoRA adapter of rank 16 on all linear layers",
+            ),
+            None => draft.assume(LORA_ASSUMED),
         },
     }
 }
@@ -156,26 +206,20 @@ fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Fou
 }
 
 /// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
-fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
-    if let Some(found) = fields.take_any(&["dataset_name", "train_file", "dataset_path"])
+pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
+    if let Some(found) = fields.take_any(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
         && let Some(names) = found.words()
     {
         put_files(draft, "data.train", &names, &found);
     }
-    if let Some(found) = fields.take("datasets")
-        && let Some(items) = found.items()
-    {
-        let path = |content: &Content| match content {
-            Content::Map(entries) => entries.iter().find_map(|entry| match &entry.value.content {
-                Content::Text(text) if ["path", "name"].contains(&entry.name.as_str()) => Some(text.clone()),
-                _ => None,
-            }),
-            Content::Text(text) => Some(text.clone()),
-            _ => None,
-        };
-        let names: Vec<String> = items.iter().filter_map(|item| path(&item.content)).collect();
-        put_files(draft, "data.train", &names, &found);
+    if let Some(mixture) = fields.take_group("dataset_mixture") {
+        put_mixture(&mixture, draft);
+        if let Some(found) = mixture.take("seed") {
+            draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
+        }
+        draft.leave_rest(&mixture);
     }
+    put_mixture(fields, draft);
     if let Some(found) = fields.take_any(&["eval_dataset_name", "validation_file", "test_file"])
         && let Some(names) = found.words()
     {
@@ -212,6 +256,23 @@ fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
              uses every token (`data.loss_on=all`)",
         ),
     }
+}
+
+/// A list of datasets, each with a name or a path.
+fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
+    let Some(found) = fields.take("datasets") else { return };
+    let Some(items) = found.items() else { return };
+    let path = |content: &Content| match content {
+        Content::Map(entries) => entries.iter().find_map(|entry| match &entry.value.content {
+            Content::Text(text) if ["path", "name", "id"].contains(&entry.name.as_str()) => Some(text.clone()),
+            _ => None,
+        }),
+        Content::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    let mut names: Vec<String> = items.iter().filter_map(|item| path(&item.content)).collect();
+    names.dedup();
+    put_files(draft, "data.train", &names, &found);
 }
 
 /// TrainingArguments: batch, length, optimizer, saving, seeds.
@@ -261,23 +322,12 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     {
         draft.put("output.dir", Value::Text(folder), &[&found]);
     }
-    if let Some(found) = fields.take("deepspeed") {
-        leave_deepspeed(draft, &found);
+    if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
+        follow_deepspeed(draft, &found);
     }
     if let Some(found) = fields.take_any_on(&["use_cpu", "no_cuda"]) {
         draft.put("memory.device", word("cpu"), &[&found]);
     }
-}
-
-/// A separate file that says where memory is placed.
-pub fn leave_deepspeed(draft: &mut Draft, found: &Found<'_>) {
-    let file = match found.content {
-        Content::Text(text) => text.clone(),
-        _ => "FILE".to_owned(),
-    };
-    let why =
-        format!("memory placement follows from `memory.budget`; `smidgen import {file}` reads that file");
-    draft.leave_out(found, why);
 }
 
 fn is_whole(found: &Found<'_>) -> bool {

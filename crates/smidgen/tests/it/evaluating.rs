@@ -95,7 +95,7 @@ fn a_run_is_scored_beside_its_base() {
     let difference = found["adapter"]["loss"].as_f64().unwrap() - evaluated[1]["eval_loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-5, "{difference}");
     assert!(found["adapter"]["loss"].as_f64().unwrap() < found["base"]["loss"].as_f64().unwrap() - 0.5);
-    assert_eq!(scratch.json("run/eval.json"), found);
+    assert_eq!(scratch.json("run/eval.json"), json!({ "choice": found }));
     let [planned, measured] = ["planned_bytes", "measured_bytes"].map(|name| found[name].as_u64());
     assert!(planned > Some(10 << 20) && planned <= Some(64 << 20), "{planned:?}");
     assert_eq!(measured.is_some(), cfg!(target_os = "linux"));
@@ -115,18 +115,20 @@ fn a_run_is_scored_beside_its_base() {
     for words in ["base", "adapter", "difference", "perplexity", "acc norm", "12 rows: the adapter turns"] {
         assert!(table.stdout.contains(words), "{}", table.stdout);
     }
-    for words in [
-        "evaluation · budget 64.00 MiB",
-        "base weights",
-        "context",
-        "fits, ",
-        "results of each row are in `here.json`",
-    ] {
-        assert!(table.stderr.contains(words), "{}", table.stderr);
+    assert!(table.stderr.contains("results of each row are in `here.json`"), "{}", table.stderr);
+    assert!(!table.stderr.contains("base weights"), "{}", table.stderr);
+    let planned = scratch.run(&["eval", "recipe.toml", "eval.task=choice", "--plan", "--limit", "2"]);
+    for words in ["evaluation · budget 64.00 MiB", "base weights", "context", "fits, "] {
+        assert!(planned.stderr.contains(words), "{}", planned.stderr);
     }
     assert_eq!(scratch.json("here.json")["adapter"], found["adapter"]);
     // The loss alone is that of the run too.
     let loss = eval(&scratch, &["run", "--task", "loss"]);
+    assert_eq!(scratch.json("run/eval.json"), json!({ "choice": found, "loss": loss }));
+    // A file from before 0.11 holds one result, which says its task.
+    scratch.write("run/eval.json", found.to_string());
+    let loss = eval(&scratch, &["run", "--task", "loss"]);
+    assert_eq!(scratch.json("run/eval.json"), json!({ "choice": found, "loss": loss }));
     let difference = loss["adapter"]["loss"].as_f64().unwrap() - found["adapter"]["loss"].as_f64().unwrap();
     assert!(difference.abs() < 1e-6, "{difference}");
     assert_eq!(loss["samples"].as_array().unwrap().len(), 12);

@@ -41,15 +41,17 @@ fn what_cannot_be_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn a_text_goes_to_stdout_and_the_table_to_stderr() {
+fn a_text_goes_to_stdout_and_the_table_to_stderr_if_it_is_asked_for() {
     let model = model();
     let arguments = [&model, "--prompt", "a", "--raw", "--max-new", "5"];
     let output = generate(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let table = text(&output.stderr);
-    for row in
-        ["base weights", "keys and values", "context", "peak", "fits", "5 tokens, stopped at `--max-new`"]
-    {
+    let said = text(&output.stderr);
+    assert!(said.contains("5 tokens, stopped at `--max-new`") && said.lines().count() == 1, "{said}");
+    let table = generate(&[&arguments[..], &["--plan"]].concat());
+    assert_eq!(table.stdout, output.stdout);
+    let table = text(&table.stderr);
+    for row in ["base weights", "keys and values", "context", "peak", "fits"] {
         assert!(table.contains(row), "{table}");
     }
     let json = generate(&[&arguments[..], &["--json", "--quiet"]].concat());

@@ -4,6 +4,7 @@
 
 use expect_test::expect_file;
 use smidgen::internal::{Job, Purpose, fold, plan_job};
+use smidgen_formats::peft::{AdapterConfig, FourierConfig};
 use smidgen_ir::{LeafKind, Space};
 use smidgen_recipe::import::draft::Places;
 use smidgen_recipe::import::render::{render_notes, render_recipe};
@@ -26,11 +27,30 @@ fn configurations() -> Vec<(String, String)> {
     files.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// No other file is found from there.
+/// Only the files of `fixtures/import` are found from there.
 fn imported(text: &str, overrides: &[&str]) -> Imported {
-    let places = Places { working_directory: "/nowhere".into(), recipe_folder: "/nowhere".into() };
+    let places = Places {
+        working_directory: "/nowhere".into(),
+        file_folder: root().join("fixtures/import"),
+        recipe_folder: "/nowhere".into(),
+    };
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     import(text, None, &overrides, places).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What `train` writes next to an adapter's tensors.
+#[test]
+fn an_adapter_config_of_ours_is_read_back() {
+    let targets = ["q_proj".to_owned(), "v_proj".to_owned()];
+    let fourier = Some(FourierConfig { reg_weight: 0.25, init_sigma: 3.0 });
+    let config = AdapterConfig { fourier, ..AdapterConfig::new(4, 12.0, &targets) };
+    let recipe = render_recipe(&imported(&config.to_json(), &[]), "adapter_config.json");
+    for line in ["kind = \"ls-lora\"", "rank = 4 ", "alpha = 12 ", "reg = 0.25", "sigma = 3 "] {
+        assert!(recipe.contains(line), "{line}: {recipe}");
+    }
+    let plain = AdapterConfig { use_dora: true, ..AdapterConfig::new(4, 12.0, &targets) };
+    let recipe = render_recipe(&imported(&plain.to_json(), &[]), "adapter_config.json");
+    assert!(recipe.contains("kind = \"dora\"") && !recipe.contains("sigma"), "{recipe}");
 }
 
 #[test]
@@ -50,16 +70,18 @@ fn every_recipe_plans() {
     let (mut full, mut offloaded) = (0, 0);
     for (name, text) in &configurations() {
         let named = imported(text, &[]);
-        let model = named.draft.line("model.path").map_or("smollm2-135m".to_owned(), |line| {
-            line.toml.trim_matches('"').rsplit('/').next().unwrap().to_lowercase()
+        let shape = |name: &str| root().join("recipes/shapes").join(name);
+        let model = named.draft.line("model.path").map_or_else(String::new, |line| {
+            line.toml.trim_matches('"').trim_end_matches('/').rsplit('/').next().unwrap().to_lowercase()
         });
-        let model = format!("model.path={}", root().join("recipes/shapes").join(model).display());
+        let model = if model.is_empty() || !shape(&model).exists() { "qwen2.5-0.5b-instruct".to_owned() } else { model };
+        let model = format!("model.path={}", shape(&model).display());
         // A GPU of this size, as these files expect; the machine of the test has none.
         let given = [
             &model,
             "data.train=rows.jsonl",
             "output.dir=runs/x",
-            "memory.budget=64GiB",
+            "memory.budget=128GiB",
             "memory.profile=h200",
             "memory.threads=2",
         ];

@@ -1,0 +1,107 @@
+//! Nested dictionaries of arguments: groups whose settings mean the same without the group.
+//!
+//! Scripts keep the arguments of `TrainingArguments`, `LoraConfig` and `BitsAndBytesConfig` in one file, each in a group
+//! of its own or all in one. The groups below are lifted to the top, and messages still name them.
+//! Left out: groups inside a setting of the same tool, such as `deepspeed`, which have a meaning of their own.
+
+use super::document::{Content, Entry};
+use super::mistakes::Mistakes;
+
+/// Names of such groups, in lower case without `_`.
+const GROUPS: &[&str] = &[
+    "args",
+    "bitsandbytes",
+    "bitsandbytesconfig",
+    "bnb",
+    "bnbconfig",
+    "data",
+    "dataarguments",
+    "dataargs",
+    "fastlanguagemodel",
+    "frompretrained",
+    "getpeftmodel",
+    "lora",
+    "loraargs",
+    "loraconfig",
+    "model",
+    "modelargs",
+    "modelarguments",
+    "modelconfig",
+    "modelinitkwargs",
+    "modelkwargs",
+    "output",
+    "peft",
+    "peftconfig",
+    "quantization",
+    "quantizationconfig",
+    "scriptargs",
+    "scriptarguments",
+    "sft",
+    "sftconfig",
+    "trainer",
+    "trainerargs",
+    "training",
+    "trainingargs",
+    "trainingarguments",
+];
+
+/// Short names inside a group, and what they mean at the top.
+const RENAMED: &[(&str, &str, &str)] = &[
+    ("model", "name", "model_name"),
+    ("model", "id", "model_name"),
+    ("model", "path", "model_name"),
+    ("model", "name_or_path", "model_name"),
+    ("data", "path", "train_file"),
+    ("data", "train", "train_file"),
+    ("data", "val_file", "validation_file"),
+    ("data", "eval_file", "validation_file"),
+    ("output", "dir", "output_dir"),
+];
+
+/// The settings with those of known groups lifted to the top.
+pub fn flattened(entries: &[Entry]) -> Vec<Entry> {
+    let mut flat = Vec::new();
+    lift(entries, "", "", &mut flat);
+    flat
+}
+
+/// `group` is the plain name of the group around the entries, `before` what messages put before their names.
+fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
+    for entry in entries {
+        let plain = entry.name.to_lowercase().replace(['_', '-'], "");
+        match &entry.value.content {
+            Content::Map(inside) if GROUPS.contains(&plain.as_str()) => {
+                lift(inside, &plain, &format!("{before}{}.", entry.name), flat);
+            }
+            _ => {
+                let renamed = RENAMED.iter().find(|(of, short, _)| *of == group && *short == entry.name);
+                let name = renamed.map_or_else(|| entry.name.clone(), |(_, _, name)| (*name).to_owned());
+                flat.push(Entry { name, shown: format!("{before}{}", entry.name), ..entry.clone() });
+            }
+        }
+    }
+}
+
+/// Notes settings that two groups give different values.
+pub fn note_contradictions(flat: &[Entry], mistakes: &Mistakes) {
+    for (index, entry) in flat.iter().enumerate() {
+        let first = flat[..index].iter().find(|first| first.name == entry.name);
+        if let Some(first) = first.filter(|first| !says_the_same(&first.value.content, &entry.value.content)) {
+            let message =
+                format!("`{}` and `{}` (line {}) differ", entry.shown(), first.shown(), first.line);
+            mistakes.note(entry.line, message);
+        }
+    }
+}
+
+/// Compares values without their lines.
+fn says_the_same(one: &Content, other: &Content) -> bool {
+    match (one, other) {
+        (Content::List(one), Content::List(other)) => {
+            one.len() == other.len()
+                && one.iter().zip(other).all(|(one, other)| says_the_same(&one.content, &other.content))
+        }
+        (Content::Number(one), Content::Number(other)) => one.parse::<f64>() == other.parse::<f64>(),
+        _ => one == other,
+    }
+}
