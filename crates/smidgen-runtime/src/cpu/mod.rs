@@ -5,8 +5,8 @@
 //! reserved: from then on the system cannot run out of a page that the plan counted on.
 //! `run.rs` maps operations to the kernels in the files named after them.
 
-pub mod act;
-pub mod arena;
+mod act;
+mod arena;
 pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
@@ -17,17 +17,17 @@ pub mod bf16_matmul;
 #[cfg(target_arch = "x86_64")]
 mod bf16_packing;
 pub mod bf16_unit;
-pub mod cached_attention;
-pub mod chunk;
-pub mod columns;
+mod cached_attention;
+mod chunk;
+mod columns;
 pub mod convert;
-pub mod counter;
+mod counter;
 mod decode_rows;
 mod decode_span;
-pub mod elementwise;
-pub mod embed;
-pub mod footprint;
-pub mod fourier;
+mod elementwise;
+mod embed;
+mod footprint;
+mod fourier;
 mod head_pieces;
 pub mod heap;
 pub mod isa;
@@ -38,24 +38,24 @@ mod isa_portable;
 #[cfg(target_arch = "x86_64")]
 mod isa_x86;
 pub mod kernel;
-pub mod loss;
+mod loss;
 pub mod matmul;
 pub mod matmul_terms;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod matmul_testing;
-pub mod norm;
-pub mod optimizer;
-pub mod optimizer8;
+mod norm;
+mod optimizer;
+mod optimizer8;
 pub mod packing;
 pub mod pool;
-pub mod rope;
+mod rope;
 pub mod row_matmul;
 mod run;
 mod run_adapter;
 mod run_attention;
 mod run_loss;
 mod run_update;
-pub mod simd;
+mod simd;
 pub mod spill;
 #[cfg(target_arch = "x86_64")]
 pub mod split_matmul;
@@ -66,7 +66,7 @@ mod stored_gguf;
 mod stored_tests;
 #[cfg(test)]
 mod testing;
-pub mod view;
+mod view;
 
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,

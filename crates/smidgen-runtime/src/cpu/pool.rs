@@ -43,7 +43,8 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs `work` on this thread, with its [`run_tasks`] spread over the pool.
+    /// Runs `work` on this thread, with its [`run_tasks`] spread over the pool. The helpers serve one section at a time:
+    /// a section that another thread or a task of this pool starts meanwhile runs on its own thread alone.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = CURRENT.replace(Current { shared: Arc::as_ptr(&self.shared), threads: self.threads() });
         let _restore = Restore(before);
@@ -121,6 +122,17 @@ struct Shared {
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake_up: Condvar,
+    /// Whether a section is being run.
+    busy: AtomicBool,
+}
+
+/// Ends a section, also when a task panics.
+struct Busy<'a>(&'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +147,10 @@ const SECTION: u64 = 1 << 32;
 
 impl Shared {
     fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        if self.busy.swap(true, Ordering::Acquire) {
+            return (0..count).for_each(task);
+        }
+        let _busy = Busy(&self.busy);
         // SAFETY: only the lifetime is erased; the section is closed and empty before this returns.
         let erased: Task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Task>(task) };
         *self.task.lock().expect("nothing panics while it is held") = Some(SendTask(erased));
@@ -251,6 +267,20 @@ mod tests {
 
     fn add(total: &AtomicUsize, amount: usize) {
         total.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The helpers hold one task at a time: a second section must not replace the first one's.
+    #[test]
+    fn a_pool_may_be_entered_again_by_its_tasks_and_by_other_threads() {
+        let pool = Pool::new(3).unwrap();
+        let total = AtomicUsize::new(0);
+        let nested = || pool.enter(|| run_tasks(20, |_| pool.enter(|| run_tasks(50, |_| add(&total, 1)))));
+        std::thread::scope(|scope| {
+            scope.spawn(nested);
+            scope.spawn(nested);
+            nested();
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 3 * 20 * 50);
     }
 
     #[test]

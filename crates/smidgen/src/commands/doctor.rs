@@ -9,15 +9,16 @@ use crate::console::stdout::{print, print_text};
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
-use crate::doctor::{self, Check, run};
+use crate::doctor::{self, Check, environment, run};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::devices::Place;
 use crate::plan::host;
-use crate::plan::profiles::saved;
+use crate::plan::profiles::{self, saved};
 use crate::report::doctor_table::render_table;
 use serde_json::{Value, json};
-use smidgen_recipe::{DeviceChoice, ProfileChoice, Recipe, parse_recipe, read_recipe_source};
+use smidgen_ir::DeviceKind;
+use smidgen_recipe::{DeviceChoice, Recipe, parse_recipe, read_recipe_source};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 
     let mut checks = vec![machine::program(), machine::processor(threads), machine::memory()];
     checks.push(machine::container());
+    checks.push(environment::check(matches!(device, DeviceChoice::Cuda(_))));
     checks.extend(machine::gpu(device));
     checks.extend([machine::disk_room(&folder), machine::cache()]);
     let measuring = match (args.no_measure, args.brief) {
@@ -94,7 +96,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     ending
 }
 
-/// The device to check: the one asked for, or the recipe's unless that names the profile of another machine.
+/// The device to check: the one asked for, or the recipe's. A profile of a GPU asks for one too.
 fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure> {
     if let Some(text) = &args.device {
         return DeviceChoice::parse(text).ok_or_else(|| {
@@ -103,9 +105,13 @@ fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure>
             ))
         });
     }
-    Ok(match recipe {
-        Some(recipe) if recipe.memory.profile == ProfileChoice::Auto => recipe.memory.device,
-        _ => DeviceChoice::Auto,
+    let Some(recipe) = recipe else { return Ok(DeviceChoice::Auto) };
+    // A profile that cannot be read is reported by the checks of the recipe.
+    let profile = profiles::named(&recipe.memory).ok().flatten();
+    let is_of_gpu = profile.is_some_and(|profile| profile.device.device == DeviceKind::Cuda);
+    Ok(match recipe.memory.device {
+        DeviceChoice::Auto if is_of_gpu => DeviceChoice::Cuda(0),
+        device => device,
     })
 }
 

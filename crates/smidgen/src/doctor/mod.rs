@@ -4,6 +4,7 @@
 //! this recipe, or any run on the device. The checks change nothing.
 
 pub mod disk_rates;
+pub mod environment;
 pub mod load;
 pub mod machine;
 pub mod measure;

@@ -234,3 +234,32 @@ fn adapters_to_start_from_that_do_not_fit() {
     scratch.write("adapter/adapter_model.safetensors", cut);
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6"], &["the file is truncated"]);
 }
+
+/// Kinds of checkpoints that people try: what to use instead.
+#[test]
+fn checkpoints_of_other_kinds_get_a_hint() {
+    let scratch = Scratch::new();
+    let said = |arguments: &[&str]| {
+        let ended = scratch.run(&[&["plan", "recipe.toml"], arguments].concat());
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        ended.stderr.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let named = said(&["model.path=Qwen/Qwen2.5-7B-Instruct"]);
+    assert!(named.contains("hint: for the model of Hugging Face write `hf:Qwen/Qwen2.5-7B-Instruct`"), "{named}");
+    assert!(!said(&["model.path=./Qwen/Qwen2.5-7B-Instruct"]).contains("hf:Qwen"));
+    let config = scratch.json("model/config.json");
+    for method in ["awq", "gptq"] {
+        let mut quantized = config.clone();
+        quantized["quantization_config"] = serde_json::json!({ "quant_method": method });
+        scratch.write("model/config.json", quantized.to_string());
+        let said = said(&[]);
+        assert!(said.contains(&format!("quant_method = {method}` in config.json is not supported")), "{said}");
+        assert!(said.contains("hint: use the checkpoint before its quantization: `model.base = \"nf4\"`"), "{said}");
+    }
+    let mut experts = config.clone();
+    experts["model_type"] = "qwen3_moe".into();
+    experts["num_experts"] = 128.into();
+    scratch.write("model/config.json", experts.to_string());
+    let said = said(&[]);
+    assert!(said.contains("hint: mixtures of experts are not supported; use a dense model"), "{said}");
+}

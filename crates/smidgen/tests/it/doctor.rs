@@ -40,6 +40,7 @@ fn what_is_measured_is_kept_and_plans_go_by_it() {
         "processor",
         "memory",
         "container",
+        "environment",
         "locked memory",
         "gpu",
         "libraries",
@@ -110,6 +111,19 @@ fn a_line_that_fails_says_what_to_do_and_ends_the_command_badly() {
     assert_eq!(verdicts(&elsewhere, &["recipe", "model"]), ["pass", "fail"]);
     let dataless = doctor(&scratch, 0, &["recipe.toml", "data.train=absent.jsonl", "--no-measure"]);
     assert_eq!(verdicts(&dataless, &["data", "plan"]), ["warn", "pass"]);
+}
+
+/// With or without a profile; a number that no machine has, so that the test holds next to a GPU too.
+#[test]
+fn a_recipe_whose_gpu_is_missing_fails() {
+    let scratch = Scratch::new();
+    for overrides in [&["memory.device=cuda:63"] as &[&str], &["memory.device=cuda:63", "memory.profile=rtx-4090"]] {
+        let arguments = [&["doctor", "recipe.toml", "--quiet", "--json", "--no-measure"], overrides].concat();
+        let ended = scratch.run(&arguments);
+        assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(verdicts(&report, &["gpu"]), ["fail"], "{report:#}");
+    }
 }
 
 /// Weights are read before a run would read them: what headers cannot tell is said by tensor and row.

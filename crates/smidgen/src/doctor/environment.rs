@@ -1,0 +1,221 @@
+//! Environment variables that people set for other trainers: which of them matter here, and which have no effect.
+//!
+//! Variables of PyTorch's allocator and of other thread pools are the usual leftovers: they change nothing, because the
+//! plan is the allocation and `memory.threads` sets the threads. What hides a GPU, loads another library or slows every
+//! kernel launch is a warning with a remedy.
+//! Left out: the variables that this program reads itself, which `docs/commands.md` lists.
+
+use super::Check;
+use serde_json::json;
+use std::path::Path;
+
+const NAME: &str = "environment";
+
+/// Variables without effect here, and what takes their place.
+const NO_EFFECT: &[(&[&str], &str)] = &[
+    (
+        &["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"],
+        "the plan is the allocation",
+    ),
+    (
+        &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"],
+        "`memory.threads` sets the threads",
+    ),
+    (&["OMP_PROC_BIND", "KMP_AFFINITY", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM"], "`memory.threads` sets the threads"),
+    (&["CUBLAS_WORKSPACE_CONFIG"], "workspaces are part of the plan"),
+    (&["TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"], "`HF_HOME` is read"),
+    (&["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"], "a run writes to its folder alone"),
+    (
+        &["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "DS_SKIP_CUDA_CHECK"],
+        "the recipe says it",
+    ),
+];
+
+/// Variables of the allocator of the C library: they change what the process takes outside its plan.
+const HEAP: &[&str] = &[
+    "MALLOC_ARENA_MAX",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+];
+
+/// The variables of this process.
+pub fn check(wants_gpu: bool) -> Check {
+    let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    environment_line(&read, &|folder| Path::new(folder).is_dir(), wants_gpu)
+}
+
+/// What is set and what it means, by name.
+struct Found {
+    findings: Vec<String>,
+    remedies: Vec<String>,
+    matters: Vec<&'static str>,
+}
+
+impl Found {
+    fn warn(&mut self, name: &'static str, finding: String, remedy: &str) {
+        self.findings.push(finding);
+        self.remedies.push(remedy.to_owned());
+        self.matters.push(name);
+    }
+}
+
+/// `read` gives a variable, `is_folder` says whether a folder exists.
+fn environment_line(
+    read: &dyn Fn(&str) -> Option<String>,
+    is_folder: &dyn Fn(&str) -> bool,
+    wants_gpu: bool,
+) -> Check {
+    let set = |name: &str| read(name).filter(|value| !value.is_empty());
+    let mut found = Found { findings: Vec::new(), remedies: Vec::new(), matters: Vec::new() };
+    look_at_gpus(read, wants_gpu, &mut found);
+    look_at_folders(&set, is_folder, &mut found);
+    for name in HEAP.iter().filter(|name| set(name).is_some()) {
+        found.warn(
+            name,
+            format!("`{name}` changes how the process takes host memory, which the plan states without it"),
+            "unset it if a run takes more host memory than its plan",
+        );
+    }
+    if let Some(count) = set("WORLD_SIZE").filter(|count| count.parse::<u64>().is_ok_and(|count| count > 1)) {
+        found.warn(
+            "WORLD_SIZE",
+            format!("`WORLD_SIZE={count}`: a launcher started several processes, and each would train the same run"),
+            "start `smidgen` without `torchrun` or `accelerate launch`",
+        );
+    }
+    let unused: Vec<(&str, &str)> = NO_EFFECT
+        .iter()
+        .flat_map(|(names, why)| names.iter().map(move |name| (*name, *why)))
+        .filter(|(name, _)| set(name).is_some())
+        .collect();
+    for why in unused.iter().map(|(_, why)| *why).collect::<std::collections::BTreeSet<_>>() {
+        let names = unused.iter().filter(|(_, of)| *of == why).map(|(name, _)| format!("`{name}`"));
+        found.findings.push(format!("no effect here: {} ({why})", names.collect::<Vec<_>>().join(", ")));
+    }
+    let facts = json!({
+        "matters": found.matters,
+        "no_effect": unused.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+    });
+    let finding = match found.findings.is_empty() {
+        true => "nothing is set that matters here".to_owned(),
+        false => found.findings.join("\n"),
+    };
+    let verdict = if found.matters.is_empty() { Check::pass(NAME, finding) } else { Check::warn(NAME, finding, "") };
+    Check { remedies: found.remedies, ..verdict }.with(facts)
+}
+
+/// Variables of the driver and of NVIDIA's containers.
+fn look_at_gpus(read: &dyn Fn(&str) -> Option<String>, wants_gpu: bool, found: &mut Found) {
+    for name in ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"] {
+        let Some(value) = read(name) else { continue };
+        let is_container = name.starts_with("NVIDIA");
+        let hides_all = ["-1", "none", "void", "NoDevFiles"].contains(&value.as_str());
+        if hides_all || (value.is_empty() && !is_container) {
+            let need = if wants_gpu { ", and the recipe needs one" } else { "" };
+            found.warn(
+                name,
+                format!("`{name}={value}` hides every GPU{need}"),
+                &format!("unset `{name}` to train on a GPU"),
+            );
+        } else if !is_container && value != "0" {
+            found.findings.push(format!("`{name}={value}`: `cuda:0` is the first of these"));
+        }
+    }
+    let is_on = |name: &str| read(name).is_some_and(|value| !["", "0"].contains(&value.as_str()));
+    if is_on("CUDA_LAUNCH_BLOCKING") {
+        found.warn(
+            "CUDA_LAUNCH_BLOCKING",
+            "`CUDA_LAUNCH_BLOCKING` makes the driver wait for every kernel, which slows training down".to_owned(),
+            "unset `CUDA_LAUNCH_BLOCKING`",
+        );
+    }
+    if let Some(value) = read("NVIDIA_TF32_OVERRIDE").filter(|value| !value.is_empty()) {
+        found.warn(
+            "NVIDIA_TF32_OVERRIDE",
+            format!("`NVIDIA_TF32_OVERRIDE={value}` changes the arithmetic of cuBLAS, so results differ"),
+            "unset `NVIDIA_TF32_OVERRIDE`",
+        );
+    }
+}
+
+/// Folders that libraries are looked for in.
+fn look_at_folders(
+    set: &dyn Fn(&str) -> Option<String>,
+    is_folder: &dyn Fn(&str) -> bool,
+    found: &mut Found,
+) {
+    for name in ["CUDA_HOME", "CUDA_PATH"] {
+        if let Some(folder) = set(name).filter(|folder| !is_folder(folder)) {
+            found.warn(
+                name,
+                format!("`{name}` names `{folder}`, which is not a folder"),
+                &format!("unset `{name}`, or set it to the folder of the CUDA toolkit"),
+            );
+        }
+    }
+    let path = set("LD_LIBRARY_PATH").unwrap_or_default();
+    if let Some(stubs) = path.split(':').find(|folder| folder.trim_end_matches('/').ends_with("/stubs")) {
+        found.warn(
+            "LD_LIBRARY_PATH",
+            format!("`LD_LIBRARY_PATH` holds `{stubs}`: a stub is loaded instead of the driver"),
+            "remove that folder from `LD_LIBRARY_PATH`",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    fn line(variables: &[(&str, &str)], wants_gpu: bool) -> Check {
+        let read =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        environment_line(&read, &|folder| folder == "/usr/local/cuda", wants_gpu)
+    }
+
+    #[test]
+    fn leftovers_of_other_trainers_are_named_and_pass() {
+        assert_eq!(line(&[], false).finding, "nothing is set that matters here");
+        let leftovers = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("OMP_NUM_THREADS", "8")];
+        let check = line(&[&leftovers[..], &[("CUDA_HOME", "/usr/local/cuda")]].concat(), false);
+        assert_eq!(check.verdict, Verdict::Pass, "{check:?}");
+        assert_eq!(
+            check.finding,
+            "no effect here: `OMP_NUM_THREADS` (`memory.threads` sets the threads)\n\
+             no effect here: `PYTORCH_CUDA_ALLOC_CONF` (the plan is the allocation)"
+        );
+        assert_eq!(check.facts["no_effect"], json!(["PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"]));
+        let chosen = line(&[("CUDA_VISIBLE_DEVICES", "2,3")], true);
+        assert_eq!(chosen.finding, "`CUDA_VISIBLE_DEVICES=2,3`: `cuda:0` is the first of these");
+        assert_eq!(chosen.verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn what_matters_is_a_warning_with_a_remedy() {
+        for (name, value, words) in [
+            ("CUDA_VISIBLE_DEVICES", "", "hides every GPU, and the recipe needs one"),
+            ("CUDA_VISIBLE_DEVICES", "-1", "hides every GPU"),
+            ("NVIDIA_VISIBLE_DEVICES", "void", "hides every GPU"),
+            ("CUDA_LAUNCH_BLOCKING", "1", "wait for every kernel"),
+            ("NVIDIA_TF32_OVERRIDE", "0", "changes the arithmetic"),
+            ("CUDA_HOME", "/opt/cuda-99", "`/opt/cuda-99`, which is not a folder"),
+            ("LD_LIBRARY_PATH", "/a:/usr/local/cuda/lib64/stubs/:/b", "a stub is loaded"),
+            ("MALLOC_ARENA_MAX", "2", "takes host memory"),
+            ("LD_PRELOAD", "libjemalloc.so.2", "takes host memory"),
+            ("WORLD_SIZE", "4", "each would train the same run"),
+        ] {
+            let check = line(&[(name, value)], true);
+            assert_eq!(check.verdict, Verdict::Warn, "{name}: {check:?}");
+            assert!(check.finding.contains(words), "{name}: {check:?}");
+            assert_eq!((check.remedies.len(), &check.facts["matters"]), (1, &json!([name])), "{check:?}");
+        }
+        for (name, value) in [("CUDA_LAUNCH_BLOCKING", "0"), ("WORLD_SIZE", "1"), ("CUDA_VISIBLE_DEVICES", "0")] {
+            assert_eq!(line(&[(name, value)], true).verdict, Verdict::Pass, "{name}");
+        }
+    }
+}
