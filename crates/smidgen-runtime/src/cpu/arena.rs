@@ -64,10 +64,6 @@ impl Arena {
         self.memory.map_or(0, |(_, layout)| layout.size())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The address of a range, which must be inside the reservation.
     pub fn pointer(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);

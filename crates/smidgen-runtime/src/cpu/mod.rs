@@ -21,7 +21,7 @@ mod cached_attention;
 mod chunk;
 mod columns;
 pub mod convert;
-mod counter;
+pub mod counter;
 mod decode_rows;
 mod decode_span;
 mod elementwise;
@@ -55,7 +55,7 @@ mod run_adapter;
 mod run_attention;
 mod run_loss;
 mod run_update;
-mod simd;
+pub mod simd;
 pub mod spill;
 #[cfg(target_arch = "x86_64")]
 pub mod split_matmul;
@@ -66,7 +66,7 @@ mod stored_gguf;
 mod stored_tests;
 #[cfg(test)]
 mod testing;
-mod view;
+pub mod view;
 
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
