@@ -61,9 +61,8 @@ pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
         let is_missing = why.starts_with("not supported");
         return Some(if is_missing { why } else { format!("remove it: {why}") });
     }
-    let found = exact
-        .or_else(|| find_key(near_section, nearest(&plain, names_of(near_section))?))
-        .or_else(|| {
+    let found =
+        exact.or_else(|| find_key(near_section, nearest(&plain, names_of(near_section))?)).or_else(|| {
             let near = nearest(&plain, KEYS.iter().map(|key| key.name))?;
             KEYS.iter().find(|key| key.name == near)
         });

@@ -7,8 +7,8 @@ use super::deepspeed::{follow_deepspeed, put_fsdp_offload, put_offloaded, want_f
 use super::document::Content;
 use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
-use crate::reasons::SHARDING;
 use super::vocabulary::{ONE_DEVICE, put_derived, put_number, word};
+use crate::reasons::SHARDING;
 use crate::value::Value;
 
 pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {

@@ -8,12 +8,13 @@ use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp_offload};
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use crate::reasons::{CHECKPOINTING, reason_for};
 use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_files, put_length, put_loss_on,
-    put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template, put_warmup, word,
+    put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template,
+    put_warmup, word,
 };
+use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
 use crate::{LossOn, Schedule};
 

@@ -9,10 +9,10 @@ use super::document::{Content, read_document_file};
 use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
 use super::mistakes::Mistakes;
-use crate::reasons::{CHECKPOINTING, SHARDING, SPLIT};
 use super::vocabulary::{
     StepSize, put_batch, put_betas, put_compute, put_number, put_optimizer, put_whole, word,
 };
+use crate::reasons::{CHECKPOINTING, SHARDING, SPLIT};
 use crate::value::Value;
 
 const DEEPSPEED: &str = "DeepSpeed";

@@ -86,9 +86,9 @@ fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
 pub fn note_contradictions(flat: &[Entry], mistakes: &Mistakes) {
     for (index, entry) in flat.iter().enumerate() {
         let first = flat[..index].iter().find(|first| first.name == entry.name);
-        if let Some(first) = first.filter(|first| !says_the_same(&first.value.content, &entry.value.content)) {
-            let message =
-                format!("`{}` and `{}` (line {}) differ", entry.shown(), first.shown(), first.line);
+        if let Some(first) = first.filter(|first| !says_the_same(&first.value.content, &entry.value.content))
+        {
+            let message = format!("`{}` and `{}` (line {}) differ", entry.shown(), first.shown(), first.line);
             mistakes.note(entry.line, message);
         }
     }

@@ -6,9 +6,9 @@
 
 use super::document::Content;
 use super::fields::{Fields, Found};
-use crate::reasons::{Reason, reason_for};
 use crate::RecipeErrors;
 use crate::keys::find_key;
+use crate::reasons::{Reason, reason_for};
 use crate::single::{render_override, render_value};
 use crate::value::Value;
 use std::path::PathBuf;
@@ -224,7 +224,11 @@ mod tests {
     #[test]
     fn paths_are_relative_to_the_recipe() {
         let seen = |folder: &str, path: &str| {
-            let places = Places { working_directory: "/w".into(), file_folder: "/w".into(), recipe_folder: folder.into() };
+            let places = Places {
+                working_directory: "/w".into(),
+                file_folder: "/w".into(),
+                recipe_folder: folder.into(),
+            };
             let mut draft = Draft::new(places);
             draft.put_override(&format!("data.train={path}")).unwrap();
             draft.line("data.train").unwrap().toml.clone()

@@ -9,7 +9,8 @@ use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_files, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template, word,
+    Quantization, put_files, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template,
+    word,
 };
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};

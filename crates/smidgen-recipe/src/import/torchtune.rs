@@ -9,12 +9,12 @@ use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use crate::reasons::reason_for;
 use super::vocabulary::{
     StepSize, put_batch, put_betas, put_compute_dtype, put_dtype, put_files, put_loss_on, put_number,
     put_optimizer_named, put_packed, put_whole, word,
 };
 use crate::LossOn;
+use crate::reasons::reason_for;
 use crate::value::Value;
 
 const TORCHTUNE: &str = "torchtune";
@@ -79,13 +79,17 @@ fn refuse_others(fields: &Fields<'_>) {
     let loss = loss.as_ref().and_then(|loss| loss.take(COMPONENT));
     if let Some(found) = &loss
         && let Some(name) = found.text()
-        && ["dpo", "rso", "simpo", "ppo", "grpo", "kl", "kd"].iter().any(|word| last_name(&name).contains(word))
+        && ["dpo", "rso", "simpo", "ppo", "grpo", "kl", "kd"]
+            .iter()
+            .any(|word| last_name(&name).contains(word))
     {
         found.mistake(format!("`{}` is `{name}`; only supervised fine-tuning is supported", found.key));
     }
     for name in ["kd_loss", "teacher_model", "quantizer", "ref_policy_model", "reward_and_value_model"] {
         if let Some(found) = fields.take(name) {
-            found.mistake(format!("`{name}` belongs to another recipe; only supervised fine-tuning is supported"));
+            found.mistake(format!(
+                "`{name}` belongs to another recipe; only supervised fine-tuning is supported"
+            ));
         }
     }
     if let Some(found) = fields.get("model").filter(|_| !fields.has("optimizer")).and(fields.take("model")) {
@@ -189,7 +193,12 @@ fn put_datasets<'a>(fields: &Fields<'a>, draft: &mut Draft) -> Option<Found<'a>>
     packing
 }
 
-fn put_dataset<'a>(fields: &Fields<'a>, draft: &mut Draft, name: &str, key: &'static str) -> Option<Found<'a>> {
+fn put_dataset<'a>(
+    fields: &Fields<'a>,
+    draft: &mut Draft,
+    name: &str,
+    key: &'static str,
+) -> Option<Found<'a>> {
     let whole = fields.take(name)?;
     if matches!(whole.content, Content::List(_)) {
         draft.want(key, "the files of the datasets, as a list");

@@ -9,12 +9,12 @@ use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use crate::reasons::{Reason, reason_for};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_files,
-    put_length, put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule,
-    put_warmup, put_whole, word,
+    put_length, put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization,
+    put_schedule, put_warmup, put_whole, word,
 };
+use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
 use crate::{LossOn, Schedule};
 
@@ -34,7 +34,8 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
         true => TrainerDefaults { tool: TRL, lr: 2e-5 },
         false => TrainerDefaults { tool: HUGGING_FACE, lr: 5e-5 },
     };
-    let model = fields.take_any(&["model_name_or_path", "pretrained_model_name_or_path", "model_name", "model"]);
+    let model =
+        fields.take_any(&["model_name_or_path", "pretrained_model_name_or_path", "model_name", "model"]);
     put_model(draft, model, fields.take_any(&["model_revision", "revision"]));
     put_model_config(fields, draft);
     if !is_trl && !fields.has_any(&TRAINING_KEYS) {
@@ -87,7 +88,8 @@ pub const TRAINING_KEYS: [&str; 9] = [
 ];
 
 /// For files about weights or adapters.
-pub const NO_TRAINING: &str = "the file says nothing about training; batch, learning rate and length have the recipe's defaults";
+pub const NO_TRAINING: &str =
+    "the file says nothing about training; batch, learning rate and length have the recipe's defaults";
 
 /// Settings that only TRL has.
 pub const TRL_KEYS: [&str; 14] = [
@@ -207,7 +209,8 @@ fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Fou
 
 /// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
 pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
-    if let Some(found) = fields.take_any(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
+    if let Some(found) =
+        fields.take_any(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
         && let Some(names) = found.words()
     {
         put_files(draft, "data.train", &names, &found);
@@ -252,8 +255,8 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
         (_, Some((true, found))) => put_loss_on(draft, LossOn::Completion, &[&found]),
         (_, Some((false, found))) => put_loss_on(draft, LossOn::All, &[&found]),
         _ => draft.assume(
-            "the loss is on the completion, TRL's default for rows of `prompt` and `completion`; for conversations TRL \
-             uses every token (`data.loss_on=all`)",
+            "the loss is on completions, as in TRL, and in conversations on every assistant turn, where TRL uses every \
+             token (`data.loss_on=all`)",
         ),
     }
 }
@@ -264,7 +267,9 @@ fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
     let Some(items) = found.items() else { return };
     let path = |content: &Content| match content {
         Content::Map(entries) => entries.iter().find_map(|entry| match &entry.value.content {
-            Content::Text(text) if ["path", "name", "id"].contains(&entry.name.as_str()) => Some(text.clone()),
+            Content::Text(text) if ["path", "name", "id"].contains(&entry.name.as_str()) => {
+                Some(text.clone())
+            }
             _ => None,
         }),
         Content::Text(text) => Some(text.clone()),

@@ -158,7 +158,9 @@ pub fn put_optimizer_named(draft: &mut Draft, found: &Found<'_>, name: &str) {
         "adamw_bnb_8bit" | "adamw_8bit" | "adamw8bit" | "adam8bit" | "adamw_torch_8bit" => {
             draft.put("train.optimizer", word("adamw-8bit"), &[found])
         }
-        "paged_adamw_8bit" | "pagedadamw8bit" => draft.put_with("train.optimizer", word("adamw-8bit"), &[found], PLACED),
+        "paged_adamw_8bit" | "pagedadamw8bit" => {
+            draft.put_with("train.optimizer", word("adamw-8bit"), &[found], PLACED)
+        }
         _ => draft.leave_out(
             found,
             format!("`{name}` is not supported; AdamW is used and may need another `train.lr`"),

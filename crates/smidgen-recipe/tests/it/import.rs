@@ -151,7 +151,9 @@ fn packing_makes_a_batch_of_tokens() {
     let packed = batch(&format!("{trl}packing: true\n"));
     assert_eq!(packed, ["batch_tokens = 512  # packing, per_device_train_batch_size: 2 x 256 tokens"]);
     // Without batch sizes, those of the trainer.
-    assert!(batch("use_peft: true\npacking: true\n")[0].starts_with("batch_tokens = 8192  # packing: 8 x 1024"));
+    assert!(
+        batch("use_peft: true\npacking: true\n")[0].starts_with("batch_tokens = 8192  # packing: 8 x 1024")
+    );
     // A budget of tokens that the user gives replaces it.
     let recipe = recipe_of(&format!("{trl}packing: true\n"), &["train.batch=3"]);
     assert!(recipe.contains("batch = 3") && !recipe.contains("batch_tokens"), "{recipe}");
@@ -179,7 +181,8 @@ fn deepspeed_settings_are_followed() {
 /// Groups of arguments mean the same as the arguments alone, and messages name the group.
 #[test]
 fn nested_dictionaries_are_flat_ones() {
-    let flat = "load_in_4bit: true\nbnb_4bit_quant_type: nf4\nr: 4\nlora_alpha: 8\ntarget_modules: [q_proj]\n";
+    let flat =
+        "load_in_4bit: true\nbnb_4bit_quant_type: nf4\nr: 4\nlora_alpha: 8\ntarget_modules: [q_proj]\n";
     let nested = "quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}\n\
                   peft_config: {r: 4, lora_alpha: 8, target_modules: [q_proj]}\n";
     let values = |text: &str| -> Vec<(String, String)> {
@@ -189,7 +192,9 @@ fn nested_dictionaries_are_flat_ones() {
     assert_eq!(values(flat), values(nested));
     assert!(values(flat).contains(&("model.base".into(), "\"nf4-single\"".into())), "{:?}", values(flat));
     assert!(recipe_of(nested, &[]).contains("# quantization_config.load_in_4bit"));
-    let said = refused("a: 1\ntraining_args: {learning_rate: 1e-4, max_steps: 5, seed: 1}\npeft_config: {r: 4, seed: 2}\n");
+    let said = refused(
+        "a: 1\ntraining_args: {learning_rate: 1e-4, max_steps: 5, seed: 1}\npeft_config: {r: 4, seed: 2}\n",
+    );
     assert!(said.contains("line 3: `peft_config.seed` and `training_args.seed` (line 2) differ"), "{said}");
 }
 
@@ -311,10 +316,7 @@ fn contradictions_have_their_lines() {
             "model: {_component_: torchtune.models.llama3.llama3_8b}\n",
             "line 1: there is no `optimizer`: this configuration does not train",
         ),
-        (
-            "lora_parameters: {rank: 8}\ntraining_mode: dpo\n",
-            "line 2: `training_mode: dpo` is not supported",
-        ),
+        ("lora_parameters: {rank: 8}\ntraining_mode: dpo\n", "line 2: `training_mode: dpo` is not supported"),
         (
             "distributed_type: FSDP\ndeepspeed_config: {zero_stage: 3}\nfsdp_config: {fsdp_version: 2}\n",
             "line 3: `fsdp_config` and `deepspeed_config` (line 2) cannot both be set",

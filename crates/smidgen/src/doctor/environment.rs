@@ -14,19 +14,41 @@ const NAME: &str = "environment";
 /// Variables without effect here, and what takes their place.
 const NO_EFFECT: &[(&[&str], &str)] = &[
     (
-        &["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"],
+        &[
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_HIP_ALLOC_CONF",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        ],
         "the plan is the allocation",
     ),
     (
-        &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"],
+        &[
+            "OMP_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "NUMEXPR_NUM_THREADS",
+            "RAYON_NUM_THREADS",
+        ],
         "`memory.threads` sets the threads",
     ),
-    (&["OMP_PROC_BIND", "KMP_AFFINITY", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM"], "`memory.threads` sets the threads"),
+    (
+        &["OMP_PROC_BIND", "KMP_AFFINITY", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM"],
+        "`memory.threads` sets the threads",
+    ),
     (&["CUBLAS_WORKSPACE_CONFIG"], "workspaces are part of the plan"),
     (&["TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"], "`HF_HOME` is read"),
-    (&["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"], "a run writes to its folder alone"),
     (
-        &["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "DS_SKIP_CUDA_CHECK"],
+        &["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"],
+        "a run writes to its folder alone",
+    ),
+    (
+        &[
+            "ACCELERATE_USE_DEEPSPEED",
+            "ACCELERATE_USE_FSDP",
+            "ACCELERATE_MIXED_PRECISION",
+            "DS_SKIP_CUDA_CHECK",
+        ],
         "the recipe says it",
     ),
 ];
@@ -104,7 +126,8 @@ fn environment_line(
         true => "nothing is set that matters here".to_owned(),
         false => found.findings.join("\n"),
     };
-    let verdict = if found.matters.is_empty() { Check::pass(NAME, finding) } else { Check::warn(NAME, finding, "") };
+    let verdict =
+        if found.matters.is_empty() { Check::pass(NAME, finding) } else { Check::warn(NAME, finding, "") };
     Check { remedies: found.remedies, ..verdict }.with(facts)
 }
 
@@ -129,7 +152,8 @@ fn look_at_gpus(read: &dyn Fn(&str) -> Option<String>, wants_gpu: bool, found: &
     if is_on("CUDA_LAUNCH_BLOCKING") {
         found.warn(
             "CUDA_LAUNCH_BLOCKING",
-            "`CUDA_LAUNCH_BLOCKING` makes the driver wait for every kernel, which slows training down".to_owned(),
+            "`CUDA_LAUNCH_BLOCKING` makes the driver wait for every kernel, which slows training down"
+                .to_owned(),
             "unset `CUDA_LAUNCH_BLOCKING`",
         );
     }
@@ -173,8 +197,9 @@ mod tests {
     use super::*;
 
     fn line(variables: &[(&str, &str)], wants_gpu: bool) -> Check {
-        let read =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let read = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
         environment_line(&read, &|folder| folder == "/usr/local/cuda", wants_gpu)
     }
 
@@ -214,7 +239,9 @@ mod tests {
             assert!(check.finding.contains(words), "{name}: {check:?}");
             assert_eq!((check.remedies.len(), &check.facts["matters"]), (1, &json!([name])), "{check:?}");
         }
-        for (name, value) in [("CUDA_LAUNCH_BLOCKING", "0"), ("WORLD_SIZE", "1"), ("CUDA_VISIBLE_DEVICES", "0")] {
+        for (name, value) in
+            [("CUDA_LAUNCH_BLOCKING", "0"), ("WORLD_SIZE", "1"), ("CUDA_VISIBLE_DEVICES", "0")]
+        {
             assert_eq!(line(&[(name, value)], true).verdict, Verdict::Pass, "{name}");
         }
     }

@@ -33,9 +33,9 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
             "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
              loads; 4-bit bitsandbytes checkpoints and GGUF files are read as stored",
         ),
-        ModelError::UnknownArchitecture { .. } if has_experts(model.config()) => {
-            Some("mixtures of experts are not supported; use a dense model, such as `hf:Qwen/Qwen2.5-7B-Instruct`")
-        }
+        ModelError::UnknownArchitecture { .. } if has_experts(model.config()) => Some(
+            "mixtures of experts are not supported; use a dense model, such as `hf:Qwen/Qwen2.5-7B-Instruct`",
+        ),
         _ => None,
     };
     Failure::model(error).hint_if_some(hint)
@@ -43,9 +43,12 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
 
 /// Whether a config has one of the keys by which mixtures of experts say how many there are.
 fn has_experts(config: &serde_json::Value) -> bool {
-    let counts = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
+    let counts =
+        ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
     let inner = config.get("text_config").unwrap_or(config);
-    counts.iter().any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
+    counts
+        .iter()
+        .any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
 }
 
 /// The checkpoint holds exactly the tensors that the config describes, in their shapes.

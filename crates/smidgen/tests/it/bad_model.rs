@@ -245,7 +245,10 @@ fn checkpoints_of_other_kinds_get_a_hint() {
         ended.stderr.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let named = said(&["model.path=Qwen/Qwen2.5-7B-Instruct"]);
-    assert!(named.contains("hint: for the model of Hugging Face write `hf:Qwen/Qwen2.5-7B-Instruct`"), "{named}");
+    assert!(
+        named.contains("hint: for the model of Hugging Face write `hf:Qwen/Qwen2.5-7B-Instruct`"),
+        "{named}"
+    );
     assert!(!said(&["model.path=./Qwen/Qwen2.5-7B-Instruct"]).contains("hf:Qwen"));
     let config = scratch.json("model/config.json");
     for method in ["awq", "gptq"] {
@@ -253,8 +256,14 @@ fn checkpoints_of_other_kinds_get_a_hint() {
         quantized["quantization_config"] = serde_json::json!({ "quant_method": method });
         scratch.write("model/config.json", quantized.to_string());
         let said = said(&[]);
-        assert!(said.contains(&format!("quant_method = {method}` in config.json is not supported")), "{said}");
-        assert!(said.contains("hint: use the checkpoint before its quantization: `model.base = \"nf4\"`"), "{said}");
+        assert!(
+            said.contains(&format!("quant_method = {method}` in config.json is not supported")),
+            "{said}"
+        );
+        assert!(
+            said.contains("hint: use the checkpoint before its quantization: `model.base = \"nf4\"`"),
+            "{said}"
+        );
     }
     let mut experts = config.clone();
     experts["model_type"] = "qwen3_moe".into();

@@ -117,7 +117,9 @@ fn a_line_that_fails_says_what_to_do_and_ends_the_command_badly() {
 #[test]
 fn a_recipe_whose_gpu_is_missing_fails() {
     let scratch = Scratch::new();
-    for overrides in [&["memory.device=cuda:63"] as &[&str], &["memory.device=cuda:63", "memory.profile=rtx-4090"]] {
+    for overrides in
+        [&["memory.device=cuda:63"] as &[&str], &["memory.device=cuda:63", "memory.profile=rtx-4090"]]
+    {
         let arguments = [&["doctor", "recipe.toml", "--quiet", "--json", "--no-measure"], overrides].concat();
         let ended = scratch.run(&arguments);
         assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);

@@ -74,7 +74,11 @@ fn every_recipe_plans() {
         let model = named.draft.line("model.path").map_or_else(String::new, |line| {
             line.toml.trim_matches('"').trim_end_matches('/').rsplit('/').next().unwrap().to_lowercase()
         });
-        let model = if model.is_empty() || !shape(&model).exists() { "qwen2.5-0.5b-instruct".to_owned() } else { model };
+        let model = if model.is_empty() || !shape(&model).exists() {
+            "qwen2.5-0.5b-instruct".to_owned()
+        } else {
+            model
+        };
         let model = format!("model.path={}", shape(&model).display());
         // A GPU of this size, as these files expect; the machine of the test has none.
         let given = [
