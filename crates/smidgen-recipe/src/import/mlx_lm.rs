@@ -214,7 +214,7 @@ fn put_rate(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(config) = configs.as_ref().and_then(|configs| configs.take_group(&name)) {
         put_optimizer_config(&config, draft);
     }
-    // MLX's AdamW decays by 0.01 unless told otherwise.
+    // The default of MLX for AdamW.
     if name.eq_ignore_ascii_case("adamw") && !draft.has("train.weight_decay") {
         draft.put_default("train.weight_decay", Value::Float(0.01), MLX);
     }

@@ -72,7 +72,7 @@ fn a_text_goes_to_stdout_and_the_table_to_stderr_if_it_is_asked_for() {
 fn device_and_numbers_can_be_chosen() {
     let model = model();
     let arguments = [&model, "--prompt", "a", "--raw", "--max-new", "5", "--device", "cpu"];
-    let by_itself = generate(&arguments);
+    let by_itself = generate(&[&arguments[..], &["--plan"]].concat());
     assert!(by_itself.status.success(), "{}", text(&by_itself.stderr));
     assert!(
         text(&by_itself.stderr).lines().next().unwrap().ends_with(" · cpu"),
