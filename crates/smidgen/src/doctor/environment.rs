@@ -228,7 +228,7 @@ mod tests {
             ("NVIDIA_VISIBLE_DEVICES", "void", "hides every GPU"),
             ("CUDA_LAUNCH_BLOCKING", "1", "wait for every kernel"),
             ("NVIDIA_TF32_OVERRIDE", "0", "changes the arithmetic"),
-            ("CUDA_HOME", "/opt/cuda-99", "`/opt/cuda-99`, which is not a folder"),
+            ("CUDA_HOME", "/nowhere/cuda", "`/nowhere/cuda`, which is not a folder"),
             ("LD_LIBRARY_PATH", "/a:/usr/local/cuda/lib64/stubs/:/b", "a stub is loaded"),
             ("MALLOC_ARENA_MAX", "2", "takes host memory"),
             ("LD_PRELOAD", "libjemalloc.so.2", "takes host memory"),
