@@ -3,17 +3,21 @@
 //! Nothing is held twice: the target is filled in place, and the scratch is a few rows. How much scratch a weight
 //! needs is known beforehand, so that a plan can count it.
 
+use crate::at_once::at_once;
 use crate::load::MAX_PIECE_BYTES;
 use crate::weight::{Weight, WeightError, WeightRows};
 use smidgen_ir::Storage;
-use smidgen_ir::quant::Encoding;
-use smidgen_ir::storage::BNB4_BLOCK;
+use smidgen_ir::quant::{Encoding, EncodingPart, held_scales};
+use std::ops::Range;
 
 /// Bytes of a plain weight that are copied at a time.
 pub const COPY_BYTES: usize = MAX_PIECE_BYTES / 2;
 
 /// Elements that are converted or quantized at a time, or one row where that is more.
 pub const PIECE_ELEMENTS: usize = 16 << 10;
+
+/// More threads than this wait for memory, not for arithmetic.
+const MOST_THREADS: usize = 32;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeWeightError {
@@ -23,45 +27,59 @@ pub enum EncodeWeightError {
     Quant(#[from] smidgen_ir::quant::QuantError),
 }
 
-/// Converts a whole weight into `bytes`, some rows at a time; `look` sees the rows and the number of the first.
+/// Converts a whole weight into `bytes` on several threads, each a few rows at a time.
 pub fn encode_weight(
     weight: &Weight,
     storage: Storage,
     bytes: &mut [u8],
-    look: &mut dyn FnMut(usize, &[f32]),
+    threads: usize,
 ) -> Result<(), EncodeWeightError> {
     let (rows, columns) = weight.rows_and_columns();
     let mut encoding = Encoding::begin(storage, rows, columns, bytes)?;
     let step = rows_at_a_time(columns, encoding.piece_elements());
-    let mut floats = vec![0.0; step.min(rows) * columns];
-    let mut source = WeightRows::open(weight)?;
-    for first in (0..rows).step_by(step) {
-        let count = step.min(rows - first);
-        let floats = &mut floats[..count * columns];
-        source.read(first, count, floats)?;
-        look(first, floats);
-        encoding.append(floats);
-    }
+    let part_rows = rows.div_ceil(threads_for(weight, threads)).next_multiple_of(step);
+    let encode = &|part: &mut EncodingPart<'_>, rows: Range<usize>| {
+        let mut floats = vec![0.0; step.min(rows.len()) * columns];
+        let mut source = WeightRows::open(weight)?;
+        for first in rows.clone().step_by(step) {
+            let count = step.min(rows.end - first);
+            let floats = &mut floats[..count * columns];
+            source.read(first, count, floats)?;
+            part.append(floats);
+        }
+        Ok::<(), WeightError>(())
+    };
+    let mut parts = encoding.parts(part_rows);
+    let tasks = parts.iter_mut().enumerate().map(|(index, part)| {
+        let first = index * part_rows;
+        move || encode(part, first..rows.min(first + part_rows))
+    });
+    at_once(tasks.collect())?;
     encoding.finish();
     Ok(())
 }
 
+/// Threads that encode a weight: one if each would hold the whole of it, as of a 4-bit tensor.
+fn threads_for(weight: &Weight, threads: usize) -> usize {
+    match weight {
+        Weight::Bnb(_) => 1,
+        Weight::Plain(_) | Weight::Gguf(_) => threads.clamp(1, MOST_THREADS),
+    }
+}
+
 /// Heap that filling a value of `storage` from the weight takes temporarily, in bytes.
-pub fn load_scratch_bytes(weight: &Weight, storage: Storage) -> usize {
+pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> usize {
     if weight.storage() == Some(storage) {
         return 0;
     }
     let (rows, columns) = weight.rows_and_columns();
-    let scales = match storage {
-        Storage::Bnb4 { .. } => 4 * (rows * columns).div_ceil(BNB4_BLOCK),
-        Storage::Plain(_) | Storage::Int8Rows | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
-    };
     let whole = match weight {
         Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
         Weight::Plain(_) | Weight::Gguf(_) => 0,
     };
     // The floats of a piece, and the bytes that they are read from.
-    scales + whole + 8 * PIECE_ELEMENTS.max(columns)
+    let pieces = threads_for(weight, threads) * 8 * PIECE_ELEMENTS.max(columns);
+    4 * held_scales(storage, rows, columns) + whole + pieces
 }
 
 /// Bytes of a weight that is encoded as a whole before it is written to a file.

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod at_once;
 pub mod bnb;
 pub mod digest;
 pub mod element;

@@ -102,47 +102,32 @@ pub fn decode(code: Code4, double: bool, elements: usize, bytes: &[u8], first: u
     }
 }
 
-/// The scales of the blocks whose codes are written.
-#[derive(Clone, Debug, Default)]
-pub struct Bnb4Codes {
-    scales: Vec<f32>,
-}
-
-impl Bnb4Codes {
-    /// Writes the codes of whole blocks, or of the tensor's end, to the front of `codes`.
-    pub fn append(&mut self, code: Code4, values: &[f32], codes: &mut [u8]) {
-        for (values, codes) in values.chunks(BNB4_BLOCK).zip(codes.chunks_mut(BNB4_BLOCK / 2)) {
-            let scale = encode_block(code, values, codes);
-            self.scales.push(scale);
+/// Writes the scales of all blocks after the codes of a tensor of this many elements.
+pub fn write_scales(scales: &[f32], double: bool, elements: usize, bytes: &mut [u8]) {
+    let parts = bnb4_parts(elements, double);
+    assert_eq!(scales.len(), parts.blocks, "blocks of {elements} elements");
+    if !double {
+        for (scale, target) in scales.iter().zip(bytes[parts.scales..].chunks_exact_mut(4)) {
+            target.copy_from_slice(&scale.to_le_bytes());
         }
+        return;
     }
-
-    /// Writes the scales after the codes of a tensor of this many elements.
-    pub fn finish(&self, double: bool, elements: usize, bytes: &mut [u8]) {
-        let parts = bnb4_parts(elements, double);
-        assert_eq!(self.scales.len(), parts.blocks, "blocks of {elements} elements");
-        if !double {
-            for (scale, target) in self.scales.iter().zip(bytes[parts.scales..].chunks_exact_mut(4)) {
-                target.copy_from_slice(&scale.to_le_bytes());
-            }
-            return;
+    let offset = cascade_sum::mean(scales);
+    bytes[parts.offset..][..4].copy_from_slice(&offset.to_le_bytes());
+    let (codes, groups) = bytes[parts.scales..].split_at_mut(parts.blocks);
+    let mut centered = [0.0; BNB4_GROUP];
+    for (index, scales) in scales.chunks(BNB4_GROUP).enumerate() {
+        for (centered, scale) in centered.iter_mut().zip(scales) {
+            *centered = scale - offset;
         }
-        let offset = cascade_sum::mean(&self.scales);
-        bytes[parts.offset..][..4].copy_from_slice(&offset.to_le_bytes());
-        let (codes, groups) = bytes[parts.scales..].split_at_mut(parts.blocks);
-        let mut centered = [0.0; BNB4_GROUP];
-        for (index, scales) in self.scales.chunks(BNB4_GROUP).enumerate() {
-            for (centered, scale) in centered.iter_mut().zip(scales) {
-                *centered = scale - offset;
-            }
-            let codes = &mut codes[index * BNB4_GROUP..][..scales.len()];
-            let largest = encode_group(&centered[..scales.len()], codes);
-            groups[4 * index..][..4].copy_from_slice(&largest.to_le_bytes());
-        }
+        let codes = &mut codes[index * BNB4_GROUP..][..scales.len()];
+        let largest = encode_group(&centered[..scales.len()], codes);
+        groups[4 * index..][..4].copy_from_slice(&largest.to_le_bytes());
     }
 }
 
-fn encode_block(code: Code4, values: &[f32], codes: &mut [u8]) -> f32 {
+/// Writes the codes of a block, or of the tensor's short end, and returns its scale.
+pub fn encode_block(code: Code4, values: &[f32], codes: &mut [u8]) -> f32 {
     let (thresholds, order) = match code {
         Code4::Nf4 => (&NF4_THRESHOLDS, &NF4_ORDER),
         Code4::Fp4 => (&FP4_THRESHOLDS, &FP4_ORDER),

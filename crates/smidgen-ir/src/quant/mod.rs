@@ -14,7 +14,6 @@ pub mod nearest_code;
 
 use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, int8_scales};
 use crate::{Block, DType, Storage};
-use bnb4::Bnb4Codes;
 use half::{bf16, f16};
 use thiserror::Error;
 
@@ -90,20 +89,22 @@ pub fn can_encode(storage: Storage) -> bool {
 pub fn encode(storage: Storage, rows: usize, columns: usize, values: &[f32]) -> Result<Vec<u8>, QuantError> {
     let mut bytes = vec![0; storage.bytes(rows, columns)];
     let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes)?;
-    encoding.append(values);
+    for part in &mut encoding.parts(rows.max(1)) {
+        part.append(values);
+    }
     encoding.finish();
     Ok(bytes)
 }
 
-/// A tensor that is being encoded into `bytes`.
+/// A tensor that is being encoded into `bytes`. Its parts can be encoded at the same time.
 #[derive(Debug)]
 pub struct Encoding<'a> {
     storage: Storage,
     rows: usize,
     columns: usize,
     bytes: &'a mut [u8],
-    elements_done: usize,
-    codes: Bnb4Codes,
+    /// One per block of `Bnb4`, one per row of `Int8Rows`: written when all are known.
+    scales: Vec<f32>,
 }
 
 impl<'a> Encoding<'a> {
@@ -123,7 +124,8 @@ impl<'a> Encoding<'a> {
             return Err(QuantError::Columns { storage, columns, block: block.elements() });
         }
         assert_eq!(bytes.len(), storage.bytes(rows, columns), "bytes of ({rows}, {columns}) in {storage}");
-        Ok(Encoding { storage, rows, columns, bytes, elements_done: 0, codes: Bnb4Codes::default() })
+        let scales = vec![0.0; held_scales(storage, rows, columns)];
+        Ok(Encoding { storage, rows, columns, bytes, scales })
     }
 
     /// Elements that a piece must hold a multiple of, unless it is the last.
@@ -137,55 +139,117 @@ impl<'a> Encoding<'a> {
         }
     }
 
-    /// The next elements of the tensor, row by row.
-    pub fn append(&mut self, values: &[f32]) {
-        let (first, all) = (self.elements_done, self.rows * self.columns);
-        self.elements_done += values.len();
-        assert!(self.elements_done <= all, "{} elements of {all}", self.elements_done);
+    /// The tensor in parts of `rows` rows each, the last one shorter.
+    pub fn parts(&mut self, rows: usize) -> Vec<EncodingPart<'_>> {
+        let (storage, all, unit) = (self.storage, self.rows * self.columns, self.piece_elements());
+        let elements = rows * self.columns;
         assert!(
-            self.elements_done == all || values.len().is_multiple_of(self.piece_elements()),
-            "a piece of {} elements, wanted are multiples of {}",
-            values.len(),
-            self.piece_elements()
+            elements >= all || elements.is_multiple_of(unit),
+            "parts of {elements} elements, not of {unit}"
         );
+        let (mut codes, mut scales): (&mut [u8], &mut [f32]) = (self.bytes, &mut self.scales);
+        let firsts = (0..all).step_by(elements.max(1));
+        let parts = firsts.map(|first| {
+            let elements = elements.min(all - first);
+            let own_codes =
+                codes.split_off_mut(..code_bytes(storage, elements)).expect("the codes of every part");
+            let own_scales = scales.split_off_mut(..elements.div_ceil(unit).min(scales.len()));
+            EncodingPart {
+                storage,
+                unit,
+                codes: own_codes,
+                scales: own_scales.expect("its scales"),
+                done: 0,
+                elements,
+            }
+        });
+        parts.collect()
+    }
+
+    /// Writes what depends on the whole tensor. Every part is complete.
+    pub fn finish(self) {
+        match self.storage {
+            Storage::Bnb4 { double, .. } => {
+                bnb4::write_scales(&self.scales, double, self.rows * self.columns, self.bytes);
+            }
+            Storage::Int8Rows => {
+                let target = &mut self.bytes[int8_scales(self.rows, self.columns)..];
+                for (scale, target) in self.scales.iter().zip(target.chunks_exact_mut(4)) {
+                    target.copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+            Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => {}
+        }
+    }
+}
+
+/// Scales that an encoding holds until it is finished.
+pub fn held_scales(storage: Storage, rows: usize, columns: usize) -> usize {
+    match storage {
+        Storage::Int8Rows => rows,
+        Storage::Bnb4 { .. } => (rows * columns).div_ceil(BNB4_BLOCK),
+        Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
+    }
+}
+
+/// Bytes of the codes of some elements, without their scales.
+fn code_bytes(storage: Storage, elements: usize) -> usize {
+    match storage {
+        Storage::Plain(dtype) => elements * dtype.bytes(),
+        Storage::Int8Rows | Storage::Dynamic8 { .. } => elements,
+        Storage::Bnb4 { .. } => elements.div_ceil(2),
+        Storage::Gguf(block) => elements / block.elements() * block.bytes(),
+    }
+}
+
+/// Some rows of a tensor that is being encoded.
+#[derive(Debug)]
+pub struct EncodingPart<'a> {
+    storage: Storage,
+    /// Elements that share a scale, or of a block.
+    unit: usize,
+    codes: &'a mut [u8],
+    scales: &'a mut [f32],
+    done: usize,
+    elements: usize,
+}
+
+impl EncodingPart<'_> {
+    /// The next elements of the part, row by row.
+    pub fn append(&mut self, values: &[f32]) {
+        let (first, unit) = (self.done, self.unit);
+        self.done += values.len();
+        assert!(self.done <= self.elements, "{} elements of {}", self.done, self.elements);
+        assert!(
+            self.done == self.elements || values.len().is_multiple_of(unit),
+            "a piece of {} elements, wanted are multiples of {unit}",
+            values.len(),
+        );
+        let codes = &mut self.codes[code_bytes(self.storage, first)..];
+        let scales = self.scales.iter_mut().skip(first / unit);
         match self.storage {
             Storage::Plain(dtype) => {
-                let width = dtype.bytes();
-                let target = &mut self.bytes[first * width..];
-                for (value, target) in values.iter().zip(target.chunks_exact_mut(width)) {
+                for (value, target) in values.iter().zip(codes.chunks_exact_mut(dtype.bytes())) {
                     encode_plain(dtype, *value, target);
                 }
             }
             Storage::Int8Rows => {
-                let (codes, scales) = self.bytes.split_at_mut(int8_scales(self.rows, self.columns));
-                let rows = values.chunks_exact(self.columns.max(1));
-                for (row, values) in rows.enumerate() {
-                    let row = first / self.columns + row;
-                    let codes = &mut codes[row * self.columns..][..self.columns];
-                    let largest = int8::encode_row(values, codes);
-                    scales[4 * row..][..4].copy_from_slice(&largest.to_le_bytes());
+                for ((row, codes), scale) in values.chunks(unit).zip(codes.chunks_mut(unit)).zip(scales) {
+                    *scale = int8::encode_row(row, codes);
                 }
             }
             Storage::Bnb4 { code, .. } => {
-                self.codes.append(code, values, &mut self.bytes[first / 2..]);
+                for ((block, codes), scale) in values.chunks(unit).zip(codes.chunks_mut(unit / 2)).zip(scales)
+                {
+                    *scale = bnb4::encode_block(code, block, codes);
+                }
             }
-            Storage::Gguf(_) => {
-                let width = Block::Q8_0.bytes();
-                let target = &mut self.bytes[first / 32 * width..];
-                for (values, target) in values.chunks_exact(32).zip(target.chunks_exact_mut(width)) {
+            Storage::Gguf(block) => {
+                for (values, target) in values.chunks_exact(unit).zip(codes.chunks_exact_mut(block.bytes())) {
                     blocks::encode_q8_0(values, target);
                 }
             }
             Storage::Dynamic8 { .. } => unreachable!("`begin` refuses {}", self.storage),
-        }
-    }
-
-    /// Writes what depends on the whole tensor. Every element has been appended.
-    pub fn finish(self) {
-        let elements = self.rows * self.columns;
-        assert_eq!(self.elements_done, elements, "elements appended");
-        if let Storage::Bnb4 { double, .. } = self.storage {
-            self.codes.finish(double, elements, self.bytes);
         }
     }
 }
@@ -244,9 +308,10 @@ mod tests {
             let whole = encode(storage, rows, columns, &values).unwrap();
             let mut bytes = vec![0xAA; whole.len()];
             let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes).unwrap();
-            let piece = 3 * encoding.piece_elements();
-            for piece in values.chunks(piece) {
-                encoding.append(piece);
+            // 2 rows of 96 elements are 3 blocks of 64; the last part and its last piece are short.
+            let (part, piece) = (10 * columns, 3 * encoding.piece_elements());
+            for (part, values) in encoding.parts(10).iter_mut().zip(values.chunks(part)) {
+                values.chunks(piece).for_each(|piece| part.append(piece));
             }
             encoding.finish();
             assert!(bytes == whole, "{storage}");

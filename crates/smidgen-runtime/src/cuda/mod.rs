@@ -104,10 +104,9 @@ impl Cuda {
         }
         let activations = DeviceKind::Cuda.activations(options.precision);
         let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
-        kernels.require(&run::files_of_all())?;
-        if activations != DType::F32 {
-            kernels.require(&[thin::FILE])?;
-        }
+        let mut files = run::files_of_all();
+        files.extend((activations != DType::F32).then_some(thin::FILE));
+        kernels.require(&files, &[])?;
         let cublas = CublasLt::open(&gpu, options.cache.as_deref())?;
         let (staging, transfers) = (Staging::new()?, Transfers::new()?);
         let after = gpu.free_bytes();
@@ -264,10 +263,10 @@ impl Device for Cuda {
 
     /// Compiles kernels, times the matmuls of every new shape on random numbers, and captures graphs.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        for step in steps.iter().flat_map(|(_, steps)| *steps) {
-            self.kernels.require(&run::files_of(&step.op))?;
-            self.kernels.require_on_hopper(&run::hopper_files_of(&step.op))?;
-        }
+        let ops = || steps.iter().flat_map(|(_, steps)| *steps).map(|step| &step.op);
+        let files: Vec<_> = ops().flat_map(run::files_of).collect();
+        let hopper_files: Vec<_> = ops().flat_map(run::hopper_files_of).collect();
+        self.kernels.require(&files, &hopper_files)?;
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))
         else {
             return Ok(());

@@ -125,17 +125,30 @@ impl Kernels {
         Kernels { functions: HashMap::new(), options, hopper_options, cache: cache.map(Path::to_path_buf) }
     }
 
-    /// Compiles, or loads from the cache, the files that are not loaded yet.
-    pub fn require(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
-        self.load(files, &self.options.clone())
-    }
-
-    /// The same for Hopper-only files; does nothing on other GPUs.
-    pub fn require_on_hopper(&mut self, files: &[KernelFile]) -> Result<(), DeviceError> {
-        match self.hopper_options.clone() {
-            Some(options) => self.load(files, &options),
-            None => Ok(()),
+    /// Loads the files that are not loaded yet: from the cache, or compiled, all at the same time. Hopper-only files are
+    /// left out on other GPUs.
+    pub fn require(&mut self, files: &[KernelFile], hopper_files: &[KernelFile]) -> Result<(), DeviceError> {
+        let general = files.iter().map(|file| (*file, &self.options));
+        let hopper = self
+            .hopper_options
+            .iter()
+            .flat_map(|options| hopper_files.iter().map(move |file| (*file, options)));
+        let mut missing: Vec<(KernelFile, &Vec<String>)> = Vec::new();
+        for (file, options) in general.chain(hopper) {
+            let is_loaded = file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
+            if !is_loaded && missing.iter().all(|(other, _)| other.name != file.name) {
+                missing.push((file, options));
+            }
         }
+        let cache = self.cache.as_deref();
+        let codes: Vec<Result<Vec<u8>, DeviceError>> = std::thread::scope(|scope| {
+            let begun =
+                missing.iter().map(|(file, options)| scope.spawn(move || cached_code(file, options, cache)));
+            let begun: Vec<_> = begun.collect();
+            begun.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
+        });
+        let files: Vec<KernelFile> = missing.into_iter().map(|(file, _)| file).collect();
+        files.iter().zip(codes).try_for_each(|(file, code)| self.load(file, &code?))
     }
 
     /// Whether this GPU runs the Hopper-only kernels.
@@ -143,25 +156,19 @@ impl Kernels {
         self.hopper_options.is_some()
     }
 
-    fn load(&mut self, files: &[KernelFile], options: &[String]) -> Result<(), DeviceError> {
-        let is_there =
-            |file: &KernelFile| file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
-        let missing: Vec<&KernelFile> = files.iter().filter(|file| !is_there(file)).collect();
-        for file in missing {
-            let code = cached_code(file, options, self.cache.as_deref())?;
-            let mut module = std::ptr::null_mut();
-            // SAFETY: the image is machine code for this GPU, and the driver copies it.
-            check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
-            for kernel in file.kernels {
-                let name = CString::new(*kernel).expect("kernels have plain names");
-                let mut handle = std::ptr::null_mut();
-                // SAFETY: the module was just loaded; the name ends with zero.
-                let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
-                check(code, kernel)?;
-                let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
-                let before = self.functions.insert(*kernel, function);
-                assert!(before.is_none(), "two kernels are called `{kernel}`");
-            }
+    fn load(&mut self, file: &KernelFile, code: &[u8]) -> Result<(), DeviceError> {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is machine code for this GPU, and the driver copies it.
+        check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
+        for kernel in file.kernels {
+            let name = CString::new(*kernel).expect("kernels have plain names");
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the module was just loaded; the name ends with zero.
+            let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
+            check(code, kernel)?;
+            let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
+            let before = self.functions.insert(*kernel, function);
+            assert!(before.is_none(), "two kernels are called `{kernel}`");
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, Failure> {
     let begun = Instant::now();
     for tensor in &tensors {
         let weight = weight_of(&tensor.name);
-        let seen = look_at(&weight, job.request.storage_of(&tensor.name), share_bytes)
+        let seen = look_at(&weight, job.request.storage_of(&tensor.name), share_bytes, job.request.threads)
             .map_err(|error| Failure::model(error).context(format!("tensor `{}`", tensor.name)))?;
         loaded.read_bytes += seen.read_bytes;
         if let Some((row, number)) = seen.not_finite {
@@ -108,17 +108,18 @@ impl Seen {
 }
 
 /// Reads a weight, or its ends if it is larger than `share_bytes`, and quantizes what a run would quantize.
-fn look_at(weight: &Weight, storage: Storage, share_bytes: u64) -> Result<Seen, EncodeWeightError> {
+fn look_at(
+    weight: &Weight,
+    storage: Storage,
+    share_bytes: u64,
+    threads: usize,
+) -> Result<Seen, EncodeWeightError> {
     let (rows, columns) = weight.rows_and_columns();
     let bytes = stored_bytes(weight);
     let mut seen = Seen { read_bytes: 0, not_finite: None, is_zero: true };
     let is_encoded = weight.storage() != Some(storage) && storage.plain().is_none();
     if is_encoded && bytes <= share_bytes {
-        let mut target = vec![0; storage.bytes(rows, columns)];
-        encode_weight(weight, storage, &mut target, &mut |first, numbers| {
-            seen.look(first, columns, numbers)
-        })?;
-        return Ok(Seen { read_bytes: bytes, ..seen });
+        encode_weight(weight, storage, &mut vec![0; storage.bytes(rows, columns)], threads)?;
     }
     let step = rows_at_a_time(columns, 1);
     let mut numbers = vec![0.0; step.min(rows) * columns];
@@ -202,7 +203,7 @@ mod tests {
             for name in model.weight_names() {
                 let weight = model.weight(name).unwrap();
                 let storage = weight.storage().unwrap();
-                let seen = look_at(&weight, storage, u64::MAX).unwrap();
+                let seen = look_at(&weight, storage, u64::MAX, 2).unwrap();
                 assert_eq!(
                     (seen.read_bytes, seen.not_finite),
                     (stored_bytes(&weight), None),
@@ -210,10 +211,10 @@ mod tests {
                 );
                 // As a run would quantize it.
                 if storage.plain().is_some() && weight.shape().len() == 2 {
-                    let encoded = look_at(&weight, Storage::Int8Rows, u64::MAX).unwrap();
+                    let encoded = look_at(&weight, Storage::Int8Rows, u64::MAX, 2).unwrap();
                     assert_eq!(encoded, seen, "{path} {name}");
                 }
-                let ends = look_at(&weight, storage, 1).unwrap();
+                let ends = look_at(&weight, storage, 1, 2).unwrap();
                 assert!(ends.read_bytes <= seen.read_bytes && ends.read_bytes > 0, "{path} {name}");
             }
         }

@@ -165,7 +165,7 @@ impl Evaluator {
         let feed = Feed::of(&plan.plan, 0);
         let extent = plan.plan.extent;
         let mut executor = Executor::load(plan.plan, device)?;
-        load_weights(&mut executor, model)?;
+        load_weights(&mut executor, model, subject.request.threads)?;
         clear(&mut executor, LeafKind::State)?;
         if let Some(adapter) = subject.adapter {
             read_adapter(&mut executor, &subject.request, adapter.path())?;

@@ -299,7 +299,7 @@ fn write_tensor(
             let position = tensor.rows.checkpoint_row(file_row) - first;
             let numbers = &values[position * width..][..width];
             let mut encoding = Encoding::begin(tensor.storage, 1, width, row).map_err(Failure::model)?;
-            encoding.append(numbers);
+            encoding.parts(1).iter_mut().for_each(|part| part.append(numbers));
             encoding.finish();
             out.write_all(row).map_err(Failure::disk)?;
         }

@@ -119,7 +119,7 @@ impl TokenSession {
         let extent = plan.extent;
         let decoder = Decoder::of(&plan, &request.spec, shape);
         let mut executor = Executor::load(plan, device)?;
-        load_weights(&mut executor, opening.model)?;
+        load_weights(&mut executor, opening.model, opening.threads)?;
         if let Some(adapter) = opening.adapter {
             read_adapter(&mut executor, &request, adapter.path())?;
         }

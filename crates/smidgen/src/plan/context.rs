@@ -59,7 +59,7 @@ pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context
     for tensor in &request.spec.tensors() {
         let Some(weight) = model.weight(&tensor.name) else { continue };
         let storage = request.storage_of(&tensor.name);
-        scratch = scratch.max(load_scratch_bytes(&weight, storage));
+        scratch = scratch.max(load_scratch_bytes(&weight, storage, request.threads));
         at_once = at_once.max(at_once_bytes(&weight, storage));
         if !request.trained.is_empty() {
             scratch = scratch.max(save_scratch_bytes(&weight));

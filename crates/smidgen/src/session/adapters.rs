@@ -113,7 +113,7 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(),
         fill_floats(executor, id, |element| (2.0 * counter::uniform(key, element as u64) - 1.0) * bound)?;
     }
     for name in trained_biases(request) {
-        weights::load_weight(executor, &job.model, &name)?;
+        weights::load_weight(executor, &job.model, &name, request.threads)?;
     }
     match request.form {
         AdapterForm::Lora => {}

@@ -25,7 +25,7 @@ impl LogitsRun {
         let request = Request { extent, ..request.clone() };
         let device = Cpu::new(request.threads).map_err(Failure::device)?;
         let mut executor = Executor::load(compile_logits(&request), device)?;
-        load_weights(&mut executor, model)?;
+        load_weights(&mut executor, model, request.threads)?;
         Ok(LogitsRun { executor, vocabulary: request.spec.vocabulary })
     }
 

@@ -4,12 +4,13 @@
 //! quantized a few rows at a time. No weight is ever held twice.
 
 use crate::failure::Failure;
+use smidgen_formats::at_once::at_once;
 use smidgen_formats::element::Element;
 use smidgen_formats::encode::{COPY_BYTES, encode_weight};
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::tensor_ref::TensorRef;
-use smidgen_formats::weight::Weight;
+use smidgen_formats::weight::{Weight, WeightError};
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor};
@@ -19,21 +20,33 @@ use std::ops::Range;
 /// Bytes that pass through host memory at a time; too few to count as a large allocation.
 pub const PIECE_BYTES: usize = COPY_BYTES;
 
-/// Fills every base weight that is not trained from the checkpoint.
-pub fn load_weights<D: Device>(executor: &mut Executor<D>, model: &Model) -> Result<(), Failure> {
+/// Bytes that are worth a thread of their own.
+const THREAD_BYTES: usize = 1 << 20;
+
+/// Fills every base weight that is not trained from the checkpoint, with this many threads.
+pub fn load_weights<D: Device>(
+    executor: &mut Executor<D>,
+    model: &Model,
+    threads: usize,
+) -> Result<(), Failure> {
     for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
-        load_weight(executor, model, &name)?;
+        load_weight(executor, model, &name, threads)?;
     }
     Ok(())
 }
 
 /// Fills the leaf of one tensor of the model.
-pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &str) -> Result<(), Failure> {
+pub fn load_weight<D: Device>(
+    executor: &mut Executor<D>,
+    model: &Model,
+    name: &str,
+    threads: usize,
+) -> Result<(), Failure> {
     let weight = model.weight(name).expect("the job has checked that no weight is missing");
     let id = leaf(executor.plan(), name);
     let storage = executor.plan().value(id).ty.storage;
     if weight.storage() == Some(storage) {
-        let fill = &mut |offset: usize, piece: &mut [u8]| weight.read_stored(offset as u64, piece);
+        let fill = &mut |offset: usize, piece: &mut [u8]| read_stored(&weight, offset, piece, threads);
         return executor.fill(id, fill).map_err(Failure::from);
     }
     if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
@@ -42,9 +55,18 @@ pub fn load_weight<D: Device>(executor: &mut Executor<D>, model: &Model, name: &
     executor
         .fill_at_once(id, &mut |offset, bytes| {
             assert!(offset == 0, "a weight is encoded in one piece");
-            encode_weight(&weight, storage, bytes, &mut |_, _| {})
+            encode_weight(&weight, storage, bytes, threads)
         })
         .map_err(Failure::from)
+}
+
+/// Reads a part of a stored weight with several requests at the same time.
+fn read_stored(weight: &Weight, offset: usize, piece: &mut [u8], threads: usize) -> Result<(), WeightError> {
+    let part_bytes = piece.len().div_ceil(threads.max(1)).max(THREAD_BYTES);
+    let parts = piece.chunks_mut(part_bytes).enumerate();
+    let reads =
+        parts.map(|(index, part)| move || weight.read_stored((offset + index * part_bytes) as u64, part));
+    at_once(reads.collect())
 }
 
 /// Streams bytes of a value from the device to a writer.

@@ -35,9 +35,11 @@ fn check_encoding(name: &str, weight: &Weight) {
     WeightRows::open(weight).unwrap().read(0, rows, &mut values).unwrap();
     for storage in STORAGES {
         let expected = quant::encode(storage, rows, columns, &values).unwrap();
-        let mut found = vec![0xAA; expected.len()];
-        encode_weight(weight, storage, &mut found, &mut |_, _| {}).unwrap();
-        assert!(found == expected, "{name} as {storage}");
+        for threads in [1, 3] {
+            let mut found = vec![0xAA; expected.len()];
+            encode_weight(weight, storage, &mut found, threads).unwrap();
+            assert!(found == expected, "{name} as {storage} on {threads} threads");
+        }
     }
 }
 
@@ -114,7 +116,6 @@ fn what_nothing_encodes_is_an_error() {
     let weight = model.weight("model.layers.0.mlp.up_proj.weight").unwrap();
     let storage = Storage::Gguf(smidgen_ir::Block::Q4K);
     let (rows, columns) = weight.rows_and_columns();
-    let error = encode_weight(&weight, storage, &mut vec![0; storage.bytes(rows, columns)], &mut |_, _| {})
-        .unwrap_err();
+    let error = encode_weight(&weight, storage, &mut vec![0; storage.bytes(rows, columns)], 1).unwrap_err();
     assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
 }

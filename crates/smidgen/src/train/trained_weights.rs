@@ -42,7 +42,7 @@ pub fn start_trained<D: Device>(
     request: &Request,
     model: &Model,
 ) -> Result<(), Failure> {
-    request.trained.iter().try_for_each(|name| load_weight(executor, model, name))
+    request.trained.iter().try_for_each(|name| load_weight(executor, model, name, request.threads))
 }
 
 /// Writes the trained tensors in f32, then reads them back and compares every byte.

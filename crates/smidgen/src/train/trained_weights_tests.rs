@@ -23,7 +23,7 @@ fn loaded(case: &str) -> (Job, Executor<AnyDevice>) {
     let plan = plan_job(&job).unwrap().solution.plan;
     let device = job.place.open(1, job.arithmetic).unwrap();
     let mut executor = Executor::load(plan, device).unwrap();
-    weights::load_weights(&mut executor, &job.model).unwrap();
+    weights::load_weights(&mut executor, &job.model, 1).unwrap();
     start_trained(&mut executor, &job.request, &job.model).unwrap();
     (job, executor)
 }

@@ -196,7 +196,7 @@ impl<'a> Replay<'a> {
         let feed = Feed::of(&plan, SEED);
         let device = job.place.open(2, job.arithmetic).unwrap_or_else(|failure| panic!("{failure}"));
         let mut executor = Executor::load(plan, device).unwrap();
-        weights::load_weights(&mut executor, &job.model).unwrap_or_else(|failure| panic!("{failure}"));
+        weights::load_weights(&mut executor, &job.model, 2).unwrap_or_else(|failure| panic!("{failure}"));
         trained_state::start(&mut executor, job).unwrap_or_else(|failure| panic!("{failure}"));
         executor.run(Entry::Refresh, &request.extent).unwrap();
         Replay { case, job, rows, executor, feed, batch: MicroBatch::default() }
