@@ -145,7 +145,7 @@ def main():
             rows.append({"model": args.shape.name, "base": base, "cache": state, "seconds": round(seconds, 2)})
             print(f"{args.shape.name} {base}, {state}: {seconds:.1f} s to the end of step 1", flush=True)
     if args.out:
-        report = {"smidgen": version_of(args.binary), "machine": describe_gpu(), "rows": rows}
+        report = {"smidgen": version_of(args.binary.resolve()), "machine": describe_gpu(), "rows": rows}
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 

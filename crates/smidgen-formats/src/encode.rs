@@ -8,6 +8,7 @@ use crate::load::MAX_PIECE_BYTES;
 use crate::weight::{Weight, WeightError, WeightRows};
 use smidgen_ir::Storage;
 use smidgen_ir::quant::{Encoding, EncodingPart, held_scales};
+use smidgen_ir::storage::BNB4_GROUP;
 use std::ops::Range;
 
 /// Bytes of a plain weight that are copied at a time.
@@ -55,8 +56,9 @@ pub fn encode_weight(
         move || encode(part, first..rows.min(first + part_rows))
     });
     at_once(tasks.collect())?;
-    encoding.finish();
-    Ok(())
+    let groups = held_scales(storage, rows, columns).div_ceil(BNB4_GROUP).div_ceil(threads.max(1));
+    let scales = encoding.scales(groups).into_iter();
+    at_once(scales.map(|part| move || Ok(part.encode())).collect())
 }
 
 /// Threads that encode a weight: one if each would hold the whole of it, as of a 4-bit tensor.

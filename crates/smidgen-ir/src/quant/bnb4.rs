@@ -102,27 +102,46 @@ pub fn decode(code: Code4, double: bool, elements: usize, bytes: &[u8], first: u
     }
 }
 
-/// Writes the scales of all blocks after the codes of a tensor of this many elements.
-pub fn write_scales(scales: &[f32], double: bool, elements: usize, bytes: &mut [u8]) {
-    let parts = bnb4_parts(elements, double);
+/// Some groups of scales that become bytes.
+#[derive(Debug)]
+pub struct ScalePart<'a> {
+    scales: &'a [f32],
+    /// The mean of all scales of the tensor.
+    offset: f32,
+    codes: &'a mut [u8],
+    group_scales: &'a mut [u8],
+}
+
+/// The scales of a tensor of this many elements in parts of `groups` groups; their offset is written here.
+pub fn scale_parts<'a>(
+    scales: &'a [f32],
+    groups: usize,
+    elements: usize,
+    bytes: &'a mut [u8],
+) -> Vec<ScalePart<'a>> {
+    let parts = bnb4_parts(elements, true);
     assert_eq!(scales.len(), parts.blocks, "blocks of {elements} elements");
-    if !double {
-        for (scale, target) in scales.iter().zip(bytes[parts.scales..].chunks_exact_mut(4)) {
-            target.copy_from_slice(&scale.to_le_bytes());
-        }
-        return;
-    }
     let offset = cascade_sum::mean(scales);
-    bytes[parts.offset..][..4].copy_from_slice(&offset.to_le_bytes());
-    let (codes, groups) = bytes[parts.scales..].split_at_mut(parts.blocks);
-    let mut centered = [0.0; BNB4_GROUP];
-    for (index, scales) in scales.chunks(BNB4_GROUP).enumerate() {
-        for (centered, scale) in centered.iter_mut().zip(scales) {
-            *centered = scale - offset;
+    let (before, rest) = bytes.split_at_mut(parts.offset);
+    rest[..4].copy_from_slice(&offset.to_le_bytes());
+    let (codes, group_scales) = before[parts.scales..].split_at_mut(parts.blocks);
+    let most = groups.clamp(1, parts.blocks.max(1)) * BNB4_GROUP;
+    let targets = codes.chunks_mut(most).zip(group_scales.chunks_mut(most / BNB4_GROUP * 4));
+    let parts = scales.chunks(most).zip(targets);
+    parts.map(|(scales, (codes, group_scales))| ScalePart { scales, offset, codes, group_scales }).collect()
+}
+
+impl ScalePart<'_> {
+    pub fn encode(self) {
+        let mut centered = [0.0; BNB4_GROUP];
+        let targets = self.codes.chunks_mut(BNB4_GROUP).zip(self.group_scales.chunks_exact_mut(4));
+        for (scales, (codes, group_scale)) in self.scales.chunks(BNB4_GROUP).zip(targets) {
+            let centered = &mut centered[..scales.len()];
+            for (centered, scale) in centered.iter_mut().zip(scales) {
+                *centered = scale - self.offset;
+            }
+            group_scale.copy_from_slice(&encode_group(centered, codes).to_le_bytes());
         }
-        let codes = &mut codes[index * BNB4_GROUP..][..scales.len()];
-        let largest = encode_group(&centered[..scales.len()], codes);
-        groups[4 * index..][..4].copy_from_slice(&largest.to_le_bytes());
     }
 }
 

@@ -12,8 +12,9 @@ pub mod dynamic_map;
 pub mod int8;
 pub mod nearest_code;
 
-use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, int8_scales};
+use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, bnb4_parts, int8_scales};
 use crate::{Block, DType, Storage};
+use bnb4::ScalePart;
 use half::{bf16, f16};
 use thiserror::Error;
 
@@ -167,19 +168,26 @@ impl<'a> Encoding<'a> {
     }
 
     /// Writes what depends on the whole tensor. Every part is complete.
-    pub fn finish(self) {
-        match self.storage {
-            Storage::Bnb4 { double, .. } => {
-                bnb4::write_scales(&self.scales, double, self.rows * self.columns, self.bytes);
+    pub fn finish(mut self) {
+        self.scales(usize::MAX).into_iter().for_each(ScalePart::encode);
+    }
+
+    /// The same in parts of this many groups of scales, which can be encoded at the same time. Empty if scales are
+    /// stored as they are: then all is written.
+    pub fn scales(&mut self, groups: usize) -> Vec<ScalePart<'_>> {
+        let elements = self.rows * self.columns;
+        let plain_scales = match self.storage {
+            Storage::Bnb4 { double: true, .. } => {
+                return bnb4::scale_parts(&self.scales, groups, elements, self.bytes);
             }
-            Storage::Int8Rows => {
-                let target = &mut self.bytes[int8_scales(self.rows, self.columns)..];
-                for (scale, target) in self.scales.iter().zip(target.chunks_exact_mut(4)) {
-                    target.copy_from_slice(&scale.to_le_bytes());
-                }
-            }
-            Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => {}
+            Storage::Bnb4 { double: false, .. } => bnb4_parts(elements, false).scales,
+            Storage::Int8Rows => int8_scales(self.rows, self.columns),
+            Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => return vec![],
+        };
+        for (scale, target) in self.scales.iter().zip(self.bytes[plain_scales..].chunks_exact_mut(4)) {
+            target.copy_from_slice(&scale.to_le_bytes());
         }
+        vec![]
     }
 }
 
