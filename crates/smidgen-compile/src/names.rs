@@ -32,6 +32,9 @@ pub mod state {
     pub const LOSS: &str = "loss";
     /// Loss, gradient norm, clip factor, 1 if finite.
     pub const REPORT: &str = "report";
+    /// What the updates so far did to each trained leaf, one row per leaf in the order of the plan: the largest gradient
+    /// after clipping, the largest parameter, 1 once an element has moved.
+    pub const ACTIVITY: &str = "activity";
     /// Summed NLL of an evaluation; the host clears it before.
     pub const EVAL_LOSS: &str = "eval_loss";
     /// Negative log-likelihood of each supervised row of the last `eval` (S), where it was asked for.

@@ -7,7 +7,9 @@
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Request};
-use smidgen_ir::{AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Storage, Type, ValueId};
+use smidgen_ir::{
+    ACTIVITY_COLUMNS, AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Shape, Storage, Type, ValueId,
+};
 
 pub fn append_update(graph: &mut Graph, request: &Request) {
     let optimizer = &request.optimizer;
@@ -30,7 +32,9 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     let mut inputs = vec![loss, hyper];
     inputs.extend(trained.iter().map(|(_, gradient)| *gradient));
     graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip }, inputs, vec![report], &[], place);
-    for &(parameter, gradient) in &trained {
+    let rows = Type::f32(Shape::matrix(trained.len(), ACTIVITY_COLUMNS));
+    let activity = graph.add_leaf(state::ACTIVITY, rows, LeafKind::State);
+    for (row, &(parameter, gradient)) in trained.iter().enumerate() {
         let (name, shape) = (graph.value(parameter).name.clone(), graph.value(parameter).ty.shape.clone());
         let storages = optimizer.moments.storage(&name, graph.value(parameter).ty.elements(&request.extent));
         let [first, second] = [("m", storages[0]), ("v", storages[1])].map(|(letter, storage)| {
@@ -40,7 +44,8 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
         let settings = AdamW { weight_decay, ..optimizer.adamw };
         let op = if storages == [Storage::F32; 2] { Op::AdamW(settings) } else { Op::AdamW8(settings) };
         let inputs = vec![gradient, report, hyper];
-        graph.emit(&mut nodes, op, inputs, vec![parameter, first, second], &[], place);
+        let own = if trained.len() == 1 { activity } else { graph.add_slice(activity, row, 1) };
+        graph.emit(&mut nodes, op, inputs, vec![parameter, first, second, own], &[], place);
     }
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
         graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);

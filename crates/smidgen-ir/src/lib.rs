@@ -33,7 +33,9 @@ pub use cost::{Cost, Operands, Workload};
 pub use graph::{
     Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Shard, Slice, Space, Value, ValueId, ValueRole,
 };
-pub use op::{Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError};
+pub use op::{
+    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError,
+};
 pub use op_table::{Batching, BoundBy};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,

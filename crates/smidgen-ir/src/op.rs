@@ -306,7 +306,8 @@ op_table! {
         text: format!("clip={clip}"),
     }
     /// gradient, report (4), hyper (3): learning rate, step and loss scale → ; updates parameter, first and second
-    /// moment. Does nothing when the report is not finite.
+    /// moment, and activity (1, 3): the largest gradient after clipping and the largest parameter of all updates so
+    /// far, 1 once an element has moved. Does nothing when the report is not finite.
     AdamW(settings: AdamW) => {
         name: "adamw",
         batching: Batching::EqualAttributes,
@@ -471,6 +472,9 @@ impl fmt::Display for HeadPiece {
         write!(f, "chunk={} from={}{}", self.chunk, self.first_word, cap_text(self.softcap))
     }
 }
+
+/// Columns of the activity of a trained tensor: largest gradient after clipping, largest parameter, 1 once it has moved.
+pub const ACTIVITY_COLUMNS: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {

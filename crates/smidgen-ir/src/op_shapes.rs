@@ -3,7 +3,7 @@
 //! `Graph::emit` applies the rule when a stage builds a node, and `verify` applies it again between stages. A violation is
 //! a bug of the stage, so the message names the operation and both sides.
 
-use crate::op::{AttentionShape, HeadPiece, LossHead, Op, ShapeError};
+use crate::op::{ACTIVITY_COLUMNS, AttentionShape, HeadPiece, LossHead, Op, ShapeError};
 use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -300,17 +300,19 @@ impl Op {
                 Ok(vec![])
             }
             Op::AdamW(_) => {
-                rule.count(3, 3)?;
+                rule.count(3, 4)?;
                 for state in 0..3 {
                     rule.f32_update(state, &inputs[0].shape)?;
                 }
+                rule.f32_update(3, &Shape::matrix(1, ACTIVITY_COLUMNS))?;
                 rule.scalars(inputs[1], 4)?;
                 rule.scalars(inputs[2], 3)?;
                 Ok(vec![])
             }
             Op::AdamW8(_) => {
-                rule.count(3, 3)?;
+                rule.count(3, 4)?;
                 rule.f32_update(0, &inputs[0].shape)?;
+                rule.f32_update(3, &Shape::matrix(1, ACTIVITY_COLUMNS))?;
                 for (moment, signed) in [(1, true), (2, false)] {
                     let expected = Type::new(inputs[0].shape.clone(), Storage::Dynamic8 { signed });
                     rule.require(*updates[moment] == expected, || {

@@ -10,12 +10,13 @@
 
 // An adapter has hundreds of small tensors, and a launch costs as much as updating many of them: so a launch gets a
 // table of tensors, and each block finds its tensor in it.
-#define TABLE_TENSORS 64
+#define TABLE_TENSORS 56
 
 struct UpdateTensor {
     float *parameters;
     float *gradient;
     float *first, *second;
+    float *activity;
     i64 elements;
     u32 first_block;
     i32 aligned;
@@ -123,14 +124,41 @@ __device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, cons
     return scalars;
 }
 
+// What an update did to the elements of a thread: the largest gradient after clipping and the largest parameter, and
+// whether an element moved.
+struct Activity {
+    float gradient, parameter;
+    bool moved;
+
+    __device__ __forceinline__ void see(float clipped, float before, float after) {
+        gradient = fmaxf(gradient, fabsf(clipped));
+        parameter = fmaxf(parameter, fabsf(before));
+        moved |= !(after == before);
+    }
+
+    // By every lane of a warp. Bits of numbers from 0 up are ordered as the numbers, and a maximum does not depend on the
+    // order; most warps find a larger one there already.
+    __device__ __forceinline__ void store(float *tensor) const {
+        const float tops[3] = {warp_max(gradient), warp_max(parameter), __any_sync(EVERY_LANE, moved) ? 1.0f : 0.0f};
+        if (threadIdx.x % WARP != 0)
+            return;
+#pragma unroll
+        for (int column = 0; column < 3; ++column)
+            if (tops[column] > *(volatile float *)(tensor + column))
+                atomicMax((u32 *)(tensor + column), __float_as_uint(tops[column]));
+    }
+};
+
 __device__ __forceinline__ void adamw_element(const AdamwScalars &scalars, float gradient, float &parameter,
-                                              float &first, float &second) {
+                                              float &first, float &second, Activity &activity) {
     const float g = __fmul_rn(gradient, scalars.clip);
     first = __fadd_rn(first, __fmul_rn(scalars.one_minus_beta1, __fsub_rn(g, first)));
     second = __fadd_rn(__fmul_rn(second, scalars.beta2), __fmul_rn(__fmul_rn(scalars.one_minus_beta2, g), g));
     const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(second), scalars.correction2_root), scalars.eps);
     const float move = __fdiv_rn(__fmul_rn(scalars.minus_step_size, first), denominator);
-    parameter = __fadd_rn(__fmul_rn(parameter, scalars.decay), move);
+    const float next = __fadd_rn(__fmul_rn(parameter, scalars.decay), move);
+    activity.see(g, parameter, next);
+    parameter = next;
 }
 
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
@@ -149,24 +177,26 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     if (!scalars.finite)
         return;
     const i64 begin = ((i64)(blockIdx.x - tensor.first_block) * UPDATE_THREADS + threadIdx.x) * 4;
+    Activity activity = {};
     if (aligned && begin + 4 <= elements) {
         const float4 g = *(const float4 *)(gradient + begin);
         float4 p = *(float4 *)(parameters + begin);
         float4 m = *(float4 *)(first + begin);
         float4 v = *(float4 *)(second + begin);
-        adamw_element(scalars, g.x, p.x, m.x, v.x);
-        adamw_element(scalars, g.y, p.y, m.y, v.y);
-        adamw_element(scalars, g.z, p.z, m.z, v.z);
-        adamw_element(scalars, g.w, p.w, m.w, v.w);
+        adamw_element(scalars, g.x, p.x, m.x, v.x, activity);
+        adamw_element(scalars, g.y, p.y, m.y, v.y, activity);
+        adamw_element(scalars, g.z, p.z, m.z, v.z, activity);
+        adamw_element(scalars, g.w, p.w, m.w, v.w, activity);
         *(float4 *)(parameters + begin) = p;
         *(float4 *)(first + begin) = m;
         *(float4 *)(second + begin) = v;
-        return;
-    }
-    const i64 end = min(begin + 4, elements);
+    } else {
+        const i64 end = min(begin + 4, elements);
 #pragma unroll 1
-    for (i64 at = begin; at < end; ++at)
-        adamw_element(scalars, gradient[at], parameters[at], first[at], second[at]);
+        for (i64 at = begin; at < end; ++at)
+            adamw_element(scalars, gradient[at], parameters[at], first[at], second[at], activity);
+    }
+    activity.store(tensor.activity);
 }
 
 // ── AdamW with 8-bit moments ──────────────────────────────────────────────────────────────────────
@@ -279,6 +309,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     }
     const float m_scale = first_largest[block], v_scale = second_largest[block];
     float m[8], v[8], m_top = 0.0f, v_top = 0.0f;
+    Activity activity = {};
 #pragma unroll
     for (int at = 0; at < 8; ++at) {
         m[at] = v[at] = 0.0f;
@@ -293,12 +324,15 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         v[at] = v[at] < 3.402823466e+38f ? v[at] : 3.402823466e+38f;
         const float ratio = __fdiv_rn(m[at], __fadd_rn(__fsqrt_rn(v[at]), scalars.eps));
         const float moved = __fadd_rn(p[at], __fmul_rn(scalars.minus_step_size, ratio));
-        p[at] = __fmul_rn(moved, scalars.decay);
+        const float next = __fmul_rn(moved, scalars.decay);
+        activity.see(here, p[at], next);
+        p[at] = next;
         m_top = fmaxf(m_top, fabsf(m[at]));
         v_top = fmaxf(v_top, v[at]);
     }
     m_top = warp_max(m_top);
     v_top = warp_max(v_top);
+    activity.store(tensor.activity);
 
     u32 m_new[2] = {}, v_new[2] = {};
 #pragma unroll

@@ -8,6 +8,8 @@ use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
+use smidgen_ir::ACTIVITY_COLUMNS;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// AdamW's settings for one step; `step` counts from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,8 +42,17 @@ pub fn sum_of_squares_scratch_len(len: usize) -> usize {
     len.div_ceil(CHUNK_ELEMENTS)
 }
 
-/// One AdamW step on parameters `p` with gradient `g * clip_coefficient` and moments `m` and `v`.
-pub fn adamw(p: Dst<f32>, g: Src<f32>, m: Dst<f32>, v: Dst<f32>, hyper: AdamwHyper, clip_coefficient: f32) {
+/// One AdamW step on parameters `p` with gradient `g * clip_coefficient` and moments `m` and `v`; `activity` is that of
+/// the tensor.
+pub fn adamw(
+    p: Dst<f32>,
+    g: Src<f32>,
+    m: Dst<f32>,
+    v: Dst<f32>,
+    activity: Dst<f32>,
+    hyper: AdamwHyper,
+    clip_coefficient: f32,
+) {
     let len = p.len();
     assert_eq!((g.len(), m.len(), v.len()), (len, len, len));
     assert!(hyper.step > 0, "`adamw`: steps count from 1");
@@ -50,17 +61,63 @@ pub fn adamw(p: Dst<f32>, g: Src<f32>, m: Dst<f32>, v: Dst<f32>, hyper: AdamwHyp
     assert_apart("adamw", v, [g.into()]);
     let scalars = AdamwScalars::new(hyper, clip_coefficient);
     let isa = Isa::current();
+    let tops = Tops::of(activity);
     for_each_chunk(len, CHUNK_ELEMENTS, |chunk| {
         let Chunk { start, len, .. } = chunk;
-        adamw_chunk(
+        tops.raise(adamw_chunk(
             isa,
             p.part(start, len),
             g.part(start, len),
             m.part(start, len),
             v.part(start, len),
             scalars,
-        );
+        ));
     });
+    tops.store(activity);
+}
+
+/// The activity of a tensor while chunks of it are updated. The bits of numbers from 0 up are ordered as the numbers
+/// are, and a maximum does not depend on the order of chunks.
+pub struct Tops([AtomicU32; ACTIVITY_COLUMNS]);
+
+impl Tops {
+    pub fn of(activity: Dst<f32>) -> Tops {
+        assert_eq!(activity.len(), ACTIVITY_COLUMNS);
+        Tops(std::array::from_fn(|column| AtomicU32::new(activity.src().get(column).to_bits())))
+    }
+
+    pub fn raise(&self, found: [f32; ACTIVITY_COLUMNS]) {
+        for (top, number) in self.0.iter().zip(found) {
+            top.fetch_max(number.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    pub fn store(self, activity: Dst<f32>) {
+        for (column, top) in self.0.into_iter().enumerate() {
+            activity.set(column, f32::from_bits(top.into_inner()));
+        }
+    }
+}
+
+/// The larger of two magnitudes, the first where the second is NaN.
+#[inline(always)]
+pub fn larger(top: f32, magnitude: f32) -> f32 {
+    if magnitude > top { magnitude } else { top }
+}
+
+/// The activity of a chunk from that of its lanes.
+#[inline(always)]
+pub fn activity_of(
+    gradients: [f32; LANES],
+    parameters: [f32; LANES],
+    moved: [f32; LANES],
+) -> [f32; ACTIVITY_COLUMNS] {
+    [gradients, parameters, moved].map(largest_of)
+}
+
+#[inline(always)]
+pub fn largest_of(lanes: [f32; LANES]) -> f32 {
+    lanes.into_iter().fold(0.0, larger)
 }
 
 #[derive(Clone, Copy)]
@@ -121,7 +178,8 @@ kernel! {
         m: Dst<f32>,
         v: Dst<f32>,
         scalars: AdamwScalars,
-    ) {
+    ) -> [f32; ACTIVITY_COLUMNS] {
+        let [mut g_tops, mut p_tops, mut moved] = [[0.0_f32; LANES]; 3];
         for_each_block!(block in p.len() => {
             let mut p_lanes = p.lanes(block);
             let mut m_lanes = m.lanes(block);
@@ -133,7 +191,11 @@ kernel! {
                 let second = v_lanes[lane] * scalars.beta2 + scalars.one_minus_beta2 * g * g;
                 let denominator = second.sqrt() / scalars.bias_correction2_root + scalars.eps;
                 let decayed = p_lanes[lane] * scalars.decay;
-                p_lanes[lane] = decayed + scalars.minus_step_size * first / denominator;
+                let next = decayed + scalars.minus_step_size * first / denominator;
+                g_tops[lane] = larger(g_tops[lane], g.abs());
+                p_tops[lane] = larger(p_tops[lane], p_lanes[lane].abs());
+                moved[lane] = if next == p_lanes[lane] { moved[lane] } else { 1.0 };
+                p_lanes[lane] = next;
                 m_lanes[lane] = first;
                 v_lanes[lane] = second;
             }
@@ -141,6 +203,7 @@ kernel! {
             m.set_lanes(block, m_lanes);
             v.set_lanes(block, v_lanes);
         });
+        activity_of(g_tops, p_tops, moved)
     }
 }
 
@@ -182,11 +245,12 @@ mod tests {
             let (start, clip) = (numbers(1, len), 0.625_f32);
             let got = on_every_machine(|| {
                 let (mut p, mut m, mut v) = (start.clone(), vec![0.0; len], vec![0.0; len]);
+                let mut activity = [0.0; ACTIVITY_COLUMNS];
                 for step in 1..=5 {
                     let g = numbers(10 + step, len);
                     let hyper = AdamwHyper { step, ..HYPER };
                     let views = (dst(&mut p), dst(&mut m), dst(&mut v));
-                    adamw(views.0, src(&g), views.1, views.2, hyper, clip);
+                    adamw(views.0, src(&g), views.1, views.2, dst(&mut activity), hyper, clip);
                 }
                 (p, (m, v))
             });
@@ -222,7 +286,15 @@ mod tests {
         let (mut m, mut v) = ([0.0_f32; 8], [0.0_f32; 8]);
         for (g, step) in gradients.iter().zip(1..) {
             let hyper = AdamwHyper { lr: 2e-3, step, ..HYPER };
-            adamw(dst(&mut p), src(g), dst(&mut m), dst(&mut v), hyper, 0.8);
+            adamw(
+                dst(&mut p),
+                src(g),
+                dst(&mut m),
+                dst(&mut v),
+                dst(&mut [0.0; ACTIVITY_COLUMNS]),
+                hyper,
+                0.8,
+            );
         }
         let recorded: [(&str, [f32; 8], [u32; 8]); 3] = [
             (

@@ -10,9 +10,10 @@
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;
-use super::optimizer::AdamwHyper;
+use super::optimizer::{AdamwHyper, Tops, activity_of, larger, largest_of};
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
+use smidgen_ir::ACTIVITY_COLUMNS;
 use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::quant::nearest_code::{nearest_signed, nearest_unsigned};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
@@ -25,8 +26,16 @@ pub struct Moment8 {
 }
 
 /// One AdamW step on parameters `p` with gradient `g * clip_coefficient`, first moment `m` (codes of the signed
-/// map) and second moment `v` (codes of the unsigned one).
-pub fn adamw8(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, hyper: AdamwHyper, clip_coefficient: f32) {
+/// map) and second moment `v` (codes of the unsigned one); `activity` is that of the tensor.
+pub fn adamw8(
+    p: Dst<f32>,
+    g: Src<f32>,
+    m: Moment8,
+    v: Moment8,
+    activity: Dst<f32>,
+    hyper: AdamwHyper,
+    clip_coefficient: f32,
+) {
     const { assert!(CHUNK_ELEMENTS.is_multiple_of(DYNAMIC8_BLOCK) && DYNAMIC8_BLOCK.is_multiple_of(LANES)) };
     let (len, blocks) = (p.len(), p.len().div_ceil(DYNAMIC8_BLOCK));
     assert_eq!((g.len(), m.codes.len(), v.codes.len()), (len, len, len));
@@ -40,16 +49,18 @@ pub fn adamw8(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, hyper: AdamwHype
     assert_apart("adamw8", v.largest, [g.into()]);
     let scalars = Adamw8Scalars::new(hyper, clip_coefficient);
     let isa = Isa::current();
+    let tops = Tops::of(activity);
     for_each_chunk(len, CHUNK_ELEMENTS, |Chunk { start, len, .. }| {
-        adamw8_chunk(
+        tops.raise(adamw8_chunk(
             isa,
             p.part(start, len),
             g.part(start, len),
             m.part(start, len),
             v.part(start, len),
             scalars,
-        );
+        ));
     });
+    tops.store(activity);
 }
 
 impl Moment8 {
@@ -96,23 +107,40 @@ impl Adamw8Scalars {
 }
 
 kernel! {
-    fn adamw8_chunk(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8Scalars) {
+    fn adamw8_chunk(
+        p: Dst<f32>,
+        g: Src<f32>,
+        m: Moment8,
+        v: Moment8,
+        scalars: Adamw8Scalars,
+    ) -> [f32; ACTIVITY_COLUMNS] {
+        let mut activity = [0.0; ACTIVITY_COLUMNS];
         let mut start = 0;
         while start < p.len() {
             let len = (p.len() - start).min(DYNAMIC8_BLOCK);
             let (p, g) = (p.part(start, len), g.part(start, len));
-            step_block(p, g, m.part(start, len), v.part(start, len), scalars);
+            let found = step_block(p, g, m.part(start, len), v.part(start, len), scalars);
+            for (top, number) in activity.iter_mut().zip(found) {
+                *top = larger(*top, number);
+            }
             start += len;
         }
+        activity
     }
 }
 
 #[inline(always)]
-fn step_block(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8Scalars) {
+fn step_block(
+    p: Dst<f32>,
+    g: Src<f32>,
+    m: Moment8,
+    v: Moment8,
+    scalars: Adamw8Scalars,
+) -> [f32; ACTIVITY_COLUMNS] {
     // A short block is padded with zeros, which change neither largest magnitude.
     let mut first = decoded(m, &SIGNED_MAP);
     let mut second = decoded(v, &UNSIGNED_MAP);
-    let (mut first_tops, mut second_tops) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    let [mut first_tops, mut second_tops, mut g_tops, mut p_tops, mut changed] = [[0.0_f32; LANES]; 5];
     for_each_block!(block in p.len() => {
         let g_lanes = g.lanes(block);
         let mut p_lanes = p.lanes(block);
@@ -124,7 +152,11 @@ fn step_block(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8S
             let v = second[lane] * scalars.beta2 + scalars.one_minus_beta2 * g * g;
             let v = if v < f32::MAX { v } else { f32::MAX };
             let moved = p_lanes[lane] + scalars.minus_step_size * (m / (v.sqrt() + scalars.eps));
-            p_lanes[lane] = moved * scalars.keep;
+            let next = moved * scalars.keep;
+            g_tops[lane] = larger(g_tops[lane], g.abs());
+            p_tops[lane] = larger(p_tops[lane], p_lanes[lane].abs());
+            changed[lane] = if next == p_lanes[lane] { changed[lane] } else { 1.0 };
+            p_lanes[lane] = next;
             first[lane] = m;
             second[lane] = v;
             first_tops[lane] = larger(first_tops[lane], m.abs());
@@ -134,6 +166,7 @@ fn step_block(p: Dst<f32>, g: Src<f32>, m: Moment8, v: Moment8, scalars: Adamw8S
     });
     encode(m, first, largest_of(first_tops), nearest_of_its_sign);
     encode(v, second, largest_of(second_tops), nearest_unsigned);
+    activity_of(g_tops, p_tops, changed)
 }
 
 #[inline(always)]
@@ -173,20 +206,6 @@ fn nearest_of_its_sign(value: f32) -> u8 {
     }
 }
 
-#[inline(always)]
-fn larger(left: f32, right: f32) -> f32 {
-    if right > left { right } else { left }
-}
-
-#[inline(always)]
-fn largest_of(lanes: [f32; LANES]) -> f32 {
-    let mut largest = 0.0;
-    for lane in lanes {
-        largest = larger(largest, lane);
-    }
-    largest
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
@@ -214,7 +233,7 @@ mod tests {
             let [m_codes, v_codes] = &mut self.codes;
             let m = Moment8 { largest: dst(m_largest), codes: dst(m_codes) };
             let v = Moment8 { largest: dst(v_largest), codes: dst(v_codes) };
-            adamw8(dst(&mut self.p), src(g), m, v, hyper, clip);
+            adamw8(dst(&mut self.p), src(g), m, v, dst(&mut [0.0; ACTIVITY_COLUMNS]), hyper, clip);
         }
 
         fn decoded(&self, moment: usize, index: usize) -> f32 {

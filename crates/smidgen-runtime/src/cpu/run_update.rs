@@ -52,14 +52,16 @@ impl Run<'_> {
     pub(super) fn adamw(&self, settings: &AdamW) {
         let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
         let [parameter, first, second] = [0, 1, 2].map(|index| self.floats_mut(self.update(index)));
-        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+        let activity = self.floats_mut(self.update(3));
+        optimizer::adamw(parameter, self.floats(self.input(0)), first, second, activity, hyper, factor);
     }
 
     pub(super) fn adamw8(&self, settings: &AdamW) {
         let Some((hyper, factor)) = self.adamw_hyper(settings) else { return };
         let [first, second] = [1, 2].map(|index| self.moment8(self.update(index)));
         let parameter = self.floats_mut(self.update(0));
-        optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, hyper, factor);
+        let activity = self.floats_mut(self.update(3));
+        optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, activity, hyper, factor);
     }
 
     /// An 8-bit moment: the largest magnitude of each block, then the codes.

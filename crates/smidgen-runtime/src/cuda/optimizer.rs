@@ -1,7 +1,7 @@
 //! The optimizer step: gradient norm, AdamW with f32 or 8-bit moments, zeroing of gradients, rounding of adapters, and
 //! the regulariser of LS-LoRA's coefficients.
 //!
-//! Consecutive steps with the same operation on different tensors share a launch, up to 64 of them. Loss, report and
+//! Consecutive steps with the same operation on different tensors share a launch, up to 56 of them. Loss, report and
 //! hyper are f64 in device memory, and the kernels read them there, so that the host does not wait between gradients
 //! and update. Kernels: `kernels/optimizer.cu`.
 
@@ -30,7 +30,7 @@ pub const FILE: KernelFile = KernelFile {
 };
 
 /// Tensors per launch; this and the structures are as in `optimizer.cu`.
-const TABLE_TENSORS: usize = 64;
+const TABLE_TENSORS: usize = 56;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -39,6 +39,7 @@ struct UpdateTensor {
     gradient: u64,
     first: u64,
     second: u64,
+    activity: u64,
     elements: i64,
     first_block: u32,
     aligned: i32,
@@ -119,8 +120,8 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment. All steps have
-/// the same report and hyper.
+/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment, activity. All
+/// steps have the same report and hyper.
 pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
     update(stage, steps, settings, "adamw", blocks, |moment| moment.storage == Storage::F32)
@@ -144,9 +145,10 @@ fn update(
     let tensors = steps.iter().map(|step| {
         let elements = dense_elements(stage, &step.inputs[0]);
         assert_eq!(dense_elements(stage, &step.updates[0]), elements, "elements of a parameter");
-        assert!(step.updates[1..].iter().all(&fits), "`{kernel}` does not support these moments");
+        assert!(step.updates[1..3].iter().all(&fits), "`{kernel}` does not support these moments");
         let gradient = stage.pointer(&step.inputs[0]);
-        let [parameters, first, second] = [0, 1, 2].map(|index| stage.pointer(&step.updates[index]));
+        let [parameters, first, second, activity] =
+            [0, 1, 2, 3].map(|index| stage.pointer(&step.updates[index]));
         let aligned = is_aligned(&[gradient, parameters, first, second]);
         let elements_signed = elements as i64;
         let tensor = UpdateTensor {
@@ -154,6 +156,7 @@ fn update(
             gradient,
             first,
             second,
+            activity,
             elements: elements_signed,
             first_block: 0,
             aligned,

@@ -2,8 +2,8 @@
 //! and must have moved.
 //!
 //! `B` has a gradient at the first update, `A` and LS-LoRA's scales after others have moved: three updates with a
-//! rate above zero are enough for all. No tensor is copied: the guard keeps a hash of its start and the largest value of
-//! its gradients. A resumed run that is past its third update is not checked again.
+//! rate above zero are enough for all. The kernels of the update note what they see (`names::state::ACTIVITY`), so that
+//! a check costs one small read. A resumed run that is past its third update is not checked again.
 //! Where the data or the settings explain a zero gradient, it is a warning: with one token to attend to,
 //! queries and keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts
 //! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
@@ -11,9 +11,10 @@
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
-use crate::session::adapters::{AdapterPlace, adapter_places};
-use smidgen_ir::{LeafKind, Plan, Precision, ValueId, ValueRole};
-use smidgen_runtime::{Device, DeviceError, Executor};
+use crate::session::weights::leaf;
+use smidgen_compile::names::state;
+use smidgen_ir::{ACTIVITY_COLUMNS, LeafKind, Precision};
+use smidgen_runtime::{Device, Executor};
 
 /// Updates with a rate above zero after which everything must have moved.
 pub const UPDATES: u64 = 3;
@@ -27,11 +28,9 @@ const SURE_TO_CHANGE: f64 = 1e-6;
 
 #[derive(Debug)]
 pub struct Liveness {
-    tensors: Vec<Tensor>,
     updates: u64,
     largest_lr: f64,
     eps: f64,
-    clip: f64,
     dropout: f64,
     /// A row with a loss had more than one token to attend to.
     attends: bool,
@@ -41,55 +40,29 @@ pub struct Liveness {
     is_full: bool,
 }
 
-#[derive(Debug)]
-struct Tensor {
-    place: AdapterPlace,
-    gradient: ValueId,
-    start: u64,
-    /// Of all updates so far, before clipping.
-    largest_gradient: f64,
-    /// After clipping.
-    largest_clipped: f64,
-    /// At the update that is being made.
-    current: f64,
-}
-
 /// What the guard found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Keys of tensors whose gradient was zero throughout.
+    /// Names of tensors whose gradient was zero throughout.
     without_gradient: Vec<String>,
-    /// Keys of tensors that have a gradient and did not change.
+    /// Names of tensors that have a gradient and did not change.
     stuck: Vec<String>,
     /// The same, if the learning rate was too small to be sure.
     too_slow: Vec<String>,
 }
 
 impl Liveness {
-    /// Records the tensors before the first update.
-    pub fn begin<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<Liveness, DeviceError> {
-        let places = adapter_places(executor.plan(), &job.request);
-        let tensors = places.into_iter().map(|place| {
-            Ok(Tensor {
-                gradient: gradient_of(executor.plan(), place.leaf),
-                start: scan(executor, place.leaf, &place)?.hash,
-                place,
-                largest_gradient: 0.0,
-                largest_clipped: 0.0,
-                current: 0.0,
-            })
-        });
-        Ok(Liveness {
-            tensors: tensors.collect::<Result<_, DeviceError>>()?,
+    /// Before the first update.
+    pub fn begin(job: &Job) -> Liveness {
+        Liveness {
             updates: 0,
             largest_lr: 0.0,
             eps: job.recipe.train.eps,
-            clip: job.recipe.train.clip,
             dropout: job.recipe.adapter.dropout,
             attends: false,
             in_f16: job.request.precision == Precision::F16,
             is_full: !job.request.trained.is_empty(),
-        })
+        }
     }
 
     /// A micro-batch that is part of the next update: the largest position that carries a loss.
@@ -97,22 +70,9 @@ impl Liveness {
         self.attends |= positions.into_iter().any(|position| position > 0);
     }
 
-    /// After the micro-batches of a step and before its update, which sets gradients to zero.
-    pub fn see_gradients<D: Device>(&mut self, executor: &mut Executor<D>) -> Result<(), DeviceError> {
-        for tensor in &mut self.tensors {
-            tensor.current = scan(executor, tensor.gradient, &tensor.place)?.largest;
-            tensor.largest_gradient = tensor.largest_gradient.max(tensor.current);
-        }
-        Ok(())
-    }
-
     /// After an update; returns whether it was the last one to check.
-    pub fn see_update(&mut self, lr: f64, grad_norm: f64) -> bool {
+    pub fn see_update(&mut self, lr: f64) -> bool {
         if lr > 0.0 {
-            let clipped = if self.clip > 0.0 { (self.clip / grad_norm).min(1.0) } else { 1.0 };
-            for tensor in &mut self.tensors {
-                tensor.largest_clipped = tensor.largest_clipped.max(tensor.current * clipped);
-            }
             self.updates += 1;
             self.largest_lr = self.largest_lr.max(lr);
         }
@@ -121,22 +81,24 @@ impl Liveness {
 
     /// The verdict: warnings, or an error that names the tensors.
     pub fn end<D: Device>(self, executor: &mut Executor<D>) -> Result<Vec<String>, Failure> {
+        let plan = executor.plan();
+        let names: Vec<String> =
+            plan.leaves(LeafKind::Adapter).map(|(_, value)| value.name.clone()).collect();
+        let activity = leaf(plan, state::ACTIVITY);
+        let mut bytes = vec![0; 4 * ACTIVITY_COLUMNS * names.len()];
+        executor.read(activity, &mut bytes)?;
+        let numbers: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
         let mut findings = Findings::default();
-        for tensor in &self.tensors {
-            let key = tensor.place.name();
-            if tensor.largest_gradient == 0.0 {
-                findings.without_gradient.push(key);
-                continue;
-            }
-            let now = scan(executor, tensor.place.leaf, &tensor.place)?;
-            if now.hash != tensor.start {
-                continue;
-            }
-            let sure = self.largest_lr > SURE_TO_CHANGE * now.largest
-                && tensor.largest_clipped > CLEARLY_ABOVE_EPS * self.eps;
-            match sure {
-                true => findings.stuck.push(key),
-                false => findings.too_slow.push(key),
+        for (name, row) in names.into_iter().zip(numbers.as_chunks::<ACTIVITY_COLUMNS>().0) {
+            let [gradient, parameter, moved] = row.map(f64::from);
+            let sure =
+                self.largest_lr > SURE_TO_CHANGE * parameter && gradient > CLEARLY_ABOVE_EPS * self.eps;
+            match (gradient == 0.0, moved == 0.0) {
+                (true, _) => findings.without_gradient.push(name),
+                (false, false) => {}
+                (false, true) if sure => findings.stuck.push(name),
+                (false, true) => findings.too_slow.push(name),
             }
         }
         self.judge(&findings)
@@ -204,47 +166,13 @@ fn is_query_or_key(key: &str) -> bool {
     ["q_proj", "k_proj", "qkv_proj", "q_norm", "k_norm"].iter().any(|name| key.contains(name))
 }
 
-fn gradient_of(plan: &Plan, leaf: ValueId) -> ValueId {
-    match &plan.value(leaf).role {
-        ValueRole::Leaf(own) if own.kind == LeafKind::Adapter => own.gradient.expect("it is trained"),
-        role => unreachable!("a trained tensor is a leaf, not {role:?}"),
-    }
-}
-
-struct Scan {
-    hash: u64,
-    largest: f64,
-}
-
-/// Hash and largest absolute value of a tensor's part of a leaf, or of the leaf's gradient.
-fn scan<D: Device>(
-    executor: &mut Executor<D>,
-    leaf: ValueId,
-    place: &AdapterPlace,
-) -> Result<Scan, DeviceError> {
-    let mut piece = [0u8; 16 << 10];
-    let (mut hash, mut largest) = (0xcbf2_9ce4_8422_2325u64, 0f32);
-    for offset in (0..place.bytes).step_by(piece.len()) {
-        let piece = &mut piece[..(16 << 10).min(place.bytes - offset)];
-        executor.read_at(leaf, place.offset + offset, piece)?;
-        for bytes in piece.chunks_exact(4) {
-            let bits = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-            // FNV-1a by words: any change of one word changes it.
-            hash = (hash ^ u64::from(bits)).wrapping_mul(0x0000_0100_0000_01b3);
-            largest = largest.max(f32::from_bits(bits).abs());
-        }
-    }
-    Ok(Scan { hash, largest: f64::from(largest) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn liveness(dropout: f64, attends: bool) -> Liveness {
-        let (tensors, in_f16) = (vec![], false);
-        let (updates, largest_lr, eps, clip, is_full) = (3, 1e-3, 1e-8, 1.0, false);
-        Liveness { tensors, updates, largest_lr, eps, clip, dropout, attends, in_f16, is_full }
+        let (updates, largest_lr, eps) = (3, 1e-3, 1e-8);
+        Liveness { updates, largest_lr, eps, dropout, attends, in_f16: false, is_full: false }
     }
 
     fn keys(names: &[&str]) -> Vec<String> {
@@ -255,7 +183,7 @@ mod tests {
     fn a_rate_of_zero_is_no_update() {
         let mut liveness = Liveness { updates: 0, largest_lr: 0.0, ..liveness(0.0, true) };
         let rates = [0.0, 1e-4, 0.0, 2e-4, 1e-4];
-        assert_eq!(rates.map(|lr| liveness.see_update(lr, 1.0)), [false, false, false, false, true]);
+        assert_eq!(rates.map(|lr| liveness.see_update(lr)), [false, false, false, false, true]);
         assert_eq!(liveness.largest_lr, 2e-4);
     }
 

@@ -197,7 +197,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let settings = &job.recipe.train;
         let updated = (0..first).filter(|step| schedule.lr(*step) > 0.0).take(liveness::UPDATES as usize);
         if (updated.count() as u64) < liveness::UPDATES {
-            self.liveness = Some(Liveness::begin(&mut self.executor, job)?);
+            self.liveness = Some(Liveness::begin(job));
         }
         let mut outcome = Outcome {
             steps: first,
@@ -269,7 +269,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 || interrupt.is_requested()
                 || self.exceeded_bytes.is_some();
             // A step that overflowed is repeated before the next.
-            let waits = self.liveness.is_some() || self.loss_scale.is_some();
+            let waits = self.loss_scale.is_some();
             if (settles || waits || !self.executor.device().is_asynchronous())
                 && let Some(begun) = self.begun.take()
             {
@@ -440,9 +440,6 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Queues the update of a step and its report.
     fn begin_update(&mut self, begun: &BegunStep) -> Result<(), Failure> {
         let BegunStep { step, lr, .. } = *begun;
-        if let Some(liveness) = self.liveness.as_mut().filter(|_| lr > 0.0) {
-            liveness.see_gradients(&mut self.executor)?;
-        }
         let scale = self.scale();
         self.feed.write_hyper(&mut self.executor, lr, step + 1, scale);
         let extent = self.executor.plan().extent;
@@ -474,7 +471,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             return Err(not_finite(train, &begun.samples, begun.step + 1, &report, culprit));
         }
         if let Some(mut liveness) = self.liveness.take() {
-            match liveness.see_update(begun.lr, report.grad_norm) {
+            match liveness.see_update(begun.lr) {
                 true => {
                     for warning in liveness.end(&mut self.executor)? {
                         progress.say(&format!("{WARNING} {warning}"));
