@@ -12,7 +12,8 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::{
-    AdamW, DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId, verify,
+    ACTIVITY_COLUMNS, AdamW, DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId,
+    verify,
 };
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
@@ -34,6 +35,7 @@ pub fn examples() -> Vec<Example> {
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_without_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_with_active_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(what_is_not_finite_changes_nothing_in_8_bits) },
+        Example { covers: covers_8_bit, proof: Proof::Values(activity_is_that_of_each_tensor) },
         Example { covers: &["fourier_reg"], proof: Proof::Values(regularizer_of_coefficients) },
     ]
 }
@@ -129,6 +131,12 @@ impl Update {
             .collect()
     }
 
+    fn activity(&self, executor: &mut Executor<Cpu>) -> Vec<f32> {
+        let values = &self.subject.graph.values;
+        let leaf = values.iter().position(|value| value.name == state::ACTIVITY).unwrap();
+        decode_reals(&self.subject.read_bytes(executor, ValueId(leaf as u32)))
+    }
+
     fn operations(&self) -> BTreeSet<&'static str> {
         self.subject.graph.nodes(Entry::Update).iter().map(|node| node.op.name()).collect()
     }
@@ -157,6 +165,7 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 };
         assert!(expected_factor(factor), "the example clips by {factor}");
         for (reference, gradient) in parameters.iter_mut().zip(&gradients) {
+            reference.see(gradient, factor);
             reference.step(gradient, factor, step);
         }
         let states = executors.each_mut().map(|executor| {
@@ -180,11 +189,39 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
         assert!(error < if in_8_bits { 2e-3 } else { 1e-6 }, "{moments:?}: off by {error}");
         assert!(!in_8_bits || error > 1e-5, "{moments:?}: off by {error} only");
     }
+    for executor in &mut executors {
+        let activity = update.activity(executor);
+        for (reference, row) in parameters.iter().zip(activity.as_chunks::<ACTIVITY_COLUMNS>().0) {
+            let [gradient, parameter, moved] = row.map(f64::from);
+            assert!((gradient - reference.largest_gradient).abs() <= 1e-6 * gradient, "{gradient}");
+            assert!((parameter - reference.largest_parameter).abs() <= 1e-3 * parameter, "{parameter}");
+            assert_eq!(moved, 1.0);
+        }
+    }
     update.operations()
+}
+
+/// A tensor without a gradient does not move, and one of zeros has no decay to move it.
+fn activity_is_that_of_each_tensor() -> BTreeSet<&'static str> {
+    for moments in [Moments::F32, Moments::Bits8] {
+        let update = Update::new(moments, 0.0);
+        let mut executor = update.load(2);
+        let (still, _) = update.subject.trained()[2];
+        update.subject.write_reals(&mut executor, still, &[0.0; 129 * 131]);
+        let mut gradients = gradients(1);
+        gradients[2].fill(0.0);
+        update.step(&mut executor, 2.5, 1, &gradients);
+        let activity = update.activity(&mut executor);
+        assert!(activity[..6].iter().all(|number| *number > 0.0), "{moments:?}: {activity:?}");
+        assert_eq!(activity[6..], [0.0; 3], "{moments:?}");
+    }
+    Update::new(Moments::Bits8, 0.0).operations()
 }
 
 /// AdamW with decoupled decay, in f64.
 struct Reference {
+    largest_gradient: f64,
+    largest_parameter: f64,
     start: Vec<f64>,
     parameter: Vec<f64>,
     first: Vec<f64>,
@@ -195,7 +232,17 @@ impl Reference {
     fn new(start: &[f32]) -> Reference {
         let start: Vec<f64> = start.iter().map(|value| f64::from(*value)).collect();
         let zeros = vec![0.0; start.len()];
-        Reference { parameter: start.clone(), start, first: zeros.clone(), second: zeros }
+        let (first, second) = (zeros.clone(), zeros);
+        let parameter = start.clone();
+        Reference { largest_gradient: 0.0, largest_parameter: 0.0, parameter, start, first, second }
+    }
+
+    /// Before a step.
+    fn see(&mut self, gradient: &[f32], factor: f64) {
+        let clipped = gradient.iter().map(|value| f64::from(*value).abs() * factor);
+        self.largest_gradient = clipped.fold(self.largest_gradient, f64::max);
+        let parameters = self.parameter.iter().map(|value| value.abs());
+        self.largest_parameter = parameters.fold(self.largest_parameter, f64::max);
     }
 
     fn step(&mut self, gradient: &[f32], factor: f64, step: u64) {

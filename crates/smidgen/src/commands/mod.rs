@@ -14,6 +14,7 @@ pub mod fit;
 pub mod generate;
 pub mod import;
 pub mod inspect;
+pub mod man;
 pub mod merge;
 pub mod original;
 pub mod plan;
@@ -71,6 +72,8 @@ enum Command {
     Import(import::Args),
     /// Write a completion script for a shell
     Completions(completions::Args),
+    /// Write manual pages into a folder
+    Man(man::Args),
     /// Check this machine and a recipe, and measure the device for plans
     Doctor(doctor::Args),
 }
@@ -94,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Eval(args) => eval::run(args, cli.quiet),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args, command()),
+        Command::Man(args) => man::run(args, command()),
         Command::Doctor(args) => doctor::run(args, cli.quiet),
         Command::Import(args) => import::run(args, cli.quiet),
         Command::Merge(args) => merge::run(args, cli.quiet),
