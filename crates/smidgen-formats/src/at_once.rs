@@ -1,4 +1,6 @@
 //! Tasks that run at the same time, each on a thread of its own.
+//!
+//! For work on files before a device is there. Left out: a pool, because a task takes far longer than a thread to start.
 
 /// Runs all tasks and returns the first error in their order. One task needs no thread.
 pub fn at_once<E: Send>(tasks: Vec<impl FnOnce() -> Result<(), E> + Send>) -> Result<(), E> {
