@@ -120,8 +120,8 @@ fn rows_of_a_leaf_cost_nothing() {
             slices += 1;
         }
     }
-    // Weights, B and its gradient, in five parts a layer.
-    assert_eq!(slices, LAYERS * 5 * 3);
+    // Weights, B and its gradient, in five parts a layer; a row of activity for A and B of four linears.
+    assert_eq!(slices, LAYERS * (5 * 3 + 4 * 2));
 }
 
 /// Norms in the lowest adapted layer whose gradient is needed: all but the first.

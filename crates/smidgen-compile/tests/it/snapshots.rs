@@ -85,23 +85,23 @@ fn summary(spec: DecoderSpec) -> String {
 fn bytes_of_llama_1b() {
     expect![[r#"
         recompute 0 of 16
-          reserved 6144153856 = persistent 2652018176 + transient 3492135680
+          reserved 6144156672 = persistent 2652020992 + transient 3492135680
           peak at forward, lm_head_loss
           base_weights     2471628800
           adapters           45088768
           gradients          45088768
           optimizer          90177536
           activations      3425148928
-          workspace          67021056
+          workspace          67023872
         recompute 16 of 16
-          reserved 3233847040 = persistent 2652018176 + transient 581828864
+          reserved 3233849856 = persistent 2652020992 + transient 581828864
           peak at recompute of layers.15, linear
           base_weights     2471628800
           adapters           45088768
           gradients          45088768
           optimizer          90177536
           activations       580517888
-          workspace           1345280
+          workspace           1348096
     "#]]
     .assert_eq(&summary(shapes::llama_1b()));
 }
@@ -110,23 +110,23 @@ fn bytes_of_llama_1b() {
 fn bytes_of_llama_8b() {
     expect![[r#"
         recompute 0 of 32
-          reserved 29303006720 = persistent 16731645440 + transient 12571361280
+          reserved 29303012096 = persistent 16731650816 + transient 12571361280
           peak at forward, lm_head_loss
           base_weights    16060522496
           adapters          167772160
           gradients         167772160
           optimizer         335544320
           activations     12487442432
-          workspace          83953152
+          workspace          83958528
         recompute 32 of 32
-          reserved 18379351808 = persistent 16731645440 + transient 1647706368
+          reserved 18379357184 = persistent 16731650816 + transient 1647706368
           peak at recompute of layers.31, linear
           base_weights    16060522496
           adapters          167772160
           gradients         167772160
           optimizer         335544320
           activations      1646395392
-          workspace           1345280
+          workspace           1350656
     "#]]
     .assert_eq(&summary(shapes::llama_8b()));
 }
@@ -135,23 +135,23 @@ fn bytes_of_llama_8b() {
 fn bytes_of_llama_70b() {
     expect![[r#"
         recompute 0 of 80
-          reserved 205238617856 = persistent 144420947456 + transient 60817670400
+          reserved 205238631424 = persistent 144420961024 + transient 60817670400
           peak at forward of layers.79, linear
           base_weights   141107412992
           adapters          828375040
           gradients         828375040
           optimizer        1656750080
           activations     60816359424
-          workspace           1345280
+          workspace           1358848
         recompute 80 of 80
-          reserved 150917531392 = persistent 144420947456 + transient 6496583936
+          reserved 150917544960 = persistent 144420961024 + transient 6496583936
           peak at recompute of layers.79, linear
           base_weights   141107412992
           adapters          828375040
           gradients         828375040
           optimizer        1656750080
           activations      6495272960
-          workspace           1345280
+          workspace           1358848
     "#]]
     .assert_eq(&summary(shapes::llama_70b()));
 }

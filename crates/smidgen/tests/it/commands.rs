@@ -43,6 +43,7 @@ fn help_lists_the_commands() {
               bench        Measure speed and memory on random weights of a named shape
               import       Convert another tool's configuration into a recipe
               completions  Write a completion script for a shell
+              man          Write manual pages into a folder
               doctor       Check this machine and a recipe, and measure the device for plans
               help         Print this message or the help of the given subcommand(s)
 
@@ -136,7 +137,7 @@ fn plan_as_text_lists_leaves_and_steps() {
         expect![[r#"
             plan model · LoRA r=4 · f32 · batch 4
             extent T<=100 S<=77 G<=4
-            reserve 2077696 = persistent 285184 + transient 1792512
+            reserve 2078208 = persistent 285696 + transient 1792512
             leaf @0 base_weights model.embed_tokens.weight f32 (211, 48)
             leaf @40704 base_weights model.layers.0.self_attn.q_proj.weight f32 (64, 48)
             leaf @52992 base_weights model.layers.0.self_attn.k_proj.weight f32 (32, 48)
@@ -187,7 +188,7 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the smallest plan needs 30.25 MiB, the budget is 4.00 MiB
+            error: the smallest plan needs 30.26 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of forward, lm_head_loss 1.28 MiB, base weights 184.50 KiB, layers.1.attn.o 10.00 KiB
 
             hint: `memory.budget = "31MiB"` is the least that fits

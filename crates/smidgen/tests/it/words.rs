@@ -119,7 +119,7 @@ fn colour_changes_no_word() {
 /// Every command that says something to people says it to programs.
 #[test]
 fn every_command_has_its_json() {
-    let without = ["completions", "dash"];
+    let without = ["completions", "dash", "man"];
     for command in smidgen::internal::command().get_subcommands() {
         let json = command.get_arguments().find(|argument| argument.get_long() == Some("json"));
         assert_eq!(json.is_none(), without.contains(&command.get_name()), "{}", command.get_name());
@@ -214,4 +214,10 @@ fn shells_learn_the_commands() {
         assert!(script.stdout.contains("import") && script.stdout.contains("resume"), "{shell}");
     }
     assert_eq!(scratch.run(&["completions", "tcsh"]).code, Some(2));
+    assert_eq!(scratch.run(&["man", "pages/man1"]).code, Some(0));
+    for command in smidgen::internal::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        let page = scratch.read(&format!("pages/man1/smidgen-{}.1", command.get_name()));
+        let page = String::from_utf8(page).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
 }
