@@ -14,6 +14,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_json_file};
+use crate::links::{LinkOut, find_link_out};
 use crate::safetensors::{SafetensorsError, SafetensorsFile};
 use crate::shard_index::{is_plain_file_name, read_weight_map};
 use crate::some_of::some_of;
@@ -46,6 +47,11 @@ pub enum FolderError {
          give the folder of the base model", path.display()
     )]
     AdapterFolder { path: PathBuf },
+    #[error(
+        "`{link}` in the model folder `{}` is a link to `{}`, outside the folder; replace it by the file itself",
+        path.display(), target.display()
+    )]
+    LinkOut { path: PathBuf, link: String, target: PathBuf },
     #[error("`{}` is not a JSON object", path.display())]
     ConfigNotObject { path: PathBuf },
     #[error(
@@ -107,6 +113,9 @@ impl ModelFolder {
     pub fn open(path: &Path) -> Result<ModelFolder, FolderError> {
         let names = list_names(path)?;
         let path = path.to_path_buf();
+        if let Some(LinkOut { link, target }) = find_link_out(&path) {
+            return Err(FolderError::LinkOut { path, link, target });
+        }
         let weights = find_weights(&path, &names);
         if !names.contains("config.json") {
             return Err(match weights {

@@ -19,6 +19,7 @@ pub mod folder;
 pub(crate) mod four_bit;
 pub mod gguf;
 pub mod json_file;
+pub mod links;
 pub mod load;
 pub mod model;
 pub mod open_file;

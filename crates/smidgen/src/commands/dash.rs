@@ -3,17 +3,30 @@
 //! The server listens on the loopback address and has three paths: the page, its content, and the current metrics. The
 //! page polls the metrics every two seconds and reloads its content when they have changed. It is read-only, and it
 //! runs until it is interrupted.
+//! Every client has its own task and a limit on time, so slow ones and many at once do not keep others waiting.
 
 use crate::console::progress;
 use crate::failure::Failure;
 use crate::report::html::{render_content, render_live_page};
 use crate::report::run_folder::read_run;
 use crate::report::run_summary::summarize;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -25,9 +38,15 @@ pub struct Args {
 }
 
 /// No browser sends a longer request.
-const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// A client that sends nothing for this long is dropped.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_REQUEST_BYTES: usize = 16 << 10;
+/// The head of a request has to arrive within this time.
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// And the whole answer has to be read within this one.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Further clients wait until one of these is done.
+const MOST_CLIENTS: usize = 256;
+/// Threads that read the run folder and render pages.
+const MOST_READERS: usize = 4;
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     // A wrong folder is reported here, before a browser asks.
@@ -38,69 +57,71 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .hint("`--port 0` uses any free port")
     })?;
     let address = listener.local_addr().map_err(Failure::network)?;
+    listener.set_nonblocking(true).map_err(Failure::network)?;
+    let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(MOST_READERS);
+    let runtime = runtime.build().map_err(Failure::network)?;
     progress::say(&format!(
         "serving the run in `{}` at http://{address}/ (Ctrl-C to stop)",
         args.run.display()
     ));
-    for stream in listener.incoming().flatten() {
-        // A browser that closed the connection is not a failure.
-        let _ = answer(stream, &args.run);
+    runtime.block_on(serve(listener, Arc::from(args.run.as_path()))).map_err(Failure::network)
+}
+
+async fn serve(listener: TcpListener, folder: Arc<Path>) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let free = Arc::new(Semaphore::new(MOST_CLIENTS));
+    loop {
+        let place = Arc::clone(&free).acquire_owned().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            // Too many open files, or a client that left at once.
+            sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let answered = timeout(ANSWER_WITHIN, answer(stream, Arc::clone(&folder)));
+        tokio::spawn(async move {
+            // A browser that closed the connection is not a failure.
+            let _ = answered.await;
+            drop(place);
+        });
     }
-    Ok(())
 }
 
-fn answer(mut stream: TcpStream, folder: &Path) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut lines = BufReader::new((&stream).take(MAX_REQUEST_BYTES)).lines();
-    let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
-    let mut host = None;
-    // The whole request head is read: otherwise the client sees a broken connection.
-    for line in lines {
-        let line = line?;
-        if line.is_empty() {
-            break;
+/// One request of a client; the connection is closed after it.
+async fn answer(stream: TcpStream, folder: Arc<Path>) -> Result<(), hyper::Error> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let folder = Arc::clone(&folder);
+        async move {
+            let answer = spawn_blocking(move || respond(&request, &folder)).await;
+            Ok::<_, Infallible>(
+                answer.unwrap_or_else(|_| plain(StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be rendered")),
+            )
         }
-        if let Some((name, value)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("host")
-        {
-            host = Some(value.trim().to_owned());
-        }
-    }
-    let Response { status, kind, body } = respond(&request, host.as_deref(), folder);
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
-         X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_WITHIN)
+        .max_buf_size(MAX_REQUEST_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
 }
 
-struct Response {
-    status: &'static str,
-    kind: &'static str,
-    body: String,
-}
-
-fn respond(request: &str, host: Option<&str>, folder: &Path) -> Response {
-    let plain = |status, words: &str| Response { status, kind: "text/plain", body: format!("{words}\n") };
-    let mut words = request.split(' ');
-    let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-    if method != "GET" {
-        return plain("405 Method Not Allowed", "only GET");
+fn respond(request: &Request<Incoming>, folder: &Path) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET {
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET");
     }
     // DNS rebinding: a foreign page whose host name resolves to this address gets nothing.
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !host.is_some_and(is_this_machine) {
-        return plain("403 Forbidden", "only localhost is served");
+        return plain(StatusCode::FORBIDDEN, "only localhost is served");
     }
-    let path = path.split('?').next().unwrap_or(path);
+    let path = request.uri().path();
     if !["/", "/content", "/metrics"].contains(&path) {
-        return plain("404 Not Found", "not found");
+        return plain(StatusCode::NOT_FOUND, "not found");
     }
     let record = match read_run(folder) {
         Ok(record) => record,
-        Err(failure) => return plain("500 Internal Server Error", &failure.to_string()),
+        Err(failure) => return plain(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_string()),
     };
     match path {
         "/metrics" => {
@@ -108,11 +129,26 @@ fn respond(request: &str, host: Option<&str>, folder: &Path) -> Response {
             let mut value = summary.render_json();
             let evaluations = record.evaluations.len();
             value["stamp"] = json!(format!("{} {} {evaluations}", summary.standing, summary.steps));
-            Response { status: "200 OK", kind: "application/json", body: value.to_string() }
+            page(StatusCode::OK, "application/json", value.to_string())
         }
-        "/content" => Response { status: "200 OK", kind: "text/html", body: render_content(&record) },
-        _ => Response { status: "200 OK", kind: "text/html", body: render_live_page(&record) },
+        "/content" => page(StatusCode::OK, "text/html", render_content(&record)),
+        _ => page(StatusCode::OK, "text/html", render_live_page(&record)),
     }
+}
+
+fn plain(status: StatusCode, words: &str) -> Response<Full<Bytes>> {
+    page(status, "text/plain", format!("{words}\n"))
+}
+
+fn page(status: StatusCode, kind: &str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_str(&format!("{kind}; charset=utf-8"));
+    let headers = response.headers_mut();
+    headers.extend(kind.ok().map(|kind| (header::CONTENT_TYPE, kind)));
+    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+    response
 }
 
 fn is_this_machine(host: &str) -> bool {

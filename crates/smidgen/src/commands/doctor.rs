@@ -53,8 +53,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     });
     let known = recipe.as_ref().and_then(|recipe| recipe.as_ref().ok());
     let device = device(args, known)?;
-    let threads = known.map(|recipe| recipe.memory.threads).filter(|threads| *threads > 0);
-    let threads = threads.unwrap_or_else(host::processors);
+    // Too many are reported by the checks of the recipe.
+    let threads = host::threads(known.map_or(0, |recipe| recipe.memory.threads));
+    let threads = threads.unwrap_or_else(|_| host::processors());
     // The nearest folder that exists: doctor creates none.
     let output = known.map_or(here.clone(), |recipe| recipe.output.dir.resolved.clone());
     let folder = output.ancestors().find(|folder| folder.is_dir()).map_or(here, PathBuf::from);

@@ -123,10 +123,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         EvalTask::Loss | EvalTask::Choice => arithmetic,
         EvalTask::Generate => arithmetic.token_by_token(),
     };
-    let threads = match recipe.memory.threads {
-        0 => host::processors(),
-        threads => threads,
-    };
+    let threads = host::threads(recipe.memory.threads)?;
     // Opened before planning, because the plan includes the memory of the driver's context.
     let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);

@@ -5,6 +5,7 @@
 
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
+use std::borrow::Cow;
 
 pub const ERROR: &str = "\x1b[1;31merror:\x1b[0m";
 pub const WARNING: &str = "\x1b[33mwarning:\x1b[0m";
@@ -24,6 +25,37 @@ pub fn bad(words: &str) -> String {
     format!("\x1b[1;31m{words}\x1b[0m")
 }
 
+/// Sequences that this program writes itself.
+const OWN: [&str; 6] = ["\x1b[1;31m", "\x1b[33m", "\x1b[36m", "\x1b[32m", "\x1b[1m", "\x1b[0m"];
+
+/// The text with control characters shown as escapes: names in files and answers of servers could otherwise move the
+/// cursor, change the title or hide text. Line breaks, tabs and this program's own colours stay.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let length = match OWN.iter().find(|own| rest.starts_with(**own)) {
+            Some(own) => own.len(),
+            None => next.len_utf8(),
+        };
+        match is_hidden(next) && length == next.len_utf8() {
+            true => shown.extend(next.escape_unicode()),
+            false => shown.push_str(&rest[..length]),
+        }
+        rest = &rest[length..];
+    }
+    Cow::Owned(shown)
+}
+
+/// Control characters, and those that reverse the direction of the text around them.
+fn is_hidden(c: char) -> bool {
+    (c.is_control() && c != '\n' && c != '\t')
+        || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// The text without colour.
 pub fn plain(text: &str) -> String {
     strip_str(text).to_string()
@@ -36,4 +68,20 @@ pub fn for_stream(text: &str, stream: &impl anstream::stream::RawStream) -> Stri
 
 pub fn is_shown(stream: &impl anstream::stream::RawStream) -> bool {
     AutoStream::choice(stream) != ColorChoice::Never
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_of_others_are_shown() {
+        assert_eq!(shown("plain\n\ttext"), "plain\n\ttext");
+        let own = format!("{ERROR} {}", good("fits"));
+        assert_eq!(shown(&own), own);
+        assert_eq!(shown("a\x1b]0;title\x07b"), "a\\u{1b}]0;title\\u{7}b");
+        assert_eq!(shown("a\x1b[2Jb\r\u{9b}31m"), "a\\u{1b}[2Jb\\u{d}\\u{9b}31m");
+        assert_eq!(shown("\u{202e}cod.exe"), "\\u{202e}cod.exe");
+        assert_eq!(shown(&format!("{WARNING} \x1b[31mx")), format!("{WARNING} \\u{{1b}}[31mx"));
+    }
 }

@@ -23,7 +23,7 @@ pub fn say_failure(failure: &Failure) {
 
 /// As wide as the terminal, and in its colours.
 pub fn for_stderr(line: &str) -> String {
-    colour::for_stream(&fold(line, columns()), &std::io::stderr())
+    colour::for_stream(&fold(&colour::shown(line), columns()), &std::io::stderr())
 }
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::io::Write;
 
 /// Writes text for people, wrapped to the width of the terminal.
 pub fn print_text(text: &str) -> Result<(), Failure> {
-    print(&colour::for_stream(&fold(text, columns()), &std::io::stdout()))
+    print(&colour::for_stream(&fold(&colour::shown(text), columns()), &std::io::stdout()))
 }
 
 /// Writes data unchanged. A reader that closed the pipe (`| head`) is not a failure.

@@ -7,7 +7,10 @@ use crate::failure::Failure;
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
+/// Long enough for a slow start of a large file, short enough that nobody waits on a dead connection.
+const SILENCE_ALLOWED_S: u64 = 60;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// The variable that forbids network access, if one is set.
@@ -42,6 +45,12 @@ pub fn hf_token() -> Option<String> {
 /// The token file that a login writes.
 pub fn hf_token_file() -> Option<PathBuf> {
     path("HF_TOKEN_PATH").or_else(|| hf_home().ok().map(|home| home.join("token")))
+}
+
+/// How long a connection may be silent before it is aborted. `HF_HUB_DOWNLOAD_TIMEOUT` sets it, in seconds.
+pub fn download_timeout() -> Duration {
+    let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.trim().parse().ok());
+    Duration::from_secs(seconds.filter(|seconds| *seconds > 0).unwrap_or(SILENCE_ALLOWED_S))
 }
 
 /// A file of certificates to trust instead of the built-in ones, as for `requests`, `httpx` and `curl`.

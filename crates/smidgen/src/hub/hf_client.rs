@@ -1,7 +1,8 @@
 //! Requests to the hub: the file list of a repository, and the bytes of one file from an offset on.
 //!
-//! The token is sent only to the endpoint, never to the storage that a download is redirected to. Temporary errors (a
-//! broken connection, a busy server) are separate from permanent ones (no such model, no access).
+//! The token is sent only to the scheme, host and port of the endpoint, never to the storage that a download is
+//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection, a
+//! busy server) are separate from permanent ones (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
 use super::environment;
@@ -11,13 +12,12 @@ use smidgen_formats::digest::{Checksum, is_hex};
 use smidgen_recipe::HfName;
 use std::io::Read;
 use std::time::Duration;
-use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, StatusCode};
+use ureq::http::{Response, StatusCode, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-/// Long enough for a slow start of a large file, short enough that nobody waits on a dead connection.
-const SILENCE_ALLOWED: Duration = Duration::from_secs(60);
+/// Redirects of one request.
+const MAX_REDIRECTS: usize = 8;
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 /// A listing has about 300 bytes per file.
 const MAX_LISTING_BYTES: u64 = 64_000_000;
@@ -57,12 +57,15 @@ pub enum Trouble {
 
 impl HubClient {
     pub fn from_environment() -> Result<HubClient, Failure> {
+        let silence = environment::download_timeout();
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // Redirects are followed here, where it is known who may see the token.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
             .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_recv_response(Some(SILENCE_ALLOWED))
-            .timeout_per_read(Some(SILENCE_ALLOWED))
+            .timeout_recv_response(Some(silence))
+            .timeout_per_read(Some(silence))
             .user_agent(concat!("smidgen/", env!("CARGO_PKG_VERSION")));
         if let Some(certificates) = read_certificates()? {
             config = config.tls_config(TlsConfig::builder().root_certs(certificates).build());
@@ -117,8 +120,39 @@ impl HubClient {
     }
 
     fn get(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, Trouble> {
+        let mut url = url.to_owned();
+        for _ in 0..MAX_REDIRECTS {
+            let response = self.request(&url, offset)?;
+            let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+            let location = response.headers().get("location").and_then(|value| value.to_str().ok());
+            match location.filter(|_| is_redirect) {
+                Some(location) => url = self.next_url(&url, location)?,
+                None => return Ok(response),
+            }
+        }
+        Err(Trouble::Final(Failure::network(format!("`{}` redirects in circles", self.endpoint))))
+    }
+
+    /// Where a redirect leads: a path on the same server, or an address that is no less encrypted.
+    fn next_url(&self, url: &str, location: &str) -> Result<String, Trouble> {
+        let next = match (location.starts_with('/') && !location.starts_with("//"), Origin::of(url)) {
+            (true, Some(origin)) => format!("{}://{}:{}{location}", origin.scheme, origin.host, origin.port),
+            _ => location.to_owned(),
+        };
+        let scheme = |url: &str| Origin::of(url).map(|origin| origin.scheme);
+        match (scheme(url).as_deref(), scheme(&next).as_deref()) {
+            (_, Some("https")) | (Some("http"), Some("http")) => Ok(next),
+            _ => Err(Trouble::Final(Failure::network(format!(
+                "`{}` redirects to `{location}`, which is not an encrypted address",
+                self.endpoint
+            )))),
+        }
+    }
+
+    fn request(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, Trouble> {
         let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
+        let is_home = Origin::of(url).is_some_and(|origin| Some(origin) == Origin::of(&self.endpoint));
+        if let Some(token) = self.token.as_ref().filter(|_| is_home) {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         if let Some(offset) = offset {
@@ -223,6 +257,29 @@ impl HubClient {
     }
 }
 
+/// Who may see the token.
+#[derive(Debug, PartialEq, Eq)]
+struct Origin {
+    scheme: String,
+    host: String,
+    port: u16,
+}
+
+impl Origin {
+    /// Of an http address, with the usual port where it names none.
+    fn of(url: &str) -> Option<Origin> {
+        let uri: Uri = url.parse().ok()?;
+        let scheme = uri.scheme_str()?.to_ascii_lowercase();
+        let usual = match scheme.as_str() {
+            "https" => 443,
+            "http" => 80,
+            _ => return None,
+        };
+        let host = uri.host()?.to_ascii_lowercase();
+        Some(Origin { scheme, host, port: uri.port_u16().unwrap_or(usual) })
+    }
+}
+
 #[derive(Deserialize)]
 struct ListingJson {
     sha: String,
@@ -280,5 +337,34 @@ fn read_certificates() -> Result<Option<RootCerts>, Failure> {
     match certificates.is_empty() {
         true => Err(unusable(Failure::network(format!("`{}` has no certificate", path.display())))),
         false => Ok(Some(certificates.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let same = |one: &str, other: &str| Origin::of(one).unwrap() == Origin::of(other).unwrap();
+        assert!(same("https://hub.example/a", "https://HUB.example:443/b?c"));
+        assert!(!same("https://hub.example", "http://hub.example"));
+        assert!(!same("https://hub.example", "https://hub.example:8443"));
+        assert!(!same("https://hub.example", "https://cdn.hub.example"));
+        assert!(!same("https://hub.example", "https://hub.example.evil"));
+        assert!(["ftp://hub.example", "/path", "hub.example", ""].iter().all(|url| Origin::of(url).is_none()));
+    }
+
+    #[test]
+    fn redirects_stay_encrypted() {
+        let endpoint = "https://hub.example".to_owned();
+        let client = HubClient { agent: Agent::new_with_defaults(), endpoint, token: None };
+        let next = |url: &str, location: &str| client.next_url(url, location).ok();
+        assert_eq!(next("https://hub.example/a", "/b").unwrap(), "https://hub.example:443/b");
+        assert_eq!(next("https://hub.example/a", "https://cdn.example/b").unwrap(), "https://cdn.example/b");
+        assert_eq!(next("http://localhost:1/a", "http://localhost:2/b").unwrap(), "http://localhost:2/b");
+        for location in ["http://hub.example/b", "//cdn.example/b", "file:///etc/passwd", "b"] {
+            assert_eq!(next("https://hub.example/a", location), None, "{location}");
+        }
     }
 }

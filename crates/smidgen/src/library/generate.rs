@@ -228,10 +228,7 @@ impl Setting {
         look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
     ) -> Result<TokenSession, Failure> {
         let arithmetic = self.arithmetic;
-        let threads = match options.threads {
-            0 => host::processors(),
-            threads => threads,
-        };
+        let threads = host::threads(options.threads)?;
         // Opened before planning, because the plan includes the memory of the driver's context.
         let device = self.place.open_and_measure(threads, arithmetic)?;
         let (base, place) = (options.base, &self.place);

@@ -3,9 +3,13 @@
 //! Free memory is the smaller of what the kernel reports and what the container allows. If neither can be read there is
 //! no automatic budget, and the recipe has to set one.
 
+use crate::failure::Failure;
 use crate::plan::cgroup;
 use std::fs::read_to_string;
 use std::path::Path;
+
+/// Threads per core that a recipe may ask for, and the cores of the smallest machine that this counts for.
+const MOST_THREADS_PER_CORE: usize = 16;
 
 /// RAM as a process on this machine, in its container, may use it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +34,22 @@ pub fn free_memory_bytes() -> Option<u64> {
 
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get())
+}
+
+/// The number of threads that is asked for, 0 for all processors. Far more threads than processors only wait for each
+/// other, and each takes memory.
+pub fn threads(asked: usize) -> Result<usize, Failure> {
+    let cores = processors();
+    let most = MOST_THREADS_PER_CORE * cores.max(MOST_THREADS_PER_CORE);
+    match asked {
+        0 => Ok(cores),
+        asked if asked > most => Err(Failure::recipe(format!(
+            "`memory.threads = {asked}` is more than {most}, the most for {cores} core{}",
+            if cores == 1 { "" } else { "s" }
+        ))
+        .hint("`memory.threads = 0` uses every core once")),
+        asked => Ok(asked),
+    }
 }
 
 /// What a process may lock in memory.
@@ -113,6 +133,16 @@ mod tests {
     use crate::plan::cgroup::test_trees::write_tree;
 
     const MEMINFO: &str = "MemTotal:       8192 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
+
+    #[test]
+    fn threads_have_a_bound() {
+        let cores = processors();
+        assert_eq!(threads(0).unwrap(), cores);
+        assert_eq!(threads(256).unwrap(), 256);
+        let refused = threads(1_000_000).unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        assert!(refused.message.contains(&format!(", the most for {cores} core")), "{refused}");
+    }
 
     #[test]
     fn reads_what_the_kernel_writes() {

@@ -261,10 +261,7 @@ fn build_request(
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
         row_losses: false,
-        threads: match recipe.memory.threads {
-            0 => host::processors(),
-            threads => threads,
-        },
+        threads: host::threads(recipe.memory.threads)?,
         spec,
     })
 }

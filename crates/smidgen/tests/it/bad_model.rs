@@ -272,3 +272,25 @@ fn checkpoints_of_other_kinds_get_a_hint() {
     let said = said(&[]);
     assert!(said.contains("hint: mixtures of experts are not supported; use a dense model"), "{said}");
 }
+
+/// A name inside a file cannot speak to the terminal, and a link cannot show a file of the machine.
+#[test]
+fn names_are_escaped_and_links_stay_inside() {
+    let scratch = Scratch::new();
+    let config = scratch.json("model/config.json");
+    let mut hostile = config.clone();
+    hostile["model_type"] = "\u{1b}]0;owned\u{7}\u{1b}[2Jllama".into();
+    scratch.write("model/config.json", hostile.to_string());
+    let ended = scratch.run(&["plan", "recipe.toml"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(!ended.stderr.contains(['\u{1b}', '\u{7}']), "{:?}", ended.stderr);
+    assert!(ended.stderr.contains("\\u{1b}]0;owned\\u{7}"), "{}", ended.stderr);
+
+    scratch.write("model/config.json", config.to_string());
+    scratch.write("outside.json", "{}");
+    std::os::unix::fs::symlink("../outside.json", scratch.path("model/generation_config.json")).unwrap();
+    let said = scratch.run(&["plan", "recipe.toml"]);
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    let said = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("`generation_config.json` in the model folder"), "{said}");
+}

@@ -26,6 +26,8 @@ pub struct Shelf {
     pub files: BTreeMap<String, Vec<u8>>,
     /// One after the other, for files over 1000 bytes: the bytes after which the connection ends.
     pub cuts: VecDeque<usize>,
+    /// One after the other, for files over 1000 bytes: the bytes after which nothing more is sent, on an open connection.
+    pub stalls: VecDeque<usize>,
     /// Sends files from their beginning whatever is asked for.
     pub ignores_ranges: bool,
     /// Lists another checksum than the file has.
@@ -102,8 +104,19 @@ fn answer(stream: TcpStream, shelf: &Mutex<Shelf>, requests: &Mutex<Vec<Request>
         }
     }
     requests.lock().unwrap().push(request.clone());
-    let (response, length) = respond(&request, &mut shelf.lock().unwrap());
+    let (response, length, stall) = {
+        let mut shelf = shelf.lock().unwrap();
+        let (response, length) = respond(&request, &mut shelf);
+        let stall = if response.len() > 1400 { shelf.stalls.pop_front() } else { None };
+        (response, length, stall)
+    };
     let mut stream = stream;
+    if let Some(sent) = stall {
+        stream.write_all(&response[..sent.min(length)]).ok()?;
+        // Until the client has had enough.
+        let mut rest = [0];
+        return std::io::Read::read(&mut stream, &mut rest).ok().map(drop);
+    }
     stream.write_all(&response[..length]).ok()
 }
 

@@ -246,6 +246,19 @@ fn a_cut_download_goes_on_where_it_was_cut() {
     assert_eq!(ranges, expected.map(|range| range.map(str::to_owned)));
 }
 
+/// No byte for a while: the connection is given up, and the download goes on from there.
+#[test]
+fn a_stalled_download_goes_on_where_it_stalled() {
+    let pulling = Pulling::new();
+    pulling.server.change(|shelf| shelf.stalls.push_back(50_000));
+    let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_HUB_DOWNLOAD_TIMEOUT", "1");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("warning: the download of `model.safetensors` broke off"), "{}", ended.stderr);
+    pulling.check_whole();
+    let last = pulling.server.take_requests().pop().unwrap();
+    assert!(last.range.is_some_and(|range| range != "bytes=0-"), "it starts over");
+}
+
 #[test]
 fn what_a_failed_run_has_fetched_serves_the_next_one() {
     let pulling = Pulling::new();
@@ -371,8 +384,8 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
     ];
     let storage = HubServer::start(&files);
     storage.change(|shelf| shelf.cuts.push_back(50_000));
-    let elsewhere = storage.address.replace("127.0.0.1", "localhost");
-    pulling.server.change(|shelf| shelf.redirects_to = Some(elsewhere));
+    // The same host, another port.
+    pulling.server.change(|shelf| shelf.redirects_to = Some(storage.address.clone()));
     pulling.scratch.write("my-token", "hf_from_file\n");
     let mut command = pulling.command(&["pull", MODEL]);
     let ended = ended_with(&mut command, "HF_TOKEN_PATH", pulling.scratch.path("my-token").to_str().unwrap());

@@ -251,8 +251,8 @@ impl Served {
         stream.read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
-        let length = format!("Content-Length: {}", body.len());
-        assert!(head.contains(&length), "{head}");
+        let length = format!("content-length: {}", body.len());
+        assert!(head.to_lowercase().contains(&length), "{head}");
         (status.to_string(), body.to_string())
     }
 
@@ -296,6 +296,34 @@ fn a_live_page_follows_the_run() {
         &["dash", "run", "--port", port],
         &[&format!("cannot listen on port {port}"), "hint: `--port 0`"],
     );
+}
+
+/// Clients that send half a request, read nothing, or come in a crowd keep nobody waiting.
+#[test]
+fn slow_and_many_clients_are_served_at_once() {
+    let scratch = Scratch::new();
+    scratch.train("run", &["train.steps=2"]);
+    let served = Served::of(&scratch, "run");
+    let connect = || TcpStream::connect(&served.address).unwrap();
+    let stalled: Vec<TcpStream> = (0..40)
+        .map(|index| {
+            let mut stream = connect();
+            let request = if index % 2 == 0 { "GET / HT" } else { "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" };
+            stream.write_all(request.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..16).map(|_| scope.spawn(|| served.get("/metrics").0)).collect();
+        assert!(asked.into_iter().all(|asked| asked.join().unwrap() == "200 OK"));
+    });
+    drop(stalled);
+    // A head that never ends is cut off.
+    let mut endless = connect();
+    let sent = (0..64).try_for_each(|_| endless.write_all(&[b'x'; 1024]));
+    let mut answer = Vec::new();
+    let read = endless.read_to_end(&mut answer);
+    assert!(sent.is_err() || read.is_err() || !answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
 }
 
 /// `docs/run-folder.md` names every field that is written.

@@ -1,0 +1,83 @@
+//! Links inside a model folder must not lead out of it: a downloaded folder could otherwise name any file of the machine.
+//!
+//! In the cache of `huggingface_hub` the files of a snapshot are links to `blobs` next to `snapshots`, so there the
+//! folder of the repository is the limit.
+//! Left out: links that the path of the folder itself goes through, which the user chose.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Endings of files that are read from a model folder.
+const READ: [&str; 6] = ["json", "safetensors", "jinja", "model", "txt", "gguf"];
+
+/// A link and the file outside that it leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkOut {
+    pub link: String,
+    pub target: PathBuf,
+}
+
+/// The first link in the folder, by name, that leads out of it. What cannot be read is left to the caller's reads.
+pub fn find_link_out(folder: &Path) -> Option<LinkOut> {
+    let home = fs::canonicalize(folder).ok()?;
+    let mut links: Vec<PathBuf> = fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().and_then(OsStr::to_str).is_some_and(|it| READ.contains(&it)))
+        .filter(|path| path.is_symlink())
+        .collect();
+    links.sort();
+    let limit = repository_of(&home).unwrap_or(&home);
+    links.into_iter().find_map(|path| {
+        let target = fs::canonicalize(&path).ok()?;
+        let link = path.file_name()?.to_string_lossy().into_owned();
+        (!target.starts_with(limit)).then_some(LinkOut { link, target })
+    })
+}
+
+/// `models--org--name` for `models--org--name/snapshots/COMMIT`.
+fn repository_of(folder: &Path) -> Option<&Path> {
+    let snapshots = folder.parent().filter(|parent| parent.file_name() == Some(OsStr::new("snapshots")))?;
+    let repository = snapshots.parent()?;
+    let is_cached = repository.file_name()?.to_string_lossy().starts_with("models--");
+    is_cached.then_some(repository)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_may_stay_inside_and_in_the_hubs_cache() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path().canonicalize().unwrap();
+        fs::write(root.join("secret.json"), "{}").unwrap();
+        let folder = root.join("model");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("config.json"), "{}").unwrap();
+        symlink("config.json", folder.join("other.json")).unwrap();
+        symlink(&root, folder.join("data")).unwrap();
+        symlink("nowhere", folder.join("dangling.json")).unwrap();
+        assert_eq!(find_link_out(&folder), None);
+        symlink("../secret.json", folder.join("tokenizer.json")).unwrap();
+        let out = find_link_out(&folder).unwrap();
+        assert_eq!(out, LinkOut { link: "tokenizer.json".into(), target: root.join("secret.json") });
+
+        let repository = root.join("models--org--name");
+        let snapshot = repository.join("snapshots/abc");
+        fs::create_dir_all(repository.join("blobs")).unwrap();
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::write(repository.join("blobs/1"), "{}").unwrap();
+        symlink("../../blobs/1", snapshot.join("config.json")).unwrap();
+        assert_eq!(find_link_out(&snapshot), None);
+        // A folder that only has the name of the repository's links.
+        symlink("../../../secret.json", snapshot.join("tokenizer.json")).unwrap();
+        assert_eq!(find_link_out(&snapshot).unwrap().target, root.join("secret.json"));
+        let lookalike = root.join("model/snapshots/abc");
+        fs::create_dir_all(&lookalike).unwrap();
+        symlink("../../config.json", lookalike.join("config.json")).unwrap();
+        assert!(find_link_out(&lookalike).is_some());
+    }
+}
