@@ -88,15 +88,16 @@ async fn serve(listener: TcpListener, folder: Arc<Path>) -> std::io::Result<()> 
 
 /// One request of a client; the connection is closed after it.
 async fn answer(stream: TcpStream, folder: Arc<Path>) -> Result<(), hyper::Error> {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let folder = Arc::clone(&folder);
-        async move {
-            let answer = spawn_blocking(move || respond(&request, &folder)).await;
-            Ok::<_, Infallible>(
-                answer.unwrap_or_else(|_| plain(StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be rendered")),
-            )
-        }
-    });
+    let service =
+        service_fn(move |request: Request<Incoming>| {
+            let folder = Arc::clone(&folder);
+            async move {
+                let answer = spawn_blocking(move || respond(&request, &folder)).await;
+                Ok::<_, Infallible>(answer.unwrap_or_else(|_| {
+                    plain(StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be rendered")
+                }))
+            }
+        });
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_WITHIN)

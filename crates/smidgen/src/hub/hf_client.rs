@@ -352,7 +352,9 @@ mod tests {
         assert!(!same("https://hub.example", "https://hub.example:8443"));
         assert!(!same("https://hub.example", "https://cdn.hub.example"));
         assert!(!same("https://hub.example", "https://hub.example.evil"));
-        assert!(["ftp://hub.example", "/path", "hub.example", ""].iter().all(|url| Origin::of(url).is_none()));
+        assert!(
+            ["ftp://hub.example", "/path", "hub.example", ""].iter().all(|url| Origin::of(url).is_none())
+        );
     }
 
     #[test]

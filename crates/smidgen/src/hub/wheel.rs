@@ -53,7 +53,8 @@ impl Wheel {
             return Err(damaged(path, "it has two files of the same name"));
         }
         let path = path.to_path_buf();
-        let mut wheel = Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new(), unpacked_bytes: 0 };
+        let mut wheel =
+            Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new(), unpacked_bytes: 0 };
         wheel.record = wheel.read_record()?;
         Ok(wheel)
     }

@@ -253,7 +253,11 @@ fn a_stalled_download_goes_on_where_it_stalled() {
     pulling.server.change(|shelf| shelf.stalls.push_back(50_000));
     let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_HUB_DOWNLOAD_TIMEOUT", "1");
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("warning: the download of `model.safetensors` broke off"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("warning: the download of `model.safetensors` broke off"),
+        "{}",
+        ended.stderr
+    );
     pulling.check_whole();
     let last = pulling.server.take_requests().pop().unwrap();
     assert!(last.range.is_some_and(|range| range != "bytes=0-"), "it starts over");

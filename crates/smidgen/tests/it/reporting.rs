@@ -308,7 +308,8 @@ fn slow_and_many_clients_are_served_at_once() {
     let stalled: Vec<TcpStream> = (0..40)
         .map(|index| {
             let mut stream = connect();
-            let request = if index % 2 == 0 { "GET / HT" } else { "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" };
+            let request =
+                if index % 2 == 0 { "GET / HT" } else { "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" };
             stream.write_all(request.as_bytes()).unwrap();
             stream
         })
