@@ -58,8 +58,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     })?;
     let address = listener.local_addr().map_err(Failure::network)?;
     listener.set_nonblocking(true).map_err(Failure::network)?;
-    let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(MOST_READERS);
-    let runtime = runtime.build().map_err(Failure::network)?;
+    let runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(MOST_READERS)
+        .build()
+        .map_err(Failure::network)?;
     progress::say(&format!(
         "serving the run in `{}` at http://{address}/ (Ctrl-C to stop)",
         args.run.display()

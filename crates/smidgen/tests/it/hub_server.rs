@@ -26,7 +26,7 @@ pub struct Shelf {
     pub files: BTreeMap<String, Vec<u8>>,
     /// One after the other, for files over 1000 bytes: the bytes after which the connection ends.
     pub cuts: VecDeque<usize>,
-    /// One after the other, for files over 1000 bytes: the bytes after which nothing more is sent, on an open connection.
+    /// One after the other, for the weights: the bytes after which nothing more is sent, on an open connection.
     pub stalls: VecDeque<usize>,
     /// Sends files from their beginning whatever is asked for.
     pub ignores_ranges: bool,
@@ -107,7 +107,8 @@ fn answer(stream: TcpStream, shelf: &Mutex<Shelf>, requests: &Mutex<Vec<Request>
     let (response, length, stall) = {
         let mut shelf = shelf.lock().unwrap();
         let (response, length) = respond(&request, &mut shelf);
-        let stall = if response.len() > 1400 { shelf.stalls.pop_front() } else { None };
+        let is_weights = request.path.ends_with("/model.safetensors");
+        let stall = if is_weights { shelf.stalls.pop_front() } else { None };
         (response, length, stall)
     };
     let mut stream = stream;
