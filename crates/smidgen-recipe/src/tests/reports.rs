@@ -511,3 +511,22 @@ fn every_foreign_name_is_refused_everywhere_with_its_hint() {
         }
     }
 }
+
+/// Several values without brackets, and settings that only other trainers have.
+#[test]
+fn lists_need_brackets_and_settings_of_others_a_reason() {
+    let hint_for = |text: &str| {
+        let errors = parse(REQUIRED, &[text]).expect_err(text);
+        errors.mistakes[0].hint.clone().unwrap_or_default()
+    };
+    assert_eq!(hint_for("adapter.targets=q_proj,v_proj"), "write a list in brackets: `[q_proj,v_proj]`");
+    assert_eq!(hint_for("adapter.layers=1,2"), "write a list in brackets: `[1,2]`");
+    assert_eq!(hint_for("train.betas=0.9,0.95"), "write a list in brackets: `[0.9,0.95]`");
+    assert_eq!(parse(REQUIRED, &["adapter.targets=[q_proj,v_proj]"]).unwrap().adapter.targets, {
+        Targets::Names(vec!["q_proj".into(), "v_proj".into()])
+    });
+    assert!(hint_for("memory.contiguous_gradients=true").starts_with("remove it: reduces fragmentation"));
+    assert!(hint_for("train.label_smoothing=0.1").starts_with("not supported; results will differ"));
+    // A misspelt key of ours is still found.
+    assert_eq!(hint_for("adapter.rnak=3"), "did you mean `adapter.rank`?");
+}
