@@ -3,7 +3,7 @@
 //! Variables of PyTorch's allocator and of other thread pools are the usual leftovers: they change nothing, because the
 //! plan is the allocation and `memory.threads` sets the threads. What hides a GPU, loads another library or slows every
 //! kernel launch is a warning with a remedy.
-//! Left out: the variables that this program reads itself, which `docs/commands.md` lists.
+//! Left out: the variables that this program reads itself, such as `HF_HOME` and `SMIDGEN_CACHE`.
 
 use super::Check;
 use serde_json::json;
