@@ -6,7 +6,7 @@
 //! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
 //! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
 //! `model_name.rs` names of models, `suggest.rs` hints, `foreign.rs` names from other trainers,
-//! `single.rs` values one by one.
+//! `single.rs` values one by one, `mix.rs` sources and columns of data.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod foreign;
 pub mod import;
 mod keys;
 mod mistake;
+mod mix;
 mod model_name;
 mod parse;
 mod pins;
@@ -34,10 +35,10 @@ pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_mode
 pub use parse::{RecipeSource, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
-    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, Model, ModelPath,
-    Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
+    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource, Model,
+    ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
 };
 pub use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
-    Schedule,
+    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow,
+    Optimizer, Overflow, Schedule,
 };

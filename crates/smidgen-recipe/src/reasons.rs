@@ -206,7 +206,7 @@ const REASONS: &[(&[&str], &str)] = &[
     (&["test_datasets_split", "dataset_train_split", "dataset_test_split", "dataset_config_name"],
         "selects a part of a hub dataset; a recipe names files"),
     (&["val_set_size", "val_size", "eval_split_ratio"],
-        "there is no split by percentage; put the held-out samples in a file and name it in `data.eval`"),
+        "write `data.split`, the share of the training rows that is evaluated"),
     (&["task_type", "lora_task_type", "auto_mapping", "inference_mode", "peft_version", "fan_in_fan_out",
        "lora_fan_in_fan_out", "megatron_config", "megatron_core", "model_type", "type_of_model",
        "base_model_config", "runtime_config", "ensure_weight_tying", "peft_ensure_weight_tying",

@@ -29,7 +29,8 @@ use crate::report::eval_table::render_eval_table;
 use crate::report::evaluation_table::render_evaluation_table;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::choice::ChoiceSet;
-use crate::rows::keys::data_files;
+use crate::rows::data::refuse_split_choices;
+use crate::rows::keys::{data_files, training_sources};
 use crate::rows::question::read_questions;
 use crate::rows::sets::{EvalSets, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
@@ -89,7 +90,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
-    if recipe.data.eval.is_empty() {
+    if recipe.data.eval.is_empty() && recipe.data.split > 0.0 {
+        refuse_split_choices(&recipe)?;
+    } else if recipe.data.eval.is_empty() {
         return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
             .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
     }
@@ -259,7 +262,16 @@ impl Evaluated<'_> {
     }
 
     fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {
-        let files = data_files(&self.recipe.data.eval, "data.eval")?;
+        let data = &self.recipe.data;
+        let mut files = Vec::new();
+        match data.eval.is_empty() {
+            false => files = data_files(&data.eval, "data.eval")?,
+            true => {
+                for source in training_sources(data) {
+                    files.extend(data_files(source.paths, source.key)?);
+                }
+            }
+        }
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let mut about = json!({
             "task": self.recipe.eval.task.to_string(),
@@ -357,6 +369,7 @@ impl Evaluated<'_> {
         let files = data_files(&recipe.data.eval, "data.eval")?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
+        questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         drop(questions);
         let sizes = self.generation_sizes(&key, beams)?;
         let (mut measured, mut planned_bytes) = (Vec::new(), None);

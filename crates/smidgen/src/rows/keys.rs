@@ -7,7 +7,7 @@ use smidgen_compile::Request;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
-use smidgen_recipe::{Recipe, RecipePath, Template};
+use smidgen_recipe::{ColumnRole, Data, DataFormat, MixSource, Recipe, RecipePath, Template};
 use std::path::PathBuf;
 
 pub fn template_choice(template: &Template) -> TemplateChoice {
@@ -16,6 +16,35 @@ pub fn template_choice(template: &Template) -> TemplateChoice {
         Template::Named(name) => TemplateChoice::Named(name.clone()),
         Template::File(path) => TemplateChoice::File(path.resolved.clone()),
     }
+}
+
+/// Where training rows come from: `data.train` and the sources of `data.mix`.
+pub struct TrainingSource<'a> {
+    /// The key, for messages.
+    pub key: &'static str,
+    pub paths: &'a [RecipePath],
+    pub weight: f64,
+    pub format: DataFormat,
+    pub columns: &'a [(ColumnRole, String)],
+}
+
+pub fn training_sources(data: &Data) -> Vec<TrainingSource<'_>> {
+    let Data { train, format, columns, .. } = data;
+    let first = (!train.is_empty()).then(|| TrainingSource {
+        key: "data.train",
+        paths: train,
+        weight: 1.0,
+        format: *format,
+        columns,
+    });
+    let mixed = data.mix.iter().map(|MixSource { path, weight, format, columns }| TrainingSource {
+        key: "data.mix",
+        paths: path,
+        weight: *weight,
+        format: *format,
+        columns,
+    });
+    first.into_iter().chain(mixed).collect()
 }
 
 /// The files that a key names.

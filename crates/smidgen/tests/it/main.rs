@@ -10,6 +10,7 @@ mod bad_model;
 mod bad_recipe;
 mod coated_devices;
 mod commands;
+mod data_sources;
 mod doctor;
 mod evaluating;
 mod event_file;
