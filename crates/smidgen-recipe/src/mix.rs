@@ -6,6 +6,7 @@
 
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, nearest};
 
+use crate::dataset_name::DATASET_FORMS;
 use crate::read::{ABOVE_ZERO, Reader, TRAIN_FILES, reader, words};
 use crate::sections::MixSource;
 use crate::value::{Given, Value};
@@ -21,7 +22,7 @@ pub(crate) const MIX: Reader<Vec<MixSource>> =
         given.list()?.iter().map(|item| read_source(&given.with(item)).ok()).collect()
     });
 
-/// What is wrong with a value that was refused, if one part of it is.
+/// What is wrong with a refused value of a key that names data, if one part of it is.
 pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
     match path {
         "data.columns" => read_columns(given).err().flatten(),
@@ -29,6 +30,10 @@ pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
             let items = given.list()?;
             let mut refusals = items.iter().map(|item| read_source(&given.with(item)).err().flatten());
             refusals.find_map(|refusal| refusal)
+        }
+        "data.train" | "data.eval" => {
+            let is_of_hub = given.value.to_string().contains("hf:");
+            is_of_hub.then(|| format!("a data set of the hub is {DATASET_FORMS}"))
         }
         _ => None,
     }

@@ -261,14 +261,18 @@ impl Evaluated<'_> {
         Ok(subjects)
     }
 
+    fn access(&self) -> Access {
+        Access::from_environment(self.quiet)
+    }
+
     fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {
         let data = &self.recipe.data;
         let mut files = Vec::new();
         match data.eval.is_empty() {
-            false => files = data_files(&data.eval, "data.eval")?,
+            false => files = data_files(&data.eval, "data.eval", &self.access())?,
             true => {
                 for source in training_sources(data) {
-                    files.extend(data_files(source.paths, source.key)?);
+                    files.extend(data_files(source.paths, source.key, &self.access())?);
                 }
             }
         }
@@ -298,7 +302,8 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let subjects = self.subjects()?;
-        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
+        let sets =
+            read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
@@ -366,7 +371,7 @@ impl Evaluated<'_> {
     fn by_generation(&self, mut device: AnyDevice, beams: usize) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
-        let files = data_files(&recipe.data.eval, "data.eval")?;
+        let files = data_files(&recipe.data.eval, "data.eval", &self.access())?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
         questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));

@@ -7,6 +7,7 @@ use super::keys::training_sources;
 use super::prompting::prompt_of_rows;
 use super::sets::{EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_set};
 use crate::failure::Failure;
+use crate::hub::{Access, Fetch};
 use smidgen_compile::Request;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::prepare::{Origin, Prepared};
@@ -58,8 +59,13 @@ pub fn read_data(
     model: &Model,
     request: &Request,
     may_be_absent: bool,
-    quiet: bool,
+    access: &Access,
 ) -> Result<Data, Failure> {
+    let fetch = match may_be_absent {
+        true => Fetch::Never { because: "a plan needs no data, `smidgen preview` downloads it" },
+        false => access.fetch,
+    };
+    let access = &Access { fetch, ..*access };
     let sources = training_sources(&recipe.data);
     if sources.is_empty() && held.is_none() && may_be_absent {
         return Ok(Data::Assumed { reason: "none is looked at".into() });
@@ -68,7 +74,7 @@ pub fn read_data(
         Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
         None => (None, None),
     };
-    let train = match read_training_set(recipe, held_train, model, request, quiet) {
+    let train = match read_training_set(recipe, held_train, model, request, access) {
         Ok(prepared) => prepared,
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
@@ -82,7 +88,7 @@ pub fn read_data(
             let (train, eval) = split_set(recipe, train)?;
             (train, EvalSets { loss: Some(eval), choices: None })
         }
-        false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, quiet)?),
+        false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, access)?),
     };
     let eval = evaluated.loss;
     let mut warnings = Vec::new();

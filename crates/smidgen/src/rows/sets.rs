@@ -7,6 +7,7 @@ use super::keys::{TrainingSource, data_files, template_choice, token_limits, tra
 use super::question::{are_plain_questions, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::hub::environment::own_cache;
 use serde_json::Value as Json;
 use smidgen_compile::Request;
@@ -51,14 +52,14 @@ pub fn read_eval_sets(
     task: EvalTask,
     model: &Model,
     request: &Request,
-    quiet: bool,
+    access: &Access,
 ) -> Result<EvalSets, Failure> {
     let paths = &recipe.data.eval;
     if paths.is_empty() && held.is_none() {
         if recipe.data.split == 0.0 {
             return Ok(EvalSets::default());
         }
-        let train = read_training_set(recipe, None, model, request, quiet).map_err(ReadData::failure)?;
+        let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
         let (_, loss) = split_set(recipe, train)?;
         return Ok(EvalSets { loss: Some(loss), choices: None });
     }
@@ -68,7 +69,7 @@ pub fn read_eval_sets(
         if held.is_some() {
             return Err(Failure::recipe("`eval.task = choice` reads its rows from files: set `data.eval`"));
         }
-        let files = data_files(paths, "data.eval")?;
+        let files = data_files(paths, "data.eval", access)?;
         has_loss = !are_plain_questions(&files)?;
         // The tokenizer is freed before any weight is loaded.
         let tokenizer = read_tokenizer(model).map_err(|error| {
@@ -85,7 +86,7 @@ pub fn read_eval_sets(
         let Data { format, columns, .. } = &recipe.data;
         let (key, weight) = ("data.eval", 1.0);
         let source = TrainingSource { key, paths, weight, format: *format, columns };
-        let prepared = read_set(recipe, &[source], held, 0, model, request, quiet);
+        let prepared = read_set(recipe, &[source], held, 0, model, request, access);
         sets.loss = Some(prepared.map_err(ReadData::failure)?);
     }
     Ok(sets)
@@ -97,10 +98,10 @@ pub fn read_training_set(
     held: Option<&[Json]>,
     model: &Model,
     request: &Request,
-    quiet: bool,
+    access: &Access,
 ) -> Result<Prepared, ReadData> {
     let sources = training_sources(&recipe.data);
-    read_set(recipe, &sources, held, recipe.data.limit as u64, model, request, quiet)
+    read_set(recipe, &sources, held, recipe.data.limit as u64, model, request, access)
 }
 
 /// What to train on and what to evaluate, by `data.split`.
@@ -139,13 +140,13 @@ fn read_set(
     limit: u64,
     model: &Model,
     request: &Request,
-    quiet: bool,
+    access: &Access,
 ) -> Result<Prepared, ReadData> {
     let mut files = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         files.push(match held {
             Some(_) if index == 0 => vec![PathBuf::from(MemoryRows::NAME)],
-            _ => data_files(source.paths, source.key).map_err(ReadData::Absent)?,
+            _ => data_files(source.paths, source.key, access).map_err(ReadData::Absent)?,
         });
     }
     let parts = sources.iter().zip(&files).enumerate().map(|(index, (source, files))| Part {
@@ -169,7 +170,7 @@ fn read_set(
         cache: cache.as_deref(),
         threads: request.threads,
     };
-    let progress = RowProgress::new(quiet);
+    let progress = RowProgress::new(access.quiet);
     prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();

@@ -37,6 +37,8 @@ mod profiles;
 mod pull;
 #[cfg(unix)]
 mod pull_pypi;
+#[cfg(unix)]
+mod pull_rows;
 mod quantized;
 mod reporting;
 mod resume;
