@@ -1,6 +1,6 @@
 //! Rows that cannot be used: counted per file and per fault, and reported together.
 //!
-//! Faults are told apart by their messages without the numbers in them. Memory is bounded: a file has a limited number
+//! Two faults are the same if their messages differ only in numbers. Memory is bounded: a file has a limited number
 //! of faults with a limited number of places each, and the files after the first few are only counted.
 //! Leaves out what is wrong with a row (`format_error.rs`, `token_row.rs`, `mask.rs`).
 

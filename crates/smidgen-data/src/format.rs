@@ -8,8 +8,7 @@
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
-//! `data.columns` renames columns to these names first.
-//! A list in a cell of a table is read from its JSON text. Fields that the format does not use are kept.
+//! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text; other fields are kept.
 //! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
 
 use std::path::Path;
